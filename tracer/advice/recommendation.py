@@ -1,4 +1,4 @@
-"""What is told of changes that were tried: one kind of row, whoever tried them and whoever writes it down."""
+"""Results of changes that were tried: one kind of row for everyone who tries changes or writes them down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planner found, as rows to tell."""
+"""The planner's results, as rows for outputs."""
 
 from __future__ import annotations
 

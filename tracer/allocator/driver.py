@@ -1,4 +1,4 @@
-"""What gives and takes segments: the device's driver as the allocator sees it, and a model of the one of CUDA."""
+"""The device's driver as the allocator sees it: the interface, and a model of CUDA's."""
 
 from __future__ import annotations
 

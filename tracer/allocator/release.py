@@ -1,4 +1,4 @@
-"""What the allocator gives back to the driver: everything cached, only as much as needed, or what has grown old."""
+"""Memory that the allocator releases to the driver: everything cached, only what is needed, or what has grown old."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One row of a peak, in a file that needs nothing: reading a snapshot does not wait for torch."""
+"""A row of a peak, in a file that imports nothing: reading a snapshot does not wait for torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a forked child does with what its parent has begun: nothing, and it ends as it would have ended unwatched."""
+"""Lets go, in a forked child, of everything that its parent began; the child ends as it would have unwatched."""
 
 from __future__ import annotations
 

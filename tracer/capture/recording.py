@@ -1,4 +1,4 @@
-"""One cycle's recording as columns: everything that later rooms know of it.
+"""A cycle's recording as columns: everything that the analyses know of it.
 
 `event_tree` fills them from the profiler's event tree, which costs about 5 KB an event; the columns cost about 0.2 KB.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +24,8 @@ from tracer.exporters.screen.terminal import say
 
 if TYPE_CHECKING:
     from tracer.null_gpu.cards import Devices
+    from tracer.runs.script_run import MakeLater, MakeSession
+    from tracer.runs.session import Schedule
 
 __tracebackhide__ = True  # a line of this file explains nothing about the script
 
@@ -93,48 +96,16 @@ def run(
     from tracer.exporters.files import check_folder
     from tracer.results.null_run import USE_CUDA, elsewhere
     from tracer.runs.script_run import ScriptProfile
-    from tracer.runs.script_sessions import LaterWatch, ScriptTraining, ScriptWatch
+    from tracer.runs.script_sessions import ScriptTraining
 
-    settings = {"script": script, "arguments": " ".join(arguments or [])}
     with errors_for_people(), kept_import_path(), values_on(answers), _made(apply) as notes:
         steps = (schedule.of_calls() if inference else schedule).schedule()
         check_folder(save_dir)
         check_script(script, is_module=module)
+        common = _Common(save_dir, device, screen, {"script": script, "arguments": " ".join(arguments or [])})
         profile = ScriptProfile(
-            lambda models, optimizers: (
-                ScriptWatch(
-                    models,
-                    optimizers,
-                    save_dir=save_dir,
-                    device=device,
-                    screen="none" if screen.quiet else "short",
-                    settings=settings,
-                )
-                if watch
-                else ScriptTraining(
-                    models,
-                    optimizers,
-                    save_dir=save_dir,
-                    schedule=steps,
-                    device=device,
-                    screen="none" if screen.quiet else "full",
-                    top=screen.top,
-                    trace=requested.trace,
-                    keep_recording=requested.keep_recording,
-                    settings=settings,
-                )
-            ),
-            make_later=None
-            if watch
-            else lambda models, optimizers: LaterWatch(
-                models,
-                optimizers,
-                save_dir=save_dir / LATER,
-                device=device,
-                on_signal=None,
-                screen="none" if screen.quiet else "short",
-                settings=settings,
-            ),
+            _watch(common) if watch else _training(common, steps, requested),
+            make_later=None if watch else _later(common),
             is_inference=inference,
         )
         succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=screen.quiet)
@@ -147,6 +118,63 @@ def run(
             _advise(devices, str(on.on), (*(["-m"] if module else []), script, *(arguments or [])), save_dir)
     if not succeeded:
         raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """What all sessions of a script are told: folder, device, screen, and the settings to remember."""
+
+    save_dir: Path
+    device: str | None
+    screen: ScreenOptions
+    settings: Mapping[str, str]
+
+
+def _training(common: _Common, schedule: Schedule, requested: RequestedFiles) -> MakeSession:
+    """Makes the session that records the first steps."""
+    from tracer.runs.script_sessions import ScriptTraining
+
+    return lambda models, optimizers: ScriptTraining(
+        models,
+        optimizers,
+        save_dir=common.save_dir,
+        schedule=schedule,
+        device=common.device,
+        screen="none" if common.screen.quiet else "full",
+        top=common.screen.top,
+        trace=requested.trace,
+        keep_recording=requested.keep_recording,
+        settings=common.settings,
+    )
+
+
+def _watch(common: _Common) -> MakeSession:
+    """Makes the session of `--watch`."""
+    from tracer.runs.script_sessions import ScriptWatch
+
+    return lambda models, optimizers: ScriptWatch(
+        models,
+        optimizers,
+        save_dir=common.save_dir,
+        device=common.device,
+        screen="none" if common.screen.quiet else "short",
+        settings=common.settings,
+    )
+
+
+def _later(common: _Common) -> MakeLater:
+    """Makes what watches the script after its recorded steps."""
+    from tracer.runs.script_sessions import LaterWatch
+
+    return lambda models, optimizers: LaterWatch(
+        models,
+        optimizers,
+        save_dir=common.save_dir / LATER,
+        device=common.device,
+        on_signal=None,
+        screen="none" if common.screen.quiet else "short",
+        settings=common.settings,
+    )
 
 
 def _check_changes(names: str) -> None:

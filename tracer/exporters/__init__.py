@@ -1,4 +1,4 @@
-"""Who wants to know: one file per output; it takes findings and a path, and writes.
+"""Outputs, one file for each: it takes findings and a path, and writes.
 
 Text for a terminal is in `screen/`, JSON in `json_documents/`, SQLite in `sqlite_reports/`, the page in `page/`.
 """

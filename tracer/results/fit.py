@@ -1,4 +1,4 @@
-"""What came of changes of a script that were tried, and with which of them it fits."""
+"""Results of trials of a script's changes, and those with which it fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job on the null GPU has said: which of its ranks ran, and the peak of each."""
+"""Results of a job on the null GPU: which of its ranks ran, and the peak of each."""
 
 from __future__ import annotations
 

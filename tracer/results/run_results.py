@@ -1,4 +1,4 @@
-"""What a run brought to light: all that the files and the screen are made of."""
+"""Results of a run: all that the files and the screen are made of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trace of torch.profiler's says: of memory what a run's results say, and where the time of the device went."""
+"""Results of a trace of torch.profiler's: of memory as of a run, and where the time of the device went."""
 
 from __future__ import annotations
 

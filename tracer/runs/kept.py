@@ -1,4 +1,4 @@
-"""What is kept of a run's results, and the results made anew from what was kept."""
+"""The stored part of a run's results, and the results made again from it."""
 
 from __future__ import annotations
 

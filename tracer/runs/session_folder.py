@@ -1,4 +1,4 @@
-"""Where a session writes: a folder that no other session has, and under torchrun the rank's own."""
+"""The folder that a session writes to: one that no other session has, and under torchrun the rank's own."""
 
 from __future__ import annotations
 

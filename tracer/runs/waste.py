@@ -1,4 +1,4 @@
-"""What a run's peak holds that nobody needs, with the variables that hold it, while these are still there."""
+"""Memory at a run's peak that is not needed, with the variables that hold it, while these still exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a watched rank says of itself to the others."""
+"""A watched rank's figures for the summary of all ranks."""
 
 from __future__ import annotations
 

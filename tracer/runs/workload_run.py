@@ -74,25 +74,12 @@ def run_profile(
         trace=trace,
     )
     losses: list[float] = []
-    failure: Failure | None = None
     timings: PhaseTimings | None = None
     notes: list[str] = []
     timing = timing and not caveat_of(workload.device)
     num_timing_steps = _NUM_TIMING_STEPS if timing else 0
     total = schedule.num_steps + num_timing_steps
-    try:
-        with session:
-            try:
-                for _ in range(schedule.num_steps):
-                    losses += run_step(workload, session)
-                    session.step()
-                    progress(session.num_steps_done, total)
-            finally:
-                termination.hold()
-    except (Exception, KeyboardInterrupt, SystemExit) as error:
-        if session.is_in_child:
-            raise
-        failure = failure_of(error, session)
+    failure = _train(workload, session, schedule, termination, lambda done: progress(done, total), losses)
     if session.fault is not None and failure is None:
         notes.append(f"Profiling has stopped: {fault_text(session.fault)}")
         failure = failure_of(session.fault, session)
@@ -113,6 +100,31 @@ def run_profile(
         timings=timings,
         losses=tuple(losses),
     )
+
+
+def _train(
+    workload: Workload,
+    session: ProfileSession,
+    schedule: Schedule,
+    termination: Termination,
+    progress: Callable[[int], None],
+    losses: list[float],
+) -> Failure | None:
+    """Run the profiled steps, whose losses are added to the list; returns what ended them early."""
+    try:
+        with session:
+            try:
+                for _ in range(schedule.num_steps):
+                    losses += run_step(workload, session)
+                    session.step()
+                    progress(session.num_steps_done)
+            finally:
+                termination.hold()
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        if session.is_in_child:
+            raise
+        return failure_of(error, session)
+    return None
 
 
 def _timed(

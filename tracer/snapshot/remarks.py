@@ -1,4 +1,4 @@
-"""What was odd in a file and could be done without: each kind once, with its number, place and first value."""
+"""Oddities of a file that can be read all the same: each kind once, with its number, place and first value."""
 
 from __future__ import annotations
 

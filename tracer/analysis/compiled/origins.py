@@ -1,4 +1,4 @@
-"""Where memory in compiled regions comes from: the buffer of every allocation, its kernel, its node and its lines.
+"""Origin of memory in compiled regions: the buffer of every allocation, its kernel, its node and its lines.
 
 What a buffer's storage holds changes by reuse, without an allocation, so all is said of one moment.
 

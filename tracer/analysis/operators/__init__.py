@@ -1,1 +1,1 @@
-"""Of operator invocations: how long they took, what they saved for backward, and the tables of the two reports."""
+"""Analyses of operator invocations: how long they took, what they saved for backward, and the two reports' tables."""

@@ -1,4 +1,4 @@
-"""Where the time of one recording's operator invocations went, measured in place, to the nanosecond.
+"""Times of one recording's operator invocations, measured in place, to the nanosecond.
 
 Inside a stretch of forward every nanosecond belongs to an invocation or to Python between operators. Backward is the
 time of the autograd engine's nodes; each belongs to one invocation or to none.

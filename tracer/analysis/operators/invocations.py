@@ -1,4 +1,4 @@
-"""Which operators a step's forward consists of: one row per invocation, in program order, loops not collapsed.
+"""Operators that a step's forward consists of: one row per invocation, in program order, loops not collapsed.
 
 Shapes: R invocations, P forward passes.
 """

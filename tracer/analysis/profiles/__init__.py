@@ -1,1 +1,1 @@
-"""Of recordings: what each block was, when it lived, and what filled the device at the peak."""
+"""Analyses of recordings: what each block was, when it lived, and what filled the device at the peak."""

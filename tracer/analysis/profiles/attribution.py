@@ -1,4 +1,4 @@
-"""Who made it: module, source line, phase and step of every operator, and of every allocation through its operator.
+"""Attribution of every operator, and of every allocation through its operator: module, line, phase and step.
 
 Outside backward these are read off the enclosing calls. Inside backward there is no Python frame, so an autograd node
 is followed back to the forward operator that made it, by autograd sequence number.

@@ -1,4 +1,4 @@
-"""When backward passes ran, which calls of modules they went back to, and where gradients were off."""
+"""Spans of backward passes, the module calls that they went back to, and stretches without gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recording does not show, what was left out and what grows: the same sentences on the screen and the page."""
+"""Sentences on what a recording does not show, was left out or grows: the same on the screen and the page."""
 
 from __future__ import annotations
 

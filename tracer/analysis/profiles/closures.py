@@ -1,4 +1,4 @@
-"""What an optimizer calls back, to have the loss evaluated: that is not the optimizer's work.
+"""Closures that an optimizer calls to have the loss evaluated: these are not the optimizer's own work.
 
 With a closure, as LBFGS wants one and Lightning always gives one, the whole training step runs in `Optimizer.step`.
 """

@@ -1,4 +1,4 @@
-"""Whose line a Python frame is: which of them findings name, and which ends the search for one.
+"""The owner of a Python frame's code: which frames findings name, and which end the search for a line.
 
 A library's line says what was computed, as `transformers/models/t5/modeling_t5.py:562` does where a whole training is
 one call of a trainer; the user's line that led there says from where. Torch's and Python's own lines say neither.

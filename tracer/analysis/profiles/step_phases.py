@@ -1,4 +1,4 @@
-"""When each step was in forward, backward and optimizer, and how much memory each phase held at most."""
+"""Forward, backward and optimizer of each step: when they ran, and the peak of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each step of a cycle leaves behind beyond the end of the step after it, and what it lets go of in exchange.
+"""Blocks that outlive the step after their own, and blocks that are freed in exchange, step by step.
 
 A result or batch that a loop variable holds dies in the next step, when the variable is set anew, and gradients that
 are cleared at the beginning of a step die there: neither survives.

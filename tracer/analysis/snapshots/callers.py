@@ -1,4 +1,4 @@
-"""What tells the blocks of one line apart: callers of a line that everybody goes through, a layer's forward, say."""
+"""Callers that tell apart the blocks of a line that much code goes through, such as a layer's forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What filled a device at the worst moment of its recording, and what it never gave back."""
+"""What filled a device at the worst moment of its recording, and what was never freed."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Of long runs: what the counters of hundreds of steps say, without looking at a single block."""
+"""Analyses of long runs: what the counters of hundreds of steps say, without looking at a single block."""

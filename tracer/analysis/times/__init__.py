@@ -1,1 +1,1 @@
-"""Where the time of a trace went: what a device did, what it waited for, and who launched it."""
+"""Analyses of time in a trace: what a device did, what it waited for, and who launched it."""

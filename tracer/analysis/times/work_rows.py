@@ -1,4 +1,4 @@
-"""Whose work a device did and whom it waited for: by operator, module and line, forward and backward apart."""
+"""Work of a device by operator, module and line, forward and backward apart, and the waits for the host."""
 
 from __future__ import annotations
 

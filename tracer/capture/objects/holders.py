@@ -1,4 +1,4 @@
-"""Who holds a tensor: the variable, container or attribute whose letting go frees it, as a person would write it.
+"""Holders of a tensor: the variable, container or attribute that has to be deleted to free it, in plain words.
 
 All references are read once. From the memory the way goes up until a variable is met: a global one, a local one of a
 function that runs, an attribute of a class. A holder is named only if without it no way is left: then letting go of it

@@ -1,4 +1,4 @@
-"""Where a model's parameters come from: the lines that constructed them, and their sizes.
+"""Origins of a model's parameters: the lines that constructed them, and their sizes.
 
 A model that is built inside `ParameterOrigins` tells the whole stack of calls. For one that exists already, the source
 of its classes is searched for the line that assigned the submodule or parameter.

@@ -1,4 +1,4 @@
-"""Who refers to whom: Python's objects as its garbage collector sees them, autograd's nodes, and the memory below them.
+"""The graph of references: Python's objects as the garbage collector sees them, autograd's nodes, and their memory.
 
 All of it is read once, so that any number of questions costs one look through all objects. A vertex is the `id()` of an
 object; memory is a negative number. No code of a user's class is called, and nothing is kept when the graph is let go.

@@ -1,4 +1,4 @@
-"""Where in the user's own code an exception arose."""
+"""The line of the user's own code at which an exception arose."""
 
 from __future__ import annotations
 

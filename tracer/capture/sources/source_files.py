@@ -1,4 +1,4 @@
-"""Whose file a Python frame is in: the user's, or torch's, Python's and other packages'.
+"""Owner of a Python frame's file: the user, or torch, Python and other packages.
 
 The profiler shortens file names by the entries of `sys.path`; a name that is to be shown, opened or compared has to be
 made whole again in the process that made the recording.

@@ -1,4 +1,4 @@
-"""What a watched run has to say as JSON, for scripts: watch.json."""
+"""watch.json: a watched run's answer as JSON, for scripts."""
 
 from __future__ import annotations
 

@@ -107,15 +107,7 @@ def timeline_page(
         marks=_marks(cycle),
         bands=_bands(cycle),
         lanes=() if device_times is None else time_lanes(device_times),
-        peak=PagePeak(
-            bytes=peak.peak_bytes,
-            time=peak.time_ns,
-            step=peak.step,
-            phase=peak.phase,
-            breakdown=tuple(KindBytes(name, size_bytes) for name, size_bytes in peak.by_category().items()),
-            rows=peak.rows,
-            row=peak_position(lifetimes),
-        ),
+        peak=_page_peak(cycle),
         advice=(*map(_found, unneeded), *_advice(advice)),
         lost_track=_lost_track(cycle),
         timings=_timings(cycle),
@@ -131,14 +123,34 @@ def timeline_page(
             *unseen(recording, lifetimes),
             *growth_sentences(findings.growth),
         ),
-        sections=(
-            *(() if failed is None else (oom_section((failed,)),)),
-            *(() if against_eager is None else (_eager_section(against_eager),)),
-            *_reserved_section(peak),
-            *(() if device_times is None else (time_section(device_times),)),
-        ),
+        sections=_sections(peak, failed, against_eager, device_times),
     )
     return replace(page, answer=(verdict, *headline(page))) if verdict else page
+
+
+def _page_peak(cycle: CycleFindings) -> PagePeak:
+    peak = cycle.peak
+    return PagePeak(
+        bytes=peak.peak_bytes,
+        time=peak.time_ns,
+        step=peak.step,
+        phase=peak.phase,
+        breakdown=tuple(KindBytes(name, size_bytes) for name, size_bytes in peak.by_category().items()),
+        rows=peak.rows,
+        row=peak_position(cycle.lifetimes),
+    )
+
+
+def _sections(
+    peak: PeakReport, failed: OutOfMemory | None, against_eager: PeakDiff | None, device_times: TraceTimes | None
+) -> tuple[Section, ...]:
+    """Sections below the timeline, in their order; each is left out where there is nothing for it."""
+    return (
+        *(() if failed is None else (oom_section((failed,)),)),
+        *(() if against_eager is None else (_eager_section(against_eager),)),
+        *_reserved_section(peak),
+        *(() if device_times is None else (time_section(device_times),)),
+    )
 
 
 def _title(device_times: TraceTimes | None, verdict: str) -> str:

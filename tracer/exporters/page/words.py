@@ -1,4 +1,4 @@
-"""What the page says in words before anybody has looked at a picture, and the colours and words of categories."""
+"""Sentences at the top of the page, and the colours and words of categories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came of a trial of changes, in a sentence, and the command that trains with what fits."""
+"""Results of trials of changes, in a sentence each, and the command that trains with what fits."""
 
 from __future__ import annotations
 

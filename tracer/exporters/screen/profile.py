@@ -134,7 +134,7 @@ def _where_lost(lost: LostTrack) -> str:
     where = source_place(lost.file, lost.line) if lost.file else ""
     module = f"in {lost.module}" if lost.module else ""
     named = ", ".join(part for part in (where, module) if part)
-    return f"{lost.op or 'a tensor from before the recording'} on" + (f" ({named})" if named else "")
+    return (lost.op or "a tensor from before the recording") + (f" ({named})" if named else "") + " onward"
 
 
 def _known_otherwise(size_bytes: int, known_bytes: int) -> str:

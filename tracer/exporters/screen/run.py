@@ -1,4 +1,4 @@
-"""What a run brought to light, on a console: one order for the command line and for somebody's own loop."""
+"""Results of a run on a console: one order for the command line and for a training loop."""
 
 from __future__ import annotations
 

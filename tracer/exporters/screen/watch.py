@@ -1,4 +1,4 @@
-"""What a watched run has to say, in sentences and small tables: on stderr, and in watch.txt."""
+"""A watched run's answer in sentences and small tables, on stderr and in watch.txt."""
 
 from __future__ import annotations
 

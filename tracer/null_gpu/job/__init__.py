@@ -1,4 +1,4 @@
-"""One rank of a job whose other ranks do not run: what torch.distributed is told, and which ranks are worth a run.
+"""One rank of a job alone: what torch.distributed is told of the others, and which ranks are worth a run.
 
 place         the rank, its folder and its variables, as torchrun sets them
 ranks         which ranks of a job can differ
