@@ -72,7 +72,7 @@ def test_the_files_of_a_run_are_written(file: Path, tmp_path: Path) -> None:
         "--sqlite",
         tmp_path / "r.db",
         "--out",
-        tmp_path / "t.json",
+        tmp_path / "t.json.gz",
     )
     assert result.exit_code == 0, result.stderr
     assert {path.name for path in folder.iterdir()} == {
