@@ -62,7 +62,8 @@ def test_json_rows_sum_to_the_peak_and_times_to_the_step(file: Path) -> None:
 
 def test_the_files_of_a_run_are_written(file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    result = invoke("trace", file, "--save-dir", folder, "--html", tmp_path / "p.html", "--sqlite", tmp_path / "r.db")
+    page, report, out = tmp_path / "p.html", tmp_path / "r.db", tmp_path / "t.json.gz"
+    result = invoke("trace", file, "--save-dir", folder, "--html", page, "--sqlite", report, "--out", out)
     assert result.exit_code == 0, result.stderr
     assert {path.name for path in folder.iterdir()} == {
         "max_mem.txt", "memory_timeline.html", "peak.json", "memory_report.sqlite", "run_time_report.sqlite",
@@ -73,6 +74,7 @@ def test_the_files_of_a_run_are_written(file: Path, tmp_path: Path) -> None:
     names = {event["name"] for event in json.loads(gzip.decompress(packed))["traceEvents"]}
     assert {"memory total", "relu_kernel", "peak 6.50 KiB"} <= names
     assert "6,656" in (tmp_path / "p.html").read_text() or "6656" in (tmp_path / "p.html").read_text()
+    assert gzip.decompress(out.read_bytes()) == gzip.decompress(packed)
     with sqlite3.connect(tmp_path / "r.db") as connection:
         assert connection.execute("select count(*) from sqlite_master").fetchone()[0] > 0
     again = invoke("diff", folder, folder, "--json")

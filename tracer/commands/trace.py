@@ -38,6 +38,14 @@ def trace(
     ] = None,
     html: Annotated[Path | None, option("Also write an HTML page.", OUTPUTS, metavar="<path>")] = None,
     sqlite: Annotated[Path | None, option("Also write the memory report.", OUTPUTS, metavar="<path>")] = None,
+    out: Annotated[
+        Path | None,
+        option(
+            "Also write the trace with memory above its operators, in gzip, for ui.perfetto.dev.",
+            OUTPUTS,
+            metavar="<path>",
+        ),
+    ] = None,
     as_json: AsJson = False,
     top: Top = NUM_ROWS,
     quiet: Quiet = False,
@@ -52,7 +60,7 @@ def trace(
             console,
             device=device,
             save_dir=save_dir,
-            files={"memory-timeline": html, "memory-report": sqlite},
+            files={"memory-timeline": html, "memory-report": sqlite, "trace": out},
             as_json=as_json,
             top=top,
             quiet=quiet,

@@ -80,7 +80,8 @@ def load_trace(path: Path) -> TraceFile:
                 hint="Record at least one step with torch.profiler.profile(), and call prof.step() behind it.",
             )
         if tables.num_odd:
-            remarks.add_many("Events lack what events of their kind have and are left out", tables.num_odd, "of them")
+            what = "Events without a time, a size or a name that their kind needs are left out"
+            remarks.add_many(what, tables.num_odd, "in the list of events")
         base_ns = _base_ns(reader.header)
         recording, work = recording_of(tables, HostRows(tables, base_ns, remarks), base_ns, _no_text)
     missing = missing_sentences(tables, recording)

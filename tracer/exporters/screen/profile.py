@@ -224,7 +224,8 @@ def _caller(row: PeakRow) -> str:
 def line_name(row: PeakRow) -> str:
     """The line that made a row's blocks, or in brackets what they are and when they were made."""
     if row.file is None:
-        return f"({words_of(row.category)}, {row.phase})"
+        kind = words_of(row.category)
+        return f"({kind})" if row.phase == kind else f"({kind}, {row.phase})"
     return source_place(row.file, row.line)
 
 
