@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Self, TypeVar
 
-from tracer.capture.torch_private import torch_distributed
-
 ANSWER_S: Final = 5.0
 """How long the store may take. One whose host is gone may never answer, and nobody waits for it any longer then."""
 _Answer = TypeVar("_Answer")
@@ -38,6 +36,8 @@ class RankStore:
     @classmethod
     def of_process_group(cls, run: str) -> Self | None:
         """The one of this process's group; None where there is none, or its store cannot be reached."""
+        from tracer.capture.torch_private import torch_distributed  # torch: the command that starts ranks needs none
+
         store = cls(torch_distributed.process_group_store, run)
         return store if store.is_alive else None
 
