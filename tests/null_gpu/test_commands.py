@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tracer.exporters.page.html import data_of_html
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.process import environment
@@ -202,7 +203,10 @@ def test_out_of_memory_is_torchs_own_and_explained(tmp_path: Path) -> None:
     assert "GPU 0 has a total capacity of 1024.00 MiB" in run.stderr
     assert run.stdout.strip().startswith(CAVEAT) and "Out of memory at" in run.stdout
     assert "not known" not in run.stdout and "What to try first" in run.stdout
-    assert CAVEAT in (tmp_path / "out" / "memory_timeline.html").read_text("utf-8")
+    (page,) = data_of_html((tmp_path / "out" / "memory_timeline.html").read_text("utf-8"))["pages"]
+    assert page["caveat"] == CAVEAT
+    # The page speaks of the same kinds as the screen.
+    assert "not known" not in {kind["name"] for kind in page["peak"]["breakdown"]}
 
 
 def test_a_script_meets_the_capacity_too(script: Path, tmp_path: Path) -> None:

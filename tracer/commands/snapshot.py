@@ -335,7 +335,7 @@ def show_snapshot(
     explained = _explained(path, device, questions, _Tries(wanted, search_settings, memory))
     if outputs:
         with _hint_for_outputs():
-            _write(explained.replayed, explained.finding, html=html, sqlite=sqlite, file=path)
+            _write(explained, html=html, sqlite=sqlite, file=path)
     if as_json:
         _print_json(explained, console, path)
     else:
@@ -482,9 +482,8 @@ def _check_outputs(paths: Sequence[Path], outputs: Sequence[Path]) -> None:
         check_folder(out.parent)
 
 
-def _write(
-    replayed: ReplayedSnapshot, finding: SnapshotFinding, *, html: Path | None, sqlite: Path | None, file: Path
-) -> None:
+def _write(explained: Explained, *, html: Path | None, sqlite: Path | None, file: Path) -> None:
+    replayed, finding = explained.replayed, explained.finding
     shown = finding.worst
     if shown is None:
         raise SnapshotError(
@@ -500,7 +499,8 @@ def _write(
             from tracer.exporters.page.snapshot_page import write_snapshot_page
 
             with turn.writing(html):
-                write_snapshot_page(replayed, finding, html, run=_described(file, finding), timelines={shown: timeline})
+                described, first = _described(file, finding), {of.device: of.first for of in explained.allocator}
+                write_snapshot_page(replayed, finding, html, run=described, timelines={shown: timeline}, first=first)
         if sqlite is not None:
             from tracer.analysis.snapshots.memory_report import snapshot_report
             from tracer.exporters.sqlite_reports.snapshot_report import write_snapshot_report

@@ -13,6 +13,7 @@ from tracer.analysis.operators.invocations import OpInstances, op_instances
 from tracer.analysis.operators.memory_report import memory_report
 from tracer.analysis.operators.run_times import RunTimes, run_times
 from tracer.analysis.profiles.findings import Findings, find_on_other_device
+from tracer.analysis.profiles.held_now import held_at_failure
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.capture.device.allocator_history import snapshot_without_times
 from tracer.errors import MissingPackageError, OutputError, TracerError
@@ -203,6 +204,7 @@ def _write_page(material: Material, path: Path) -> None:
         notes=notes,
         slow_modules=_slow_modules(material, findings),
         failed=results.failed_allocation,
+        first=results.first_changes,
         known=known,
         against_eager=results.against_eager,
         advice=results.advice,
@@ -245,14 +247,21 @@ def _write_page_of_history(material: Material, path: Path) -> None:
     results = material.results
     if (columns := results.history.columns) is None:
         raise OutputError("The allocator's history cannot be read, so there is no page.", hint="The notes say why.")
-    replayed = replay_snapshot(columns, held=results.known.words_at())
+    kind = results.device.partition(":")[0]
+    now = {
+        state.device: held_at_failure(results.known, f"{kind}:{state.device}", results.findings)
+        for state in columns.devices
+    }
+    replayed = replay_snapshot(columns, held=results.known.words_at(), held_now=now)
     finding = explain_replayed(replayed)
     if finding.worst is None:
         raise OutputError(
             "The allocator's history has no device with memory, so there is no page.", hint="Record a later step."
         )
     caveat = results.origin.caveat
-    write_snapshot_page(replayed, finding, path, run=run_description(results), caveat=caveat)
+    ran_out = results.history.device_out_of_memory
+    first = {} if ran_out is None else {ran_out: results.first_changes}
+    write_snapshot_page(replayed, finding, path, run=run_description(results), caveat=caveat, first=first)
 
 
 def _write_memory_report(material: Material, path: Path) -> None:

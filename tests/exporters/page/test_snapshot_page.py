@@ -13,10 +13,12 @@ from tests.exporters.page.page_samples import html_of
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import REAL_FILES, Row, block, entry, frame, freed, segment, snapshot
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.first_changes import FirstChange, FirstChanges
+from tracer.analysis.snapshots.sites import Site
 from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.model import FileCell, Page
-from tracer.exporters.page.snapshot_page import snapshot_page
+from tracer.exporters.page.snapshot_page import oom_section, snapshot_page
 from tracer.exporters.page.words import headline
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot
@@ -129,6 +131,25 @@ def test_out_of_memory_comes_first(tmp_path: Path) -> None:
         "out of memory, asked for 64.00 MiB at",
         "out of memory, asked for 48.00 MiB at",
     ]
+
+
+def test_what_to_try_first_stands_beside_the_failure(tmp_path: Path) -> None:
+    events = explain_replayed(replay_snapshot(load(tmp_path / "s", out_of_memory()))).devices[0].oom
+    site = Site("step", "/home/me/train.py", 9)
+    first = FirstChanges(
+        (FirstChange("give the optimizer fused=True", site, 9 * MIB, 5 * MIB, 8 * MIB, 6 * MIB, 1),), 2
+    )
+    _, tried, _ = oom_section(events, first).tables
+    assert dict(zip(tried.columns, tried.rows[0], strict=True)) == {
+        "change": "give the optimizer fused=True",
+        "line": FileCell("step", "/home/me/train.py", 9),
+        "allocated": 9 * MIB,
+        "allocated with it": 5 * MIB,
+        "reserved": 8 * MIB,
+        "reserved with it": 6 * MIB,
+        "failed requests served": "1 of 2",
+    }
+    assert len(oom_section(events, FirstChanges((), 2)).tables) == len(oom_section(events).tables) == 2
 
 
 def test_the_worst_device_is_shown_and_the_others_are_named(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -13,6 +14,7 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.snapshots.address_space import address_ranges
 from tracer.analysis.snapshots.categories import CATEGORY_OF_KIND, category_of, peak_by_category
 from tracer.analysis.snapshots.findings import DeviceFinding, ReplayedSnapshot, SnapshotFinding
+from tracer.analysis.snapshots.first_changes import FirstChanges
 from tracer.analysis.snapshots.groups import Group, group_lives
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, NO_PYTHON_FRAME, Site
@@ -54,6 +56,7 @@ def write_snapshot_page(
     run: Mapping[str, str | int | float],
     caveat: str = "",
     timelines: Mapping[int, DeviceTimeline] | None = None,
+    first: Mapping[int, FirstChanges | None] = MappingProxyType({}),
 ) -> None:
     """Write the page of a snapshot's devices, with the worst one in front.
 
@@ -64,6 +67,7 @@ def write_snapshot_page(
         run: What to say of the recording, by name.
         caveat: What has to be said before anything else.
         timelines: Timelines that are there already, by position of the device.
+        first: What to try first, by index of the device.
 
     Raises:
         OutputError: The file cannot be written.
@@ -74,7 +78,8 @@ def write_snapshot_page(
         timeline = known.get(shown) or device_timeline(
             replayed.snapshot, device.state, device.replay, kinds=device.kinds
         )
-        pages.append(replace(snapshot_page(replayed, finding, shown, timeline, run=run), caveat=caveat))
+        content = snapshot_page(replayed, finding, shown, timeline, run=run, first=first.get(device.state.device))
+        pages.append(replace(content, caveat=caveat))
     write_pages(pages, path, shown=finding.worst or 0)
 
 
@@ -85,6 +90,7 @@ def snapshot_page(
     timeline: DeviceTimeline,
     *,
     run: Mapping[str, str | int | float],
+    first: FirstChanges | None = None,
 ) -> Page:
     """The content for one device.
 
@@ -94,6 +100,7 @@ def snapshot_page(
         shown: Position of the device in both.
         timeline: Timeline of that device.
         run: What to say of the recording, by name.
+        first: What to try first; None where nothing can be replayed.
     """
     device = finding.devices[shown]
     has_history = device.entries > 0
@@ -120,7 +127,7 @@ def snapshot_page(
         run=run,
         alarm=oom_sentences(device.oom, f"device {device.device}"),
         notes=(*finding.notes, *device.notes, *_left_out(timeline)),
-        sections=(*_oom_sections(device), *_sections(finding, shown)),
+        sections=(*_oom_sections(device, first), *_sections(finding, shown)),
     )
 
 
@@ -222,15 +229,40 @@ def _function(site: Site) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------- other findings
-def oom_section(events: tuple[OutOfMemory, ...]) -> Section:
-    """What failed and why; there is at least one event."""
+def oom_section(events: tuple[OutOfMemory, ...], first: FirstChanges | None = None) -> Section:
+    """What failed and why, and what to try first.
+
+    Args:
+        events: One failed allocation at least.
+        first: Changes that were replayed; None where nothing can be replayed.
+    """
     failures = Table(
         "Each failure" if len(events) > 1 else "The failure",
         ("entry", "allocation site", "requested", "device free", "in use", "reserved", "unallocated", "largest free"),
         tuple(_oom_row(event) for event in events),
     )
     in_use = tuple(_groups_table(f"In use at entry {event.entry:,}", event.groups) for event in _distinct(events))
-    return Section("Out of memory", (), (failures, *in_use), is_alarming=True)
+    tried = () if first is None or not first.changes else (_first_table(first),)
+    return Section("Out of memory", (), (failures, *tried, *in_use), is_alarming=True)
+
+
+def _first_table(first: FirstChanges) -> Table:
+    """Peaks of a replay as recorded, and with each change."""
+    columns = ("change", "line", "allocated", "allocated with it", "reserved", "reserved with it")
+    rows = tuple(
+        (
+            change.words,
+            "" if change.site is None else _place(change.site),
+            change.allocated_before_bytes,
+            change.allocated_bytes,
+            change.reserved_before_bytes,
+            change.reserved_bytes,
+            *((f"{change.num_served:,} of {first.num_failed:,}",) if first.num_failed else ()),
+        )
+        for change in first.changes
+    )
+    served = ("failed requests served",) if first.num_failed else ()
+    return Table("What to try first, in a replay of the recording", (*columns, *served), rows)
 
 
 def oom_sentences(events: tuple[OutOfMemory, ...], device: str) -> tuple[str, ...]:
@@ -247,9 +279,9 @@ def oom_sentences(events: tuple[OutOfMemory, ...], device: str) -> tuple[str, ..
     return sentence, first.advice
 
 
-def _oom_sections(device: DeviceFinding) -> tuple[Section, ...]:
+def _oom_sections(device: DeviceFinding, first: FirstChanges | None) -> tuple[Section, ...]:
     """What failed and what was in use then; why it did stands at the top of the page."""
-    return (oom_section(device.oom),) if device.oom else ()
+    return (oom_section(device.oom, first),) if device.oom else ()
 
 
 def _distinct(events: tuple[OutOfMemory, ...]) -> list[OutOfMemory]:

@@ -21,6 +21,7 @@ from tracer.analysis.profiles.memory_by_kind import memory_by_kind
 from tracer.analysis.profiles.peak import PeakReport, peak_position
 from tracer.analysis.profiles.peak_rows import LOOP_OWNER, group_blocks
 from tracer.analysis.profiles.reserved_ranges import reserved_ranges
+from tracer.analysis.snapshots.first_changes import FirstChanges
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.times.findings import TraceTimes
 from tracer.arrays import Int, PerBlock
@@ -67,6 +68,7 @@ def timeline_page(
     notes: tuple[str, ...] = (),
     slow_modules: tuple[SlowModule, ...] = (),
     failed: OutOfMemory | None = None,
+    first: FirstChanges | None = None,
     known: KnownStorages | None = None,
     against_eager: PeakDiff | None = None,
     advice: AdviceReport | None = None,
@@ -83,6 +85,7 @@ def timeline_page(
         notes: Sentences on what could not be measured.
         slow_modules: Time by module, slowest first.
         failed: The allocation that ended the run.
+        first: What to try first, so that it is served.
         known: Live tensors observed during the run, which have names.
         against_eager: From the same run without compilation to this one.
         advice: What would lower the peak.
@@ -123,7 +126,9 @@ def timeline_page(
             *unseen(recording, lifetimes),
             *growth_sentences(findings.growth),
         ),
-        sections=_sections(peak, failed, against_eager, device_times),
+        sections=_sections(
+            peak, () if failed is None else (oom_section((failed,), first),), against_eager, device_times
+        ),
     )
     return replace(page, answer=(verdict, *headline(page))) if verdict else page
 
@@ -142,11 +147,14 @@ def _page_peak(cycle: CycleFindings) -> PagePeak:
 
 
 def _sections(
-    peak: PeakReport, failed: OutOfMemory | None, against_eager: PeakDiff | None, device_times: TraceTimes | None
+    peak: PeakReport,
+    failure: tuple[Section, ...],
+    against_eager: PeakDiff | None,
+    device_times: TraceTimes | None,
 ) -> tuple[Section, ...]:
     """Sections below the timeline, in their order; each is left out where there is nothing for it."""
     return (
-        *(() if failed is None else (oom_section((failed,)),)),
+        *failure,
         *(() if against_eager is None else (_eager_section(against_eager),)),
         *_reserved_section(peak),
         *(() if device_times is None else (time_section(device_times),)),
