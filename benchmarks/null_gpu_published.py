@@ -4,7 +4,6 @@
     python -m benchmarks.null_gpu_published --rows xmem-0026         those whose name begins so
     python -m benchmarks.null_gpu_published --workspaces default     with torch's own workspaces for cuBLAS
     python -m benchmarks.null_gpu_published --bare                   the loop alone, which torch 2.6 can run as well
-    python -m benchmarks.null_gpu_published --torchtitan FOLDER      torchtitan's four, from its own sources
 
 xMem's figures lie in ../shared/truth, and without it they are left out. They were measured with transformers 4.51.3:
 `uv run --no-project --with transformers==4.51.3 --with torch --with rich --with typer python -m
@@ -15,24 +14,18 @@ they are predicted with CUBLAS_WORKSPACE_CONFIG=:16:8, which programs set that w
 workspace for cuBLASLt, which had 1 MiB; it is an option of this benchmark alone. What the driver reports has more in it
 than torch's memory: the kernels that were loaded after its first sample. One constant for each card stands for them,
 the median of what is left of its rows, printed beside; errors are said without and with it.
-
-torchtitan's figure is the one of its own log, under `run --watch`; its sources are those of commit 9dec370, see
-`benchmarks/scripts/titan.py`.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import torch
 
 from benchmarks.engine import as_markdown
-from benchmarks.null_gpu_commands import SCRIPTS, Ended, alone, predicted, watched
+from benchmarks.null_gpu_commands import SCRIPTS, Ended, alone, predicted
 from benchmarks.published_runs import TRUTH, PublishedRun, published_runs
 from tracer.units import MIB
 
@@ -41,12 +34,10 @@ def main() -> None:
     arguments = _arguments()
     print(f"torch {torch.__version__}")
     runs = [run for run in xmem_transformers() if not arguments.rows or run.row.startswith(tuple(arguments.rows))]
-    if runs and arguments.torchtitan is None:
+    if runs:
         print_xmem(runs, arguments.workspaces, is_bare=arguments.bare)
     if not runs:
         print(f"xMem's figures are not here: {TRUTH} is missing.")
-    if arguments.torchtitan is not None:
-        print_torchtitan(arguments.torchtitan)
 
 
 def _arguments() -> argparse.Namespace:
@@ -54,7 +45,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rows", nargs="*", default=[])
     parser.add_argument("--workspaces", default=":16:8", metavar="CONFIG", help="of cuBLAS, or default")
     parser.add_argument("--bare", action="store_true", help="what the allocator counts, without predict")
-    parser.add_argument("--torchtitan", type=Path, metavar="FOLDER")
     return parser.parse_args()
 
 
@@ -131,48 +121,6 @@ def xmem_answers(
         what = [run.model, run.optimizer, run.batch_size]
         answered = alone if is_bare else predicted
         yield run, answered(SCRIPTS / "xmem.py", what, on=run.card, variables=variables)
-
-
-# ---- torchtitan ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class TitanRow:
-    """A row of torchtitan's table of December 2024.
-
-    Attributes:
-        num_ranks: H100 of 96 GB.
-        compiled: Whether each block is compiled.
-        published_gib: What its log says is reserved.
-    """
-
-    num_ranks: int
-    compiled: bool
-    published_gib: float
-
-
-TITAN_ROWS = (TitanRow(8, False, 82.4), TitanRow(8, True, 77.0), TitanRow(128, False, 67.0), TitanRow(128, True, 62.0))
-
-
-def print_torchtitan(folder: Path) -> None:
-    table = [["Llama 3.1 8B, FSDP", "published", "ours", "error", "seconds"]]
-    for row in TITAN_ROWS:
-        what = [str(folder.resolve()), "llama3_8b", "--training.batch_size", "2"]
-        what += ["--training.compile"] if row.compiled else []
-        ended = watched(SCRIPTS / "titan.py", what, on=f"{row.num_ranks}xh100-96GB", options=("--rank", "0"))
-        logged = [float(gib) for gib in re.findall(r"memory: *([\d.]+)GiB", ended.stderr)]
-        reserved_gib = max(logged, default=0.0)
-        table.append(
-            [
-                f"{row.num_ranks} H100, {'compiled' if row.compiled else 'eager'}",
-                f"{row.published_gib:.1f} GiB",
-                f"{reserved_gib:.2f} GiB, of {len(logged)} steps" if logged else ended.last_line,
-                f"{100 * (reserved_gib / row.published_gib - 1):+.2f} %" if logged else "",
-                f"{ended.seconds:.0f}",
-            ]
-        )
-        print(" | ".join(table[-1]), flush=True)
-    print(as_markdown(table))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,61 @@
+"""torchtitan's own train.py of June 2025, as a rank of a job: FOLDER CONFIG [OPTIONS OF TORCHTITAN'S].
+
+FOLDER has torchtitan's sources at commit e7c0cae, CONFIG is one of Llama 3's. Replaced are its data (by zeros), its
+tokenizer (by the size of Llama 3's vocabulary) and tensorboard, which is off. Attention is flash's.
+"""
+
+import os
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+folder, config, options = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+VOCABULARY, STEPS = 128256, 4
+
+
+class Loader:
+    """Zeros without end; torchtitan asks for its state."""
+
+    def __init__(self, batch_size: int, length: int) -> None:
+        self.size = (batch_size, length)
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        while True:
+            yield {"input": torch.zeros(self.size, dtype=torch.int64)}, torch.zeros(self.size, dtype=torch.int64)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+def build_data_loader(*, job_config: Any, **_: Any) -> Loader:
+    return Loader(job_config.training.local_batch_size, job_config.training.seq_len)
+
+
+datasets: Any = ModuleType("torchtitan.datasets.hf_datasets")
+datasets.build_hf_dataloader = build_data_loader
+tokenizer: Any = ModuleType("torchtitan.datasets.tokenizer.tiktoken")
+tokenizer.build_tiktoken_tokenizer = lambda *_: SimpleNamespace(n_words=VOCABULARY, eos_id=0)
+tensorboard: Any = ModuleType("torch.utils.tensorboard")
+tensorboard.SummaryWriter = object
+sys.modules |= {module.__name__: module for module in (datasets, tokenizer, tensorboard)}
+torch.backends.cuda.enable_cudnn_sdp(False)
+
+settings = (folder / "torchtitan/models/llama3/train_configs" / f"{config}.toml").read_text("utf-8")
+for what in ("enable_profiling", "enable_tensorboard"):
+    settings = settings.replace(f"{what} = true", f"{what} = false")
+own = f"settings-{os.environ.get('RANK', '0')}.toml"  # ranks run side by side
+Path(own).write_text(settings, "utf-8")
+sys.path.insert(0, str(folder))
+sys.argv = [
+    str(folder / "torchtitan/train.py"),
+    *("--job.config-file", own),
+    *("--training.steps", str(STEPS)),
+    *("--metrics.log-freq", "1"),
+    *options,
+]
+runpy.run_path(sys.argv[0], run_name="__main__")
