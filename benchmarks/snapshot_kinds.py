@@ -30,12 +30,13 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 TRUTH = SHARED / "truth" / "snapshot_kinds.json"
 FOLDERS = (SHARED / "realdata", SHARED / "recordings")
 # The truth's words, and which of ours are right. An intermediate result of backward is "temporary" there: it does not
-# tell the kinds of short life apart.
+# tell the kinds of short life apart. All that forward made and that is in use in backward is "activation", also logits
+# that a variable holds and that no node of autograd saved.
 MEANS: Mapping[str, frozenset[Kind]] = {
     "parameter": frozenset({Kind.PARAMETER, Kind.BUFFER}),
     "gradient": frozenset({Kind.GRADIENT}),
     "opt": frozenset({Kind.OPTIMIZER_STATE}),
-    "activation": frozenset({Kind.ACTIVATION}),
+    "activation": frozenset({Kind.ACTIVATION, Kind.HELD}),
     "temporary": frozenset({Kind.TEMPORARY, Kind.AUTOGRAD_DETAIL}),
     "workspace": frozenset({Kind.WORKSPACE}),
 }

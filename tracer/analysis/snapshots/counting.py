@@ -10,6 +10,7 @@ import numpy as np
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.block_facts import BlockFacts
 from tracer.analysis.snapshots.sizes import as_many_as, copies_of, has_size_of, is_one_set, most_at_once
+from tracer.analysis.snapshots.workspaces import LARGE_WORKSPACE_BYTES, WORKSPACE_BYTES
 from tracer.arrays import Bools, Ints
 from tracer.snapshot.columns import Int32s
 from tracer.snapshot.replay import Lives
@@ -120,7 +121,8 @@ def _is_held_of_few(facts: BlockFacts, lives: Lives) -> Bools:
     # Forwards are told apart by how many blocks of backward came before.
     of_backward = np.sort(lives.begin[facts.in_backward | facts.in_silence])
     forward = np.searchsorted(of_backward, lives.begin)
-    kept = made & facts.meets_step & facts.is_at_end
+    may_be_workspace = ~facts.has_cpp & np.isin(lives.requested_bytes, (WORKSPACE_BYTES, LARGE_WORKSPACE_BYTES))
+    kept = made & facts.meets_step & facts.is_at_end & ~facts.is_long_lived & ~may_be_workspace
     gone = np.bincount(
         forward[made & (facts.freed_by_autograd | facts.freed_in_silence)], minlength=len(of_backward) + 1
     )
