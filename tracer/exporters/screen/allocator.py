@@ -35,8 +35,6 @@ def print_allocator(findings: Sequence[AllocatorFinding], console: Console, *, t
         _print_holders(moment.holders, console, top)
         if finding.what_if is not None and finding.modelled is not None:
             _print_what_if(finding.what_if, finding.modelled, console)
-        if finding.first is not None:
-            print_first_changes(finding.first, console)
 
 
 def _print_reserved(finding: AllocatorFinding, console: Console) -> None:

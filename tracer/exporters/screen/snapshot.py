@@ -33,6 +33,7 @@ def print_snapshot(
     file: str,
     top: int = 10,
     more: Callable[[int], None] = lambda device: None,
+    behind_failure: Callable[[int], None] = lambda device: None,
 ) -> None:
     """Print what filled each device at its peak, those that ran out of memory before the others.
 
@@ -42,13 +43,14 @@ def print_snapshot(
         file: The snapshot's name, as the person gave it.
         top: Rows of each table; what the others hold together is said.
         more: Prints what else there is to say of a device, given its index.
+        behind_failure: Prints what to do about it, of a device that ran out of memory.
     """
     say(console, file, style="bold")
     for note in finding.notes:
         say(console, f"Note: {note}", style="yellow")
     devices = finding.failed_first
     for device in devices[:MAX_DEVICES]:
-        _print_device(device, console, top)
+        _print_device(device, console, top, behind_failure)
         more(device.device)
     if others := devices[MAX_DEVICES:]:
         peak = format_bytes(max(device.peak.requested_bytes for device in others))
@@ -56,7 +58,7 @@ def print_snapshot(
         say(console, f"{some(len(others), 'more device')} with peaks of {peak} at most (one of them: --device)")
 
 
-def _print_device(device: DeviceFinding, console: Console, top: int) -> None:
+def _print_device(device: DeviceFinding, console: Console, top: int, behind_failure: Callable[[int], None]) -> None:
     peak = device.peak
     say(console)
     history = f"{some(device.entries, 'entry')} of history"
@@ -70,9 +72,11 @@ def _print_device(device: DeviceFinding, console: Console, top: int) -> None:
     for note in device.notes:
         say(console, f"Note: {note}", style="yellow", indent=2)
     shown = _print_ooms(device, console, top)
+    if device.oom:
+        behind_failure(device.device)
     if _rows(peak.groups) in shown:
         say(console)
-        say(console, "The peak was at that moment: the table above says what filled it.")
+        say(console, 'The peak was at that moment: see "What was in use then".')
     else:
         print_groups("What filled it, by line and kind", peak.groups, console, top)
     _print_shares("By kind", peak.by_kind, console, top)
