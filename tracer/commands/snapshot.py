@@ -335,7 +335,7 @@ def show_snapshot(
     explained = _explained(path, device, questions, _Tries(wanted, search_settings, memory))
     if outputs:
         with _hint_for_outputs():
-            _write(explained.replayed, explained.finding, html=html, sqlite=sqlite, file=path)
+            _write(explained, html=html, sqlite=sqlite, file=path)
     if as_json:
         _print_json(explained, console, path)
     else:
@@ -482,9 +482,8 @@ def _check_outputs(paths: Sequence[Path], outputs: Sequence[Path]) -> None:
         check_folder(out.parent)
 
 
-def _write(
-    replayed: ReplayedSnapshot, finding: SnapshotFinding, *, html: Path | None, sqlite: Path | None, file: Path
-) -> None:
+def _write(explained: Explained, *, html: Path | None, sqlite: Path | None, file: Path) -> None:
+    replayed, finding = explained.replayed, explained.finding
     shown = finding.worst
     if shown is None:
         raise SnapshotError(
@@ -499,8 +498,10 @@ def _write(
         if html is not None:
             from tracer.exporters.page.snapshot_page import write_snapshot_page
 
+            first = {tried.device: tried.first for tried in explained.allocator if tried.first is not None}
+            run = _described(file, finding)
             with turn.writing(html):
-                write_snapshot_page(replayed, finding, html, run=_described(file, finding), timelines={shown: timeline})
+                write_snapshot_page(replayed, finding, html, run=run, timelines={shown: timeline}, first=first)
         if sqlite is not None:
             from tracer.analysis.snapshots.memory_report import snapshot_report
             from tracer.exporters.sqlite_reports.snapshot_report import write_snapshot_report
