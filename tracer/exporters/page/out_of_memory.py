@@ -62,7 +62,8 @@ def oom_sentences(events: Sequence[OutOfMemory], device: str) -> tuple[str, ...]
 def _in_use(events: Sequence[OutOfMemory], at_peak: Sequence[Group]) -> tuple[tuple[str, ...], list[Table]]:
     """What was in use at each failure: a sentence where that is the peak, which the page shows already, or a table."""
     peak = groups_table("", at_peak).rows
-    sentences, tables = [], []
+    sentences: list[str] = []
+    tables: list[Table] = []
     for event in _distinct(events):
         table = groups_table(f"In use at entry {event.entry:,}", event.groups)
         if table.rows != peak:
