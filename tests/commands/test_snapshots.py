@@ -52,7 +52,9 @@ def test_the_files_are_written_and_named(file: Path, tmp_path: Path) -> None:
     *files, after = err.splitlines()
     assert [line.split()[:2] for line in files] == [["Wrote", str(page)], ["Wrote", str(report)]]
     assert after.startswith("Next: ") and "--html" not in after
-    assert "</html>" in page.read_text("utf-8")
+    written = page.read_text("utf-8")
+    assert "</html>" in written
+    assert (tried := "No change that was tried in a replay serves a failed request.") in out and tried in written
     assert query(report, "SELECT size_bytes FROM misc_sizes") == [(5 * MIB,)]
 
 

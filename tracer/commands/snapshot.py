@@ -507,9 +507,10 @@ def _write(explained: Explained, *, html: Path | None, sqlite: Path | None, file
         if html is not None:
             from tracer.exporters.page.snapshot_page import write_snapshot_page
 
+            first = {tried.device: tried.first for tried in explained.allocator if tried.first is not None}
+            run = _described(file, finding)
             with turn.writing(html):
-                described, first = _described(file, finding), {of.device: of.first for of in explained.allocator}
-                write_snapshot_page(replayed, finding, html, run=described, timelines={shown: timeline}, first=first)
+                write_snapshot_page(replayed, finding, html, run=run, timelines={shown: timeline}, first=first)
         if sqlite is not None:
             from tracer.analysis.snapshots.memory_report import snapshot_report
             from tracer.exporters.sqlite_reports.snapshot_report import write_snapshot_report

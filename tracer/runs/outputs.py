@@ -15,6 +15,7 @@ from tracer.analysis.operators.run_times import RunTimes, run_times
 from tracer.analysis.profiles.findings import Findings, find_on_other_device
 from tracer.analysis.profiles.held_now import held_at_failure
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.oom import device_out_of_memory
 from tracer.capture.device.allocator_history import snapshot_without_times
 from tracer.errors import MissingPackageError, OutputError, TracerError
 from tracer.exporters.cuda_timing import write_cuda_timing
@@ -204,7 +205,7 @@ def _write_page(material: Material, path: Path) -> None:
         notes=notes,
         slow_modules=_slow_modules(material, findings),
         failed=results.failed_allocation,
-        first=results.first_changes,
+        first_changes=results.first_changes,
         known=known,
         against_eager=results.against_eager,
         advice=results.advice,
@@ -258,9 +259,9 @@ def _write_page_of_history(material: Material, path: Path) -> None:
         raise OutputError(
             "The allocator's history has no device with memory, so there is no page.", hint="Record a later step."
         )
+    failing, tried = device_out_of_memory(columns), results.first_changes
+    first = {failing: tried} if failing is not None and tried is not None else {}
     caveat = results.origin.caveat
-    ran_out = results.history.device_out_of_memory
-    first = {} if ran_out is None else {ran_out: results.first_changes}
     write_snapshot_page(replayed, finding, path, run=run_description(results), caveat=caveat, first=first)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,20 @@ from tracer.analysis.snapshots.sites import Site
 from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.model import FileCell, Page
-from tracer.exporters.page.snapshot_page import oom_section, snapshot_page
+from tracer.exporters.page.snapshot_page import snapshot_page
 from tracer.exporters.page.words import headline
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot
 
 
-def page_of(loaded: Snapshot, *, device: int | None = None) -> Page:
+def page_of(loaded: Snapshot, *, device: int | None = None, first: FirstChanges | None = None) -> Page:
     replayed = replay_snapshot(loaded, device=device)
     finding = explain_replayed(replayed)
     shown = finding.worst
     assert shown is not None
     one = replayed.devices[shown]
     timeline = device_timeline(loaded, one.state, one.replay, kinds=one.kinds)
-    return snapshot_page(replayed, finding, shown, timeline, run={"file": "s.pickle"})
+    return snapshot_page(replayed, finding, shown, timeline, run={"file": "s.pickle"}, first=first)
 
 
 def page(path: Path, trace: list[Row], segments: list[Row] | None = None, **more: Any) -> Page:
@@ -106,13 +107,13 @@ def test_out_of_memory_comes_first(tmp_path: Path) -> None:
     check_sums(shown)
     first, *others = shown.sections
     assert (first.title, first.is_alarming) == ("Out of memory", True)
-    assert not first.sentences
+    # Both failures are of one line. What was in use is the peak, which is shown already.
+    assert first.sentences == ("Entry 3 failed at the peak: “What was in use” shows what filled it.",)
     assert shown.alarm[0] == (
         "Out of memory on device 0, 2 times: 64.00 MiB were asked for by model.py:7 with 1.00 MiB free on the device."
     )
     assert shown.alarm[1].startswith("Fragmentation is not the cause")
-    failures, in_use = first.tables
-    # Both failures are of one line, so that what was in use is shown once.
+    (failures,) = first.tables
     assert len(failures.rows) == 2
     cells = dict(zip(failures.columns, failures.rows[1], strict=True))
     assert cells == {
@@ -125,7 +126,6 @@ def test_out_of_memory_comes_first(tmp_path: Path) -> None:
         "unallocated": 3 * MIB,
         "largest free": 2 * MIB,
     }
-    assert sum(int(row[0]) for row in in_use.rows if isinstance(row[0], int)) == 5 * MIB
     assert not any(section.is_alarming for section in others)
     assert [mark.label for mark in shown.marks if mark.kind == "oom"] == [
         "out of memory, asked for 64.00 MiB at",
@@ -133,23 +133,52 @@ def test_out_of_memory_comes_first(tmp_path: Path) -> None:
     ]
 
 
-def test_what_to_try_first_stands_beside_the_failure(tmp_path: Path) -> None:
-    events = explain_replayed(replay_snapshot(load(tmp_path / "s", out_of_memory()))).devices[0].oom
-    site = Site("step", "/home/me/train.py", 9)
-    first = FirstChanges(
-        (FirstChange("give the optimizer fused=True", site, 9 * MIB, 5 * MIB, 8 * MIB, 6 * MIB, 1),), 2
+def test_what_was_in_use_at_a_failure_below_the_peak_is_shown(tmp_path: Path) -> None:
+    objects = out_of_memory()
+    temporary = BASE + 5 * MIB
+    larger = [entry("alloc", temporary, MIB, time_us=31, frames=FORWARD), *freed(temporary, MIB, time_us=32)]
+    objects["device_traces"][0][3:3] = larger
+    (section, *_) = page_of(load(tmp_path / "s", objects)).sections
+    _, in_use = section.tables
+    assert (section.sentences, in_use.title) == ((), "In use at entry 6")
+    assert sum(int(row[0]) for row in in_use.rows if isinstance(row[0], int)) == 5 * MIB
+
+
+CHANGES = FirstChanges(
+    (
+        FirstChange("use a smaller batch", Site("forward", "/home/me/model.py", 7), 9, 4, 10, 5, num_served=1),
+        FirstChange("empty the cache", None, 9, 9, 10, 8, num_served=1),
+        FirstChange("free it sooner", Site("MmBackward0", None, None), 9, 8, 10, 9, num_served=1),
+    ),
+    num_failed=2,
+)
+
+
+def test_what_to_try_first_stands_with_the_failure(tmp_path: Path) -> None:
+    loaded = load(tmp_path / "s", out_of_memory())
+    (section, *_) = page_of(loaded, first=CHANGES).sections
+    _, tried = section.tables
+    assert tried.columns[1:] == (
+        *("allocated", "allocated with it", "reserved", "reserved with it"),
+        "failed requests served",
     )
-    _, tried, _ = oom_section(events, first).tables
-    assert dict(zip(tried.columns, tried.rows[0], strict=True)) == {
-        "change": "give the optimizer fused=True",
-        "line": FileCell("step", "/home/me/train.py", 9),
-        "allocated": 9 * MIB,
-        "allocated with it": 5 * MIB,
-        "reserved": 8 * MIB,
-        "reserved with it": 6 * MIB,
-        "failed requests served": "1 of 2",
-    }
-    assert len(oom_section(events, FirstChanges((), 2)).tables) == len(oom_section(events).tables) == 2
+    assert tried.rows == (
+        (FileCell("use a smaller batch", "/home/me/model.py", 7), 9, 4, 10, 5, "1 of 2"),
+        (FileCell("empty the cache"), 9, 9, 10, 8, "1 of 2"),
+        (FileCell("free it sooner (MmBackward0 (no Python frame))"), 9, 8, 10, 9, "1 of 2"),
+    )
+    (section, *_) = page_of(loaded, first=FirstChanges((), 2)).sections
+    assert section.sentences[-1] == "No change that was tried in a replay serves a failed request."
+    assert [table.title for table in section.tables] == ["Each failure"]
+
+
+def test_what_to_try_first_is_a_section_where_nothing_failed(tmp_path: Path) -> None:
+    loaded = load(tmp_path / "s", snapshot([entry("alloc", BASE, MIB)], [segment(BASE, MIB, [block(BASE, MIB)])]))
+    (section, *_) = page_of(loaded, first=replace(CHANGES, num_failed=0)).sections
+    assert (section.title, section.is_alarming) == ("What to try first", False)
+    (tried,) = section.tables
+    assert tried.columns[-1] == "reserved with it" and len(tried.rows) == 3
+    assert page_of(loaded, first=FirstChanges((), 0)).sections[0].title == "Growth"
 
 
 def test_the_worst_device_is_shown_and_the_others_are_named(tmp_path: Path) -> None:

@@ -82,6 +82,12 @@ class FirstChanges:
     changes: tuple[FirstChange, ...]
     num_failed: int
 
+    @property
+    def nothing_helps(self) -> str:
+        """What there is to say without any change."""
+        most = "serves a failed request" if self.num_failed else f"lowers the peak by {LEAST_PERCENT} %"
+        return f"No change that was tried in a replay {most}."
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Candidate:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -16,15 +15,14 @@ from tracer.analysis.snapshots.categories import CATEGORY_OF_KIND, category_of, 
 from tracer.analysis.snapshots.findings import DeviceFinding, ReplayedSnapshot, SnapshotFinding
 from tracer.analysis.snapshots.first_changes import FirstChanges
 from tracer.analysis.snapshots.groups import Group, group_lives
-from tracer.analysis.snapshots.oom import OutOfMemory
-from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, NO_PYTHON_FRAME, Site
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site
 from tracer.analysis.snapshots.timeline import START, DeviceTimeline, device_timeline
+from tracer.exporters.page.group_tables import groups_table
 from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.model import (
     Band,
     BandKind,
     Curve,
-    FileCell,
     KindBytes,
     Mark,
     Page,
@@ -35,6 +33,7 @@ from tracer.exporters.page.model import (
     Series,
     Table,
 )
+from tracer.exporters.page.out_of_memory import first_changes_sections, oom_section, oom_sentences
 from tracer.exporters.page.space import page_space
 from tracer.units import format_bytes
 
@@ -45,7 +44,6 @@ _BANDS: Final[Mapping[str, BandKind]] = {
     "optimizer": "optimizer",
 }
 _MAX_OOM_MARKS = 4
-_MAX_OOM_TABLES = 5
 
 
 def write_snapshot_page(
@@ -56,7 +54,7 @@ def write_snapshot_page(
     run: Mapping[str, str | int | float],
     caveat: str = "",
     timelines: Mapping[int, DeviceTimeline] | None = None,
-    first: Mapping[int, FirstChanges | None] = MappingProxyType({}),
+    first: Mapping[int, FirstChanges] | None = None,
 ) -> None:
     """Write the page of a snapshot's devices, with the worst one in front.
 
@@ -78,8 +76,9 @@ def write_snapshot_page(
         timeline = known.get(shown) or device_timeline(
             replayed.snapshot, device.state, device.replay, kinds=device.kinds
         )
-        content = snapshot_page(replayed, finding, shown, timeline, run=run, first=first.get(device.state.device))
-        pages.append(replace(content, caveat=caveat))
+        tried = (first or {}).get(device.state.device)
+        page = snapshot_page(replayed, finding, shown, timeline, run=run, first=tried)
+        pages.append(replace(page, caveat=caveat))
     write_pages(pages, path, shown=finding.worst or 0)
 
 
@@ -100,7 +99,7 @@ def snapshot_page(
         shown: Position of the device in both.
         timeline: Timeline of that device.
         run: What to say of the recording, by name.
-        first: What to try first; None where nothing can be replayed.
+        first: What to try first on that device; None where nothing can be replayed.
     """
     device = finding.devices[shown]
     has_history = device.entries > 0
@@ -127,7 +126,7 @@ def snapshot_page(
         run=run,
         alarm=oom_sentences(device.oom, f"device {device.device}"),
         notes=(*finding.notes, *device.notes, *_left_out(timeline)),
-        sections=(*_oom_sections(device, first), *_sections(finding, shown)),
+        sections=(*_what_helps(device, first), *_sections(finding, shown)),
     )
 
 
@@ -229,78 +228,11 @@ def _function(site: Site) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------- other findings
-def oom_section(events: tuple[OutOfMemory, ...], first: FirstChanges | None = None) -> Section:
-    """What failed and why, and what to try first.
-
-    Args:
-        events: One failed allocation at least.
-        first: Changes that were replayed; None where nothing can be replayed.
-    """
-    failures = Table(
-        "Each failure" if len(events) > 1 else "The failure",
-        ("entry", "allocation site", "requested", "device free", "in use", "reserved", "unallocated", "largest free"),
-        tuple(_oom_row(event) for event in events),
-    )
-    in_use = tuple(_groups_table(f"In use at entry {event.entry:,}", event.groups) for event in _distinct(events))
-    tried = () if first is None or not first.changes else (_first_table(first),)
-    return Section("Out of memory", (), (failures, *tried, *in_use), is_alarming=True)
-
-
-def _first_table(first: FirstChanges) -> Table:
-    """Peaks of a replay as recorded, and with each change."""
-    columns = ("change", "line", "allocated", "allocated with it", "reserved", "reserved with it")
-    rows = tuple(
-        (
-            change.words,
-            "" if change.site is None else _place(change.site),
-            change.allocated_before_bytes,
-            change.allocated_bytes,
-            change.reserved_before_bytes,
-            change.reserved_bytes,
-            *((f"{change.num_served:,} of {first.num_failed:,}",) if first.num_failed else ()),
-        )
-        for change in first.changes
-    )
-    served = ("failed requests served",) if first.num_failed else ()
-    return Table("What to try first, in a replay of the recording", (*columns, *served), rows)
-
-
-def oom_sentences(events: tuple[OutOfMemory, ...], device: str) -> tuple[str, ...]:
-    """What failed, and why, for the top of the page; none where nothing did."""
-    if not events:
-        return ()
-    first, *_ = events
-    times = "" if len(events) == 1 else f", {len(events)} times"
-    free = (
-        "" if first.device_free_bytes is None else f" with {format_bytes(first.device_free_bytes)} free on the device"
-    )
-    place = f" by {Path(first.site.file.replace(chr(92), '/')).name}:{first.site.line}" if first.site.file else ""
-    sentence = f"Out of memory on {device}{times}: {format_bytes(first.asked_bytes)} were asked for{place}{free}."
-    return sentence, first.advice
-
-
-def _oom_sections(device: DeviceFinding, first: FirstChanges | None) -> tuple[Section, ...]:
-    """What failed and what was in use then; why it did stands at the top of the page."""
-    return (oom_section(device.oom, first),) if device.oom else ()
-
-
-def _distinct(events: tuple[OutOfMemory, ...]) -> list[OutOfMemory]:
-    """The first failure of each line: a program that tries again has little to add."""
-    firsts: dict[Site, OutOfMemory] = {}
-    for event in events:
-        firsts.setdefault(event.site, event)
-    return list(firsts.values())[:_MAX_OOM_TABLES]
-
-
-def _oom_row(event: OutOfMemory) -> tuple[int | str | FileCell, ...]:
-    sizes = (event.asked_bytes, event.device_free_bytes, event.allocated_bytes, event.reserved_bytes)
-    return (
-        f"{event.entry:,}",
-        _place(event.site),
-        *("not recorded" if size is None else size for size in sizes),
-        event.unallocated_bytes,
-        event.largest_free_bytes,
-    )
+def _what_helps(device: DeviceFinding, first: FirstChanges | None) -> tuple[Section, ...]:
+    """What failed, with what to try first; why it did stands at the top of the page."""
+    if device.oom:
+        return (oom_section(device.oom, first, at_peak=device.peak.groups),)
+    return first_changes_sections(first)
 
 
 def _sections(finding: SnapshotFinding, shown: int) -> tuple[Section, ...]:
@@ -337,7 +269,7 @@ def _growth_section(device: DeviceFinding) -> Section:
         f"Memory in use {verb} by {format_bytes(abs(grown))} over the recording, from {format_bytes(start)} to "
         f"{format_bytes(end)}."
     )
-    tables = (_groups_table("Allocated in the recording and never freed in it", device.never_freed),)
+    tables = (groups_table("Allocated in the recording and never freed in it", device.never_freed),)
     return Section("Growth", (sentence,), tables if device.never_freed else ())
 
 
@@ -350,19 +282,3 @@ def _reserved_section(device: DeviceFinding) -> Section:
         for name, moment in moments
     ]
     return Section("Reserved memory", tables=(reserved_table(rows),))
-
-
-def _groups_table(title: str, groups: tuple[Group, ...]) -> Table:
-    rows = tuple((group.bytes, f"{group.count:,}", _kind(group), _place(group.site)) for group in groups)
-    return Table(title, ("size", "blocks", "kind", "made by"), rows)
-
-
-def _kind(group: Group) -> str:
-    return f"{group.kind}, before recording" if group.is_before_recording else group.kind
-
-
-def _place(site: Site) -> FileCell:
-    if site.file is not None:
-        return FileCell(site.frame, site.file, site.line)
-    is_named = site.frame not in (BEFORE_RECORDING, NO_FRAMES)
-    return FileCell(f"{site.frame} ({NO_PYTHON_FRAME})" if is_named else site.frame)

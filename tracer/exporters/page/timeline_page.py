@@ -47,7 +47,8 @@ from tracer.exporters.page.model import (
     StepTiming,
     Table,
 )
-from tracer.exporters.page.snapshot_page import oom_section, oom_sentences, reserved_table
+from tracer.exporters.page.out_of_memory import oom_section, oom_sentences
+from tracer.exporters.page.snapshot_page import reserved_table
 from tracer.exporters.page.space import page_space
 from tracer.exporters.page.times import time_lanes, time_section, time_sentence
 from tracer.exporters.page.words import headline
@@ -68,7 +69,7 @@ def timeline_page(
     notes: tuple[str, ...] = (),
     slow_modules: tuple[SlowModule, ...] = (),
     failed: OutOfMemory | None = None,
-    first: FirstChanges | None = None,
+    first_changes: FirstChanges | None = None,
     known: KnownStorages | None = None,
     against_eager: PeakDiff | None = None,
     advice: AdviceReport | None = None,
@@ -85,7 +86,7 @@ def timeline_page(
         notes: Sentences on what could not be measured.
         slow_modules: Time by module, slowest first.
         failed: The allocation that ended the run.
-        first: What to try first, so that it is served.
+        first_changes: What to try first so that it is served.
         known: Live tensors observed during the run, which have names.
         against_eager: From the same run without compilation to this one.
         advice: What would lower the peak.
@@ -126,8 +127,11 @@ def timeline_page(
             *unseen(recording, lifetimes),
             *growth_sentences(findings.growth),
         ),
-        sections=_sections(
-            peak, () if failed is None else (oom_section((failed,), first),), against_eager, device_times
+        sections=(
+            *(() if failed is None else (oom_section((failed,), first_changes),)),
+            *(() if against_eager is None else (_eager_section(against_eager),)),
+            *_reserved_section(peak),
+            *(() if device_times is None else (time_section(device_times),)),
         ),
     )
     return replace(page, answer=(verdict, *headline(page))) if verdict else page

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
-from tracer.analysis.snapshots.first_changes import LEAST_PERCENT, FirstChanges
+from tracer.analysis.snapshots.first_changes import FirstChanges
 from tracer.analysis.snapshots.modelled import Modelled
 from tracer.analysis.snapshots.reserved import Holder, Reserved
 from tracer.analysis.snapshots.what_if import AS_RECORDED, SettingsOutcome, WhatIf, where_it_fails
@@ -81,8 +81,7 @@ def print_first_changes(first: FirstChanges, console: Console) -> None:
     """Print what to try first, or that nothing helps."""
     if not first.changes:
         say(console)
-        most = "serves a failed request" if first.num_failed else f"lowers the peak by {LEAST_PERCENT} %"
-        say(console, f"No change that was tried in a replay {most}.", indent=2)
+        say(console, first.nothing_helps, indent=2)
         return
     grid = table("allocated", "with it", "reserved", "with it", *(["served"] if first.num_failed else []))
     grid.add_column("change", overflow="fold")

@@ -1,0 +1,121 @@
+"""What ended a program that ran out of memory: the failures, what was in use then, and what to try first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tracer.analysis.snapshots.first_changes import FirstChange, FirstChanges
+from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.analysis.snapshots.sites import Site
+from tracer.exporters.page.group_tables import groups_table, site_cell
+from tracer.exporters.page.model import Cell, FileCell, Section, Table
+from tracer.units import format_bytes
+
+_MAX_TABLES = 5
+
+
+def oom_section(
+    events: Sequence[OutOfMemory], first: FirstChanges | None = None, *, at_peak: Sequence[Group] = ()
+) -> Section:
+    """What failed and why, what to try first, and what was in use; there is at least one event.
+
+    Args:
+        events: The failures, in order.
+        first: What to try first; None where the requests cannot be replayed.
+        at_peak: What the page shows of the peak; a failure with the same blocks in use has no table of its own.
+    """
+    failures = Table(
+        "Each failure" if len(events) > 1 else "The failure",
+        ("entry", "allocation site", "requested", "device free", "in use", "reserved", "unallocated", "largest free"),
+        tuple(_oom_row(event) for event in events),
+    )
+    sentences, in_use = _in_use(events, at_peak)
+    if first is not None and not first.changes:
+        sentences = (*sentences, first.nothing_helps)
+    tried = () if first is None or not first.changes else (_first_changes_table(first),)
+    return Section("Out of memory", sentences, (failures, *tried, *in_use), is_alarming=True)
+
+
+def first_changes_sections(first: FirstChanges | None) -> tuple[Section, ...]:
+    """What to try first, of a recording in which nothing failed; none where no change helps."""
+    if first is None or not first.changes:
+        return ()
+    return (Section("What to try first", tables=(_first_changes_table(first),)),)
+
+
+def oom_sentences(events: Sequence[OutOfMemory], device: str) -> tuple[str, ...]:
+    """What failed, and why, for the top of the page; none where nothing did."""
+    if not events:
+        return ()
+    first, *_ = events
+    times = "" if len(events) == 1 else f", {len(events)} times"
+    free = (
+        "" if first.device_free_bytes is None else f" with {format_bytes(first.device_free_bytes)} free on the device"
+    )
+    place = f" by {Path(first.site.file.replace(chr(92), '/')).name}:{first.site.line}" if first.site.file else ""
+    sentence = f"Out of memory on {device}{times}: {format_bytes(first.asked_bytes)} were asked for{place}{free}."
+    return sentence, first.advice
+
+
+def _in_use(events: Sequence[OutOfMemory], at_peak: Sequence[Group]) -> tuple[tuple[str, ...], list[Table]]:
+    """What was in use at each failure: a sentence where that is the peak, which the page shows already, or a table."""
+    peak = groups_table("", at_peak).rows
+    sentences: list[str] = []
+    tables: list[Table] = []
+    for event in _distinct(events):
+        table = groups_table(f"In use at entry {event.entry:,}", event.groups)
+        if table.rows != peak:
+            tables.append(table)
+        elif not sentences:
+            sentences.append(f"Entry {event.entry:,} failed at the peak: “What was in use” shows what filled it.")
+    return tuple(sentences), tables
+
+
+def _distinct(events: Sequence[OutOfMemory]) -> list[OutOfMemory]:
+    """The first failure of each line: a program that tries again has little to add."""
+    firsts: dict[Site, OutOfMemory] = {}
+    for event in events:
+        firsts.setdefault(event.site, event)
+    return list(firsts.values())[:_MAX_TABLES]
+
+
+def _oom_row(event: OutOfMemory) -> tuple[Cell, ...]:
+    sizes = (event.asked_bytes, event.device_free_bytes, event.allocated_bytes, event.reserved_bytes)
+    return (
+        f"{event.entry:,}",
+        site_cell(event.site),
+        *("not recorded" if size is None else size for size in sizes),
+        event.unallocated_bytes,
+        event.largest_free_bytes,
+    )
+
+
+def _first_changes_table(first: FirstChanges) -> Table:
+    """Peaks of a replay without and with each change, and how many failed requests it serves."""
+    columns = ("what to change", "allocated", "allocated with it", "reserved", "reserved with it")
+    rows = [(_change_cell(change), *_peaks(change)) for change in first.changes]
+    title = "What to try first: peaks of a replay as recorded, and with the change"
+    if not first.num_failed:
+        return Table(title, columns, tuple(rows))
+    served = [f"{change.num_served} of {first.num_failed}" for change in first.changes]
+    with_served = tuple((*row, count) for row, count in zip(rows, served, strict=True))
+    return Table(title, (*columns, "failed requests served"), with_served)
+
+
+def _peaks(change: FirstChange) -> tuple[int, int, int, int]:
+    return (
+        change.allocated_before_bytes,
+        change.allocated_bytes,
+        change.reserved_before_bytes,
+        change.reserved_bytes,
+    )
+
+
+def _change_cell(change: FirstChange) -> FileCell:
+    if change.site is None:
+        return FileCell(change.words)
+    place = site_cell(change.site)
+    words = change.words if place.file is not None else f"{change.words} ({place.words})"
+    return FileCell(words, place.file, place.line)
