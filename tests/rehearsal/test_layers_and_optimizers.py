@@ -180,3 +180,16 @@ def test_weights_that_are_shared_or_not_of_a_type_of_cudnns_stay_apart() -> None
     for layer in (shared, nn.LSTM(8, 8, dtype=torch.bfloat16)):
         assert flatten_weights(layer) == []
     assert flatten_weights(nn.LSTM(8, 8)) == ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"]
+
+
+def test_recurrent_layers_are_float16_in_mixed_precision_with_bfloat16_too() -> None:
+    """Autocast of cuDNN's recurrent layers knows no other type, so that what follows is cast once more."""
+    layer, seen = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LSTM(WIDTH, 8)), []
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            x = layer[0](torch.ones(5, 3, WIDTH))
+            seen.append((x.dtype, layer[1](x)[0].dtype))
+
+    rehearsed(step, layer)
+    assert seen == [(torch.bfloat16, torch.float16)]

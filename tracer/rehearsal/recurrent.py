@@ -198,10 +198,13 @@ class _CastWeights(torch.autograd.Function):
 
 
 def _in_16_bits(layers: _Layers, x: Tensor, hidden: Tensor, cell: Tensor | None, weights: list[Tensor]) -> Any:
-    """In mixed precision all of it is cast, anew each time; the weights together."""
+    """In mixed precision all of it is cast, anew each time; the weights together. It is float16, with bfloat16 too.
+
+    Source: _cudnn_rnn_cast_reflatten in aten/src/ATen/cudnn/AutocastRNN.cpp, which casts to at::kHalf.
+    """
     if not torch.is_autocast_enabled("cpu"):
         return x, hidden, cell, weights
-    to = torch.get_autocast_dtype("cpu")
+    to = torch.float16
     with torch_dispatch.below_autocast():
         cast = list(_CastWeights.apply(layers, to, *weights))
         return x.to(to), hidden.to(to), cell.to(to) if cell is not None else None, cast
