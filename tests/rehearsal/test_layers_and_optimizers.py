@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tracer.null_gpu.cards import devices_of
 from tracer.rehearsal import recorder
 from tracer.rehearsal.cuda_rules import RULE_NAMES
+from tracer.rehearsal.recurrent import flatten_weights
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
 from tracer.workloads.module_steps import StepWorkload
 
@@ -161,3 +162,34 @@ def test_mixed_precision_casts_weights_into_one_buffer_with_places_for_biases(bi
     values = 4 * 8 * (WIDTH + 8 + 2)
     assert sizes.count(values * 2) == 4  # in both steps: the weights in 16 bits, and their gradients
     assert 4 * 8 * WIDTH * 2 not in sizes
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_weights_of_a_recurrent_layer_come_one_by_one_and_are_copied_into_one_buffer(bias: bool) -> None:
+    """As `flatten_parameters` does on a GPU: the buffer has places for biases too where there are none."""
+    apart = [4 * 8 * WIDTH * 4, 4 * 8 * 8 * 4, *([4 * 8 * 4] * 2 if bias else [])]
+    whole = 4 * 8 * (WIDTH + 8 + 2) * 4
+    sizes = recurring(nn.LSTM(WIDTH, 8, bias=bias))
+    assert sizes[: 2 * len(apart) + 1] == [*apart, whole, *(-size for size in apart)]
+    assert sum(sizes[: 2 * len(apart) + 1]) == whole
+
+
+def test_weights_that_are_shared_or_not_of_a_type_of_cudnns_stay_apart() -> None:
+    shared = nn.LSTM(8, 8)
+    shared.weight_hh_l0 = shared.weight_ih_l0
+    for layer in (shared, nn.LSTM(8, 8, dtype=torch.bfloat16)):
+        assert flatten_weights(layer) == []
+    assert flatten_weights(nn.LSTM(8, 8)) == ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"]
+
+
+def test_recurrent_layers_are_float16_in_mixed_precision_with_bfloat16_too() -> None:
+    """Autocast of cuDNN's recurrent layers knows no other type, so that what follows is cast once more."""
+    layer, seen = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LSTM(WIDTH, 8)), []
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            x = layer[0](torch.ones(5, 3, WIDTH))
+            seen.append((x.dtype, layer[1](x)[0].dtype))
+
+    rehearsed(step, layer)
+    assert seen == [(torch.bfloat16, torch.float16)]

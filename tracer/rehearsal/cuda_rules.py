@@ -20,7 +20,7 @@ from tracer.rehearsal import convolution_workspaces as convolutions
 from tracer.rehearsal import kernel_scratch as kernels
 from tracer.rehearsal.cuda_autocast import softmax_of_half
 from tracer.rehearsal.recorder import OperatorCall, Scratch
-from tracer.rehearsal.recurrent import recurrence
+from tracer.rehearsal.recurrent import flatten_weights, recurrence
 from tracer.rehearsal.rule import Gpu, Replacement, Rule
 from tracer.rehearsal.saved_on_host import save_on_host
 from tracer.units import MIB
@@ -207,6 +207,7 @@ RULES: tuple[Rule, ...] = (
             for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")
             for overload in ("input", "data")
         },
+        together=flatten_weights,
     ),
     Rule(
         "autocast",

@@ -167,6 +167,8 @@ class Recorder:
         self._stand_ins: dict[int, Tensor] = {}
         self._let_go: list[weakref.finalize[Any, Any]] = []
         self._reads: Counter[tuple[int, str]] = Counter()
+        # By storage: what its tensors took before they were copied into it. Until its first use.
+        self._copied_together: dict[int, tuple[int, ...]] = {}
         # What libraries keep: number and name.
         self._workspaces: list[tuple[int, str]] = []
 
@@ -463,7 +465,30 @@ class Recorder:
         entry = self._storage_of.get(torch_tensors.storage_key(storage))
         if entry is not None:
             return entry[0]
+        parts = self._copied_together.pop(torch_tensors.storage_key(storage), None)
+        if parts is not None:
+            return self._new_of_all(tensor, storage, parts)
         return self._new(tensor, storage, tensor.numel() * tensor.element_size())
+
+    def copied_together(self, tensors: list[Tensor]) -> None:
+        """These came to the device one by one, and were copied into the one storage of them all, which is kept.
+
+        Args:
+            tensors: Of one storage, none of which has been seen yet.
+        """
+        sizes = tuple(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self._copied_together[torch_tensors.storage_key(tensors[0].untyped_storage())] = sizes
+
+    def _new_of_all(self, tensor: Tensor, storage: torch.UntypedStorage, sizes: tuple[int, ...]) -> int:
+        log = self.log
+        first = len(log.storages)
+        for number, size_bytes in enumerate(sizes, first):
+            log.storages.append((size_bytes, NONE, NONE, False, False))
+            log.events.append((number, size_bytes, log.tick(), self._op, NONE))
+        whole = self._new(tensor, storage)
+        for number, size_bytes in enumerate(sizes, first):
+            log.events.append((number, -size_bytes, log.tick(), self._op, NONE))
+        return whole
 
     def _is_known(self, tensor: Tensor) -> bool:
         return torch_tensors.storage_key(tensor.untyped_storage()) in self._storage_of

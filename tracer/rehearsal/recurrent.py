@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tracer.capture.torch_private import torch_dispatch, torch_fake
 from tracer.rehearsal.rule import Gpu
@@ -119,6 +119,44 @@ def recurrence(kind: str) -> Callable[[Callable[..., Any], Gpu], Callable[..., A
     return replaced
 
 
+_CUDNN_TYPES = {torch.float16, torch.float32, torch.float64}
+
+
+def flatten_weights(module: nn.Module) -> list[str]:
+    """Put the weights of a recurrent layer into one storage; their names, or none where torch would not.
+
+    Source: RNNBase.flatten_parameters in torch/nn/modules/rnn.py; CUDNN_TENSOR_DTYPES in torch/backends/cudnn.
+    """
+    if not isinstance(module, nn.RNNBase) or not torch.backends.cudnn.enabled:
+        return []
+    weights = dict(module.named_parameters(recurse=False))
+    if len(weights) < sum(map(len, module.all_weights)) or not _can_be_one(list(weights.values())):
+        return []
+    flat = next(iter(weights.values())).new_empty(_layers_of(module).weight_values(list(weights.values())))
+    for weight, part in zip(weights.values(), _parts(flat, list(weights.values())), strict=True):
+        weight.data = part
+    return list(weights)
+
+
+def _can_be_one(weights: list[nn.Parameter]) -> bool:
+    """Whether all are of one type that cuDNN has."""
+    types = {weight.dtype for weight in weights}
+    return len(types) == 1 and types <= _CUDNN_TYPES
+
+
+def _layers_of(module: nn.RNNBase) -> _Layers:
+    return _Layers(
+        module.mode.lower(),
+        num_layers=module.num_layers,
+        num_directions=2 if module.bidirectional else 1,
+        hidden_size=module.hidden_size,
+        projected_size=module.proj_size or module.hidden_size,
+        is_training=module.training,
+        batch_first=module.batch_first,
+        has_bias=module.bias,
+    )
+
+
 def _keep_random_state(gpu: Gpu, x: Tensor) -> None:
     """Allocate the state of dropout between layers: once per device, by the first call, for good."""
     if _RANDOM_STATE not in gpu.memory:
@@ -160,10 +198,13 @@ class _CastWeights(torch.autograd.Function):
 
 
 def _in_16_bits(layers: _Layers, x: Tensor, hidden: Tensor, cell: Tensor | None, weights: list[Tensor]) -> Any:
-    """Arguments cast for mixed precision, in every call again; the weights together."""
+    """In mixed precision all of it is cast, anew each time; the weights together. It is float16, with bfloat16 too.
+
+    Source: _cudnn_rnn_cast_reflatten in aten/src/ATen/cudnn/AutocastRNN.cpp, which casts to at::kHalf.
+    """
     if not torch.is_autocast_enabled("cpu"):
         return x, hidden, cell, weights
-    to = torch.get_autocast_dtype("cpu")
+    to = torch.float16
     with torch_dispatch.below_autocast():
         cast = list(_CastWeights.apply(layers, to, *weights))
         return x.to(to), hidden.to(to), cell.to(to) if cell is not None else None, cast

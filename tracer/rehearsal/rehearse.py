@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tracer.allocator.settings import AllocatorSettings
@@ -133,7 +133,10 @@ def rehearse(
     run = _Run(workload, recorder, objects, followed)
     modules, optimizers, others = held_by([workload, *objects.models.values(), *objects.optimizers])
     refuse_jobs(modules)
+    together = _put_together(modules, followed)
     turn_all_fake(mode, modules, optimizers, others)
+    for module, names in together:
+        recorder.copied_together([getattr(module, name) for name in names])
     for optimizer, rule in ((updating, rule) for updating in optimizers for rule in followed):
         if rule.optimizer is not None:
             rule.optimizer(optimizer)
@@ -141,6 +144,13 @@ def rehearse(
     with _standing_in(followed, kernels, gpu), Formatted(), torch.compiler.set_stance("force_eager"):
         run.steps(num_steps)
     return _results(run, device, module_names, followed)
+
+
+def _put_together(models: list[nn.Module], rules: list[Rule]) -> list[tuple[nn.Module, list[str]]]:
+    """Modules whose parameters lie in one storage on the device, and the names of these."""
+    modules = {id(module): module for model in models for module in model.modules()}.values()
+    by = [rule.together for rule in rules if rule.together is not None]
+    return [(module, names) for module in modules for together in by if (names := together(module))]
 
 
 def _scratch_of(rules: list[Rule], gpu: Gpu) -> Callable[[Any], tuple[ScratchOf, ...]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tracer.null_gpu.cards import UNNAMED, Card
 from tracer.rehearsal.recorder import OperatorCall, Scratch
@@ -56,6 +56,8 @@ class Rule:
         functions: What stands in for functions of torch's that are no operators, by dotted name.
         scratch: What operators take beside their results, by name such as `aten::mm`.
         around: Entered while the steps run.
+        together: Called with every module before it is turned into fake tensors; puts parameters into one storage, as
+            moving the module to a device does, and returns their names, or none.
         workload: Called with the workload before it is turned into fake tensors; what it returns is rehearsed.
         on_host: Which tensors of an optimizer's state are not on the device.
         prepare: Called with the device before anything runs.
@@ -69,6 +71,7 @@ class Rule:
     functions: Mapping[str, Replacement] = field(default_factory=dict)
     scratch: Mapping[str, ScratchOfGpu] = field(default_factory=dict)
     around: Callable[[], AbstractContextManager[None]] | None = None
+    together: Callable[[nn.Module], list[str]] | None = None
     workload: Callable[[Workload], Workload] | None = None
     on_host: Callable[[torch.optim.Optimizer], Iterable[Tensor]] | None = None
     prepare: Callable[[Gpu], None] | None = None
