@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.advice.programs import PROGRAMS
-from tracer.advice.changes import optimizer_kernels
+from tracer.advice.changes import optimizer_kernels, precision
 from tracer.advice.planner import KINDS, _Trials
 from tracer.workloads.supervised import SupervisedWorkload
 
@@ -41,6 +41,24 @@ def test_every_pasted_line_runs(name: str, device: str) -> None:
             continue
         exec("\n".join(change.lines), names)
         assert "..." not in "".join(change.lines), change.name
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "capability", "is_offered"),
+    [
+        ("lstm", "cpu", "AVX2", False),
+        ("lstm", "cpu", "AVX512", True),
+        ("lstm", "cuda", "AVX2", True),
+        ("stack", "cpu", "AVX2", True),
+    ],
+)
+def test_bfloat16_is_offered_where_the_processor_has_it_for_all_layers(
+    name: str, device: str, capability: str, is_offered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without AVX-512 oneDNN raises at a recurrent layer in bfloat16."""
+    situation = _Trials(PROGRAMS[name], device, {}).situation  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert bool([*precision.candidates(situation)]) == is_offered
 
 
 def test_attention_runs_where_query_key_and_value_are_there() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from tracer.advice.change import Change, Situation
 from tracer.advice.recommendation import Group, Keeps
@@ -24,10 +25,18 @@ class _Autocast(Wrapped):
             return self.inner.forward(batch)
 
 
+def _runs_on_cpu(model: nn.Module) -> bool:
+    """Whether the CPU has bfloat16 for all layers: oneDNN has none for recurrent ones without AVX-512, and raises."""
+    has_recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    return not has_recurrent or "AVX512" in torch.backends.cpu.get_cpu_capability()
+
+
 def candidates(situation: Situation) -> Iterator[Change]:
-    """One, where the program has no mixed precision and parameters in float32."""
+    """One, where the program has no mixed precision and parameters in float32, and the device can do it."""
     workload = situation.workload
     if isinstance(workload, StepWorkload) or getattr(workload, "amp", "off") != "off":
+        return
+    if situation.device == "cpu" and not _runs_on_cpu(situation.model):
         return
     if not any(parameter.dtype == torch.float32 for parameter in situation.model.parameters()):
         return
