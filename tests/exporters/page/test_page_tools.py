@@ -163,16 +163,16 @@ def test_the_allocator_step_by_step(opened: Callable[..., Any], blocks_page: Pag
         # At the peak, the last of the four blocks fills what was left.
         (filled,) = changes()
         assert re.fullmatch(
-            r"Allocated 3.00 MiB of not known, net.py:7, at 0x\w+: a free piece of just this size.", filled
+            r"Allocated 3.00 MiB \(not known, net.py:7\) at 0x\w+: a free piece of just this size.", filled
         )
         assert step("Before")[0].endswith("split off a free piece of 5.00 MiB, of which 3.00 MiB stay free.")
         step("Next")
         step("Next")
         # The entry that asks for the free changes nothing, the one that completes it does.
-        assert step("Next") == ["Freed 1.00 MiB of not known, net.py:7: a free piece of 1.00 MiB."]
+        assert step("Next") == ["Freed 1.00 MiB (not known, net.py:7): a free piece of 1.00 MiB."]
         step("Next")
         assert step("Next") == [
-            "Freed 4.00 MiB of not known, net.py:8: merged with free memory beside it to a piece of 5.00 MiB."
+            "Freed 4.00 MiB (not known, net.py:8): merged with free memory beside it to a piece of 5.00 MiB."
         ]
         assert "10.00 MiB reserved (10,485,760 B): 5.00 MiB in use" in tab.locator("#space > p").first.inner_text()
         assert "all of it beside blocks" in tab.locator("#space > p").first.inner_text()
@@ -211,9 +211,9 @@ def test_segments_that_came_and_went_are_found(opened: Callable[..., Any], tmp_p
     shown = page_of(load(tmp_path / "s", snapshot(trace, [segment(BASE, 2 * MIB, alive)])))
     with opened(shown) as tab:
         steps = tab.locator(".allocator")
-        steps.get_by_role("button", name="Segments change →").click()
+        steps.get_by_role("button", name="Segment change →").click()
         assert tab.locator(".changes li").all_inner_texts()[0].startswith("Released to the device: 20.00 MiB")
-        steps.get_by_role("button", name="← Segments changed").click()
+        steps.get_by_role("button", name="← Segment change").click()
         assert tab.locator(".changes li").all_inner_texts()[0].startswith("Reserved a segment: 20.00 MiB")
         assert (
             "20.00 MiB of it in segments without a block, which empty_cache() gives back"

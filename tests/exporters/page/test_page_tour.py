@@ -70,7 +70,10 @@ def test_everything_is_clicked_through(
 
 
 def fits_in(tab: Any, width: int) -> None:
-    """Nothing is wider than the window."""
+    """Nothing is wider than the window, and no cell with a text is hidden where a row is a card."""
+    assert tab.evaluate(
+        "[...document.querySelectorAll('.flows tbody td')].every((cell) => !cell.textContent || cell.offsetHeight > 0)"
+    )
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
@@ -130,7 +133,7 @@ def in_use(tab: Any) -> None:
 def segments(tab: Any) -> None:
     """A step of the allocator, and whether a request would fit."""
     steps = tab.locator(".allocator")
-    for name in ("← Segments changed", "Next →", "← Before"):
+    for name in ("← Segment change", "Next →", "← Before"):
         steps.get_by_role("button", name=name).click()
     assert steps.locator("li").count()
     tab.get_by_label("Size of a request").fill("4 TiB")

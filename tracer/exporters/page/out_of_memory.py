@@ -14,6 +14,7 @@ from tracer.exporters.page.model import Cell, FileCell, Section, Table
 from tracer.units import format_bytes
 
 _MAX_TABLES = 5
+_TRY_FIRST, _PEAKS = "What to try first", "peaks of a replay as recorded, and with the change"
 
 
 def oom_section(
@@ -34,7 +35,7 @@ def oom_section(
     sentences, in_use = _in_use(events, at_peak)
     if first is not None and not first.changes:
         sentences = (*sentences, first.nothing_helps)
-    tried = () if first is None or not first.changes else (_first_changes_table(first),)
+    tried = () if first is None or not first.changes else (_first_changes_table(f"{_TRY_FIRST}: {_PEAKS}", first),)
     return Section("Out of memory", sentences, (failures, *tried, *in_use), is_alarming=True)
 
 
@@ -42,7 +43,7 @@ def first_changes_sections(first: FirstChanges | None) -> tuple[Section, ...]:
     """What to try first, of a recording in which nothing failed; none where no change helps."""
     if first is None or not first.changes:
         return ()
-    return (Section("What to try first", tables=(_first_changes_table(first),)),)
+    return (Section(_TRY_FIRST, tables=(_first_changes_table(_PEAKS.capitalize(), first),)),)
 
 
 def oom_sentences(events: Sequence[OutOfMemory], device: str) -> tuple[str, ...]:
@@ -92,11 +93,10 @@ def _oom_row(event: OutOfMemory) -> tuple[Cell, ...]:
     )
 
 
-def _first_changes_table(first: FirstChanges) -> Table:
+def _first_changes_table(title: str, first: FirstChanges) -> Table:
     """Peaks of a replay without and with each change, and how many failed requests it serves."""
     columns = ("what to change", "allocated", "allocated with it", "reserved", "reserved with it")
     rows = [(_change_cell(change), *_peaks(change)) for change in first.changes]
-    title = "What to try first: peaks of a replay as recorded, and with the change"
     if not first.num_failed:
         return Table(title, columns, tuple(rows))
     served = [f"{change.num_served} of {first.num_failed}" for change in first.changes]

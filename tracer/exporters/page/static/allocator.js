@@ -34,8 +34,8 @@ class AllocatorSteps {
     const go = (by, when) => () => this.go(by, when);
     this.tools = el("div", { class: "tools", role: "group", "aria-label": "Step by step" },
       button("\u2190 Before", "To the moment before", go(-1, () => true)), button("Next \u2192", "To the next moment", go(1, () => true)),
-      button("\u2190 Segments changed", "To where segments were reserved or released before", go(-1, (row) => this.segmentRows.has(row))),
-      button("Segments change \u2192", "To where segments are reserved or released next", go(1, (row) => this.segmentRows.has(row))));
+      button("\u2190 Segment change", "To where segments were reserved or released before", go(-1, (row) => this.segmentRows.has(row))),
+      button("Segment change \u2192", "To where segments are reserved or released next", go(1, (row) => this.segmentRows.has(row))));
     this.wanted = el("input", { type: "text", value: "512 MiB", size: 10, "aria-label": "Size of a request", spellcheck: "false" });
     this.verdict = el("p", { role: "status" });
     this.wanted.addEventListener("input", () => this.judge());
@@ -88,12 +88,13 @@ class AllocatorSteps {
 
   name(block) {
     const { moments } = this.space, group = moments.groups[moments.group[block]];
-    return `${formatBytes(moments.allocated[block])} of ${group.category}${placeText(group) ? `, ${placeText(group)}` : group.op ? `, ${group.op}` : ""}`;
+    const maker = placeText(group) || group.op;
+    return `${formatBytes(moments.allocated[block])} (${[group.category, maker].filter(Boolean).join(", ")})`;
   }
 
   allocated(block, before, after) {
     const { moments } = this.space, bytes = moments.allocated[block], address = moments.address[block], was = pieceAt(before, moments, address);
-    const head = `Allocated ${this.name(block)}, at ${hex(address)}: `;
+    const head = `Allocated ${this.name(block)} at ${hex(address)}: `;
     if (!was) {
       const left = pieceAt(after, moments, address + bytes);
       return `${head}in memory that was reserved for it${left ? `, of which ${formatBytes(left.end - left.start)} stay free` : ""}.`;

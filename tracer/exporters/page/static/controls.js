@@ -73,7 +73,7 @@ const toolbar = (timeline) => {
     timeline.hasStack && timeline.data.blocks ? laneControls(timeline, button) : null,
     timeline.hasStack ? button("Zoom to peak", "Key P", () => timeline.zoomToPeak()) : null,
     button("+", "Zoom in", () => timeline.zoom(0.5), "Zoom in"), button("\u2212", "Zoom out", () => timeline.zoom(2), "Zoom out"),
-    drags.pan, timeline.hasStack ? drags.measure : null, button("Whole run", "Key 0; also a double click", () => timeline.setView(null, null)), canOrder ? order : null,
+    drags.pan, timeline.hasStack ? drags.measure : null, button("Show all", "Key 0; also a double click", () => timeline.setView(null, null)), canOrder ? order : null,
     timeline.search.input, pictureChoice(timeline), button("?", "All keys", () => timeline.parts.keys.showModal(), "All keys"));
 };
 

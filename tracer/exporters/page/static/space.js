@@ -3,6 +3,8 @@
 
 const LINE = 14, LINE_GAP = 3, SEGMENT_GAP = 3, MOST_LINES = 22;
 
+const HOLDER_COLUMNS = ["Free beside it", "Segments", "Blocks", "They hold", "Line"];
+
 class SpaceSection {
   constructor(space, moments, columns, view, colorOf) {
     Object.assign(this, { space, moments, columns, view, colorOf });
@@ -147,9 +149,9 @@ class SpaceSection {
     const rows = [...lines].sort((a, b) => b[1].free - a[1].free).slice(0, 8);
     this.pins.replaceChildren(...(rows.length ? [
       el("h3", {}, "What keeps segments that are half free or more"),
-      el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "What keeps half-empty segments" }, el("table", {},
-        el("thead", {}, el("tr", {}, ["Free beside it", "Segments", "Blocks", "They hold", "Line"].map((name, i) => el("th", { scope: "col", class: i < 4 ? "number" : null }, name)))),
-        el("tbody", {}, rows.map(([key, line]) => el("tr", {}, [formatBytes(line.free), grouped(line.segments), grouped(line.count), formatBytes(line.bytes), key].map((text, i) => el("td", { class: i < 4 ? "number" : null }, text))))))),
+      el("div", { class: "scroll flows", tabindex: "0", role: "region", "aria-label": "What keeps half-empty segments" }, el("table", {},
+        el("thead", {}, el("tr", {}, HOLDER_COLUMNS.map((name, i) => el("th", { scope: "col", class: i < 4 ? "number" : null }, name)))),
+        el("tbody", {}, rows.map(([key, line]) => el("tr", {}, [formatBytes(line.free), grouped(line.segments), grouped(line.count), formatBytes(line.bytes), key].map((text, i) => el("td", { class: i < 4 ? "number" : null, "data-label": HOLDER_COLUMNS[i] }, text))))))),
       el("p", { class: "quiet small" }, "Where several lines share a segment, its free bytes count for each of them."),
     ] : []));
   }
