@@ -121,7 +121,10 @@ def in_use(tab: Any) -> None:
     checks = tab.locator("#peak .check").all_inner_texts()
     assert checks and all(check.startswith("✓") for check in checks), checks
     if tab.get_by_role("button", name="By caller").count():
+        arrangements = tab.locator(".tree-tools button")
+        assert [button.get_attribute("aria-pressed") for button in arrangements.all()] == ["true", "false", "false"]
         tab.get_by_role("button", name="By caller").click()
+        assert [button.get_attribute("aria-pressed") for button in arrangements.all()] == ["false", "true", "false"]
         tab.get_by_label("Hide library frames").check()
         tab.get_by_label("Search in the tree").fill("e")
         assert tab.locator(".map-side p[role=status]").inner_text().startswith("Found")

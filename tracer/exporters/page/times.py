@@ -8,7 +8,7 @@ from tracer.analysis.times.step_times import StepTimes
 from tracer.analysis.times.work_rows import Launcher
 from tracer.capture.torch_names import step_words
 from tracer.exporters.page.model import Cell, FileCell, PageLane, Section, Table
-from tracer.units import ms, some
+from tracer.units import ms
 
 _MOST_STEPS, _MOST_ROWS = 50, 100
 
@@ -79,13 +79,13 @@ def _kernels(times: TraceTimes) -> Table:
         (
             _ms(kernel.total_ns),
             _ms(kernel.longest_ns),
-            some(kernel.count, "time"),
+            f"{kernel.count:,}",
             kernel.name,
             *_place(kernel.launcher),
         )
         for kernel in times.kernels[:_MOST_ROWS]
     )
-    columns = ("together", "longest", "", "kernel", "operator and line", "module")
+    columns = ("together", "longest", "times", "kernel", "operator and line", "module")
     return Table("The longest kernels, by who launched them", columns, rows)
 
 

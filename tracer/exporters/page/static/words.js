@@ -30,6 +30,7 @@ const el = (tag, attributes = {}, ...children) => {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "style") Object.assign(element.style, value);
+    else if (typeof value === "boolean" && name.startsWith("aria-")) element.setAttribute(name, String(value));
     else if (value === true) element.setAttribute(name, "");
     else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value);
   }
