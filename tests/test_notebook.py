@@ -130,7 +130,7 @@ def test_a_first_step_that_fails_says_how_to_have_it_recorded(tmp_path: Path) ->
 def test_results_are_there_when_the_block_has_ended(tmp_path: Path) -> None:
     model = net()
     with profile_training(model, save_dir=tmp_path / "first", schedule=Schedule(0, 0, 1, 1), screen=False) as session:
-        with pytest.raises(TracerError, match="when the block has ended"):
+        with pytest.raises(TracerError, match="after the block has ended"):
             _ = session.peak_bytes
         assert "so far" in session._repr_html_() and "so far" in repr(session)
         model(torch.ones(2, 4)).sum().backward()

@@ -250,7 +250,7 @@ def test_a_script_that_trains_on_the_cpu_is_a_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     run = called(tmp_path, "run", "--on", "h100", "train.py")
     assert run.returncode == 0
-    assert "The script trained on cpu, so nothing was allocated on the GPU. Have it use cuda" in run.stderr
+    assert "The script trained on cpu, so nothing was allocated on the GPU. Make it use cuda" in run.stderr
 
 
 def test_what_a_script_reads_decides_sizes_and_is_listed(tmp_path: Path) -> None:
