@@ -118,7 +118,7 @@ def _compare(
 ) -> Verdict:
     if claims.failed_files or not claims.peak:
         return Verdict(name, crash="; ".join(claims.failed_files or claims.warned or ("no peak.json",)))
-    # The bookkeeper sees tensors alone: at a peak inside a kernel what looks like one more of them can be its workspace.
+    # The bookkeeper sees tensors alone: inside a kernel, what looks like one more of them can be its workspace.
     tensors = [size for size, kind in claims.blocks if kind != WORKSPACE]
     sizes = [size for size, _ in claims.blocks]
     instants = [found for told in (sizes, tensors) for found in instants_of(claims.peak, truth.instants, told)]

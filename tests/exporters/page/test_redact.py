@@ -69,7 +69,10 @@ def secret_page() -> Page:
     return replace(
         small,
         alarm=("Out of memory in falcon_step (train_falcon.py:3).",),
-        notes=("falcon.blocks.0 was not seen; falcon_step was.",),
+        notes=(
+            "falcon.blocks.0 was not seen; falcon_step was.",
+            "+1 MiB  exp < falcon_softmax (falcon/nn.py) < linear (site-packages/torch/nn.py) < ...",
+        ),
         headline_notes=("Look at train_falcon.py:3.",),
         peak=replace(small.peak, rows=rows, stacks=(stack, (), ()), row=0),
         blocks=PageBlocks(rows, number, number + 1, number, number + 2, (stack, (), ())),

@@ -33,6 +33,8 @@ _OF_LIBRARIES = re.compile(r"\b(?:at|c10|torch|std|pybind11|cuda|caffe2)(?:::|$)
 _FILE = re.compile(
     r"(?<![\w/.~\\-])(?:[\w.~@+-]*[/\\])*[\w.@+-]+\.(?:py|ipynb|pyx|pickle|pkl|json|npz|html|gz|zst|xz|zip)\b"
 )
+# As a diff names the frames of a stack, which may have moved to another line.
+_FRAME_WITHOUT_LINE = re.compile(rf"(?P<function>[\w.<>]+) \((?P<file>{_FILE.pattern})\)")
 _KERNEL = re.compile(r"\bat::|cutlass|cudnn|cublas|nccl|rccl|^triton_|^Mem(?:cpy|set)|gemm|_sm\d\d|^flash_|cufft|fft_")
 _OURS = frozenset(file.file_name for file in OUTPUT_FILES)
 _NOTE = "The names of the program are left out: its files, functions and modules are numbered."
@@ -119,11 +121,15 @@ class _Names:
         function = self.operator(match["function"], file=match["file"])
         return f"{function} ({self.file(match['file'])}:{match['line']})"
 
+    def _without_line(self, match: re.Match[str]) -> str:
+        return f"{self.operator(match['function'], file=match['file'])} ({match['file']})"
+
     # ---------------------------------------------------------------------------------------------------- sentences
     def words(self, text: str) -> str:
         """A sentence: frames, files, and every name that stands in a column somewhere."""
         if _FRAME.match(text):
             return self.frame(text)
+        text = _FRAME_WITHOUT_LINE.sub(self._without_line, text)
         text = _FILE.sub(lambda match: self.file(match[0]), text)
         return text if self.phrases is None else self.phrases.sub(lambda match: self.in_words[match[0]], text)
 
