@@ -26,6 +26,7 @@ The folders are the data flow: what happened, what it means, who wants to know.
     errors, units      the two things that everybody may use
     arrays             the columns that everybody may use, by what a row of them is: events, blocks, operators
     collector          Python's garbage collector, paused where both readers run
+    command_line       how this process was called
     nested             the walk over nested inputs and outputs
     null_gpu/          a GPU that computes nothing: how it is built for the torch at hand, and how a process runs on it
     workloads/         how a model, a file:factory or a step function becomes a training step

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import platform
-import shlex
-import sys
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+
+from tracer.command_line import this_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class RunOrigin:
         from tracer.capture.device import devices
 
         return cls(
-            command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            command=this_command(),
             date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
             torch=str(torch.__version__),
             python=platform.python_version(),

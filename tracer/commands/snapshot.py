@@ -371,7 +371,7 @@ def _explained(path: Path, device: int | None, questions: Questions, tries: _Tri
 
 
 def _print_json(explained: Explained, console: Console, path: Path) -> None:
-    from tracer.exporters.json_documents.header import this_command
+    from tracer.command_line import this_command
     from tracer.exporters.json_documents.moments import moments_values
     from tracer.exporters.json_documents.snapshot import snapshot_json
 

@@ -108,7 +108,7 @@ def show_traces(
         return True
     (path,) = recordings
     _check_outputs(path, wanted.values(), save_dir)
-    from tracer.exporters.json_documents.header import this_command
+    from tracer.command_line import this_command
     from tracer.results.trace_report import explain_trace
 
     report = explain_trace(path, device=device, command=this_command())
@@ -145,7 +145,7 @@ def _show_job(paths: Sequence[Path], console: Console, *, device: str | None, as
     Raises:
         RecordingError: None of them can be read.
     """
-    from tracer.exporters.json_documents.header import this_command
+    from tracer.command_line import this_command
     from tracer.results.trace_report import explain_traces
 
     job = explain_traces(paths, device=device)

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from tracer.advice.recommendation import AdviceReport
+from tracer.command_line import this_command
 from tracer.exporters.files import write_atomically
-from tracer.exporters.json_documents.header import json_header, this_command
+from tracer.exporters.json_documents.header import json_header
 
 VERSION = 1
 

@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tracer.exporters.json_documents.header import json_header, this_command
+from tracer.command_line import this_command
+from tracer.exporters.json_documents.header import json_header
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_diff import Change, PeakDiff

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from tracer.command_line import this_command
 from tracer.errors import UsageError
 from tracer.exporters.files import write_atomically
-from tracer.exporters.json_documents.header import json_header, this_command
+from tracer.exporters.json_documents.header import json_header
 from tracer.results.fit import FitReport
 
 VERSION = 1

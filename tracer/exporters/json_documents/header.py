@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-from pathlib import Path
 from typing import TypedDict
 
 UNITS = {"*bytes": "bytes", "*_us": "microseconds", "*time_us": "microseconds since 1970-01-01 UTC"}
@@ -42,8 +39,3 @@ def json_header(
         "computed": computed,
         "units": dict(UNITS),
     }
-
-
-def this_command() -> str:
-    """This process's, without the folder of the program."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])

@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 from tracer.analysis.peak_diff import Change
 from tracer.analysis.snapshots.job import JobFinding, RankPeak
-from tracer.exporters.json_documents.header import json_header, this_command
+from tracer.command_line import this_command
+from tracer.exporters.json_documents.header import json_header
 
 VERSION = 1
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from tracer.capture.sources.source_line import SourceLine
-from tracer.exporters.json_documents.header import json_header, this_command
+from tracer.command_line import this_command
+from tracer.exporters.json_documents.header import json_header
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.results.prediction import LargestSize, Prediction
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from tracer.analysis.snapshots.groups import Group
+from tracer.command_line import this_command
 from tracer.exporters.files import write_atomically
-from tracer.exporters.json_documents.header import json_header, this_command
+from tracer.exporters.json_documents.header import json_header
 from tracer.exporters.json_documents.snapshot import group_values
 from tracer.results.watch_report import Event, OutlivedMemory, WatchReport
 

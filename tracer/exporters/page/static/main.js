@@ -12,7 +12,8 @@ const setTheme = (theme) => {
 };
 
 const showNavigation = () => {
-  const there = Object.keys(NAVIGATION).filter((id) => !document.getElementById(id).hidden).map((id) => [id, NAVIGATION[id]]);
+  const there = Object.keys(NAVIGATION).filter((id) => !document.getElementById(id).hidden)
+    .map((id) => [id, id === "run" ? document.querySelector("#run h2").textContent.replace(/^The r/, "R") : NAVIGATION[id]]);
   const alarm = document.querySelector(".alarming"), findings = [...document.querySelectorAll("main > section[id^=finding]")].filter((one) => one !== alarm);
   if (!there.some(([id]) => id === "timeline")) there.splice(there[0]?.[0] === "ranks" ? 1 : 0, 0, ...findings.map((one) => [one.id, one.querySelector("h2").textContent]));
   if (alarm) there.splice(2, 0, [alarm.id, alarm.querySelector("h2").textContent]);

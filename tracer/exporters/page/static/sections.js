@@ -60,8 +60,8 @@ const moduleTable = (modules) => {
 // --------------------------------------------------------------------------------------------------------- the run
 const showRun = (data) => {
   if (!data.run.length && !data.notes.length) return;
-  section("run", data.source === "snapshot" ? "The recording" : "The run",
+  section("run", !data.run.length ? "Notes" : data.source === "snapshot" ? "The recording" : "The run",
     data.run.length ? el("dl", {}, data.run.map(([name, value]) => el("div", { class: value.length > 60 || /\S{19}/.test(value) ? "long" : null }, el("dt", {}, name), el("dd", {}, value)))) : null,
-    data.notes.length ? el("div", { class: "notes" }, el("h3", {}, "Notes"), el("ul", {}, data.notes.map((note) => el("li", {}, note)))) : null);
+    data.notes.length ? el("div", { class: "notes" }, data.run.length ? el("h3", {}, "Notes") : null, el("ul", {}, data.notes.map((note) => el("li", {}, note)))) : null);
 };
 
