@@ -63,7 +63,7 @@ def test_every_allocation_of_ours_has_a_category_and_a_line_of_text(cycle: Cycle
     assert len(allocations) == (cycle.lifetimes.allocation >= 0).sum()
     assert {entry["category"] for entry in allocations} >= {"activation", "workspace", "gradient"}
     assert all(entry["frames"][0]["filename"].startswith("<explained as ") for entry in allocations)
-    assert any("ACTIVATION in forward, " in entry["frames"][0]["name"] for entry in allocations)
+    assert any("activation in forward, " in entry["frames"][0]["name"] for entry in allocations)
     # Without this word on some entry the viewer throws.
     assert "unknown" in {entry["category"] for entry in snapshot["device_traces"][0]}
 
@@ -80,7 +80,7 @@ def test_blocks_that_live_on_have_a_line_of_text_too(cycle: CycleFindings, label
     for block in living:
         assert block["frames"][0]["filename"].startswith("<explained as ")
         assert block["frames"][0]["name"] == labels.frame[address[block["address"]]]["name"]
-    assert "PARAMETER, made before recording" in {block["frames"][0]["name"] for block in living}
+    assert "parameter, made before recording" in {block["frames"][0]["name"] for block in living}
     assert all(block["frames"] == [] for block in blocks if block["state"] != "active_allocated")
 
 
@@ -141,7 +141,7 @@ def test_a_parameter_is_labelled_with_its_name() -> None:
     names = [name for name, _ in build_workload("convnet").model.named_parameters()]
     assert names
     for name in names:
-        assert f"PARAMETER {name}, made before recording" in texts
+        assert f"parameter {name}, made before recording" in texts
 
 
 def test_our_own_snapshot_is_read_back_with_what_it_says(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def labels_of(
     category, frame = [], []
     columns = (blocks.kind, blocks.phase, blocks.module, blocks.op, blocks.name)
     for kind, phase, module, op, name in zip(*(column.tolist() for column in columns), strict=True):
-        word = Kind(kind).name
+        word, words = Kind(kind).name, Kind(kind).words
         category.append(_UNKNOWN if kind in (Kind.UNKNOWN, Kind.BEFORE_RECORDING) else word.lower())
         named = f" {known.names[name]}" if known is not None and name >= 0 else ""
         where = attribution.modules[module] if module >= 0 else "no module"
@@ -71,7 +71,7 @@ def labels_of(
             else LABEL_BEFORE
         )
         file = f"<explained as {word.lower()}>"
-        frame.append({"name": f"{word}{named}{origin}", "filename": file, "line": 0})
+        frame.append({"name": f"{words}{named}{origin}", "filename": file, "line": 0})
     return Labels(category, frame)
 
 

@@ -59,6 +59,12 @@ class NullJob:
     runs: tuple[RankRun, ...]
 
     @property
+    def words(self) -> str:
+        """How many ranks the job has, on which cards, and how many ran."""
+        devices = f"{self.devices.count:,} ranks on {self.devices.words}"
+        return f"{devices}, {self.per_node} to a node: {len(self.runs)} ran"
+
+    @property
     def worst(self) -> RankRun | None:
         """The first of those with the largest peak; one that ran out of memory comes before all others."""
         known = [run for run in self.runs if run.peak_bytes is not None or run.out_of_memory]

@@ -22,7 +22,12 @@ _MOST_SINGLE_PAGES = 6
 
 
 def write_job(
-    finding: JobFinding, path: Path, *, run: Mapping[str, str | int | float], dask: str | None = None
+    finding: JobFinding,
+    path: Path,
+    *,
+    run: Mapping[str, str | int | float],
+    dask: str | None = None,
+    caveat: str = "",
 ) -> None:
     """Write the page of a job, with those of the ranks that a reader wants to look into.
 
@@ -31,6 +36,7 @@ def write_job(
         path: Where to; a file that is there is replaced.
         run: What to say of the recordings, by name.
         dask: See `read_job`.
+        caveat: What has to be said before anything else.
 
     Raises:
         OutputError: The file cannot be written.
@@ -39,7 +45,7 @@ def write_job(
     """
     single = read_pages(worth_a_page(finding, _MOST_SINGLE_PAGES), dask=dask)
     with FilesInTurn([path]) as turn, turn.writing(path):
-        write_job_page(finding, path, single=single, run=run)
+        write_job_page(finding, path, single=single, run=run, caveat=caveat)
 
 
 def read_pages(ranks: Sequence[RankPeak], *, dask: str | None = None) -> dict[str, dict[str, Any]]:

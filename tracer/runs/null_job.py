@@ -101,11 +101,11 @@ def run_job(job: Job, save_dir: Path | None, *, tell: Callable[[str], None], is_
             for run in runs
         ]
         summary = read_some(folder, [run.rank for run in runs], job.world_size)
-    runs = [_with_peak(run, summary) for run in runs]
+    answer = NullJob(job.devices, job.per_node, tuple(_with_peak(run, summary) for run in runs))
     if save_dir is not None:
         write_ranks(summary, save_dir)
-        write_ranks_page(runs, save_dir, tell=tell)
-    return NullJob(job.devices, job.per_node, tuple(runs))
+        write_ranks_page(answer, save_dir, tell=tell)
+    return answer
 
 
 def _first(

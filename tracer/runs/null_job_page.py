@@ -9,25 +9,26 @@ from pathlib import Path
 from tracer.errors import TracerError
 from tracer.exporters.files import remove
 from tracer.results.files import PAGE, RANKS_PAGE, SNAPSHOT
-from tracer.results.null_job import RankRun
+from tracer.results.null_job import NullJob, RankRun
+from tracer.results.null_run import CAVEAT
 from tracer.runs.ranks import rank_folder
 
 
-def write_ranks_page(runs: Sequence[RankRun], save_dir: Path, *, tell: Callable[[str], None]) -> None:
+def write_ranks_page(job: NullJob, save_dir: Path, *, tell: Callable[[str], None]) -> None:
     """Write `ranks.html`, where two ranks at least have recorded and have pages themselves; else there is none.
 
     Args:
-        runs: Ranks that ran; other ranks' files in the folder are not read.
+        job: The ranks that ran; other ranks' files in the folder are not read.
         save_dir: Where their folders are.
         tell: Takes a line on what was written, or why it was not.
     """
     path = save_dir / RANKS_PAGE
-    files = [file for run in runs if (file := _recording(run, save_dir)) is not None]
+    files = [file for run in job.runs if (file := _recording(run, save_dir)) is not None]
     if len(files) < 2:
         remove(path)
         return
     try:
-        if _write(files, path, save_dir):
+        if _write(files, path, save_dir, job):
             tell(f"Wrote {path}  (open with {PAGE.read_with})")
     except TracerError as error:  # the answer in the terminal is worth more than its page
         tell(f"Note: {path} was not written: {error}")
@@ -40,7 +41,7 @@ def _recording(run: RankRun, save_dir: Path) -> Path | None:
     return file if is_there else None
 
 
-def _write(files: Sequence[Path], path: Path, save_dir: Path) -> bool:
+def _write(files: Sequence[Path], path: Path, save_dir: Path, job: NullJob) -> bool:
     from tracer.analysis.snapshots.job import explain_job
     from tracer.runs.job import read_job
     from tracer.runs.job_pages import write_job
@@ -49,5 +50,5 @@ def _write(files: Sequence[Path], path: Path, save_dir: Path) -> bool:
     if finding.worst is None:
         remove(path)
         return False
-    write_job(finding, path, run={"recordings": str(save_dir)})
+    write_job(finding, path, run={"job": job.words, "recordings": str(save_dir)}, caveat=CAVEAT)
     return True

@@ -23,7 +23,7 @@ def test_the_worst_and_what_sets_the_least_apart() -> None:
     words = job_words(job(FIRST, replace(FIRST, rank=8), LAST))
     assert words[0] == "Job of 16 ranks on 16 x H100, 79.10 GiB each, 8 to a node: 3 ran."
     assert words[1].startswith("The worst is rank 0: 3.00 GiB at its peak, of 78.6")
-    assert words[2] == "Rank 15 has 1.00 GiB less: PARAMETER -1.00 GiB."
+    assert words[2] == "Rank 15 has 1.00 GiB less: parameter -1.00 GiB."
     assert job(FIRST, LAST).fits is True and job(FIRST, LAST).status == 0
 
 

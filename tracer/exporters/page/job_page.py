@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from os.path import abspath, commonpath, relpath
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,12 @@ _MOST_NAMED = 3
 
 
 def write_job_page(
-    finding: JobFinding, path: Path, *, single: Mapping[str, dict[str, Any]], run: Mapping[str, str | int | float]
+    finding: JobFinding,
+    path: Path,
+    *,
+    single: Mapping[str, dict[str, Any]],
+    run: Mapping[str, str | int | float],
+    caveat: str = "",
 ) -> None:
     """Write the page of a job, in which a selector leads to single ranks.
 
@@ -30,11 +37,12 @@ def write_job_page(
         path: Where to; a file that is there is replaced.
         single: Pages of single ranks by `RankPeak.name`, in the order in which to offer them.
         run: What to say of the recordings, by name.
+        caveat: What has to be said before anything else.
 
     Raises:
         OutputError: The file cannot be written.
     """
-    page = job_page(finding, single, run=run)
+    page = replace(job_page(finding, single, run=run), caveat=caveat)
     write_prepared([page_data(page), *single.values()], path, selector="rank")
 
 
@@ -136,6 +144,7 @@ def _ranks(finding: JobFinding, single: Collection[str]) -> tuple[PageRank, ...]
     """Every rank in its order, also those that are not there."""
     odd = {rank.file for group in finding.groups if group.is_odd for rank in group.ranks}
     alike = {rank.file: len(group.ranks) for group in finding.groups for rank in group.ranks}
+    files = _files(finding)
     bars = [
         PageRank(
             name=rank.name,
@@ -148,17 +157,26 @@ def _ranks(finding: JobFinding, single: Collection[str]) -> tuple[PageRank, ...]
             is_typical=rank is finding.typical,
             ran_out=bool(rank.out_of_memory),
             alike=alike[rank.file],
-            file=rank.file,
+            file=files[rank.file],
             has_page=rank.name in single,
         )
         for rank in finding.ranks
     ]
     bars += [
-        PageRank(recording.name, recording.rank, "unreadable", words=recording.problem, file=recording.file)
+        PageRank(recording.name, recording.rank, "unreadable", words=recording.problem, file=files[recording.file])
         for recording in finding.unreadable
     ]
     bars += [PageRank(f"rank {number}", number, "missing") for number in finding.missing]
     return tuple(sorted(bars, key=lambda bar: (bar.rank is None, bar.rank or 0, bar.file)))
+
+
+def _files(finding: JobFinding) -> dict[str, str]:
+    """The recordings as they are named below the folder that all of them are in; alone in it, as they are."""
+    files = [rank.file for rank in (*finding.ranks, *finding.unreadable)]
+    if len({Path(file).parent for file in files}) < 2:
+        return {file: file for file in files}
+    folder = commonpath(map(abspath, files))
+    return {file: Path(relpath(file, folder)).as_posix() for file in files}
 
 
 def _layers(rank: RankPeak) -> tuple[KindBytes, ...]:
@@ -190,18 +208,20 @@ def _not_there(finding: JobFinding) -> tuple[Section, ...]:
     if not finding.unreadable and not finding.missing:
         return ()
     sentence = f"There is no recording of rank {_numbers(finding.missing)}." if finding.missing else ""
-    rows = tuple((recording.name, recording.file, recording.problem) for recording in finding.unreadable)
+    files = _files(finding)
+    rows = tuple((recording.name, files[recording.file], recording.problem) for recording in finding.unreadable)
     tables = (Table("Not readable", ("rank", "file", "why"), rows),) if rows else ()
     return (Section("What is not there", (sentence,) if sentence else (), tables),)
 
 
 def _every(finding: JobFinding) -> Table:
     ordered = sorted(finding.ranks, key=lambda rank: -rank.peak_bytes)
+    files = _files(finding)
     has_roles = any(rank.role.words for rank in ordered)
 
     def row(rank: RankPeak) -> tuple[Cell, ...]:
         part = (", ".join(rank.role.words),) if has_roles else ()
-        return (rank.peak_bytes, rank.reserved_bytes, rank.name, *part, f"{rank.entries:,}", rank.file)
+        return (rank.peak_bytes, rank.reserved_bytes, rank.name, *part, f"{rank.entries:,}", files[rank.file])
 
     columns = ("peak", "reserved", "rank", *(("part of the job",) if has_roles else ()), "entries", "file")
     return Table("The largest peak first", columns, tuple(map(row, ordered)))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
+from tracer.analysis.kinds import words_of
 from tracer.exporters.screen.text import print_table, say, table
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.results.failure import without_gpu
@@ -30,8 +31,8 @@ def print_null_job(job: NullJob, console: Console) -> None:
 
 def job_words(job: NullJob) -> list[str]:
     """The answer in sentences: how many ranks ran, the worst peak, and how far the others are from it."""
-    world_size, worst = job.devices.count, job.worst
-    lines = [f"Job of {world_size:,} ranks on {job.devices.words}, {job.per_node} to a node: {len(job.runs)} ran."]
+    worst = job.worst
+    lines = [f"Job of {job.words}."]
     if worst is not None and worst.out_of_memory:
         return [*lines, f"Rank {worst.rank:,} does not fit: {without_gpu(worst.failure)}."]
     if worst is None or worst.peak_bytes is None:
@@ -87,7 +88,7 @@ def _apart(worst: RankRun, least: RankRun) -> str:
     names = worst.categories.keys() | least.categories.keys()
     by = {name: worst.categories.get(name, 0) - least.categories.get(name, 0) for name in names}
     widest = sorted((name for name in by if by[name]), key=lambda name: (-abs(by[name]), name))[:_NUM_DIFFERENCES]
-    return ", ".join(f"{name} {'-' if by[name] > 0 else '+'}{format_bytes(abs(by[name]))}" for name in widest)
+    return ", ".join(f"{words_of(name)} {'-' if by[name] > 0 else '+'}{format_bytes(abs(by[name]))}" for name in widest)
 
 
 def _row(group: tuple[RankRun, ...]) -> tuple[str, str, str, str]:
