@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.job import complaints, make_job
+from tests.analysis.snapshots.allocator_samples import full
 from tests.commands.dying_reader import dying_reader
 from tests.commands.test_snapshots import run
 from tests.exporters.page.test_html import data_in
@@ -121,6 +122,16 @@ def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch
     status, _, err = run("snapshot", job(tmp_path / "job"), "--dask", "tcp://127.0.0.1:1")
     assert status == 1
     assert ("cannot be reached" in err) or ("is not installed" in err)
+
+
+def test_the_page_of_a_rank_that_ran_out_says_what_to_try_first(tmp_path: Path) -> None:
+    path = write(tmp_path / "rank3.pickle", full().snapshot())
+    (peak,) = read_job([path], num_processes=1)
+    page = read_page(peak, 2)
+    assert page is not None
+    tables = [table for section in page["sections"] for table in section["tables"]]
+    (tried,) = [table for table in tables if table["title"].startswith("What to try first")]
+    assert tried["columns"][-1] == "failed requests served" and tried["rows"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="needs distributed, the extra `cluster`")
