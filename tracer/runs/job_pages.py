@@ -92,7 +92,7 @@ def read_page(rank: RankPeak, num_pages: int) -> dict[str, Any] | None:
     (device,) = replayed.devices
     timeline = device_timeline(replayed.snapshot, device.state, device.replay, kinds=device.kinds)
     (tried,) = explain_allocator(replayed)
-    run = {"file": rank.file, "device": rank.device or 0}
+    run: dict[str, str | int] = {"file": rank.file, "device": rank.device or 0}
     page = snapshot_page(replayed, finding, 0, timeline, run=run, first=tried.first)
     shown = page_data(page, num_pages=num_pages)
     subtitle = f"{page.device}, {page.subtitle}"

@@ -396,7 +396,7 @@ class ProfileSession(LoopSession):
             self._observer.observe(
                 itertools.chain(self._objects.tensors(), batch, rest),
                 is_walk=is_walk,
-                blocks={str(self.device): device_blocks(self.device)},
+                blocks={str(self.device): device_blocks(self.device, bucket_bytes=held.bucket_bytes if held else ())},
             )
 
     def _called_with(self) -> Iterator[Observed]:

@@ -179,7 +179,7 @@ class _Explanation:
         walk = live_tensors()
         if not walk.is_complete:
             self._notes.append("More graphs are alive than were examined: part of what they keep may be missing.")
-        blocks = {str(self._device): device_blocks(self._device)}
+        blocks = {str(self._device): device_blocks(self._device, bucket_bytes=walk.bucket_bytes)}
         observer.observe((*self._moment.tensors(), *walk.tensors), blocks=blocks)
         return observer.observations()
 

@@ -57,6 +57,14 @@ def test_where_torch_tells_the_sizes_they_are_taken(monkeypatch: pytest.MonkeyPa
     assert device_blocks(DEVICE).workspaces == ((1 << 30, 512),)
 
 
+@pytest.mark.usefixtures("blocks_on_an_a100")
+def test_buckets_are_as_large_as_the_program_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCublasWorkspaceSize", lambda: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCublasLtWorkspaceSize", lambda: 0, raising=False)
+    assert device_blocks(DEVICE).buckets == ()
+    assert device_blocks(DEVICE, bucket_bytes={512, 3}).buckets == ((1 << 30, 512),)
+
+
 def test_other_devices_have_none() -> None:
     assert device_blocks(torch.device("cpu")) == DeviceBlocks()
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.histories import known_of
+from tracer.analysis.profiles.held_now import held_now
 from tracer.capture.device.device_blocks import DeviceBlocks
 from tracer.capture.objects import storage_observer
 from tracer.capture.objects.known_storages import KnownStorages, Role
@@ -205,6 +206,21 @@ def test_a_workspace_is_where_no_tensor_lies() -> None:
     assert [(name, role) for name, role, *_ in found] == [("tensor", Role.HELD), ("cuBLAS", Role.WORKSPACE)]
     assert found[1][2:4] == (1 << 20, 8519680)
     assert observer.observations().words_at() == {}
+
+
+def test_a_bucket_of_gradients_is_where_nothing_lies_that_has_a_name() -> None:
+    parameter, held = torch.zeros(4), torch.zeros(4)
+    observer = StorageObserver()
+    blocks = DeviceBlocks(buckets=((parameter.data_ptr(), 16), (held.data_ptr(), 16), (1 << 20, 512)))
+    observer.observe([(Role.PARAMETER, "weight", parameter), (Role.HELD, "", held)], blocks={"cpu": blocks})
+    known = observer.observations()
+    buckets = [at for at, role in zip(known.address.tolist(), known.role.tolist(), strict=True) if role == Role.BUCKET]
+    assert buckets == [held.data_ptr(), 1 << 20]
+    assert held_now(known, "cpu").named == {
+        parameter.data_ptr(): "parameter",
+        held.data_ptr(): "communication",
+        1 << 20: "communication",
+    }
 
 
 def test_a_tensor_in_idle_memory_holds_nothing_until_a_look_says_otherwise() -> None:

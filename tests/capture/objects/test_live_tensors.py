@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,3 +174,14 @@ def test_a_scripted_module_has_names_too() -> None:
     ((role, name),) = found(dict(scripted.named_parameters())["weight"])  # type: ignore[misc]
     assert role == Role.PARAMETER
     assert name.endswith(".weight")
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
+def test_buckets_of_gradients_are_as_large_as_all_gradients_at_first(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(3, 5))
+        assert live_tensors().bucket_bytes == {4 * (15 + 5)}
+        assert model is not None
+    finally:
+        torch.distributed.destroy_process_group()

@@ -13,6 +13,7 @@ from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
 _WORDS: Final = {
     **{role: Kind[role.name].words for role in (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.OPTIMIZER_STATE)},
     Role.WORKSPACE: Kind.WORKSPACE.words,
+    Role.BUCKET: Kind.COMMUNICATION.words,
     **dict.fromkeys(BATCH, Kind.INPUT.words),
 }
 

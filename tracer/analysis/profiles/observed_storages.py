@@ -186,7 +186,7 @@ def observed_blocks(
     """
     observed = np.full(len(address), -1, np.int64)
     rows = observations_in(recording, known, device, events)
-    if known is None or not len(rows := rows[known.role[rows] != Role.HELD]):
+    if known is None or not len(rows := rows[~np.isin(known.role[rows], (Role.HELD, Role.BUCKET))]):
         return observed
     position = np.searchsorted(recording.allocations.time_ns[events], known.time_ns[rows], side="right") - 1
     wanted = set(known.address[rows].tolist())

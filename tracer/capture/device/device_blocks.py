@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ class DeviceBlocks:
         workspaces: Address and bytes of each block in use that is exactly as large as a workspace that torch allocates
             for cuBLAS. Torch keeps one for each handle and stream, as no tensor, and tells nobody where. With a
             workspace for every call, as from 2.15 on, there is none between two operators.
+        buckets: Address and bytes of each block in use that is exactly as large as a bucket of gradients.
         idle: Begin and end of each piece of a private pool that is not in use, by address. Replayed CUDA graphs work
             in such memory, and tensors of theirs refer to it, while the allocator counts it as free.
         sizes: Bytes of each block in use, by address: what a storage there takes. It is more than the storage where the
@@ -30,24 +31,31 @@ class DeviceBlocks:
     """
 
     workspaces: tuple[tuple[int, int], ...] = ()
+    buckets: tuple[tuple[int, int], ...] = ()
     idle: tuple[tuple[int, int], ...] = ()
     sizes: Mapping[int, int] = field(default_factory=dict)
 
 
-def device_blocks(device: torch.device) -> DeviceBlocks:
-    """Look at the allocator of a device."""
+def device_blocks(device: torch.device, *, bucket_bytes: Collection[int] = ()) -> DeviceBlocks:
+    """Look at the allocator of a device.
+
+    Args:
+        device: The device.
+        bucket_bytes: Sizes of the buckets in which gradients are reduced.
+    """
     if device.type != "cuda" or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return DeviceBlocks()
     segments = [segment for segment in _segments() if segment["device"] == device.index]
     private = [segment for segment in segments if tuple(segment.get("segment_pool_id", _DEFAULT_POOL)) != _DEFAULT_POOL]
     in_use = [(address, block) for address, block in _blocks(segments) if block["state"] == "active_allocated"]
     wanted = workspace_sizes(device)
-    requested_sizes = ((address, block.get("requested_size")) for address, block in in_use)
+    requested_sizes = [(address, int(block.get("requested_size", 0))) for address, block in in_use]
     idle = (
         (address, address + int(block["size"])) for address, block in _blocks(private) if block["state"] == "inactive"
     )
     return DeviceBlocks(
-        workspaces=tuple((address, int(size)) for address, size in requested_sizes if size in wanted),
+        workspaces=tuple((address, size) for address, size in requested_sizes if size in wanted),
+        buckets=tuple((address, size) for address, size in requested_sizes if size in bucket_bytes),
         idle=tuple(sorted(idle)),
         sizes={address: int(block["size"]) for address, block in in_use},
     )

@@ -31,8 +31,11 @@ class Role(IntEnum):
     IDLE = 10
     """No tensor, but a piece of a private pool that is not in use. CUDA graphs leave tensors behind in such memory."""
 
+    BUCKET = 11
+    """What DistributedDataParallel reduces gradients in: nothing that has a name, and as large as its buckets."""
 
-_WORDS = {Role.ARGUMENT: "input"}
+
+_WORDS = {Role.ARGUMENT: "input", Role.BUCKET: "communication"}
 BATCH = (Role.INPUT, Role.ARGUMENT)
 """What may be the batch."""
 
@@ -41,7 +44,8 @@ BATCH = (Role.INPUT, Role.ARGUMENT)
 class KnownStorages:
     """Observations in time order, columns [H].
 
-    A storage that several tensors share appears once per observation. A row whose role is IDLE is no storage.
+    A storage that several tensors share appears once per observation; a bucket that Python holds, as both.
+    A row whose role is IDLE is no storage.
     """
 
     time_ns: PerObservation[Int]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.storage_observer import optimizer_tensors
-from tracer.capture.torch_private import torch_graph, torch_modules, torch_tensors
+from tracer.capture.torch_private import torch_distributed, torch_graph, torch_modules, torch_tensors
 
 # Graphs that a leak has kept are followed this far, some two seconds; a note says where that was too little.
 MAX_NODES = 200_000
@@ -33,10 +33,13 @@ class LiveTensors:
         tensors: Role, name and tensor: modules' by class and dotted name, what else is trained, optimizers' state, what
             graphs keep for backward, then all that has no name.
         is_complete: Whether every graph was followed to its end.
+        bucket_bytes: Sizes of the buckets of DistributedDataParallel modules. They are C++'s, and mostly no tensors of
+            Python's.
     """
 
     tensors: tuple[Reached, ...]
     is_complete: bool
+    bucket_bytes: frozenset[int] = frozenset()
 
 
 def live_tensors() -> LiveTensors:
@@ -46,7 +49,8 @@ def live_tensors() -> LiveTensors:
     storages = [object_ for object_ in objects if isinstance(object_, torch.UntypedStorage)]
     optimizers = [object_ for object_ in objects if isinstance(object_, torch.optim.Optimizer)]
     with torch_tensors.as_plain_tensors():
-        named = list(_of_modules([object_ for object_ in objects if isinstance(object_, nn.Module)]))
+        modules = [object_ for object_ in objects if isinstance(object_, nn.Module)]
+        named = list(_of_modules(modules))
         names = {id(tensor): name for _, name, tensor in named}
         trained = list(_trained(tensors, optimizers))
         state = [tensor for optimizer in optimizers for tensor in optimizer_tensors(optimizer, names)]
@@ -54,7 +58,8 @@ def live_tensors() -> LiveTensors:
     unnamed: list[Tensor | torch.UntypedStorage] = [*tensors, *storages]
     rest = [(Role.HELD, "", tensor) for tensor in unnamed]
     of_graphs = [(Role.SAVED, "", tensor) for tensor in saved]
-    return LiveTensors((*named, *trained, *state, *of_graphs, *rest), is_complete)
+    found = (*named, *trained, *state, *of_graphs, *rest)
+    return LiveTensors(found, is_complete, torch_distributed.bucket_sizes(modules))
 
 
 def objects_of(classes: tuple[type, ...]) -> list[Any]:

@@ -87,6 +87,7 @@ class StorageObserver:
             tensors: Role, name and tensor of each.
             is_walk: Whether these are all that Python can reach.
             blocks: Allocator blocks of each device. What may be a library's workspace is one where no tensor lies;
+                what may be a bucket of gradients, one where none lies that has a name;
                 what is idle stays so until the next look that has blocks.
         """
         now = time.time_ns()
@@ -124,9 +125,19 @@ class StorageObserver:
             self._watch(storage, row[1], row[5])
         for text, (at, end) in [(text, piece) for text, of in blocks.items() for piece in of.idle]:
             self._rows.append((now, at, end - at, int(Role.IDLE), self._names[""], self._devices[text]))
+        for text, at, size in [(text, *block) for text, of in blocks.items() for block in of.buckets]:
+            self._note_bucket(now, at, size, self._devices[text], found)
         for text, at, size in [(text, *block) for text, of in blocks.items() for block in of.workspaces]:
             if (at, device := self._devices[text]) not in found:
                 self._rows.append((now, at, size, int(Role.WORKSPACE), self._names["cuBLAS"], device))
+
+    def _note_bucket(
+        self, now: int, at: int, size: int, device: int, found: Mapping[tuple[int, int], tuple[_Row, object]]
+    ) -> None:
+        """Note a bucket of gradients, unless something with a name lies there."""
+        there = found.get((at, device))
+        if there is None or there[0][3] == Role.HELD:
+            self._rows.append((now, at, size, int(Role.BUCKET), self._names["DistributedDataParallel"], device))
 
     def _is_idle(self, address: int, device: int) -> bool:
         idle = self._idle.get(device, ())

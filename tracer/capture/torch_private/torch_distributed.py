@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
+from torch import nn
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -33,6 +35,29 @@ def process_groups() -> list[list[int]]:
     """The ranks of each process group that is known here, also of one that this process is not in."""
     world = torch.distributed.distributed_c10d._world
     return [sorted(ranks) for ranks in world.pg_group_ranks.values()]
+
+
+def bucket_sizes(modules: Iterable[nn.Module]) -> frozenset[int]:
+    """Bytes of the buckets that the DistributedDataParallel modules among some have made.
+
+    Source: their own log; and, for where that is not written, what they begin with in the first step: one bucket for
+    all gradients of a type (`_ddp_init_helper` of torch/nn/parallel/distributed.py).
+    """
+    parallel = [vars(module) for module in modules if issubclass(type(module), nn.parallel.DistributedDataParallel)]
+    loggers = [logger for attributes in parallel if (logger := attributes.get("logger")) is not None]
+    logs = [logger._get_ddp_logging_data().strs_map for logger in loggers]
+    texts = [log.get(name, "") for log in logs for name in ("bucket_sizes", "rebuilt_bucket_sizes")]
+    logged = [int(size) for text in texts for size in text.split(",") if size.strip()]
+    first = [size for attributes in parallel for size in _by_type(attributes.get("_module_parameters", ()))]
+    return frozenset((*logged, *first))
+
+
+def _by_type(parameters: Iterable[torch.Tensor]) -> Iterable[int]:
+    sums = Counter[torch.dtype]()
+    for parameter in parameters:
+        if parameter.requires_grad:
+            sums[parameter.dtype] += parameter.nbytes
+    return sums.values()
 
 
 @contextmanager
