@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.allocator.recorded import MIB
 from tests.allocator.recording_allocator import RecordingAllocator
 from tests.analysis.snapshots.allocator_samples import explain, fragmented, full, screen
@@ -18,6 +20,8 @@ MODULE = [
 ]
 HEAD = [frame("head", "/home/me/model.py", 9), *MODULE]
 LOOP = [frame("main", "/home/me/train.py", 3)]
+IN_DDP = [*MODULE[:2], frame("_run_ddp_forward", "/x/torch/nn/parallel/distributed.py", 4), *MODULE[1:]]
+BUCKETS = [frame("_ddp_init_helper", "/x/torch/nn/parallel/distributed.py", 2), *LOOP]
 LOSS = [
     frame("cross_entropy", "/x/torch/nn/functional.py", 9),
     frame("main", "/home/me/train.py", 4),
@@ -104,6 +108,26 @@ def test_gradients_that_wait_for_zero_grad() -> None:
     found = program.changes()
     assert allocated(found["call zero_grad(set_to_none=True)"]) == (220, 160)
     assert weight
+
+
+@pytest.mark.parametrize("buckets", [60, 20])
+def test_gradients_beside_buckets_of_the_same_bytes(buckets: int) -> None:
+    """At 170 + 60 MiB; a bucket that is smaller is no copy of them."""
+    program = Recorded()
+    kept = [program.make(60, MODULE), program.make(buckets, BUCKETS)]
+    for _ in range(2):
+        hidden = program.make(50, IN_DDP)
+        gradient = program.make(60, ACCUMULATE)
+        program.free(hidden, BACKWARD)
+        program.free(program.make(10, STEP), STEP)
+        program.free(gradient, ZERO_GRAD)
+    found = program.changes()
+    if buckets < 60:
+        assert "give DistributedDataParallel" not in found
+    else:
+        assert allocated(found["give DistributedDataParallel"]) == (230, 170)
+        assert "2 blocks of gradients" in found["give DistributedDataParallel"].words
+    assert kept
 
 
 def test_the_loss_in_parts() -> None:

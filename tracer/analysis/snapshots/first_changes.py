@@ -35,6 +35,7 @@ LEAST_PERCENT: Final = 1
 _LOSS_PARTS: Final = 4
 _FUSED: Final = ("adam.py", "adamw.py", "sgd.py", "adagrad.py")
 """Optimizers of torch.optim that have `fused=True`."""
+_DDP: Final = "nn/parallel/distributed.py"
 _STAYING: Final = tuple(
     kind.words for kind in (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.BUFFER, Kind.WORKSPACE, Kind.GRADIENT)
 )
@@ -183,6 +184,7 @@ def _of_blocks(device: ReplayedDevice, sites: Sites, stacks: Stacks) -> Iterator
     is_held = (kind == _number(Kind.HELD)) | ((kind == _number(Kind.ACTIVATION)) & _is_freed_by_program(device, sites))
     yield from _freed_sooner(device, sites, np.flatnonzero(is_held & has_step & device.kinds.met_backward))
     yield from _gradients_freed_sooner(device, kind == _number(Kind.GRADIENT))
+    yield from _gradients_beside_buckets(device, stacks, kind)
     yield from _optimizer_temporaries(device, stacks, kind == _number(Kind.TEMPORARY))
     yield from _loss(device, sites, stacks)
     yield from _whole_line(device, sites, kind)
@@ -233,6 +235,28 @@ def _gradients_freed_sooner(device: ReplayedDevice, is_gradient: Bools) -> Itera
             f"call zero_grad(set_to_none=True) right after the optimizer's step: {_blocks(rows)} of gradients are "
             "freed only later",
             lambda modelled: with_earlier_frees(modelled, rows, end[last[rows]]),
+        )
+
+
+def _gradients_beside_buckets(device: ReplayedDevice, stacks: Stacks, kind: Ints) -> Iterator[_Candidate]:
+    """Gradients of which DistributedDataParallel has a second copy in its buckets.
+
+    Source: `gradient_as_bucket_view` in torch/nn/parallel/distributed.py; gradients that are views have no blocks.
+    """
+    lives = device.replay.lives
+    if not any(torch_file(frame) == _DDP for stack in np.unique(lives.stack).tolist() for frame in stacks[stack]):
+        return
+    at_peak = lives.alive_after(device.replay.peak_entry)
+    gradients, buckets = (
+        int(lives.requested_bytes[at_peak[kind[at_peak] == _number(of)]].sum())
+        for of in (Kind.GRADIENT, Kind.COMMUNICATION)
+    )
+    rows = np.flatnonzero(kind == _number(Kind.GRADIENT))
+    if 0 < gradients <= buckets and _is_worth(device, without=rows):
+        yield _Candidate(
+            f"give DistributedDataParallel gradient_as_bucket_view=True: {_blocks(rows)} of gradients are copies of "
+            "what lies in its buckets",
+            lambda modelled: without_blocks(modelled, rows),
         )
 
 
