@@ -74,8 +74,10 @@ def assemble(raw: RawSnapshot, path: Path) -> Snapshot:
         )
         _check_total(state, path)
         devices.append(state)
+    # A process of a job sees the GPUs of all others; torch notes on each of them that a snapshot was taken.
+    used = [state for state in devices if len(state.segments.address) or (state.trace.action != Action.SNAPSHOT).any()]
     return Snapshot(
-        devices=tuple(devices),
+        devices=tuple(used or devices),
         stacks=_stacks(columns, list(map(printable, raw.strings))),
         texts=tuple(map(printable, raw.texts)),
         settings=raw.settings,

@@ -185,7 +185,8 @@ class Snapshot:
     """A loaded snapshot.
 
     Attributes:
-        devices: The devices with a trace entry or a segment, by index.
+        devices: The devices with a segment or a trace entry that says more than that a snapshot was taken, by index;
+            all that have an entry where there is none such.
         stacks: The stacks that all devices share.
         texts: Names of annotations, categories, metadata and pools.
         settings: What is known of the allocator's settings; those that decide what it reserves.
