@@ -110,6 +110,15 @@ def test_list_form_and_devices_without_anything(tmp_path: Path) -> None:
     assert [d.device for d in load(write(tmp_path / "traces", traces)).devices] == [1]
 
 
+def test_devices_that_only_say_that_a_snapshot_was_taken_are_left_out(tmp_path: Path) -> None:
+    """As in each process of a job, which sees the GPUs of all others."""
+    taken = [entry("snapshot", 0, 0)]
+    traces = {"device_traces": [taken, [entry("alloc", BASE, 512), *taken], taken], "segments": []}
+    assert [device.device for device in load(write(tmp_path / "job", traces)).devices] == [1]
+    idle = {"device_traces": [taken, taken], "segments": []}
+    assert [device.device for device in load(write(tmp_path / "idle", idle)).devices] == [0, 1]
+
+
 @pytest.mark.parametrize(
     "empty", [[], {"segments": []}, {"segments": [], "device_traces": []}, {"device_traces": [[]]}]
 )
