@@ -149,6 +149,19 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
             {**OUTSIDE, **GONE, "in_module_setup": True, "freed_in_step": True},
             {**OUTSIDE, **GONE, "in_module_setup": True, "freed_in_step": True, "may_meet_backward": True},
             {**OUTSIDE, **BRIEF, "in_module_setup": True, "freed_in_step": True},
+            # The layers of TransformerEncoder are copies of one.
+            {**OUTSIDE, "in_module_setup": True, "in_parameter_copy": True},
+        ],
+    ),
+    (
+        Evidence.COPIED_PARAMETER,
+        Kind.PARAMETER,
+        [
+            {**OUTSIDE, "in_parameter_copy": True},
+            # A copy of the best weights so far, which the next takes the place of, and one that is never evaluated.
+            {**OUTSIDE, **UNCLEAR, "in_parameter_copy": True},
+            {**OUTSIDE, **GONE, "in_parameter_copy": True},
+            {**OUTSIDE, **BRIEF, "in_parameter_copy": True},
         ],
     ),
     (

@@ -35,6 +35,7 @@ class BlockFacts:
         in_collective: It is where FSDP, DDP or a pipeline makes the buffers of what is sent.
         in_accumulate: It is in the node that writes .grad.
         in_module_setup: It is where modules create or move parameters and buffers.
+        in_parameter_copy: It is where `copy.deepcopy` copies a Parameter.
         constructor: The outermost constructor of the program's that it is in, and not in a module's call; -1 for none.
         in_module: It is inside the call of a module.
         in_functional: It is inside a function of torch.nn.functional.
@@ -58,7 +59,8 @@ class BlockFacts:
         is_held_of_few: In use at the end, past a backward and a step; and of what forward had made for that backward
             at least eight times as many blocks were let go of by autograd.
         is_fed: It was in use when a forward began, and made after the backward, step or zero_grad before that one; if
-            it is the first forward, by the function that calls the model: data sets are there before that too.
+            it is the first forward, by the function that calls the model, or where a library's training loop moves a
+            batch to the device: data sets are there before that too.
         has_cpp: The recording has C++ frames, so that the absence of one means something.
         has_only_forward: Modules were called in the recording, and neither backward nor an optimizer's step ran.
         may_meet_backward: Backward may have run while it was in use: an entry of it, or one without a stack.
@@ -93,6 +95,7 @@ class BlockFacts:
     in_collective: Bools
     in_accumulate: Bools
     in_module_setup: Bools
+    in_parameter_copy: Bools
     constructor: Ints
     in_module: Bools
     in_functional: Bools
@@ -237,6 +240,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         in_collective=has(born, Fact.COLLECTIVE),
         in_accumulate=has(born, Fact.ACCUMULATE_GRAD),
         in_module_setup=has(born, Fact.MODULE_SETUP),
+        in_parameter_copy=has(born, Fact.PARAMETER_COPY),
         constructor=np.where(runs_later, -1, sites.constructors[lives.stack]),
         in_module=has(born, Fact.MODULE_FORWARD),
         in_functional=has(born, Fact.FUNCTIONAL),
@@ -298,7 +302,9 @@ def _is_fed(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Sites
     is_fed: Bools = lives.end > forward
     first = int(phases.next_forward[0])
     for row in np.flatnonzero(is_fed & (forward == first) & (lives.begin > BEFORE)).tolist():
-        is_fed[row] = sites.is_in_models_caller(int(lives.stack[row]), int(state.trace.stack[first]))
+        stack = int(lives.stack[row])
+        is_moved = bool(has(sites.facts[stack], Fact.BATCH_MOVE))
+        is_fed[row] = is_moved or sites.is_in_models_caller(stack, int(state.trace.stack[first]))
     return is_fed
 
 

@@ -46,6 +46,7 @@ PROOFS: Final[tuple[Rule, ...]] = (
     Rule(Evidence.RECOMPUTED_STACK, Kind.ACTIVATION, ("in_backward", "in_module", "freed_by_autograd")),
     Rule(Evidence.WITHIN_BACKWARD, Kind.TEMPORARY, ("in_backward", "freed_by_autograd")),
     Rule(Evidence.MODULE_SETUP_STACK, Kind.PARAMETER, ("in_module_setup", "is_at_end or freed_in_step")),
+    Rule(Evidence.COPIED_PARAMETER, Kind.PARAMETER, ("in_parameter_copy",)),
 )
 # What blocks prove of each other, and what is likely.
 LIKELY: Final[tuple[Rule, ...]] = (
