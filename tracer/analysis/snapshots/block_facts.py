@@ -44,6 +44,7 @@ class BlockFacts:
         in_step: It was made in an optimizer's step.
         in_silence: It has none, in a recording of a training's Python frames alone: autograd's threads have none.
         freed_by_autograd: Freed in a node that autograd evaluates, or as autograd let go of what it had saved.
+        freed_as_saved: Freed where autograd lets go of what an operation saved for backward.
         freed_by_program: By a known stack that is none of autograd's, of an optimizer's or of an assignment to .grad.
         freed_by_zero_grad: Freed in a call of zero_grad.
         freed_in_step: Freed in an optimizer's step.
@@ -66,8 +67,8 @@ class BlockFacts:
         may_meet_backward: Backward may have run while it was in use: an entry of it, or one without a stack.
         stack_kind: What every other block of the same stack is that is proved, as a `Kind`; -1 where they differ, and
             where it cannot be that, since what nobody frees is not temporary.
-        is_kept_by_forward: In use where modules have made several blocks since, and at least a third of those made as
-            early are in use: inference keeps the latest alone.
+        is_kept_by_forward: In use where modules have made several blocks since, and at least a third of a dozen or more
+            that were made as early are in use, or all of them: inference keeps the latest alone, and a cache.
         stack_made_temporaries: Some of the same stack's blocks were freed again before any backward ran.
         is_constructed: Made by constructors, kept or freed by a step, and there are as many gradients of its size.
         is_replacing: Made by the stack that made what took the place of a known parameter.
@@ -104,6 +105,7 @@ class BlockFacts:
     in_step: Bools
     in_silence: Bools
     freed_by_autograd: Bools
+    freed_as_saved: Bools
     freed_by_program: Bools
     freed_by_zero_grad: Bools
     freed_in_step: Bools
@@ -249,6 +251,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         in_step=in_step,
         in_silence=is_silent & ~has_stack & (begin > BEFORE),
         freed_by_autograd=has(freed, Fact.ENGINE, Fact.RELEASE_SAVED),
+        freed_as_saved=has(freed, Fact.RELEASE_SAVED),
         freed_by_program=has(freed, Fact.STACK) & ~has(freed, *_NOT_THE_PROGRAMS),
         freed_by_zero_grad=has(freed, Fact.ZERO_GRAD) | (phases.zero_grads.containing(lives.free_entry) >= 0),
         freed_in_step=has(freed, Fact.OPTIMIZER_STEP) | (free_is_known & in_a_step),
