@@ -86,7 +86,7 @@ def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -
         stack_made_temporaries=facts.has_stack
         & np.isin(lives.stack, lives.stack[_is_freed_before_backward(facts, kind)]),
         is_left_by_backward=is_left,
-        is_in_flight=_is_in_flight(facts, size) & ~derives_twice,
+        is_in_flight=_is_in_flight(facts, size) & np.bool_(not derives_twice),
         is_held_of_few=_is_held_of_few(facts, lives),
         has_size_of_staying=has_size_of(size, np.append(size[staying], parameters)),
         is_as_many_as_gradients=as_many,
