@@ -96,9 +96,10 @@ def record(name: str, folder: Path) -> Row | None:
 
 
 def cuts(trace: Sequence[Row]) -> Iterator[tuple[int, bool]]:
-    """Where to cut, and whether the request there fails."""
+    """Where to cut, and whether the request there fails; never between the two entries of a free of one stream."""
     for number in range(1, NUM_CUTS - QUARTERS + 1):
-        yield number * len(trace) // (NUM_CUTS - QUARTERS), False
+        end = number * len(trace) // (NUM_CUTS - QUARTERS)
+        yield end + (end < len(trace) and trace[end]["action"] == "free_completed"), False
     allocations = [at for at, entry in enumerate(trace) if entry["action"] == "alloc"]
     for number in range(QUARTERS):
         yield allocations[int((number + 0.75) * len(allocations) / QUARTERS)], True

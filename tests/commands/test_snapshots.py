@@ -190,7 +190,9 @@ def test_other_moments_than_the_peak(file: Path) -> None:
     code, out, _ = run("snapshot", file, *arguments)
     assert code == 0
     assert "after entry 3: 5.00 MiB requested" in out and "after entry 0: 2.00 MiB requested" in out
-    assert "What came" in out and "What went" in out and "made from entry 2 on" in out
+    assert "What came: nothing" in out and "What went: nothing" in out and "made from entry 2 on" in out
+    out = run("snapshot", file, "--between", "start", "oom")[1]
+    assert "What came\n" in out and "What went: nothing" in out
     code, out, _ = run("snapshot", file, *arguments, "--json")
     (device,) = json.loads(out)["devices"]
     assert [held["requested_bytes"] for held in device["held"]] == [5 * MIB, 2 * MIB]

@@ -139,6 +139,8 @@ class Evidence(IntEnum):
     FED_TO_FORWARD = 52
     IN_FLIGHT = 53
     HELD_OVER_BACKWARD = 54
+    COPIED_PARAMETER = 55
+    SAVED_IN_BACKWARD = 56
     # Of recordings again.
     LISTED = 60
     HELD_BY_GRAPH = 61
@@ -225,6 +227,8 @@ EVIDENCE_TEXT = {
     Evidence.RELEASED_BY_AUTOGRAD: "saved for backward: made outside of backward, freed by autograd",
     Evidence.WITHIN_BACKWARD: "made and freed in backward",
     Evidence.MODULE_SETUP_STACK: "its stack is in code that creates or moves parameters and buffers; never freed",
+    Evidence.SAVED_IN_BACKWARD: "saved for a second derivative: made in backward, alive after it, freed by autograd",
+    Evidence.COPIED_PARAMETER: "its stack is where copy.deepcopy copies a Parameter",
     Evidence.BEFORE_ANY_BACKWARD: "freed before any backward ran",
     Evidence.FREED_BY_GRAD_ASSIGNMENT: "freed by an assignment to .grad",
     Evidence.FREED_BY_DATA_ASSIGNMENT: "freed by an assignment to .data",

@@ -31,6 +31,7 @@ BACKWARD = {"has_stack": True, "in_backward": True}
 STEP = {"has_stack": True, "in_step": True}
 SILENT = {"in_silence": True, "has_cpp": False}
 RELEASED = {**GONE, "freed_by_autograd": True}
+SAVED_TWICE = {**RELEASED, "freed_as_saved": True, "outlives_backward": True}
 UNCLEAR = {**GONE, "may_meet_backward": True}
 BRIEF = {**GONE, "is_brief_workspace": True, "has_cpp": False}
 HELD = {**UNCLEAR, "meets_backward": True, "meets_step": True}
@@ -135,7 +136,16 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
             {**MODULE, **LET_GO, "in_module_setup": True, "freed_in_step": True},
         ],
     ),
-    (Evidence.RECOMPUTED_STACK, Kind.ACTIVATION, [{**BACKWARD, **RELEASED, "in_module": True}]),
+    (
+        Evidence.RECOMPUTED_STACK,
+        Kind.ACTIVATION,
+        [{**BACKWARD, **RELEASED, "in_module": True}, {**BACKWARD, **SAVED_TWICE, "in_module": True}],
+    ),
+    (
+        Evidence.SAVED_IN_BACKWARD,
+        Kind.ACTIVATION,
+        [{**BACKWARD, **SAVED_TWICE}, {**BACKWARD, **SAVED_TWICE, "in_parameter_copy": True}],
+    ),
     (
         Evidence.WITHIN_BACKWARD,
         Kind.TEMPORARY,
@@ -149,6 +159,19 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
             {**OUTSIDE, **GONE, "in_module_setup": True, "freed_in_step": True},
             {**OUTSIDE, **GONE, "in_module_setup": True, "freed_in_step": True, "may_meet_backward": True},
             {**OUTSIDE, **BRIEF, "in_module_setup": True, "freed_in_step": True},
+            # The layers of TransformerEncoder are copies of one.
+            {**OUTSIDE, "in_module_setup": True, "in_parameter_copy": True},
+        ],
+    ),
+    (
+        Evidence.COPIED_PARAMETER,
+        Kind.PARAMETER,
+        [
+            {**OUTSIDE, "in_parameter_copy": True},
+            # A copy of the best weights so far, which the next takes the place of, and one that is never evaluated.
+            {**OUTSIDE, **UNCLEAR, "in_parameter_copy": True},
+            {**OUTSIDE, **GONE, "in_parameter_copy": True},
+            {**OUTSIDE, **BRIEF, "in_parameter_copy": True},
         ],
     ),
     (
@@ -287,6 +310,8 @@ NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
             {**OUTSIDE, **UNCLEAR, "grad_was_set": True},
             {**BACKWARD, **BEFORE, **GONE, "meets_step": True},
             {**MODULE, **BEFORE, **RELEASED},
+            {**BACKWARD, **GONE, "meets_step": True, "freed_by_program": True},  # a graph that a variable keeps
+            {**BEFORE, **SAVED_TWICE},
             {**BACKWARD, **GONE, "in_module": True},
             {**OUTSIDE, **UNCLEAR, "in_module_setup": True},
             {**OUTSIDE, **UNCLEAR, "freed_in_step": True},
@@ -326,6 +351,9 @@ NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
             {**BEFORE, "has_only_forward": True},
         )
     ),
+    # Released in the backward that made it, as what is recomputed; and not released by what had saved it.
+    ({**BACKWARD, **SAVED_TWICE, "outlives_backward": False}, Kind.TEMPORARY, Evidence.WITHIN_BACKWARD),
+    ({**BACKWARD, **SAVED_TWICE, "freed_as_saved": False}, Kind.TEMPORARY, Evidence.WITHIN_BACKWARD),
     # Constructed, and let go of by the step that put another in its place.
     (
         {**OUTSIDE, **UNCLEAR, "constructor": 3, "is_constructed": True, "freed_in_step": True},
@@ -412,6 +440,7 @@ def possible(table: BlockFacts) -> Any:
     no |= table.outlives_step & ~table.in_step
     no |= table.is_replacing & ~table.outlives_step
     no |= table.freed_by_autograd & table.freed_in_silence
+    no |= (table.freed_as_saved & ~table.freed_by_autograd) | (table.outlives_backward & ~table.in_backward)
     no |= table.freed_by_program & (table.freed_by_autograd | table.freed_in_silence)
     no |= table.is_in_flight & ~(table.in_backward & table.is_at_end & ~table.is_before)
     no |= table.has_only_forward & (table.in_backward | table.in_step | table.freed_in_step | table.meets_backward)

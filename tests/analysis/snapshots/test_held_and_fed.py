@@ -64,6 +64,22 @@ def test_what_the_program_makes_before_a_forward_is_its_input(tmp_path: Path) ->
     assert kinds(tmp_path, [*FORWARD, *RAN, *STEP, *gone(BATCH, FREE_BY_MAIN)])[BATCH] == ["input"]
 
 
+def test_what_a_librarys_loop_moves_before_the_first_forward_is_its_input(tmp_path: Path) -> None:
+    """Another function than that which calls the model; if it is the program's own, that proves nothing."""
+    moves = frame("send_to_device", "/env/site-packages/accelerate/utils/operations.py", 150)
+    loads = frame("load", "/home/me/train.py", 5)
+    for function, kind in ((moves, "input"), (loads, "not known")):
+        trace = [made(BATCH, [UNWIND, MALLOC, MUL, function]), made(HIDDEN, IN_MODULE)]
+        assert kinds(tmp_path, trace, BATCH, HIDDEN)[BATCH] == [kind]
+
+
+def test_a_copied_parameter_is_one(tmp_path: Path) -> None:
+    """Averaged weights and target networks; a copied tensor may be anything."""
+    for file, kind in (("nn/parameter.py", "parameter"), ("_tensor.py", "not known")):
+        copies = [UNWIND, MALLOC, frame("__deepcopy__", f"{TORCH}/{file}", 66), MAIN]
+        assert kinds(tmp_path, [*FORWARD, *RAN, *STEP, made(LOGITS, copies)], LOGITS)[LOGITS] == [kind]
+
+
 @pytest.mark.parametrize(
     "trace",
     [

@@ -45,6 +45,11 @@ def cpp(name: str) -> Frame:
         (Frame("allocate", f"{TORCH}/distributed/fsdp/_fully_shard/_fsdp_collectives.py", 5), Fact.COLLECTIVE),
         (Frame("alloc_storage", f"{TORCH}/distributed/fsdp/_fully_shard/_fsdp_param.py", 5), Fact.COLLECTIVE),
         (Frame("_reduce_grad", f"{TORCH}/distributed/fsdp/_runtime_utils.py", 5), Fact.COLLECTIVE),
+        (Frame("__deepcopy__", f"{TORCH}/nn/parameter.py", 5), Fact.PARAMETER_COPY),
+        (Frame("send_to_device", "/a/site-packages/accelerate/utils/operations.py", 5), Fact.BATCH_MOVE),
+        (Frame("_prepare_input", "C:\\site-packages\\transformers\\trainer.py", 5), Fact.BATCH_MOVE),
+        (Frame("move_data_to_device", "/a/lightning/fabric/utilities/apply_func.py", 5), Fact.BATCH_MOVE),
+        (Frame("move_data_to_device", "/a/lightning_fabric/utilities/apply_func.py", 5), Fact.BATCH_MOVE),
         # Of Python's frames alone: C++ below it made the buckets.
         (Frame("_ddp_init_helper", f"{TORCH}/nn/parallel/distributed.py", 5), Fact.COLLECTIVE),
     ],

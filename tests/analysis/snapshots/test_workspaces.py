@@ -12,6 +12,7 @@ from tests.analysis.snapshots.test_kind_finder import PYTHON_FORWARD, PYTHON_STE
 from tests.snapshot.dumps import Row, block, entry, frame, freed, segment, snapshot
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.workspaces import LARGE_WORKSPACE_BYTES as LARGE
+from tracer.analysis.snapshots.workspaces import LT_WORKSPACE_BYTES
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,37 @@ def test_workspaces_of_one_call(
     rows = np.flatnonzero((lives.requested_bytes == size) & (lives.begin >= 0))
     assert len(rows) == 2
     assert {found for found, _ in device.kinds.kinds_and_evidence(rows)} == {kind}
+
+
+@pytest.mark.parametrize(
+    ("size", "layer", "has_result", "kinds"),
+    [
+        (LARGE, False, True, ["workspace", "workspace"]),
+        (LARGE, False, False, ["temporary", "temporary"]),
+        # cublasLt's, in layers alone; what backward makes of that size has no stack that tells it.
+        (LT_WORKSPACE_BYTES, True, True, ["workspace", "temporary"]),
+        (LT_WORKSPACE_BYTES, False, True, ["temporary", "temporary"]),
+        (LT_WORKSPACE_BYTES, True, False, ["temporary", "temporary"]),
+    ],
+)
+def test_a_workspace_is_made_right_after_the_products_result(
+    tmp_path: Path, size: int, layer: bool, has_result: bool, kinds: list[str]
+) -> None:
+    """By the same line, where weights are of its size too; the driver's segment for it comes in between."""
+    forward = [frame("forward", f"{TORCH}/nn/modules/linear.py", 130), *PYTHON_FORWARD] if layer else PYTHON_FORWARD
+    result = BASE + 40 * MIB
+    trace = [entry("alloc", result, 512, frames=forward if has_result else [MAIN])]
+    trace += [entry("segment_alloc", BASE, LARGE, frames=forward), entry("alloc", BASE, size, frames=forward)]
+    trace += [*freed(BASE, size, frames=[MAIN]), entry("alloc", BASE, size), *freed(BASE, size)]
+    trace += [entry("alloc", BASE, 1, frames=PYTHON_STEP), *freed(BASE, 1, frames=[MAIN])]
+    left = [
+        segment(BASE + at * MIB, length, [block(BASE + at * MIB, length)]) for at, length in ((40, 512), (64, LARGE))
+    ]
+    (device,) = replay_snapshot(load(tmp_path / "s", snapshot(trace, left))).devices
+    lives = device.replay.lives
+    rows = np.flatnonzero((lives.requested_bytes == size) & (lives.begin >= 0))
+    rows = rows[np.argsort(lives.begin[rows])]
+    assert [found for found, _ in device.kinds.kinds_and_evidence(rows)] == kinds
 
 
 LAST = entry("alloc", BASE, LARGE, frames=PYTHON_FORWARD)

@@ -76,6 +76,7 @@ def test_by_hand(tmp_path: Path) -> None:
         "Peak: 6.00 MiB on device 0 in backward.",
         "It is 50 % activations, 33 % memory from before the recording and 17 % temporaries.",
         "The line that holds most is model.py:7: 3.00 MiB, 50 %, made by forward.",
+        "It is as requested: 6.00 MiB are allocated, after the allocator's rounding, and 16.00 MiB reserved.",
     )
     assert [section.title for section in shown.sections] == ["Growth", "Reserved memory"]
 
@@ -203,9 +204,13 @@ def test_a_device_that_ran_out_is_worse_than_a_larger_one(tmp_path: Path) -> Non
 def test_without_history_there_is_no_timeline_and_nothing_was_before_it(tmp_path: Path) -> None:
     shown = page_of(load(tmp_path / "s", [segment(BASE, MIB, [block(BASE, 700)])]))
     assert (len(shown.times), shown.series, shown.lines, shown.marks) == (0, (), (), ())
-    assert headline(shown)[:2] == (
+    said = headline(shown)
+    assert said[:2] == (
         "Peak: 700 B on device 0 at the moment of the snapshot.",
         "It is 100 % memory that nothing explains.",
+    )
+    assert said[-1] == (
+        "It is as requested: 1.00 KiB are allocated, after the allocator's rounding, and 1.00 MiB reserved."
     )
 
 

@@ -35,6 +35,7 @@ class BlockFacts:
         in_collective: It is where FSDP, DDP or a pipeline makes the buffers of what is sent.
         in_accumulate: It is in the node that writes .grad.
         in_module_setup: It is where modules create or move parameters and buffers.
+        in_parameter_copy: It is where `copy.deepcopy` copies a Parameter.
         constructor: The outermost constructor of the program's that it is in, and not in a module's call; -1 for none.
         in_module: It is inside the call of a module.
         in_functional: It is inside a function of torch.nn.functional.
@@ -43,6 +44,7 @@ class BlockFacts:
         in_step: It was made in an optimizer's step.
         in_silence: It has none, in a recording of a training's Python frames alone: autograd's threads have none.
         freed_by_autograd: Freed in a node that autograd evaluates, or as autograd let go of what it had saved.
+        freed_as_saved: Freed where autograd lets go of what an operation saved for backward.
         freed_by_program: By a known stack that is none of autograd's, of an optimizer's or of an assignment to .grad.
         freed_by_zero_grad: Freed in a call of zero_grad.
         freed_in_step: Freed in an optimizer's step.
@@ -58,14 +60,15 @@ class BlockFacts:
         is_held_of_few: In use at the end, past a backward and a step; and of what forward had made for that backward
             at least eight times as many blocks were let go of by autograd.
         is_fed: It was in use when a forward began, and made after the backward, step or zero_grad before that one; if
-            it is the first forward, by the function that calls the model: data sets are there before that too.
+            it is the first forward, by the function that calls the model, or where a library's training loop moves a
+            batch to the device: data sets are there before that too.
         has_cpp: The recording has C++ frames, so that the absence of one means something.
         has_only_forward: Modules were called in the recording, and neither backward nor an optimizer's step ran.
         may_meet_backward: Backward may have run while it was in use: an entry of it, or one without a stack.
         stack_kind: What every other block of the same stack is that is proved, as a `Kind`; -1 where they differ, and
             where it cannot be that, since what nobody frees is not temporary.
-        is_kept_by_forward: In use where modules have made several blocks since, and at least a third of those made as
-            early are in use: inference keeps the latest alone.
+        is_kept_by_forward: In use where modules have made several blocks since, and at least a third of a dozen or more
+            that were made as early are in use, or all of them: inference keeps the latest alone, and a cache.
         stack_made_temporaries: Some of the same stack's blocks were freed again before any backward ran.
         is_constructed: Made by constructors, kept or freed by a step, and there are as many gradients of its size.
         is_replacing: Made by the stack that made what took the place of a known parameter.
@@ -93,6 +96,7 @@ class BlockFacts:
     in_collective: Bools
     in_accumulate: Bools
     in_module_setup: Bools
+    in_parameter_copy: Bools
     constructor: Ints
     in_module: Bools
     in_functional: Bools
@@ -101,6 +105,7 @@ class BlockFacts:
     in_step: Bools
     in_silence: Bools
     freed_by_autograd: Bools
+    freed_as_saved: Bools
     freed_by_program: Bools
     freed_by_zero_grad: Bools
     freed_in_step: Bools
@@ -237,6 +242,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         in_collective=has(born, Fact.COLLECTIVE),
         in_accumulate=has(born, Fact.ACCUMULATE_GRAD),
         in_module_setup=has(born, Fact.MODULE_SETUP),
+        in_parameter_copy=has(born, Fact.PARAMETER_COPY),
         constructor=np.where(runs_later, -1, sites.constructors[lives.stack]),
         in_module=has(born, Fact.MODULE_FORWARD),
         in_functional=has(born, Fact.FUNCTIONAL),
@@ -245,6 +251,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         in_step=in_step,
         in_silence=is_silent & ~has_stack & (begin > BEFORE),
         freed_by_autograd=has(freed, Fact.ENGINE, Fact.RELEASE_SAVED),
+        freed_as_saved=has(freed, Fact.RELEASE_SAVED),
         freed_by_program=has(freed, Fact.STACK) & ~has(freed, *_NOT_THE_PROGRAMS),
         freed_by_zero_grad=has(freed, Fact.ZERO_GRAD) | (phases.zero_grads.containing(lives.free_entry) >= 0),
         freed_in_step=has(freed, Fact.OPTIMIZER_STEP) | (free_is_known & in_a_step),
@@ -298,7 +305,9 @@ def _is_fed(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Sites
     is_fed: Bools = lives.end > forward
     first = int(phases.next_forward[0])
     for row in np.flatnonzero(is_fed & (forward == first) & (lives.begin > BEFORE)).tolist():
-        is_fed[row] = sites.is_in_models_caller(int(lives.stack[row]), int(state.trace.stack[first]))
+        stack = int(lives.stack[row])
+        is_moved = bool(has(sites.facts[stack], Fact.BATCH_MOVE))
+        is_fed[row] = is_moved or sites.is_in_models_caller(stack, int(state.trace.stack[first]))
     return is_fed
 
 

@@ -31,7 +31,9 @@ PROOFS: Final[tuple[Rule, ...]] = (
     Rule(Evidence.FREED_BY_ZERO_GRAD, Kind.GRADIENT, ("freed_by_zero_grad", "not in_step", "in_backward or is_before")),
     Rule(Evidence.FREED_BY_GRAD_ASSIGNMENT, Kind.GRADIENT, ("grad_was_set", "not in_step", "in_backward or is_before")),
     Rule(Evidence.FREED_BY_DATA_ASSIGNMENT, Kind.PARAMETER, ("data_was_set", "not in_backward")),
-    Rule(Evidence.BACKWARD_TO_STEP, Kind.GRADIENT, ("in_backward", "not is_before", "meets_step")),
+    Rule(
+        Evidence.BACKWARD_TO_STEP, Kind.GRADIENT, ("in_backward", "not is_before", "meets_step", "not freed_by_program")
+    ),
     Rule(Evidence.COLLECTIVE_STACK, Kind.COMMUNICATION, ("in_collective",)),
     Rule(Evidence.REPLACES_PARAMETER, Kind.PARAMETER, ("is_replacing",)),
     Rule(Evidence.OUTLIVED_STEP, Kind.OPTIMIZER_STATE, ("outlives_step",)),
@@ -44,8 +46,10 @@ PROOFS: Final[tuple[Rule, ...]] = (
         ("outside", "in_module or in_functional", "meets_backward", "freed_by_program"),
     ),
     Rule(Evidence.RECOMPUTED_STACK, Kind.ACTIVATION, ("in_backward", "in_module", "freed_by_autograd")),
+    Rule(Evidence.SAVED_IN_BACKWARD, Kind.ACTIVATION, ("in_backward", "outlives_backward", "freed_as_saved")),
     Rule(Evidence.WITHIN_BACKWARD, Kind.TEMPORARY, ("in_backward", "freed_by_autograd")),
     Rule(Evidence.MODULE_SETUP_STACK, Kind.PARAMETER, ("in_module_setup", "is_at_end or freed_in_step")),
+    Rule(Evidence.COPIED_PARAMETER, Kind.PARAMETER, ("in_parameter_copy",)),
 )
 # What blocks prove of each other, and what is likely.
 LIKELY: Final[tuple[Rule, ...]] = (

@@ -23,6 +23,8 @@ _NUM_LATEST = 4
 """Blocks of a forward that may be temporary still: what a module has made and not handed on yet, and a residual."""
 _LEAST_KEPT = 3
 """One in so many of the earlier blocks is in use where a forward keeps them for backward."""
+_LEAST_SEEN = 12
+"""Of fewer, a cache of keys and values and what the first layer works with may be as many."""
 _GONE_PER_HELD = 8
 """Results that a program holds are few; of two models in a step, the second backward's activations are as many."""
 
@@ -63,7 +65,11 @@ def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -
     """
     size = lives.requested_bytes
     staying = _is_staying(facts, kind == Kind.UNKNOWN)
-    is_left = _is_left_by_backward(facts, size, size[staying | (facts.is_at_end & (kind == Kind.PARAMETER))])
+    of_parameters = size[staying | (facts.is_at_end & (kind == Kind.PARAMETER))]
+    derives_twice = _derives_twice(facts, size, of_parameters)
+    is_left = _is_left_by_backward(facts, size, of_parameters) & ~_others_are_no_gradients(lives, kind)
+    # Of a second derivative, what is not over is on its way, or saved for it.
+    is_left &= ~(facts.in_backward & ~facts.outlives_backward & derives_twice)
     gradients = _gradients_at_once(facts, lives, np.where(is_left, Kind.GRADIENT, kind))
     # A step that is not over has replaced a part of the state: what it has let go of counts too.
     others = size[facts.is_before & facts.freed_in_open_step]
@@ -80,7 +86,7 @@ def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -
         stack_made_temporaries=facts.has_stack
         & np.isin(lives.stack, lives.stack[_is_freed_before_backward(facts, kind)]),
         is_left_by_backward=is_left,
-        is_in_flight=_is_in_flight(facts, size),
+        is_in_flight=_is_in_flight(facts, size) & np.bool_(not derives_twice),
         is_held_of_few=_is_held_of_few(facts, lives),
         has_size_of_staying=has_size_of(size, np.append(size[staying], parameters)),
         is_as_many_as_gradients=as_many,
@@ -104,6 +110,27 @@ def _is_left_by_backward(facts: BlockFacts, size: Ints, of_parameters: Ints) -> 
     of_results = has_size_of(size, size[facts.outside & facts.in_module])
     is_left: Bools = candidates & has_size_of(size, of_parameters) & (facts.outlives_backward | ~of_results)
     return is_left
+
+
+def _derives_twice(facts: BlockFacts, size: Ints, of_parameters: Ints) -> bool:
+    """Whether a backward left something that autograd saved for another one, or that may be saved by its size."""
+    left = facts.in_backward & facts.outlives_backward
+    no_gradient = left & ~facts.in_accumulate & ~has_size_of(size, of_parameters) & (len(of_parameters) > 0)
+    return bool((no_gradient | (left & facts.freed_as_saved)).any())
+
+
+def _others_are_no_gradients(lives: Lives, kind: Ints) -> Bools:
+    """Whether blocks of the same stack and size are proved to be temporary or saved, and none to be a gradient.
+
+    What a weight gets from its first use waits for the second one's, of the size of its gradient.
+    """
+    pairs = np.stack([lives.stack, lives.requested_bytes])
+    _, pair = np.unique(pairs, axis=1, return_inverse=True)
+    pair = pair.reshape(-1)
+    is_other = np.isin(kind, (Kind.TEMPORARY, Kind.ACTIVATION)) & (lives.stack != NO_STACK)
+    others, gradients = (np.bincount(pair[chosen], minlength=len(pair)) for chosen in (is_other, kind == Kind.GRADIENT))
+    no_gradients: Bools = (others[pair] > 0) & (gradients[pair] == 0)
+    return no_gradients
 
 
 def _is_in_flight(facts: BlockFacts, size: Ints) -> Bools:
@@ -137,12 +164,15 @@ def _is_kept_by_forward(facts: BlockFacts, lives: Lives) -> Bools:
     Where none of several was freed, forward keeps the latest too.
     """
     last = lives.begin[facts.in_backward].max(initial=NONE)
-    rows = np.flatnonzero(facts.outside & facts.in_module & ~facts.meets_backward & (lives.begin > last))
+    is_result = facts.outside & facts.in_module & ~facts.in_workspace & ~facts.is_brief_workspace
+    rows = np.flatnonzero(is_result & ~facts.meets_backward & (lives.begin > last))
     rows = rows[np.argsort(lives.begin[rows], kind="stable")]
-    earlier = rows if len(rows) > _NUM_LATEST and facts.is_at_end[rows].all() else rows[:-_NUM_LATEST]
+    keeps_all = len(rows) > _NUM_LATEST and bool(facts.is_at_end[rows].all())
+    earlier = rows if keeps_all else rows[:-_NUM_LATEST]
     is_kept = np.zeros(len(facts), dtype=np.bool_)
     lasting = earlier[facts.is_at_end[earlier]]
-    is_kept[lasting] = len(lasting) * _LEAST_KEPT >= len(earlier)
+    are_enough = keeps_all or len(earlier) >= _LEAST_SEEN
+    is_kept[lasting] = are_enough and len(lasting) * _LEAST_KEPT >= len(earlier)
     return is_kept
 
 
@@ -166,7 +196,11 @@ def _stack_kinds(facts: BlockFacts, stack_kind: Ints) -> Ints:
     stays &= ~(facts.in_backward & ~facts.outlives_backward & ~facts.meets_step)
     # What forward made and outlived backward and the step is held by somebody.
     stays |= facts.outside & facts.meets_backward & facts.meets_step
-    return np.where(facts.has_stack & ~(stays & (stack_kind == Kind.TEMPORARY)), stack_kind, NONE)
+    stays |= facts.outlives_backward & facts.meets_step
+    # What a second derivative saved has outlived its backward; of a backward that is not over, that is not known.
+    is_open = facts.in_backward & ~facts.outlives_backward & ~facts.in_module
+    is_none = (stays & (stack_kind == Kind.TEMPORARY)) | (is_open & (stack_kind == Kind.ACTIVATION))
+    return np.where(facts.has_stack & ~is_none, stack_kind, NONE)
 
 
 def _is_freed_before_backward(facts: BlockFacts, kind: Ints) -> Bools:

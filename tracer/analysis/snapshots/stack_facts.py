@@ -37,6 +37,8 @@ class Fact(IntFlag):
     COLLECTIVE = 65536  # where FSDP, DDP or a pipeline makes the buffers of what is sent
     LAYER = 262144  # inside the forward of a linear, convolutional or embedding layer, which has one weight
     FUNCTIONAL = 524288  # inside a function of torch.nn.functional
+    PARAMETER_COPY = 1048576  # where copy.deepcopy copies a Parameter
+    BATCH_MOVE = 2097152  # where a library's training loop moves a batch to the device
     CLOSURE = 131072  # inside what an optimizer's step calls to evaluate the model, and so not the step's own
 
 
@@ -58,6 +60,13 @@ _OPTIMIZER_STEPS = ("step", "wrapper", "_init_group", "_use_grad", "_multi_tenso
 _MODULE_SETUP_NAMES = ("__init__", "_apply", "convert", "reset_parameters", "to_empty", "register_buffer")
 _MODULE_CALLS = ("_call_impl", "_wrapped_call_impl", "_slow_forward", "__call__")
 _LAYERS = ("nn/modules/linear.py", "nn/modules/conv.py", "nn/modules/sparse.py")
+# Where libraries move a batch, by the end of the file's path and the function.
+_BATCH_MOVES = (
+    ("accelerate/utils/operations.py", "send_to_device"),
+    ("transformers/trainer.py", "_prepare_input"),
+    ("fabric/utilities/apply_func.py", "move_data_to_device"),
+    ("lightning_fabric/utilities/apply_func.py", "move_data_to_device"),
+)
 # Of torch.optim: schedules, and averages of a model, which are copies of its parameters.
 _NO_OPTIMIZERS = ("optim/lr_scheduler", "optim/swa_utils")
 _BACKWARD_CALLS = (("_tensor.py", "backward"), ("autograd/__init__.py", "backward"), ("autograd/__init__.py", "grad"))
@@ -178,7 +187,7 @@ def _python_facts(frame: Frame) -> Fact:
     facts = Fact.ZERO_GRAD if frame.name == "zero_grad" else Fact.NONE
     path = torch_file(frame)
     if path is None:
-        return facts | (Fact.CONSTRUCTOR if frame.name == "__init__" and is_users(frame) else Fact.NONE)
+        return facts | _others_facts(frame)
     if frame.name == "_engine_run_backward":
         facts |= Fact.ENGINE
     if (path, frame.name) in _BACKWARD_CALLS:
@@ -191,11 +200,22 @@ def _python_facts(frame: Frame) -> Fact:
         facts |= Fact.MODULE_SETUP
     if path in _LAYERS and frame.name in ("forward", "_conv_forward"):
         facts |= Fact.LAYER
+    if (path, frame.name) == ("nn/parameter.py", "__deepcopy__"):
+        facts |= Fact.PARAMETER_COPY
     if path == "nn/functional.py":
         facts |= Fact.FUNCTIONAL
     if is_module_call(frame):
         facts |= Fact.MODULE_FORWARD
     return facts
+
+
+def _others_facts(frame: Frame) -> Fact:
+    """What a line of Python outside of torch proves."""
+    if frame.name == "__init__" and is_users(frame):
+        return Fact.CONSTRUCTOR
+    path = frame.file.replace("\\", "/")
+    is_move = any(frame.name == name and path.endswith(f"/{end}") for end, name in _BATCH_MOVES)
+    return Fact.BATCH_MOVE if is_move else Fact.NONE
 
 
 def _optimizer_facts(name: str, path: str) -> Fact:

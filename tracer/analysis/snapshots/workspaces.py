@@ -15,6 +15,9 @@ from tracer.snapshot.replay import Lives
 # Source: ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize, of which `:4096:2:16:8` is the default.
 WORKSPACE_BYTES: Final = 8_519_680
 LARGE_WORKSPACE_BYTES: Final = 33_554_432
+# What cublasLt works in, where torch calls it for a linear layer with a bias.
+# Source: ATen/cuda/CUDABlas.cpp, `_parseChosenWorkspaceSize`.
+LT_WORKSPACE_BYTES: Final = 1_048_576
 
 
 def brief_workspaces(state: DeviceState, lives: Lives, has_stack: Bools, in_layer: Bools) -> Bools:
@@ -27,6 +30,7 @@ def brief_workspaces(state: DeviceState, lives: Lives, has_stack: Bools, in_laye
         in_layer: It was made in the forward of a layer with one weight [lives].
     """
     is_large = lives.requested_bytes == LARGE_WORKSPACE_BYTES
+    after_result = has_stack & _is_after_one_of_its_stack(state, lives)
     is_allocated = lives.alloc_entry >= 0
     # The last one may be in use yet.
     is_last = is_allocated & (lives.alloc_entry == _last_made(state)) & (lives.end == len(state.trace))
@@ -35,9 +39,24 @@ def brief_workspaces(state: DeviceState, lives: Lives, has_stack: Bools, in_laye
     if at_once[is_large & ~is_last].all():
         large |= is_last & is_large & large.any()
     else:
-        large &= in_layer | (~has_stack & (large & in_layer).any())
+        of_product = large & (in_layer | after_result)
+        large = of_product | (large & ~has_stack & of_product.any())
     is_workspace: Bools = large | ((at_once | is_last) & (lives.requested_bytes == WORKSPACE_BYTES))
+    is_workspace |= at_once & in_layer & after_result & (lives.requested_bytes == LT_WORKSPACE_BYTES)
     return is_workspace
+
+
+def _is_after_one_of_its_stack(state: DeviceState, lives: Lives) -> Bools:
+    """Which blocks were made right after another one of the same stack, as a product's result is, but for segments."""
+    allocs = state.trace.where(Action.ALLOC)
+    others = np.flatnonzero(~np.isin(state.trace.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)))
+    is_after = np.zeros(len(state.trace) + 1, dtype=np.bool_)
+    before = others[np.maximum(np.searchsorted(others, allocs) - 1, 0)]
+    is_after[allocs] = (
+        (before < allocs) & (state.trace.action[before] == Action.ALLOC)
+        & (state.trace.stack[before] == state.trace.stack[allocs])
+    )  # fmt: skip
+    return is_after[lives.alloc_entry]
 
 
 def _last_made(state: DeviceState) -> int:

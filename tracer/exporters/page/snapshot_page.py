@@ -15,6 +15,7 @@ from tracer.analysis.snapshots.categories import CATEGORY_OF_KIND, category_of, 
 from tracer.analysis.snapshots.findings import DeviceFinding, ReplayedSnapshot, SnapshotFinding
 from tracer.analysis.snapshots.first_changes import FirstChanges
 from tracer.analysis.snapshots.groups import Group, group_lives
+from tracer.analysis.snapshots.peak import Peak
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site
 from tracer.analysis.snapshots.timeline import START, DeviceTimeline, device_timeline
 from tracer.exporters.page.group_tables import groups_table
@@ -127,7 +128,16 @@ def snapshot_page(
         alarm=oom_sentences(device.oom, f"device {device.device}"),
         notes=(*finding.notes, *device.notes, *_left_out(timeline)),
         sections=(*_what_helps(device, first), *_sections(finding, shown)),
+        headline_notes=_rounded(device.peak),
     )
+
+
+def _rounded(peak: Peak) -> tuple[str, ...]:
+    """How the peak, which is counted as the program asked for it, is called by torch's own statistics."""
+    if not peak.requested_bytes:
+        return ()
+    allocated, reserved = format_bytes(peak.allocated_bytes), format_bytes(peak.reserved_bytes)
+    return (f"It is as requested: {allocated} are allocated, after the allocator's rounding, and {reserved} reserved.",)
 
 
 def _blocks(replayed: ReplayedSnapshot, device: DeviceFinding, shown: int) -> PageBlocks:

@@ -56,8 +56,11 @@ def _print_between(between: Between, console: Console, top: int) -> None:
     sizes = f"{format_bytes(between.first_bytes)} -> {format_bytes(between.last_bytes)}"
     first, last = entry_words(between.first), entry_words(between.last)
     _say(console, f"Device {between.device}, from {first} to {last}: {change} ({sizes})")
-    print_groups("What came", between.came, console, top)
-    print_groups("What went", between.went, console, top)
+    for title, groups in (("What came", between.came), ("What went", between.went)):
+        if groups:
+            print_groups(title, groups, console, top)
+        else:
+            _say(console, f"{title}: nothing")
 
 
 def _say(console: Console, line: str) -> None:
