@@ -119,3 +119,18 @@ def test_what_backward_was_at_work_with_has_no_parameters_size(tmp_path: Path, s
     trace = [*FORWARD, entry("alloc", LOGITS, size_bytes, frames=BACKWARD)]
     segments = [segment(LOGITS, size_bytes, [block(LOGITS, size_bytes)])]
     assert kinds(tmp_path, trace, BATCH, HIDDEN, more=segments)[LOGITS] == [kind]
+
+
+def test_a_sharded_forward_keeps_its_results_though_what_it_gathers_goes(tmp_path: Path) -> None:
+    """Ran out of memory in the first forward: of six blocks of each layer one is in use, five were gathered."""
+    gathers = frame("allocate", f"{TORCH}/distributed/fsdp/_fully_shard/_fsdp_collectives.py", 70)
+    gathering = [UNWIND, MALLOC, gathers, CALL, MODEL, CALL, MAIN]
+    trace: list[Row] = []
+    kept = [BASE + 64 * MIB * number for number in range(10, 26)]
+    for address in kept:
+        trace.append(entry("alloc", address, MIB, frames=IN_LAYER))
+        for _ in range(5):
+            trace += [entry("alloc", HIDDEN, 7 * MIB, frames=gathering), *freed(HIDDEN, 7 * MIB, frames=gathering)]
+    found = kinds(tmp_path, trace, more=[segment(address, MIB, [block(address, MIB)]) for address in kept])
+    assert [found[address] for address in kept[:-4]] == [["activation"]] * (len(kept) - 4)
+    assert set(found[HIDDEN]) == {"communication"}

@@ -164,7 +164,8 @@ def _is_kept_by_forward(facts: BlockFacts, lives: Lives) -> Bools:
     Where none of several was freed, forward keeps the latest too.
     """
     last = lives.begin[facts.in_backward].max(initial=NONE)
-    is_result = facts.outside & facts.in_module & ~facts.in_workspace & ~facts.is_brief_workspace
+    is_result = facts.outside & facts.in_module & ~facts.in_collective
+    is_result &= ~facts.in_workspace & ~facts.is_brief_workspace
     rows = np.flatnonzero(is_result & ~facts.meets_backward & (lives.begin > last))
     rows = rows[np.argsort(lives.begin[rows], kind="stable")]
     keeps_all = len(rows) > _NUM_LATEST and bool(facts.is_at_end[rows].all())
