@@ -141,6 +141,7 @@ class Evidence(IntEnum):
     HELD_OVER_BACKWARD = 54
     COPIED_PARAMETER = 55
     SAVED_IN_BACKWARD = 56
+    OPTIMIZERS_CONSTRUCTOR = 57
     # Of recordings again.
     LISTED = 60
     HELD_BY_GRAPH = 61
@@ -247,6 +248,7 @@ EVIDENCE_TEXT = {
     Evidence.AUTOCAST_COPY: "likely: a weight cast by autocast",
     Evidence.MODULE_CALL_STACK: "likely: made in a module's call, alive while backward ran",
     Evidence.ALIVE_AT_END: "likely, or an output: made in a module's call, never freed, no backward since",
+    Evidence.OPTIMIZERS_CONSTRUCTOR: "likely: made in the constructor of the program's own optimizer, never freed",
     Evidence.CONSTRUCTED: "likely: made in a constructor, never freed, except by an optimizer's step",
     Evidence.LEFT_BY_BACKWARD: "likely: made in backward, of a parameter's size, never freed",
     Evidence.WORKSPACE_BRIEF: "likely: of the size of cuBLAS's workspace, no other event while it was in use",

@@ -37,6 +37,7 @@ class BlockFacts:
         in_module_setup: It is where modules create or move parameters and buffers.
         in_parameter_copy: It is where `copy.deepcopy` copies a Parameter.
         constructor: The outermost constructor of the program's that it is in, and not in a module's call; -1 for none.
+        in_optimizers_constructor: It is in the constructor of an optimizer of the program's, of which a step is seen.
         in_module: It is inside the call of a module.
         in_functional: It is inside a function of torch.nn.functional.
         in_autocast: It is where autocast makes a copy.
@@ -70,6 +71,7 @@ class BlockFacts:
         is_kept_by_forward: In use where modules have made several blocks since, and at least a third of a dozen or more
             that were made as early are in use, or all of them: inference keeps the latest alone, and a cache.
         stack_made_temporaries: Some of the same stack's blocks were freed again before any backward ran.
+        is_first_made: Of its size, the first constructor that made one made it: a model's, before its optimizer's.
         is_constructed: Made by constructors, kept or freed by a step, and there are as many gradients of its size.
         is_replacing: Made by the stack that made what took the place of a known parameter.
         has_size_of_staying: A block of its size was there before and is never freed.
@@ -98,6 +100,7 @@ class BlockFacts:
     in_module_setup: Bools
     in_parameter_copy: Bools
     constructor: Ints
+    in_optimizers_constructor: Bools
     in_module: Bools
     in_functional: Bools
     in_autocast: Bools
@@ -126,6 +129,7 @@ class BlockFacts:
     stack_kind: Ints
     is_kept_by_forward: Bools
     stack_made_temporaries: Bools
+    is_first_made: Bools
     is_constructed: Bools
     is_replacing: Bools
     has_size_of_staying: Bools
@@ -244,6 +248,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         in_module_setup=has(born, Fact.MODULE_SETUP),
         in_parameter_copy=has(born, Fact.PARAMETER_COPY),
         constructor=np.where(runs_later, -1, sites.constructors[lives.stack]),
+        in_optimizers_constructor=~runs_later & sites.optimizers_constructors[lives.stack],
         in_module=has(born, Fact.MODULE_FORWARD),
         in_functional=has(born, Fact.FUNCTIONAL),
         in_autocast=has(born, Fact.AUTOCAST),
@@ -274,6 +279,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         stack_kind=np.full(len(lives), -1, dtype=np.int64),
         is_kept_by_forward=no,
         stack_made_temporaries=no,
+        is_first_made=no,
         is_constructed=no,
         is_replacing=no,
         has_size_of_staying=no,

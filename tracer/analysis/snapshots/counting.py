@@ -245,8 +245,13 @@ def with_parameters(facts: BlockFacts, lives: Lives, kind: Ints) -> BlockFacts:
     size = lives.requested_bytes
     constructed = (facts.constructor != NONE) & (facts.is_at_end | facts.freed_in_step)
     constructed &= ~has_size_of(size, size[facts.in_module_setup])
-    constructed &= _is_of_first_maker(constructed, size, facts.constructor, lives.begin)
-    facts = replace(facts, is_constructed=as_many_as(constructed, size, *_gradients_at_once(facts, lives, kind)))
+    first_made = _is_of_first_maker(constructed, size, facts.constructor, lives.begin)
+    constructed &= first_made
+    facts = replace(
+        facts,
+        is_first_made=first_made,
+        is_constructed=as_many_as(constructed, size, *_gradients_at_once(facts, lives, kind)),
+    )
     return replace(facts, is_replacing=_is_replacing(facts, lives))
 
 

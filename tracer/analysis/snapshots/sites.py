@@ -25,6 +25,7 @@ from tracer.analysis.snapshots.stack_facts import (
     facts_of_stacks,
     is_module_call,
     layers_of_stacks,
+    optimizers_constructors,
 )
 from tracer.arrays import Bools, Ints
 from tracer.snapshot.columns import Frame, Stacks
@@ -90,6 +91,11 @@ class Sites:
     def constructors(self) -> Ints:
         """The number of every stack's outermost constructor, -1 where it has none [stacks]."""
         return constructors_of_stacks(self._stacks, self.facts)
+
+    @cached_property
+    def optimizers_constructors(self) -> Bools:
+        """Which stacks are in the constructor of an optimizer of the program's [stacks]."""
+        return optimizers_constructors(self._stacks, self.facts)
 
     @cached_property
     def layers(self) -> Ints:
