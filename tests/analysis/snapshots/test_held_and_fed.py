@@ -134,3 +134,17 @@ def test_a_sharded_forward_keeps_its_results_though_what_it_gathers_goes(tmp_pat
     found = kinds(tmp_path, trace, more=[segment(address, MIB, [block(address, MIB)]) for address in kept])
     assert [found[address] for address in kept[:-4]] == [["activation"]] * (len(kept) - 4)
     assert set(found[HIDDEN]) == {"communication"}
+
+
+@pytest.mark.parametrize(("freed_bytes", "kind"), [(2 * MIB, "activation"), (MIB, "not known")])
+def test_what_a_line_lets_go_of_says_nothing_of_its_blocks_of_another_size(
+    freed_bytes: int, kind: str, tmp_path: Path
+) -> None:
+    """As `down(act(up(x)))` makes them: `up` made what is kept, `down` what is not, with the same Python frames."""
+    trace: list[Row] = []
+    kept = [BASE + 64 * MIB * number for number in range(10, 26)]
+    for address in kept:
+        trace.append(entry("alloc", address, MIB, frames=IN_LAYER))
+        trace += [entry("alloc", HIDDEN, freed_bytes, frames=IN_LAYER), *freed(HIDDEN, freed_bytes, frames=IN_LAYER)]
+    found = kinds(tmp_path, trace, more=[segment(address, MIB, [block(address, MIB)]) for address in kept])
+    assert [found[address] for address in kept[:-4]] == [[kind]] * (len(kept) - 4)

@@ -70,7 +70,7 @@ class BlockFacts:
             where it cannot be that, since what nobody frees is not temporary.
         is_kept_by_forward: In use where modules have made several blocks since, and at least a third of a dozen or more
             that were made as early are in use, or all of them: inference keeps the latest alone, and a cache.
-        stack_made_temporaries: Some of the same stack's blocks were freed again before any backward ran.
+        stack_made_temporaries: Some blocks of its stack and size were freed again before any backward ran.
         is_first_made: Of its size, the first constructor that made one made it: a model's, before its optimizer's.
         is_constructed: Made by constructors, kept or freed by a step, and there are as many gradients of its size.
         is_replacing: Made by the stack that made what took the place of a known parameter.

@@ -83,8 +83,7 @@ def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -
         facts,
         stack_kind=_stack_kinds(facts, np.maximum(stack_kind[lives.stack], NONE)),
         is_kept_by_forward=_is_kept_by_forward(facts, lives),
-        stack_made_temporaries=facts.has_stack
-        & np.isin(lives.stack, lives.stack[_is_freed_before_backward(facts, kind)]),
+        stack_made_temporaries=facts.has_stack & _are_alike(lives, _is_freed_before_backward(facts, kind)),
         is_left_by_backward=is_left,
         is_in_flight=_is_in_flight(facts, size) & np.bool_(not derives_twice),
         is_held_of_few=_is_held_of_few(facts, lives),
@@ -202,6 +201,14 @@ def _stack_kinds(facts: BlockFacts, stack_kind: Ints) -> Ints:
     is_open = facts.in_backward & ~facts.outlives_backward & ~facts.in_module
     is_none = (stays & (stack_kind == Kind.TEMPORARY)) | (is_open & (stack_kind == Kind.ACTIVATION))
     return np.where(facts.has_stack & ~is_none, stack_kind, NONE)
+
+
+def _are_alike(lives: Lives, chosen: Bools) -> Bools:
+    """Which blocks have the stack and the size of one of some; a line like `down(act(up(x)))` makes several."""
+    _, pair = np.unique(np.stack([lives.stack, lives.requested_bytes]), axis=1, return_inverse=True)
+    pair = pair.reshape(-1)
+    are_alike: Bools = np.isin(pair, pair[chosen])
+    return are_alike
 
 
 def _is_freed_before_backward(facts: BlockFacts, kind: Ints) -> Bools:
