@@ -142,6 +142,13 @@ CASES: dict[str, tuple[str, Step, list[int]]] = {
     ),
     "complex to real": ("fft", inverse_transform, [4 * 16 * 9 * 8]),
     "first axes": ("fft", transform_of_first_axes, [8 * 8 * 9 * 8]),
+    # 8 bytes for each flag; 4 where small integers are added up in 32 bits, and none where the type is the same
+    "sum of flags": ("sum-type", lambda: torch.ones(30, 7, dtype=torch.bool).sum(-1), [210 * INDEX]),
+    "sum of bytes": ("sum-type", lambda: torch.ones(9, dtype=torch.uint8).sum(dtype=torch.int32), [9 * 4]),
+    "running sum of flags": ("sum-type", lambda: torch.ones(30, 7, dtype=torch.bool).cumsum(-1), [210 * INDEX]),
+    "running sum of half": ("sum-type", lambda: torch.zeros(9).half().cumsum(0, dtype=torch.float), [9 * FLOAT]),
+    "sum of half": ("sum-type", lambda: torch.ones(9, dtype=torch.half).sum(dtype=torch.float), []),
+    "sum of indices": ("sum-type", lambda: torch.ones(9, dtype=torch.int64).sum(), []),
     # One result: a row of 512 threads with 2**24 / 512 = 32,768 values each; 108 x 2,048 / 512 = 432 blocks can run,
     # fewer than 32,768 / 16: a sum for each, and a counter
     "sum of everything": ("reduction", large_sum, [432 * FLOAT, FLOAT]),

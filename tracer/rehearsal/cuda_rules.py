@@ -309,6 +309,14 @@ RULES: tuple[Rule, ...] = (
         scratch=dict.fromkeys(("aten::_fft_c2r", "aten::_fft_r2c", "aten::_fft_c2c"), kernels.fft),
     ),
     Rule(
+        "sum-type",
+        "aten/src/ATen/native/ReduceOpsUtils.h, make_reduction_from_out_ty; ReduceOps.cpp, impl_func_cum_ops",
+        "Sums of flags and of small integers copy them into the type of the result, 8 bytes each.",
+        scratch=dict.fromkeys(
+            ("aten::sum", "aten::nansum", "aten::mean", "aten::prod", *kernels.RUNNING), kernels.in_result_type
+        ),
+    ),
+    Rule(
         "reduction",
         "aten/src/ATen/native/cuda/Reduce.cuh, setReduceConfig",
         "Sums and means of very many values are shared between blocks, which leave partial sums in memory.",

@@ -18,6 +18,7 @@ from tracer.rehearsal.rule import Gpu
 FLOAT_BYTES = 4
 INDEX_BYTES = 8
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+RUNNING = ("aten::cumsum", "aten::cumprod")
 
 
 def scratch(*sizes_bytes: int) -> Iterator[Scratch]:
@@ -245,6 +246,17 @@ def fft(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
         yield Scratch(size_bytes(call.out))
 
 
+# ---- sums in another type --------------------------------------------------------------------------------------------
+
+
+def in_result_type(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Flags and integers are copied into the type of their sum; 16 bits are read as they are."""
+    x, out = call.args[0], call.out
+    is_widened = x.dtype in _SIXTEEN_BITS and out.dtype == torch.float32
+    if isinstance(out, Tensor) and x.dtype != out.dtype and (not is_widened or call.name in RUNNING):
+        yield Scratch(x.numel() * out.element_size())
+
+
 # ---- sums over many blocks -------------------------------------------------------------------------------------------
 
 _MOST_THREADS, _WARP, _FEWEST_VALUES, _MOST_VALUES = 512, 32, 16, 256
@@ -262,7 +274,9 @@ def reduction(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     summed = [stride for axis, stride in enumerate(x.stride()) if axis in axes and x.shape[axis] > 1]
     sums_fastest = not kept_strides or (bool(summed) and min(summed) < min(kept_strides))
     yield from scratch(
-        *_reduction_sizes(accumulator_bytes(x), num_outputs, num_inputs, sums_fastest, not kept_strides, gpu)
+        *_reduction_sizes(
+            max(accumulator_bytes(x), out.element_size()), num_outputs, num_inputs, sums_fastest, not kept_strides, gpu
+        )
     )
 
 

@@ -71,6 +71,7 @@ _FILLS_ZEROS = {
     torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
     torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
     torch.ops.aten.index_copy.default: torch.ops.aten.index_copy_.default,
+    torch.ops.aten.put.default: torch.ops.aten.put_.default,
 }
 """Backward formulas fill new zeros in place, but for subclasses of tensors, which fake ones are.
 
