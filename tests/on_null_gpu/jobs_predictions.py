@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tracer.commands.predict_engines import Engine, OnNullGpu, Rehearsed
 from tracer.commands.workload_options import PredictedWorkload
@@ -114,3 +118,87 @@ def tied() -> nn.Module:
 def layers() -> nn.Module:
     """Four layers, whose activations are most of what a large batch needs."""
     return nn.Sequential(*(nn.Sequential(nn.Linear(1024, 1024), nn.ReLU()) for _ in range(4)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and how it is trained."""
+
+    build: Callable[[], nn.Module]
+    input: str = "1024"
+    batch_size: int = 16384
+    optimizer: str = "sgd"
+    amp: Literal["off", "bfloat16"] = "off"
+
+
+class _Then(nn.Module):
+    """A layer, and a function of its result."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(1024, 1024, bias=False), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.layer(x))
+
+
+def _then(function: Callable[[Tensor], Tensor]) -> Case:
+    return Case(lambda: _Then(function))
+
+
+class _Transposed(nn.Module):
+    """A linear layer of samples and tokens in the other order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(256, 1024)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x.transpose(0, 1))
+        return result
+
+
+class _Efficient(nn.Module):
+    """Attention of four heads by the kernel that takes a mask, with keys that are longer than one tile."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width, self.qkv = width, nn.Linear(4 * width, 12 * width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, 4, self.width).permute(2, 0, 3, 1, 4)
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return y.transpose(1, 2).reshape(batch, length, -1)
+
+
+def _normed() -> nn.Module:
+    return nn.Sequential(*(nn.Sequential(nn.RMSNorm(256), nn.Linear(256, 256), nn.GELU()) for _ in range(12)))
+
+
+TORCHS_OWN_WAY = {
+    "rms norm": Case(_normed, "64x256", 64, "adamw", "bfloat16"),
+    "max": _then(lambda x: x.max(-1).values),
+    "min": _then(lambda x: x.min(-1).values),
+    "topk": _then(lambda x: x.topk(8).values),
+    "median": _then(lambda x: x.median(-1).values),
+    "take": _then(lambda x: x.take(torch.arange(4, device=x.device))),
+    "greatest of all": _then(lambda x: x - x.amax(-1, keepdim=True)),
+    "sum of flags": _then(lambda x: x[:1] * (x > 0).sum()),
+    "running sum of flags": _then(lambda x: x[:1] * (x > 0).cumsum(-1)[:1]),
+    "bias of what is not contiguous": Case(_Transposed, "64x256", 512),
+    "dropout": Case(lambda: nn.TransformerEncoderLayer(256, 4, 512, batch_first=True), "96x256", 32),
+    **{f"efficient, {width} wide": Case(partial(_Efficient, width), f"100x{4 * width}", 64) for width in (64, 96)},
+    **{
+        f"efficient, {width} wide, in 16 bits": Case(partial(_Efficient, width), f"100x{4 * width}", 64, amp="bfloat16")
+        for width in (64, 128, 192)
+    },
+    "adafactor": Case(lambda: nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))), "512", 1, "adafactor"),
+    "embedding": Case(lambda: nn.Embedding(32000, 256), "512:int64:0-32000", 8),
+}
+
+
+def as_named(name: str) -> nn.Module:
+    """The model of a case."""
+    return TORCHS_OWN_WAY[name].build()

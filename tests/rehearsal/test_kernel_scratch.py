@@ -19,6 +19,8 @@ from tracer.workloads.module_steps import StepWorkload
 
 MIB = 1 << 20
 FLOAT, INDEX = 4, 8
+# For each of 3 x 2 heads two tiles of 64 x 64 values, for 100 rows of 40, each with a lock of four
+TILES = 3 * 2 * 2 * (64 * 64 + 4) * FLOAT
 Step = Callable[[], object]
 
 
@@ -121,27 +123,38 @@ CASES: dict[str, tuple[str, Step, list[int]]] = {
         "topk", largest(5000, 2, 9000),
         [10_000 * INDEX, 10_000 * FLOAT] + [10_000 * INDEX] * 2 + [10_000 * (FLOAT + INDEX)] + [10_000 * INDEX],
     ),
-    # 100 rows become 128, a width of 40 becomes 64: a sum a row, the query's gradient in float
+    # 100 rows become 128, a width of 40 becomes 64: the output in order, a sum a row, the query's gradient in float
     "flash backward": (
-        "flash-backward", attention(torch.bfloat16), [3 * 2 * 128 * FLOAT, 3 * 128 * 2 * 64 * FLOAT],
+        "flash-backward", attention(torch.bfloat16),
+        [3 * 2 * 100 * 40 * 2, 3 * 2 * 128 * FLOAT, 3 * 128 * 2 * 64 * FLOAT],
     ),
     # up to a width of 128 in steps of 32, beyond of 64
     "flash backward, 96 wide": (
-        "flash-backward", attention(torch.bfloat16, width=96), [3 * 2 * 128 * FLOAT, 3 * 128 * 2 * 96 * FLOAT],
+        "flash-backward", attention(torch.bfloat16, width=96),
+        [3 * 2 * 100 * 96 * 2, 3 * 2 * 128 * FLOAT, 3 * 128 * 2 * 96 * FLOAT],
     ),
     "flash backward, 136 wide": (
-        "flash-backward", attention(torch.bfloat16, width=136), [3 * 2 * 128 * FLOAT, 3 * 128 * 2 * 192 * FLOAT],
+        "flash-backward", attention(torch.bfloat16, width=136),
+        [3 * 2 * 100 * 136 * 2, 3 * 2 * 128 * FLOAT, 3 * 128 * 2 * 192 * FLOAT],
     ),
     "efficient backward": (
-        "efficient-backward", attention(torch.float32), [3 * 2 * 100 * 40 * FLOAT] + [3 * 2 * 100 * FLOAT] * 2,
+        "efficient-backward", attention(torch.float32),
+        [3 * 2 * 100 * 40 * FLOAT] + [3 * 2 * 100 * FLOAT] * 2 + [TILES],
     ),
     # Two heads of queries share one of keys and values, whose gradients are made for each of the two, and summed then.
     "efficient backward, shared keys": (
         "efficient-backward", attention(torch.float32, key_heads=1),
-        [3 * 2 * 100 * 40 * FLOAT] * 3 + [3 * 2 * 100 * FLOAT] * 2,
+        [3 * 2 * 100 * 40 * FLOAT] * 3 + [3 * 2 * 100 * FLOAT] * 2 + [TILES],
     ),
     "complex to real": ("fft", inverse_transform, [4 * 16 * 9 * 8]),
     "first axes": ("fft", transform_of_first_axes, [8 * 8 * 9 * 8]),
+    # 8 bytes for each flag; 4 where small integers are added up in 32 bits, and none where the type is the same
+    "sum of flags": ("sum-type", lambda: torch.ones(30, 7, dtype=torch.bool).sum(-1), [210 * INDEX]),
+    "sum of bytes": ("sum-type", lambda: torch.ones(9, dtype=torch.uint8).sum(dtype=torch.int32), [9 * 4]),
+    "running sum of flags": ("sum-type", lambda: torch.ones(30, 7, dtype=torch.bool).cumsum(-1), [210 * INDEX]),
+    "running sum of half": ("sum-type", lambda: torch.zeros(9).half().cumsum(0, dtype=torch.float), [9 * FLOAT]),
+    "sum of half": ("sum-type", lambda: torch.ones(9, dtype=torch.half).sum(dtype=torch.float), []),
+    "sum of indices": ("sum-type", lambda: torch.ones(9, dtype=torch.int64).sum(), []),
     # One result: a row of 512 threads with 2**24 / 512 = 32,768 values each; 108 x 2,048 / 512 = 432 blocks can run,
     # fewer than 32,768 / 16: a sum for each, and a counter
     "sum of everything": ("reduction", large_sum, [432 * FLOAT, FLOAT]),

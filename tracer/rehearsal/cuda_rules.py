@@ -155,6 +155,7 @@ RULES: tuple[Rule, ...] = (
         "aten/src/ATen/native/Dropout.cpp, dropout; aten/src/ATen/native/cuda/Dropout.cu, native_dropout_cuda",
         "Dropout keeps a mask of one byte an element, where the CPU keeps one of the input's type.",
         operators={"dropout": _dropout},
+        order={"aten::native_dropout": (1, 0)},
     ),
     Rule(
         "softmax-half",
@@ -167,6 +168,12 @@ RULES: tuple[Rule, ...] = (
         "aten/src/ATen/native/layer_norm.cpp, rms_norm_symint; cuda/layer_norm_kernel.cu, _fused_rms_norm_cuda",
         "RMSNorm is one kernel that keeps its input and a number for each row, where the CPU runs it as operators.",
         operators={"rms_norm": fused_layers.rms_norm},
+    ),
+    Rule(
+        "linear-bias",
+        "aten/src/ATen/native/Linear.cpp, linear",
+        "A linear layer of what is not contiguous adds its bias in place, where a fake one would be added to a copy.",
+        operators={"linear": fused_layers.linear},
     ),
     Rule(
         "log-sigmoid",
@@ -185,6 +192,7 @@ RULES: tuple[Rule, ...] = (
         "aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, select_sdp_backend",
         "Attention runs as one kernel, flash in 16 bits and efficient else, and keeps its log-sum-exp only.",
         operators={"scaled_dot_product_attention": attention.attention},
+        order={"aten::_scaled_dot_product_efficient_attention": (2, 3, 0, 1)},
     ),
     Rule(
         "saved-on-host",
@@ -297,9 +305,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "efficient-backward",
-        "aten/src/ATen/native/transformers/cuda/attention_backward.cu, _efficient_attention_backward",
-        "Efficient attention's backward multiplies output and gradient first, and makes gradients of shared keys and "
-        "values for each head; in 16 bits, tiles of 64 are assumed.",
+        "aten/src/ATen/native/transformers/cuda/attention_backward.cu, _efficient_attention_backward; "
+        "mem_eff_attention/kernel_backward.h, workspace_strideBH",
+        "Efficient attention's backward multiplies output and gradient first, adds up the query's gradient in tiles, "
+        "and makes gradients of shared keys and values for each head.",
         scratch={"aten::_scaled_dot_product_efficient_attention_backward": kernels.efficient_backward},
     ),
     Rule(
@@ -307,6 +316,14 @@ RULES: tuple[Rule, ...] = (
         "aten/src/ATen/native/cuda/SpectralOps.cpp, _fft_c2r_cufft, _fft_r2c_cufft, _fft_c2c_cufft",
         "Complex to real copies its input; many axes need a second result. What cuFFT's plans take is not known.",
         scratch=dict.fromkeys(("aten::_fft_c2r", "aten::_fft_r2c", "aten::_fft_c2c"), kernels.fft),
+    ),
+    Rule(
+        "sum-type",
+        "aten/src/ATen/native/ReduceOpsUtils.h, make_reduction_from_out_ty; ReduceOps.cpp, impl_func_cum_ops",
+        "Sums of flags and of small integers copy them into the type of the result, 8 bytes each.",
+        scratch=dict.fromkeys(
+            ("aten::sum", "aten::nansum", "aten::mean", "aten::prod", *kernels.RUNNING), kernels.in_result_type
+        ),
     ),
     Rule(
         "reduction",

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tracer.capture.torch_private import torch_modules
 from tracer.nested import leaves
 
 _MAX_DEPTH = 3
@@ -35,6 +36,17 @@ def held_by(things: Iterable[Any]) -> tuple[list[nn.Module], list[torch.optim.Op
         [object_ for object_ in objects if isinstance(object_, torch.optim.Optimizer)],
         [object_ for object_ in objects if isinstance(object_, Tensor)],
     )
+
+
+def in_order_of_moving(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters, their gradients and buffers as `Module.to` comes to them: those of inner modules first."""
+    for inner in torch_modules.child_modules(module).values():
+        yield from in_order_of_moving(inner)
+    for _, _, tensor in torch_modules.parameters_and_buffers(module):
+        if tensor.layout is torch.strided:
+            yield tensor
+            if tensor.is_leaf and tensor.grad is not None:
+                yield tensor.grad
 
 
 def _follow(thing: Any, objects_by_id: dict[int, Any], seen: set[int], depth: int) -> None:

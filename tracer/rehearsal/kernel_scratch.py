@@ -18,6 +18,7 @@ from tracer.rehearsal.rule import Gpu
 FLOAT_BYTES = 4
 INDEX_BYTES = 8
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+RUNNING = ("aten::cumsum", "aten::cumprod")
 
 
 def scratch(*sizes_bytes: int) -> Iterator[Scratch]:
@@ -181,9 +182,9 @@ def _up_to(multiple: int, number: int) -> int:
 
 def flash_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     """The query's gradient in float, a sum for each row; with fewer key heads, gradients for every query head."""
-    grad, query, key = call.args[:3]
+    grad, query, key, _, out = call.args[:5]
     batch, heads, length, width = query.shape
-    yield from scratch(*copy_bytes(grad.transpose(1, 2)))
+    yield from scratch(*copy_bytes(grad.transpose(1, 2), out.transpose(1, 2)))
     padded = _up_to(32 if width <= 128 else 64, _up_to(8, width))
     rows = _up_to(128, length)
     yield from scratch(batch * heads * rows * FLOAT_BYTES, batch * rows * heads * padded * FLOAT_BYTES)
@@ -203,26 +204,50 @@ def cudnn_attention_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     yield Scratch(sum(sizes))  # of one workspace, the pieces one behind the other
 
 
-_ROWS_OF_A_TILE = 64
-
-
 def efficient_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     """Sums in float, with the product of output and gradient, or with a 16 bit query's gradient.
 
     Where queries share keys and values, gradients of these are made for each query's head, and summed then.
     """
     grad, query, key, value = call.args[:4]
-    batch, heads, length, width = query.shape
+    batch, heads, length, _ = query.shape
     if key.shape[1] != heads:
         sharing = heads // key.shape[1]
         yield from scratch(sharing * size_bytes(key), sharing * size_bytes(value))
     yield from scratch(*copy_bytes(grad.transpose(1, 2)))
     of_rows = batch * heads * length * FLOAT_BYTES
     if query.dtype in _SIXTEEN_BITS:
-        tiles = _up_to(_ROWS_OF_A_TILE, length) * _up_to(_ROWS_OF_A_TILE, width)
-        yield from scratch(of_rows, batch * heads * tiles * FLOAT_BYTES)
+        yield Scratch(of_rows)
     else:
-        yield from scratch(size_bytes(grad), of_rows, of_rows)
+        yield Scratch(size_bytes(grad), beside=2)
+        yield Scratch(of_rows, beside=1)
+        yield Scratch(of_rows)
+    yield Scratch(batch * heads * FLOAT_BYTES * _efficient_workspace(query, key, value, gpu))
+
+
+_TILE, _LARGE_TILE, _TILE_HEADER = 64, 128, 4
+_LARGE_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0), (10, 3))
+"""Cards on which tiles of 128 rows fit into a multiprocessor's shared memory."""
+
+
+def _efficient_workspace(query: Tensor, key: Tensor, value: Tensor, gpu: Gpu) -> int:
+    """Numbers for each head: tiles with a lock for the query's gradient; those of keys that registers do not hold.
+
+    Source: Params.workspace_strideBH in mem_eff_attention/kernel_backward.h, BwdKernel.get_all in generate_kernels.py.
+    """
+    batch, heads, length, width = query.shape
+    widest, is_half = max(width, value.shape[-1]), query.dtype in _SIXTEEN_BITS
+    rows = _LARGE_TILE if widest > _TILE and gpu.card.capability in _LARGE_SHARED_MEMORY else _TILE
+    in_registers = is_half and widest <= rows
+    columns = rows if in_registers and gpu.card.capability >= (8, 0) else _TILE
+    tiles = ceil(length / rows) * ceil(width / columns)
+    of_query = tiles * (rows * columns + _TILE_HEADER)
+    if in_registers or not is_half:
+        return of_query
+    keys = key.shape[2]
+    splits = 1 if batch * heads >= 256 and keys <= 2 * columns else min(ceil(keys / columns), 200 // (batch * heads))
+    padded = (_up_to(rows, width), _up_to(rows, value.shape[-1]))
+    return max(splits, 1) * columns * sum(padded) + of_query
 
 
 # ---- Fourier transforms ----------------------------------------------------------------------------------------------
@@ -245,6 +270,17 @@ def fft(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
         yield Scratch(size_bytes(call.out))
 
 
+# ---- sums in another type --------------------------------------------------------------------------------------------
+
+
+def in_result_type(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Flags and integers are copied into the type of their sum; 16 bits are read as they are."""
+    x, out = call.args[0], call.out
+    is_widened = x.dtype in _SIXTEEN_BITS and out.dtype == torch.float32
+    if isinstance(out, Tensor) and x.dtype != out.dtype and (not is_widened or call.name in RUNNING):
+        yield Scratch(x.numel() * out.element_size())
+
+
 # ---- sums over many blocks -------------------------------------------------------------------------------------------
 
 _MOST_THREADS, _WARP, _FEWEST_VALUES, _MOST_VALUES = 512, 32, 16, 256
@@ -262,7 +298,9 @@ def reduction(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     summed = [stride for axis, stride in enumerate(x.stride()) if axis in axes and x.shape[axis] > 1]
     sums_fastest = not kept_strides or (bool(summed) and min(summed) < min(kept_strides))
     yield from scratch(
-        *_reduction_sizes(accumulator_bytes(x), num_outputs, num_inputs, sums_fastest, not kept_strides, gpu)
+        *_reduction_sizes(
+            max(accumulator_bytes(x), out.element_size()), num_outputs, num_inputs, sums_fastest, not kept_strides, gpu
+        )
     )
 
 

@@ -56,6 +56,7 @@ class Scratch:
         name: Name of memory that is kept, for screens.
         with_tensor: It lives as long as the storage of this one.
         at_most_bytes: What it may be instead, where a library decides; only the range of a prediction knows of it.
+        beside: With how many of the pieces behind it it is held; None for all.
     """
 
     size_bytes: int
@@ -63,6 +64,7 @@ class Scratch:
     name: str = ""
     with_tensor: Tensor | None = None
     at_most_bytes: int = 0
+    beside: int | None = None
 
 
 _MAKES_ZEROS = frozenset({"aten::zeros", "aten::new_zeros", "aten::zeros_like"})
@@ -71,6 +73,7 @@ _FILLS_ZEROS = {
     torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
     torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
     torch.ops.aten.index_copy.default: torch.ops.aten.index_copy_.default,
+    torch.ops.aten.put.default: torch.ops.aten.put_.default,
 }
 """Backward formulas fill new zeros in place, but for subclasses of tensors, which fake ones are.
 
@@ -98,6 +101,7 @@ class _Known:
     is_value_read: bool
     is_add: bool
     in_place: Any
+    order: tuple[int, ...]
     may_be_gradient: bool
 
 
@@ -131,6 +135,7 @@ class Recorder:
         mode: Any,
         scratch_of: Callable[[Any], tuple[ScratchOf, ...]],
         *,
+        order: Mapping[str, tuple[int, ...]] | None = None,
         result_of: Callable[[Any], ResultOf | None] = lambda operator: None,
         kernels: Mapping[Any, Callable[..., Any]] | None = None,
         watch: Watch | None = None,
@@ -140,6 +145,7 @@ class Recorder:
         Args:
             mode: The mode from `torch_fake.fake_tensors`.
             scratch_of: From an operator to what tells what its calls take beside their results; asked once for each.
+            order: In which order operators make their results, by name, where not from the first to the last.
             result_of: From an operator to what tells what its calls really return, where its fake kernel does not know.
             kernels: What stands in for operators that are made of others. Under `torch.inference_mode` these come here
                 whole, since autograd, which would take them apart, is passed by.
@@ -148,6 +154,7 @@ class Recorder:
         self._kernels, self._dispatched = kernels or {}, torch_dispatch.dispatched_to(self._operator)
         self.log, self.mode = StorageLog(), mode
         self._scratch_of, self._result_of, self._watch = scratch_of, result_of, watch
+        self._order = order or {}
         self._known: dict[Any, _Known] = {}
         # By what tells live storages apart: number, weak reference, bytes that the fake tensor says.
         self._storage_of: dict[int, tuple[int, weakref.ref[torch.UntypedStorage], int]] = {}
@@ -321,7 +328,8 @@ class Recorder:
                 out = known.result(ran)
                 ran = replace(ran, out=out)
             if not known.is_view:
-                self._made(out, bits, known.result_bytes(args) if known.result_bytes is not None else None)
+                in_order = [out[n] for n in known.order] if known.order else out
+                self._made(in_order, bits, known.result_bytes(args) if known.result_bytes is not None else None)
             self._new_zeros = self.number(out) if known.name in _MAKES_ZEROS else NONE
             if known.name == _COUNTS_INFINITIES:
                 self._zeros.add(self.number(args[1]))
@@ -353,6 +361,7 @@ class Recorder:
             is_value_read=name == "aten::_local_scalar_dense",
             is_add=func is torch.ops.aten.add.Tensor,
             in_place=_FILLS_ZEROS.get(func),
+            order=self._order.get(name, ()),
             may_be_gradient=name in ("aten::detach", "aten::add_"),
         )
 
@@ -560,25 +569,34 @@ class Recorder:
         """What an operator takes beside its results, in the order of the rules."""
         log = self.log
         call = log.ops[self._op][3]
-        freed: list[int] = []
-        for of_rule in rules:
-            for scratch in of_rule(operator):
-                if scratch.at_most_bytes and log.events:
-                    log.undecided.append((len(log.events) - 1, scratch.at_most_bytes, operator.is_backward))
-                if scratch.size_bytes <= 0:
-                    continue
-                number = len(log.storages)
-                log.storages.append((scratch.size_bytes, NONE, NONE, False, False))
-                log.events.append((number, scratch.size_bytes, log.tick(), self._op, call))
-                if scratch.with_tensor is not None:
-                    self._dies_with(number, scratch.with_tensor.untyped_storage())
-                elif scratch.kept:
-                    self._workspaces.append((number, scratch.name))
-                    self._observe_workspaces(log.tick())
-                else:
-                    freed.append(number)
-        for number in freed:
-            log.events.append((number, -log.storages[number][0], log.tick(), self._op, call))
+        held: list[tuple[int, int]] = []
+        pieces = (scratch for of_rule in rules for scratch in of_rule(operator))
+        for num_taken, scratch in enumerate(pieces):
+            if scratch.at_most_bytes and log.events:
+                log.undecided.append((len(log.events) - 1, scratch.at_most_bytes, operator.is_backward))
+            if scratch.size_bytes <= 0:
+                continue
+            held = self._give_back(held, num_taken)
+            number = len(log.storages)
+            log.storages.append((scratch.size_bytes, NONE, NONE, False, False))
+            log.events.append((number, scratch.size_bytes, log.tick(), self._op, call))
+            if scratch.with_tensor is not None:
+                self._dies_with(number, scratch.with_tensor.untyped_storage())
+            elif scratch.kept:
+                self._workspaces.append((number, scratch.name))
+                self._observe_workspaces(log.tick())
+            else:
+                beside = scratch.beside
+                held.append((number, num_taken + beside if beside is not None else _TO_THE_END))
+        self._give_back(held, None)
+
+    def _give_back(self, held: list[tuple[int, int]], num_taken: int | None) -> list[tuple[int, int]]:
+        """Free, the last one first, what is held no longer than up to a piece, or all; the rest."""
+        log = self.log
+        ended = [number for number, last in held if num_taken is None or last < num_taken]
+        for number in reversed(ended):
+            log.events.append((number, -log.storages[number][0], log.tick(), self._op, log.ops[self._op][3]))
+        return [one for one in held if one[0] not in ended]
 
     def _dies_with(self, number: int, storage: torch.UntypedStorage) -> None:
         def died(_: object) -> None:
@@ -617,6 +635,7 @@ class Recorder:
             self.log.storages[number] = size_bytes, shape, dtype, is_tensor, True
 
 
+_TO_THE_END = 1 << 30
 _UNSHARED_STORAGE = 2  # the tensor, and the Python object that asks
 _UNSHARED_TENSOR = 4  # the engine's buffer, the operator's arguments, and two of the call that brings them here
 _COUNTS_INFINITIES = "aten::_amp_foreach_non_finite_check_and_unscale_"

@@ -32,7 +32,7 @@ from tracer.rehearsal.cuda_rules import RULES
 from tracer.rehearsal.device_memory import DeviceMemory, Requests, serve
 from tracer.rehearsal.fake_tensors import turn_all_fake
 from tracer.rehearsal.formatted import Formatted
-from tracer.rehearsal.held_objects import held_by
+from tracer.rehearsal.held_objects import held_by, in_order_of_moving
 from tracer.rehearsal.recorder import Recorder, ScratchOf, ValueRead, Watch
 from tracer.rehearsal.rule import Cudnn, Gpu, Rule, ScratchOfGpu
 from tracer.rehearsal.saved_on_host import ON_HOST
@@ -125,7 +125,8 @@ def rehearse(
     kernels = _kernels(followed, gpu)
     if cpu_kernels is None:
         by_operator = {torch_dispatch.operator_with_overload(name): kernel for name, kernel in kernels.items()}
-        recorder = Recorder(mode, _scratch_of(followed, gpu), kernels=by_operator, watch=watch)
+        order = {name: positions for rule in followed for name, positions in rule.order.items()}
+        recorder = Recorder(mode, _scratch_of(followed, gpu), order=order, kernels=by_operator, watch=watch)
     else:
         recorder = Recorder(mode, cpu_kernels.scratch_of, result_of=cpu_kernels.result_of, watch=watch)
     gpu.memory[ON_HOST] = recorder.is_on_host
@@ -137,6 +138,8 @@ def rehearse(
     turn_all_fake(mode, modules, optimizers, others)
     for module, names in together:
         recorder.copied_together([getattr(module, name) for name in names])
+    for tensor in (tensor for module in modules for tensor in in_order_of_moving(module)):
+        recorder.number(tensor)
     for optimizer, rule in ((updating, rule) for updating in optimizers for rule in followed):
         if rule.optimizer is not None:
             rule.optimizer(optimizer)

@@ -55,6 +55,7 @@ class Rule:
             however the program calls them: imported by name, as a method, from C++.
         functions: What stands in for functions of torch's that are no operators, by dotted name.
         scratch: What operators take beside their results, by name such as `aten::mm`.
+        order: In which order operators make their results, by name, where not from the first to the last.
         around: Entered while the steps run.
         together: Called with every module before it is turned into fake tensors; puts parameters into one storage, as
             moving the module to a device does, and returns their names, or none.
@@ -70,6 +71,7 @@ class Rule:
     operators: Mapping[str, Replacement] = field(default_factory=dict)
     functions: Mapping[str, Replacement] = field(default_factory=dict)
     scratch: Mapping[str, ScratchOfGpu] = field(default_factory=dict)
+    order: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     around: Callable[[], AbstractContextManager[None]] | None = None
     together: Callable[[nn.Module], list[str]] | None = None
     workload: Callable[[Workload], Workload] | None = None
