@@ -49,7 +49,9 @@ CHUNKED_LOSS = ScriptChange(
 )
 CHECKPOINT = ScriptChange("checkpoint", Group.COMPUTE, "repeated blocks compute their activations again in backward")
 STATE_ON_HOST = ScriptChange(
-    "state-on-host", Group.COMPUTE, "optimizer state is on the device only during the optimizer's steps"
+    "state-on-host",
+    Group.COMPUTE,
+    "optimizer state is on the device only during the optimizer's steps, a part at a time",
 )
 SAVED_ON_HOST = ScriptChange(
     "saved-on-host", Group.COMPUTE, "what forward saves for backward is copied to the host and back"
