@@ -76,7 +76,7 @@ def test_state_of_one_part_is_on_the_device_at_a_time(moved: list[Tensor], monke
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), changed.parameters(), strict=True))
 
 
-TORCHS = (
+TORCHS: tuple[tuple[type[torch.optim.Optimizer], dict[str, Any]], ...] = (
     (torch.optim.Adadelta, {}),
     (torch.optim.Adagrad, {}),
     (torch.optim.Adam, {"amsgrad": True}),

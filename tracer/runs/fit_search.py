@@ -14,18 +14,25 @@ Try = Callable[[Changes], FitTrial]
 """Makes a trial; a costly one, for the script runs anew."""
 
 
+_NUM_COSTLY = 2
+"""How many costly changes come one by one before all of them are tried: where that fails, nothing is left to try."""
+
+
 def least_that_fits(make_trial: Try) -> tuple[Changes, FitTrial] | None:
     """The first set that fits, without what it does not need; None if none does.
 
     Sets grow in the order of what their changes give up: first all that give up nothing but memory, then one by one.
     """
-    stages = [(), tuple(change for change in SCRIPT_CHANGES if change.group == Group.MEMORY)]
-    stages += [(change,) for change in SCRIPT_CHANGES if change.group != Group.MEMORY]
+    free = tuple(change for change in SCRIPT_CHANGES if change.group == Group.MEMORY)
+    costly = [(change,) for change in SCRIPT_CHANGES if change not in free]
     changes: Changes = ()
+    known: dict[Changes, FitTrial] = {}
     full: set[Changes] = set()
-    for stage in stages:
+    for number, stage in enumerate([(), free, *costly]):
+        if number == 2 + _NUM_COSTLY and _is_hopeless((*changes, *sum(costly[_NUM_COSTLY:], ())), make_trial, known):
+            return None
         tried = (*changes, *stage)
-        trial = make_trial(tried)
+        trial = known.get(tried) or make_trial(tried)
         if trial.has_ended_before:
             continue
         # What could not be made is of no use in a larger set either.
@@ -35,6 +42,11 @@ def least_that_fits(make_trial: Try) -> tuple[Changes, FitTrial] | None:
             return _without_idle(changes, named, make_trial, full)
         full.add(changes)
     return None
+
+
+def _is_hopeless(everything: Changes, make_trial: Try, known: dict[Changes, FitTrial]) -> bool:
+    trial = known[everything] = make_trial(everything)
+    return not trial.fits and not trial.has_ended_before
 
 
 def _without_idle(changes: Changes, trial: FitTrial, make_trial: Try, full: set[Changes]) -> tuple[Changes, FitTrial]:

@@ -51,3 +51,12 @@ def test_behind_a_finding_stands_no_word_on_none_of_no_changes() -> None:
     held = UnneededMemory("it", "less", (), 5 * MIB, 1, None, None, "", "", "same results", "found in the recording")
     assert "None of 0" not in _printed(AdviceReport("cpu", 10 * MIB, None, (), found=(held,)))
     assert "No change was tried" in _printed(AdviceReport("cpu", 10 * MIB, None, ()))
+
+
+def test_what_was_found_is_not_contradicted_by_what_was_tried() -> None:
+    held = UnneededMemory("it", "less", (), 5 * MIB, 1, None, None, "", "", "same results", "found in the recording")
+    report = AdviceReport("cpu", 10 * MIB, None, (), num_tried=12)
+    assert "None of 12 changes that were tried saves as much as 1 % of the peak." in _printed(report)
+    printed = _printed(replace(report, found=(held,)))
+    assert "None of" not in printed and "What would help" not in printed
+    assert "Beside what is not needed, none of 12 changes that were tried saves as much as 1 % of the peak." in printed

@@ -46,15 +46,18 @@ def print_advice(report: AdviceReport, console: Console, *, context_bytes: int =
 
 
 def _print_none(report: AdviceReport, console: Console) -> None:
-    """Say that no tried change helps; print nothing where nothing was tried but something was found."""
+    """Say that no tried change helps; behind what was found that would contradict it, so that it is said apart."""
     if not report.num_tried and report.found:
         return
     say(console)
-    say(console, "What would help", style="bold")
-    if report.num_tried:
-        say(console, f"None of {some(report.num_tried, 'change')} that were tried saves as much as 1 % of the peak.")
-    else:
+    say(console, "What else would help" if report.found else "What would help", style="bold")
+    if not report.num_tried:
         say(console, "No change was tried.")
+        return
+    was = "was" if report.num_tried == 1 else "were"
+    beside = "Beside what is not needed, none" if report.found else "None"
+    tried = some(report.num_tried, "change")
+    say(console, f"{beside} of {tried} that {was} tried saves as much as 1 % of the peak.")
 
 
 def print_unneeded(places: Sequence[UnneededMemory], peak_bytes: int, console: Console) -> None:
