@@ -21,12 +21,12 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """What went to the host."""
     hosts: list[Tensor] = []
 
-    def on_host(tensor: Tensor) -> Tensor:
+    def copied_to_host(tensor: Tensor) -> Tensor:
         hosts.append(tensor.clone())
         return hosts[-1]
 
-    monkeypatch.setattr(kept_on_host, "_is_moved", lambda tensor: tensor.ndim > 0)
-    monkeypatch.setattr(kept_on_host, "_on_host", on_host)
+    monkeypatch.setattr(kept_on_host, "is_worth_moving", lambda tensor: tensor.ndim > 0)
+    monkeypatch.setattr(kept_on_host, "copied_to_host", copied_to_host)
     return hosts
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tracer.advice.recommendation import Group
 from tracer.results.fit import FitTrial
-from tracer.runs.script_changes import SCRIPT_CHANGES, ScriptChange
+from tracer.runs.script_changes import CHECKPOINT, FROZEN_ON_HOST, SCRIPT_CHANGES, STATE_ON_HOST, ScriptChange
 
 Changes = tuple[ScriptChange, ...]
 Try = Callable[[Changes], FitTrial]
@@ -24,7 +24,12 @@ def least_that_fits(make_trial: Try) -> tuple[Changes, FitTrial] | None:
     Sets grow in the order of what their changes give up: first all that give up nothing but memory, then one by one.
     """
     free = tuple(change for change in SCRIPT_CHANGES if change.group == Group.MEMORY)
-    costly = [(change,) for change in SCRIPT_CHANGES if change not in free]
+    on_host = (STATE_ON_HOST, FROZEN_ON_HOST)  # of most programs one of them is nothing
+    costly = [
+        (CHECKPOINT,),
+        on_host,
+        *((change,) for change in SCRIPT_CHANGES if change not in {*free, CHECKPOINT, *on_host}),
+    ]
     changes: Changes = ()
     known: dict[Changes, FitTrial] = {}
     full: set[Changes] = set()

@@ -48,13 +48,13 @@ class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
         resident = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
         def pack(tensor: Tensor) -> tuple[torch.device | None, Tensor]:
-            if not _is_moved(tensor) or tensor.untyped_storage().data_ptr() in resident:
+            if not is_worth_moving(tensor) or tensor.untyped_storage().data_ptr() in resident:
                 return None, tensor.detach()  # without its graph: a node would keep itself
-            return tensor.device, _on_host(tensor)
+            return tensor.device, copied_to_host(tensor)
 
         def unpack(packed: tuple[torch.device | None, Tensor]) -> Tensor:
             device, tensor = packed
-            return tensor if device is None else _on_device(tensor, device)
+            return tensor if device is None else copied_to_device(tensor, device)
 
         super().__init__(pack, unpack)
 
@@ -113,17 +113,17 @@ class StateOnHost:
             for name, value in values.items():
                 on_host = places.get((id(parameter), name))
                 if on_host is not None and value is on_host:
-                    values[name] = _on_device(on_host, parameter.device)
+                    values[name] = copied_to_device(on_host, parameter.device)
 
     def _to_host(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:
         places = self._places.setdefault(optimizer, {})
         for parameter, values in _states(optimizer, parameters):
             for name, value in values.items():
-                if not isinstance(value, Tensor) or not _is_moved(value):
+                if not isinstance(value, Tensor) or not is_worth_moving(value):
                     continue
                 on_host = places.get((id(parameter), name))
                 if on_host is None or (on_host.shape, on_host.dtype) != (value.shape, value.dtype):
-                    on_host = _on_host(value)
+                    on_host = copied_to_host(value)
                     places[id(parameter), name] = on_host
                     self.num_tensors += 1
                 else:
@@ -161,8 +161,8 @@ def _states(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> l
     return [(parameter, values) for parameter, values in known if isinstance(values, dict)]
 
 
-def _is_moved(tensor: Tensor) -> bool:
-    """A plain one, of some size, on a GPU."""
+def is_worth_moving(tensor: Tensor) -> bool:
+    """Whether to copy it is worthwhile: a plain one, of some size, on a GPU."""
     return (
         type(tensor) in (Tensor, nn.Parameter)
         and tensor.is_cuda
@@ -171,11 +171,13 @@ def _is_moved(tensor: Tensor) -> bool:
     )
 
 
-def _on_host(tensor: Tensor) -> Tensor:
+def copied_to_host(tensor: Tensor) -> Tensor:
+    """A copy in pinned memory of the host."""
     return _copy(torch.empty(tensor.shape, dtype=tensor.dtype, layout=tensor.layout, pin_memory=True), tensor)
 
 
-def _on_device(tensor: Tensor, device: torch.device) -> Tensor:
+def copied_to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on a device."""
     return _copy(torch.empty_like(tensor, device=device), tensor)
 
 
