@@ -322,7 +322,7 @@ def test_listed_changes_are_made_there_and_have_bytes_and_nothing_else(tmp_path:
         assert one["saves_bytes"] > 0 and one["step_ms"] is None and one["losses"] == one["changed_losses"] == []
     assert "those listed were made on the null GPU" in run.stdout
     assert "Measured, " not in run.stdout and "bit for bit" not in run.stdout and " ms" not in run.stdout
-    # What `run` counted of the step as it is, and what its prediction's changes start from, are one number, but for a batch that a loop still has.
+    # The step as it is, counted by either command; a run's own loop has one batch more.
     peak = peak_of(tmp_path)["peak_bytes"]
     asked = called(ROOT, "predict", *model[:-2], "--json")
     predicted = json.loads(asked.stdout)

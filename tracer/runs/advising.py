@@ -31,6 +31,8 @@ from tracer.workloads.workload import Workload, num_micro_batches
 _PROFILED = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
 _NUM_TIMED = 3
 _NUM_VERIFIED = 3
+_NUM_COUNTED = 3
+"""Steps on the null GPU: in the second the optimizer's state is there, in the third nothing is new."""
 _Progress = Callable[[int, int], None]
 
 
@@ -200,11 +202,16 @@ def run_for_real(build: Build, changes: Sequence[Change] = (), *, divides: bool 
         divides: Whether accumulated losses are means.
     """
     gc.collect()
-    held_bytes = torch.cuda.memory_allocated() if process.is_active() else 0
+    if process.is_active():  # from here on its counters are about this workload, in memory as of a new process
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        held_bytes = torch.cuda.memory_allocated()
     workload = applied(build(), changes)
     _set_divides(workload, divides)
     if caveat_of(workload.device):
-        return _Run(_counted_peak_bytes(workload) - held_bytes, (), None)
+        for _ in range(_NUM_COUNTED):
+            _plain_step(workload)
+        return _Run(torch.cuda.max_memory_allocated(workload.device) - held_bytes, (), None)
     session = ProfileSession(
         workload.model, workload.optimizer, device=workload.device, schedule=_PROFILED, peak_alone=True
     )
@@ -219,14 +226,6 @@ def run_for_real(build: Build, changes: Sequence[Change] = (), *, divides: bool 
     peak_bytes = session.findings.worst.peak.allocator_peak_bytes
     durations_ms += [_timed_ms(lambda: _plain_step(workload), workload.device) for _ in range(_NUM_TIMED - 1)]
     return _Run(peak_bytes, tuple(losses), median(durations_ms))
-
-
-def _counted_peak_bytes(workload: Workload) -> int:
-    """Of a step behind the first, by the null GPU's own counter: nothing has to be recorded for it."""
-    _plain_step(workload)
-    torch.cuda.reset_peak_memory_stats(workload.device)
-    _plain_step(workload)
-    return torch.cuda.max_memory_allocated(workload.device)
 
 
 def _timed_ms(work: Callable[[], object], device: torch.device) -> float:
