@@ -1,4 +1,4 @@
-"""Advice on programs of many kinds, each listed change made for real on the null GPU: predicted beside shown savings.
+"""Advice on programs of many kinds, on the null GPU: what the list says, what was rehearsed, what the allocator shows.
 
 python -m benchmarks.advice [naive_attention loss_inside unet ...]
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -15,8 +17,10 @@ import torch
 from benchmarks.advice_programs import PROGRAMS, Program
 from tracer.advice.change import Change
 from tracer.advice.planner import Outcome, advise, applied
+from tracer.advice.recommendation import Group, Recommendation
 from tracer.null_gpu.cards import A100
 from tracer.null_gpu.process import restart_on
+from tracer.runs.advising import shown_on_null_gpu
 from tracer.units import MIB
 from tracer.workloads.workload import Workload, num_micro_batches
 
@@ -25,33 +29,60 @@ _NUM_STEPS = 3
 
 
 def main(names: Sequence[str]) -> None:
-    """Print a row for each change of each program, the first of the list first."""
+    """Print a row for each change that a program's list has, in its order, and whether it begins as it should."""
     restart_on([A100])
-    num_rows = num_far = num_lines = 0
+    counted = _Counted()
     for name in names or list(PROGRAMS):
+        start_s = time.process_time()
         program = PROGRAMS[name]
         advice = advise(partial(program, torch.device("cpu")), device="cuda", card=A100)
+        report = shown_on_null_gpu(advice, partial(program, torch.device("cuda")))
         before = shown_peak_bytes(program, ())
-        print(f"{name}: {advice.base.peak_bytes / MIB:.2f} MiB rehearsed, {before / MIB:.2f} MiB shown")
-        for outcome in advice.best:
-            if all(change.settings for change in outcome.changes):
-                continue
-            is_near, runs = _row(program, outcome, before)
-            num_rows, num_far, num_lines = num_rows + 1, num_far + (not is_near), num_lines + runs
-    print(f"{num_rows} changes, {num_far} further off than 2 %, lines of {num_lines} ran")
-
-
-def _row(program: Program, outcome: Outcome, before: int) -> tuple[bool, bool]:
-    shown = before - shown_peak_bytes(program, outcome.changes)
-    error = outcome.saved_bytes - shown
-    is_near = abs(error) <= max(_TOLERATED_SHARE * abs(shown), _TOLERATED_BYTES)
-    ran = lines_run(program, outcome.changes[0])
+        print(
+            f"{name}: {advice.base.peak_bytes / MIB:.2f} MiB rehearsed, {report.peak_bytes / MIB:.2f} MiB listed, "
+            f"{before / MIB:.2f} MiB shown; {time.process_time() - start_s:.0f} s of a processor"
+        )
+        outcomes = {outcome.name: outcome for outcome in advice.best}
+        made = [row for row in report.rows if row.measured is not None]
+        for row in made:
+            _print_row(program, row, outcomes[row.change], before, counted)
+        groups = [row.group for row in made]
+        counted.programs += 1
+        counted.first += not groups or groups[0] == min(groups, key=lambda group: Group[group.upper()])
     print(
-        f"  {outcome.group.key:10} predicted {outcome.saved_bytes / MIB:8.2f} MiB, shown {shown / MIB:8.2f} MiB "
-        f"{'near' if is_near else 'FAR '}  lines {ran or 'ran'}  {outcome.name}",
+        f"{counted.programs} programs, of {counted.first} the first change is one that gives up least; "
+        f"{counted.rows} changes: listed within 2 % {counted.listed}, rehearsed within 2 % {counted.rehearsed}, "
+        f"lines ran {counted.lines}"
+    )
+
+
+@dataclass
+class _Counted:
+    programs: int = 0
+    first: int = 0
+    rows: int = 0
+    listed: int = 0
+    rehearsed: int = 0
+    lines: int = 0
+
+
+def _print_row(program: Program, row: Recommendation, outcome: Outcome, before: int, counted: _Counted) -> None:
+    shown = before - shown_peak_bytes(program, outcome.changes)
+    ran = lines_run(program, outcome.changes[0])
+    counted.rows += 1
+    counted.listed += _is_near(row.known_bytes, shown)
+    counted.rehearsed += _is_near(row.saves_bytes, shown)
+    counted.lines += not ran
+    near = "near" if _is_near(row.known_bytes, shown) else "FAR "
+    print(
+        f"  {row.group:10} listed {row.known_bytes / MIB:8.2f} MiB {near}  "
+        f"rehearsed {row.saves_bytes / MIB:8.2f}  shown {shown / MIB:8.2f}  lines {ran or 'ran'}  {row.change}",
         flush=True,
     )
-    return is_near, not ran
+
+
+def _is_near(predicted: int, shown: int) -> bool:
+    return abs(predicted - shown) <= max(_TOLERATED_SHARE * abs(shown), _TOLERATED_BYTES)
 
 
 def shown_peak_bytes(program: Program, changes: Sequence[Change]) -> int:

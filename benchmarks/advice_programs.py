@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -173,10 +175,134 @@ def momentum(device: torch.device) -> ModuleWorkload:
     return _workload(model, (64, 1024), device, kind=lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9))
 
 
+def detection(device: torch.device) -> ModuleWorkload:
+    """A pyramid of features, and at each place of it classes and a box; as FCOS without its targets."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            widths = (3, 32, 64, 128)
+            self.stages = nn.ModuleList(
+                nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.BatchNorm2d(b), nn.ReLU())
+                for a, b in itertools.pairwise(widths)
+            )
+            self.laterals = nn.ModuleList(nn.Conv2d(width, 64, 1) for width in widths[1:])
+            self.tower = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.GroupNorm(8, 64), nn.ReLU())
+            self.classes, self.boxes = nn.Conv2d(64, 80, 3, padding=1), nn.Conv2d(64, 4, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            features = []
+            for stage, lateral in zip(self.stages, self.laterals, strict=True):
+                x = stage(x)
+                features.append(lateral(x))
+            for n in (1, 0):
+                features[n] = features[n] + F.interpolate(features[n + 1], scale_factor=2.0)
+            towers = [self.tower(feature) for feature in features]
+            found = [torch.cat([self.classes(tower), self.boxes(tower).exp()], 1).flatten(2) for tower in towers]
+            return torch.cat(found, 2)
+
+    return _workload(Model(), (4, 3, 128, 128), device)
+
+
+class _Evaluated(ModuleWorkload):
+    """Each step also calls the model in evaluation mode, on more samples, and forgets to switch gradients off."""
+
+    def forward(self, batch: Any) -> Tensor | None:
+        self.model.eval()
+        score = self.model(torch.randn(8192, 128, device=self.device)).square().mean()
+        self.model.train()
+        del score
+        return super().forward(batch)
+
+
+def evaluation(device: torch.device) -> ModuleWorkload:
+    """The peak is in an evaluation that keeps what a backward would need."""
+    blocks = (nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)) for _ in range(4))
+    trained = _workload(nn.Sequential(*blocks), (1024, 128), device)
+    return _Evaluated(**{field.name: getattr(trained, field.name) for field in fields(trained)})
+
+
+def vision_transformer(device: torch.device) -> ModuleWorkload:
+    """Patches and torch's own encoder."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches = nn.Conv2d(3, 192, 8, 8)
+            layer = nn.TransformerEncoderLayer(192, 6, 768, dropout=0.0, batch_first=True)
+            self.encoder, self.head = nn.TransformerEncoder(layer, 4), nn.Linear(192, 100)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.encoder(self.patches(x).flatten(2).transpose(1, 2)).mean(1))  # type: ignore[no-any-return]
+
+    return _workload(Model(), (8, 3, 128, 128), device)
+
+
+def translation(device: torch.device) -> ModuleWorkload:
+    """An encoder, a decoder, and two tables of words."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(8000, 128)
+            self.both = nn.Transformer(128, 4, 2, 2, 512, dropout=0.0, batch_first=True)
+            self.head = nn.Linear(128, 8000)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            source = self.words(ids)
+            return self.head(self.both(source, source.flip(1)))  # type: ignore[no-any-return]
+
+    return _workload(Model(), (16, 64), device, tokens=8000)
+
+
+def volumes(device: torch.device) -> ModuleWorkload:
+    """Convolutions over three dimensions."""
+    stages = (nn.Sequential(nn.Conv3d(1 if n == 0 else 16, 16, 3, padding=1), nn.ReLU()) for n in range(4))
+    return _workload(nn.Sequential(*stages), (2, 1, 32, 32, 32), device)
+
+
+def graph(device: torch.device) -> ModuleWorkload:
+    """Messages along edges, summed up at their ends."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.message, self.update = nn.Linear(128, 64), nn.Linear(128, 64)
+            ends = torch.arange(16_384)
+            self.register_buffer("start", ends % 2048)
+            self.register_buffer("end", ends * 7 % 2048)
+
+        def forward(self, x: Tensor) -> Tensor:
+            messages = F.relu(self.message(torch.cat([x[self.start], x[self.end]], 1)))  # type: ignore[index]
+            sums = torch.zeros_like(x).index_add(0, self.end, messages)  # type: ignore[arg-type]
+            return F.relu(self.update(torch.cat([x, sums], 1)))
+
+    return _workload(nn.Sequential(*(Layer() for _ in range(4))), (2048, 64), device)
+
+
+def spectral(device: torch.device) -> ModuleWorkload:
+    """Weights of some frequencies, in complex numbers."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(32, 32, 12, 12, dtype=torch.complex64) / 32)
+            self.skip = nn.Conv2d(32, 32, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            spectrum = torch.fft.rfft2(x)
+            low = torch.einsum("bixy,ioxy->boxy", spectrum[..., :12, :12], self.weight)
+            padded = F.pad(low, (0, spectrum.shape[-1] - 12, 0, spectrum.shape[-2] - 12))
+            return F.gelu(torch.fft.irfft2(padded, s=x.shape[-2:]) + self.skip(x))
+
+    return _workload(nn.Sequential(nn.Conv2d(3, 32, 1), *(Layer() for _ in range(4))), (4, 3, 64, 64), device)
+
+
 PROGRAMS: dict[str, Program] = {
     program.__name__: program
     for program in (
         naive_attention, loss_inside, eager_hugging_face, unet, lstm, large_embedding, optimizer_dominated,
         activation_dominated, in_place_convolutions, diffusion, experts, low_rank, momentum,
+        detection, evaluation, vision_transformer, translation, volumes, graph, spectral,
     )
 }  # fmt: skip

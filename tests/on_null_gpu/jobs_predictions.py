@@ -19,6 +19,7 @@ from tracer.null_gpu.limit import limited_to
 from tracer.results.prediction import OutOfMemoryAt, Prediction, Sizes
 from tracer.runs.largest import largest_fitting
 from tracer.runs.null_prediction import predict_script
+from tracer.runs.null_trial import script_sizes
 from tracer.runs.script_run import FirstStepsDone, ScriptProfile
 
 MIB = 1 << 20
@@ -81,20 +82,34 @@ def largest_of_both(workload: PredictedWorkload, usable_bytes: int) -> tuple[int
 
 def predict_file(file: Path, num_steps: int = 0) -> Told | None:
     """What is said of a script."""
+    torch.cuda.reset_peak_memory_stats()
+    devices = Devices(card_with(64 << 30))
+    answer = predict_script(lambda profile: _ran(file, profile), devices, num_steps=num_steps, settings={})
+    return None if answer is None else _told(answer)
+
+
+def try_file(file: Path, num_steps: int = 0) -> tuple[bool, Sizes | None]:
+    """Whether a script came to its end, and its peaks, by counters alone."""
+    torch.cuda.reset_peak_memory_stats()
+    ran: list[bool] = []
 
     def run(profile: ScriptProfile) -> bool:
-        try:
-            with profile:
-                exec(compile(file.read_text("utf-8"), str(file), "exec"), {"__name__": "__main__"})
-        except FirstStepsDone:
-            return True
-        except torch.OutOfMemoryError:
-            return False
-        return True
+        ran.append(_ran(file, profile))
+        return ran[-1]
 
-    torch.cuda.reset_peak_memory_stats()
-    answer = predict_script(run, Devices(card_with(64 << 30)), num_steps=num_steps, settings={})
-    return None if answer is None else _told(answer)
+    sizes = script_sizes(run, num_steps=num_steps)
+    return ran[-1], sizes
+
+
+def _ran(file: Path, profile: ScriptProfile) -> bool:
+    try:
+        with profile:
+            exec(compile(file.read_text("utf-8"), str(file), "exec"), {"__name__": "__main__"})
+    except FirstStepsDone:
+        return True
+    except torch.OutOfMemoryError:
+        return False
+    return True
 
 
 def tied() -> nn.Module:

@@ -92,3 +92,21 @@ def test_a_script_that_runs_out_of_memory_does_not_fit(elsewhere: Elsewhere, tmp
     told = elsewhere(jobs_predictions.predict_file, file)
     assert told is not None and told.fits is False
     assert told.failed_at is not None and told.failed_at.line is not None and told.failed_at.line.line == 6
+
+
+def test_a_trial_has_the_peaks_of_the_prediction_and_records_nothing(elsewhere: Elsewhere, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(LOOP.format(before="", more=""), "utf-8")
+    told, tried = elsewhere(jobs_predictions.predict_file, file), elsewhere(jobs_predictions.try_file, file)
+    assert told is not None and tried == (True, told.need)
+
+
+def test_a_trial_counts_what_there_was_as_memory_ran_out_before_the_model_is_called(
+    elsewhere: Elsewhere, tmp_path: Path
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("import torch\nheld = [torch.empty(20 << 30, dtype=torch.uint8, device='cuda') for _ in range(9)]")
+    succeeded, sizes = elsewhere(jobs_predictions.try_file, file)
+    assert not succeeded and sizes is not None and sizes.peak_allocated_bytes == 60 << 30
+    file.write_text("import torch\ntorch.ones(3, device='cuda')")
+    assert elsewhere(jobs_predictions.try_file, file) == (True, None)

@@ -15,13 +15,13 @@ import torch
 from tests.advice.programs import stack
 from tracer.advice.change import Change
 from tracer.advice.planner import advise
-from tracer.advice.recommendation import Measured
+from tracer.advice.recommendation import Group, Measured
 from tracer.exporters.json_documents.advice import advice_values
 from tracer.exporters.screen.advice import print_advice
 from tracer.exporters.screen.terminal import screen
 from tracer.null_gpu.cards import UNNAMED, Card
 from tracer.runs import advising
-from tracer.runs.advising import advise_on, loss_is_sum, measure, run_for_real
+from tracer.runs.advising import advise_on, loss_is_sum, measure, run_for_real, shown_on_null_gpu
 from tracer.units import MIB
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")
@@ -102,6 +102,32 @@ def test_what_hardly_lowers_the_measured_peak_is_not_listed(monkeypatch: pytest.
     assert dict(report.not_tried)[first] == "made for real, it saves less than 1 % of the measured peak"
     assert others
     assert all(told[name].measured is not None and told[name].known_bytes == 10_000 for name in others)
+
+
+@pytest.mark.slow
+def test_on_the_null_gpu_each_is_made_and_listed_by_what_it_saves_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each saves a byte more than the one before it, so that a group comes out the other way round."""
+    made: list[str] = []
+
+    def measured(build: object, changes: Sequence[Change], before: object, *, divides: bool) -> Measured:
+        made.append(" + ".join(change.name for change in changes))
+        return Measured(10_000 + len(made), 0, None, None, (), ())
+
+    of_run = advising._Run(1_000_000, (), None)
+    monkeypatch.setattr(advising, "measure", measured)
+    monkeypatch.setattr(advising, "run_for_real", lambda build: of_run)
+    monkeypatch.setattr(advising, "limited_to", lambda limit_bytes, num_devices: nullcontext())
+    advice = advise(stack, device="cuda")
+    report = shown_on_null_gpu(advice, stack)
+    names = [outcome.name for outcome in advice.best if not any(change.settings for change in outcome.changes)]
+    assert report.peak_bytes == 1_000_000 and made[: len(names)] == names
+    listed = [row for row in report.rows if row.how_found == "measured"]
+    assert sorted(row.change for row in listed) == sorted(names) and len(names) > 3
+    groups = [Group[row.group.upper()] for row in listed]
+    assert groups == sorted(groups) and len(set(groups)) < len(groups)
+    for group in set(groups):
+        saved = [row.known_bytes for row, own in zip(listed, groups, strict=True) if own == group]
+        assert saved == sorted(saved, reverse=True)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])

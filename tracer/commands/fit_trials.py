@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracer.commands.on_card import start_on, values_on
-from tracer.commands.predict_on import predict_script
+from tracer.commands.predict_on import script_trial
 from tracer.errors import TracerError
 from tracer.exporters.screen.fit import trial_words
 from tracer.exporters.screen.terminal import say
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _TRIAL = "TORCH_TIMELINE_FIT"
 """Variable of a process that makes one trial: the changes, and the folder that it leaves its answer in."""
 
-_OURS = ("Error: ", "Hint: ", "Note: ", "Nothing was recorded.")
+_OURS = ("Error: ", "Hint: ", "Note: ", "Nothing was recorded")
 
 
 def each_alone(card: Card, base: FitTrial | None = None, job: Job | None = None) -> list[FitTrial]:
@@ -192,13 +192,13 @@ def answer_trial(
 
     arguments = [*arguments, *asked["arguments"]]
     with values_on(answers), AppliedChanges(script_changes(",".join(asked["changes"]))) as applied:
-        answer = predict_script(script, arguments, devices, is_module=is_module, num_steps=num_steps, quiet=True)
+        fits, sizes = script_trial(script, arguments, is_module=is_module, num_steps=num_steps)
     place = Place.here()
     document = {
-        "fits": bool(answer.fits),
-        "allocated": answer.memory.peak_allocated_bytes,
-        "reserved": answer.memory.peak_reserved_bytes,
-        "room": devices.card.usable_bytes - answer.memory.peak_allocated_bytes,
+        "fits": fits,
+        "allocated": sizes.peak_allocated_bytes,
+        "reserved": sizes.peak_reserved_bytes,
+        "room": devices.card.usable_bytes - sizes.peak_allocated_bytes,
         "notes": applied.notes,
     }
     path = Path(asked["folder"]) / f"{place.rank if place is not None else 0}.json"

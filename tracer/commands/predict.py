@@ -101,8 +101,8 @@ def _predict(options: Options, devices: Devices | None, *, is_there: bool) -> bo
         engine = _engine(options, devices, is_there=is_there)
         answer = engine.predict(options.workload)
         largest = _largest(options, engine, card) if options.largest.asked and card is not None else None
-        advice = _advice(options, card) if options.advise else None
-        if advice is not None and is_there:  # changes are rehearsed, and so is what they start from
+        advice = _advice(options, card, is_there=is_there) if options.advise else None
+        if advice is not None and is_there:  # changes were rehearsed first, and so was what they start from
             answer = replace(answer, other=_rehearsed(options, card).predict(options.workload))
     if options.save_dir is not None:
         from tracer.exporters.screen.prediction import verdict
@@ -160,7 +160,7 @@ def _say_next(fits: bool | None, options: Options) -> None:
     )
 
 
-def _advice(options: Options, card: Card | None) -> AdviceReport:
+def _advice(options: Options, card: Card | None, *, is_there: bool) -> AdviceReport:
     from tracer.advice.planner import advise
     from tracer.advice.report import report_of
     from tracer.null_gpu.cards import UNNAMED
@@ -175,7 +175,11 @@ def _advice(options: Options, card: Card | None) -> AdviceReport:
             card=card or UNNAMED,
             cudnn=cudnn,
         )
-    return report_of(advice)
+    if not is_there:
+        return report_of(advice)
+    from tracer.runs.advising import shown_on_null_gpu
+
+    return shown_on_null_gpu(advice, lambda: build(options.workload, "cuda:0"))
 
 
 def _write(results: RunResults, folder: Path, options: Options) -> None:

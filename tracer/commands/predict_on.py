@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from tracer.null_gpu.errors import NullGpuError
 
 if TYPE_CHECKING:
     from tracer.commands.predict_options import Options
-    from tracer.results.prediction import Prediction
+    from tracer.results.prediction import Prediction, Sizes
     from tracer.runs.script_run import ScriptProfile
 
 _SETTINGS_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
@@ -134,13 +134,50 @@ def predict_script(
     Raises:
         TracerError: There is no such script, or nothing was found in it.
     """
-    from tracer.commands.script import check_script, run_script
-    from tracer.results.failure import is_out_of_memory
+    from tracer.commands.script import check_script
     from tracer.runs.null_prediction import predict_script as predicted
 
     check_script(script, is_module=is_module)
-
     raised: list[Exception] = []
+    run = _runner(script, arguments, raised, is_module=is_module, quiet=quiet)
+    settings = {"script": script, "arguments": " ".join(arguments)}
+    answer = predicted(run, devices, num_steps=num_steps, settings=settings)
+    if answer is None:
+        raise _no_answer(script, raised)
+    return answer
+
+
+def script_trial(script: str, arguments: Sequence[str], *, is_module: bool, num_steps: int) -> tuple[bool, Sizes]:
+    """Whether a script fits there, and its peaks: the same steps as of `predict_script`, without a recording.
+
+    Args:
+        script: Its path, or a module's name.
+        arguments: Its own.
+        is_module: Whether it is a module.
+        num_steps: Number of steps that are run; 0 for as many as it takes until memory repeats.
+
+    Raises:
+        TracerError: There is no such script, it failed otherwise than for want of memory, or no step was found in it.
+    """
+    from tracer.commands.script import check_script
+    from tracer.results.failure import is_out_of_memory
+    from tracer.runs.null_trial import script_sizes
+
+    check_script(script, is_module=is_module)
+    raised: list[Exception] = []
+    run = _runner(script, arguments, raised, is_module=is_module, quiet=True)
+    sizes = script_sizes(run, num_steps=num_steps)
+    if sizes is None or any(not is_out_of_memory(error) for error in raised):
+        raise _no_answer(script, raised)
+    return not raised, sizes
+
+
+def _runner(
+    script: str, arguments: Sequence[str], raised: list[Exception], *, is_module: bool, quiet: bool
+) -> Callable[[ScriptProfile], bool]:
+    """Runs the script under a profile, and keeps what it raises."""
+    from tracer.commands.script import run_script
+    from tracer.results.failure import is_out_of_memory
 
     def is_answer(error: Exception) -> bool:
         raised.append(error)
@@ -148,22 +185,15 @@ def predict_script(
 
     def run(profile: ScriptProfile) -> bool:
         with redirect_stdout(sys.stderr):  # what the script prints is no part of the answer
-            return run_script(
-                profile,
-                script,
-                list(arguments),
-                is_module=is_module,
-                quiet=quiet,
-                is_answer=is_answer,
-            )
+            return run_script(profile, script, list(arguments), is_module=is_module, quiet=quiet, is_answer=is_answer)
 
-    settings = {"script": script, "arguments": " ".join(arguments)}
-    answer = predicted(run, devices, num_steps=num_steps, settings=settings)
-    if answer is None and raised:
-        raise TracerError(
+    return run
+
+
+def _no_answer(script: str, raised: Sequence[Exception]) -> TracerError:
+    if raised:
+        return TracerError(
             f"{script} itself ended with {type(raised[0]).__name__}, before three steps of it were recorded.",
             hint="Its traceback is above. Data and packages that it needs must be here, as for a real run.",
         )
-    if answer is None:
-        raise TracerError(f"{script} ended without a step that could be recorded.", hint="What it printed says why.")
-    return answer
+    return TracerError(f"{script} ended without a step that could be recorded.", hint="What it printed says why.")

@@ -14,11 +14,13 @@ from tracer.advice.change import Change
 from tracer.advice.changes import accumulate
 from tracer.advice.changes.accumulate import Accumulated
 from tracer.advice.planner import LEAST_SHARE, Advice, Build, Device, NotTried, Outcome, advise, applied
-from tracer.advice.recommendation import AdviceReport, Measured
+from tracer.advice.recommendation import AdviceReport, Group, Measured, Recommendation
 from tracer.advice.report import report_of
 from tracer.advice.wrapped import Wrapped
 from tracer.capture.device.devices import synchronize
+from tracer.null_gpu import process
 from tracer.null_gpu.cards import UNNAMED, Card
+from tracer.null_gpu.limit import WITHOUT_END_BYTES, limited_to
 from tracer.rehearsal.cpu_kernels import CpuKernels
 from tracer.results.null_run import caveat_of
 from tracer.runs.session import ProfileSession, Schedule
@@ -29,6 +31,8 @@ from tracer.workloads.workload import Workload, num_micro_batches
 _PROFILED = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
 _NUM_TIMED = 3
 _NUM_VERIFIED = 3
+_NUM_COUNTED = 3
+"""Steps on the null GPU: in the second the optimizer's state is there, in the third nothing is new."""
 _Progress = Callable[[int, int], None]
 
 
@@ -57,7 +61,7 @@ def advise_on(
         of: The workload: its device is the one whose rules are followed.
         build_there: Makes it anew on that device, to be run; by default `build`.
         target_bytes: What it should fit into.
-        verify: Whether to make the winning changes for real, before and after.
+        verify: Whether to make the winning changes for real, before and after; on the null GPU all that are listed are.
         progress: Called with how many changes have been tried, of how many.
 
     Raises:
@@ -74,10 +78,33 @@ def advise_on(
             cpu_kernels=cpu_kernels,
             card=_card(of.device),
         )
+        if caveat_of(of.device):
+            return shown_on_null_gpu(advice, build_there or build)
         measured: dict[str, Measured] = {}
         if verify:
-            advice, measured = _verified(advice, build_there or build)
+            advice, measured = _verified(advice, build_there or build, run_for_real(build_there or build))
     return report_of(advice, measured)
+
+
+def shown_on_null_gpu(advice: Advice, build: Build) -> AdviceReport:
+    """Advice with every listed change made in this process on the null GPU: savings are what its allocator counts.
+
+    Memory has no end there meanwhile: what runs out with a change saves something all the same.
+
+    Args:
+        advice: What was rehearsed.
+        build: Makes the workload there.
+    """
+    with limited_to(WITHOUT_END_BYTES, torch.cuda.device_count()):
+        before = run_for_real(build)
+        advice, measured = _verified(advice, build, before, num_best=len(advice.best))
+    report = report_of(advice, measured)
+    return replace(report, peak_bytes=before.peak_bytes, rows=tuple(sorted(report.rows, key=_place_in_list)))
+
+
+def _place_in_list(row: Recommendation) -> tuple[int, bool, int]:
+    """By group, in a group what saves most first, and last what is about the allocator alone."""
+    return Group[row.group.upper()], row.how_found == "replayed", -row.gain_bytes
 
 
 def _card(device: torch.device) -> Card:
@@ -88,16 +115,17 @@ def _card(device: torch.device) -> Card:
     return Card("", gpu.total_memory, capability=(gpu.major, gpu.minor), num_sms=gpu.multi_processor_count)
 
 
-def _verified(advice: Advice, build: Build) -> tuple[Advice, dict[str, Measured]]:
+def _verified(
+    advice: Advice, build: Build, before: _Run, *, num_best: int = _NUM_VERIFIED
+) -> tuple[Advice, dict[str, Measured]]:
     """Measure the winning outcomes, and take out those that hardly make the measured peak smaller."""
     fit = advice.fit.outcome if advice.fit is not None else None
-    wanted = [fit, *advice.best[:_NUM_VERIFIED], advice.together]
+    wanted = [fit, *advice.best[:num_best], advice.together]
     due = {
         outcome.name: outcome
         for outcome in wanted
         if outcome is not None and outcome.changes and not any(c.settings for c in outcome.changes)
     }
-    before = run_for_real(build)
     measured: dict[str, Measured] = {}
     failed: list[NotTried] = []
     is_sum: bool | None = None
@@ -174,8 +202,16 @@ def run_for_real(build: Build, changes: Sequence[Change] = (), *, divides: bool 
         divides: Whether accumulated losses are means.
     """
     gc.collect()
+    if process.is_active():  # from here on its counters are about this workload, in memory as of a new process
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        held_bytes = torch.cuda.memory_allocated()
     workload = applied(build(), changes)
     _set_divides(workload, divides)
+    if caveat_of(workload.device):
+        for _ in range(_NUM_COUNTED):
+            _plain_step(workload)
+        return _Run(torch.cuda.max_memory_allocated(workload.device) - held_bytes, (), None)
     session = ProfileSession(
         workload.model, workload.optimizer, device=workload.device, schedule=_PROFILED, peak_alone=True
     )
@@ -189,8 +225,6 @@ def run_for_real(build: Build, changes: Sequence[Change] = (), *, divides: bool 
         session.step()
     peak_bytes = session.findings.worst.peak.allocator_peak_bytes
     durations_ms += [_timed_ms(lambda: _plain_step(workload), workload.device) for _ in range(_NUM_TIMED - 1)]
-    if caveat_of(workload.device):
-        return _Run(peak_bytes, (), None)
     return _Run(peak_bytes, tuple(losses), median(durations_ms))
 
 

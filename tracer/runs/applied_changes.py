@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tracer.advice.changes.optimizer_kernels import can_be_fused
 from tracer.capture.torch_private.torch_graph import running_node
+from tracer.runs.frozen_on_host import move_frozen
 from tracer.runs.kept_on_host import SavedOnHost, StateOnHost
 from tracer.runs.loss_in_chunks import LossInChunks
 from tracer.runs.script_changes import (
@@ -24,6 +25,7 @@ from tracer.runs.script_changes import (
     CHECKPOINT,
     CHUNKED_LOSS,
     FREE_GRADIENTS,
+    FROZEN_ON_HOST,
     FUSED,
     SAVED_ON_HOST,
     STATE_ON_HOST,
@@ -31,7 +33,7 @@ from tracer.runs.script_changes import (
 )
 from tracer.workloads.module_steps import repeated_blocks
 
-_ON_MODELS = {CHECKPOINT, CHUNKED_LOSS, SAVED_ON_HOST, BF16, BF16_WEIGHTS}
+_ON_MODELS = {CHECKPOINT, CHUNKED_LOSS, FROZEN_ON_HOST, SAVED_ON_HOST, BF16, BF16_WEIGHTS}
 _FUSED_ON_CUDA = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
@@ -47,10 +49,13 @@ class AppliedChanges:
         self._losses = LossInChunks()
         self._state = StateOnHost()
         self._num_steps = 0
+        self._has_called = False
         # Weak: what a program has replaced is not kept, and its `id` is another's soon.
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.num_blocks = 0
         """How many modules compute again; a model that has its own switch for it is one."""
+        self.num_frozen = 0
+        """How many weights that are not trained wait on the host."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -60,6 +65,11 @@ class AppliedChanges:
         in_vain = (
             (CHECKPOINT, not self.num_blocks, "the model has no repeated blocks."),
             (CHUNKED_LOSS, has_stepped and not self._losses.num_calls, "no large loss over classes was computed."),
+            (
+                FROZEN_ON_HOST,
+                self._has_called and not self.num_frozen,
+                "no large weight of a repeated block is frozen.",
+            ),
             (STATE_ON_HOST, has_stepped and not self._state.num_tensors, "no optimizer has state on a GPU."),
         )
         return tuple(f"{change.name}: {why}" for change, holds, why in in_vain if holds and change in self._changes)
@@ -99,11 +109,14 @@ class AppliedChanges:
             self._losses.before_call(module)
         if self._depth > 1:
             return
+        self._has_called = True
         if module not in self._seen:
             if CHECKPOINT in self._changes:
                 self._checkpoint(module)
             if BF16_WEIGHTS in self._changes:
                 _convert(module)
+            if FROZEN_ON_HOST in self._changes:
+                self.num_frozen += move_frozen(module)
             # All inside, too: backward calls them by themselves where they compute again.
             self._seen.update(module.modules())
         if self._changes & {BF16, BF16_WEIGHTS}:

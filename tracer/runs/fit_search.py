@@ -7,11 +7,15 @@ from dataclasses import replace
 
 from tracer.advice.recommendation import Group
 from tracer.results.fit import FitTrial
-from tracer.runs.script_changes import SCRIPT_CHANGES, ScriptChange
+from tracer.runs.script_changes import CHECKPOINT, FROZEN_ON_HOST, SCRIPT_CHANGES, STATE_ON_HOST, ScriptChange
 
 Changes = tuple[ScriptChange, ...]
 Try = Callable[[Changes], FitTrial]
 """Makes a trial; a costly one, for the script runs anew."""
+
+
+_NUM_COSTLY = 2
+"""How many costly changes come one by one before all of them are tried: where that fails, nothing is left to try."""
 
 
 def least_that_fits(make_trial: Try) -> tuple[Changes, FitTrial] | None:
@@ -19,13 +23,21 @@ def least_that_fits(make_trial: Try) -> tuple[Changes, FitTrial] | None:
 
     Sets grow in the order of what their changes give up: first all that give up nothing but memory, then one by one.
     """
-    stages = [(), tuple(change for change in SCRIPT_CHANGES if change.group == Group.MEMORY)]
-    stages += [(change,) for change in SCRIPT_CHANGES if change.group != Group.MEMORY]
+    free = tuple(change for change in SCRIPT_CHANGES if change.group == Group.MEMORY)
+    on_host = (STATE_ON_HOST, FROZEN_ON_HOST)  # of most programs one of them is nothing
+    costly = [
+        (CHECKPOINT,),
+        on_host,
+        *((change,) for change in SCRIPT_CHANGES if change not in {*free, CHECKPOINT, *on_host}),
+    ]
     changes: Changes = ()
+    known: dict[Changes, FitTrial] = {}
     full: set[Changes] = set()
-    for stage in stages:
+    for number, stage in enumerate([(), free, *costly]):
+        if number == 2 + _NUM_COSTLY and _is_hopeless((*changes, *sum(costly[_NUM_COSTLY:], ())), make_trial, known):
+            return None
         tried = (*changes, *stage)
-        trial = make_trial(tried)
+        trial = known.get(tried) or make_trial(tried)
         if trial.has_ended_before:
             continue
         # What could not be made is of no use in a larger set either.
@@ -35,6 +47,11 @@ def least_that_fits(make_trial: Try) -> tuple[Changes, FitTrial] | None:
             return _without_idle(changes, named, make_trial, full)
         full.add(changes)
     return None
+
+
+def _is_hopeless(everything: Changes, make_trial: Try, known: dict[Changes, FitTrial]) -> bool:
+    trial = known[everything] = make_trial(everything)
+    return not trial.fits and not trial.has_ended_before
 
 
 def _without_idle(changes: Changes, trial: FitTrial, make_trial: Try, full: set[Changes]) -> tuple[Changes, FitTrial]:

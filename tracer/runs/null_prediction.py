@@ -27,7 +27,7 @@ from tracer.runs.step_requests import StepRequests
 from tracer.runs.workload_run import run_profile
 from tracer.workloads.workload import Workload, num_micro_batches
 
-_MOST_STEPS = 10
+MOST_STEPS = 10
 """Of a script whose memory does not repeat."""
 Build = Callable[[], Workload]
 """Makes the workload on the null GPU, new each time."""
@@ -52,12 +52,12 @@ def predict_workload(
         results = _run(build, num_steps, settings)
         if results.failure is not None:
             raise _error(results.failure)
-        need = memory = _sizes(results.device)
+        need = memory = sizes_of(results.device)
     failed_at = None
     if is_limited and need.peak_reserved_bytes > devices.card.usable_bytes:
         _start_anew()
         on_the_card = _run(build, num_steps, settings)
-        memory, failed_at = _sizes(results.device), _place(on_the_card)
+        memory, failed_at = sizes_of(results.device), _place(on_the_card)
     return _prediction(results, devices.card if is_limited else None, devices.count, need, memory, failed_at)
 
 
@@ -100,7 +100,7 @@ def steps_need(build: Build, *, num_steps: int = NUM_STEPS) -> Sizes:
     """
     with _without_limit(1):
         _train(build, num_steps)
-        return _sizes("cuda:0")
+        return sizes_of("cuda:0")
 
 
 def shape_need(build: Build, inputs: tuple[str, ...]) -> ShapeNeed:
@@ -188,12 +188,12 @@ def predict_script(
                 models,
                 optimizers,
                 save_dir=folder,
-                schedule=_schedule(num_steps or _MOST_STEPS),
+                schedule=_schedule(num_steps or MOST_STEPS),
                 screen="none",
                 leave_out=[output.name for output in OUTPUTS],
                 settings=settings,
             ),
-            is_enough=(lambda: steps.next() >= num_steps) if num_steps else lambda: steps.repeat(_MOST_STEPS),
+            is_enough=(lambda: steps.next() >= num_steps) if num_steps else lambda: steps.repeat(MOST_STEPS),
         )
         succeeded = run(profile)
     session = profile.session
@@ -207,11 +207,11 @@ def predict_script(
         )
     if reason := elsewhere(results.device):
         raise TracerError(reason, hint=USE_CUDA)
-    sizes, failed_at = _sizes(results.device), _place(results)
+    sizes, failed_at = sizes_of(results.device), _place(results)
     ran = f"{results.num_steps} {'step' if results.num_steps == 1 else 'steps'} ran"
     assumption = f"{ran}; what comes later, such as an evaluation, is not in it."
     if not (num_steps or failed_at or steps.have_repeated):
-        assumption += f" No two of them needed the same memory: use --steps {2 * _MOST_STEPS} to run more."
+        assumption += f" No two of them needed the same memory: use --steps {2 * MOST_STEPS} to run more."
     return _prediction(results, devices.card, devices.count, sizes, sizes, failed_at, of_script=assumption)
 
 
@@ -254,7 +254,8 @@ def _prediction(
     )
 
 
-def _sizes(device: str) -> Sizes:
+def sizes_of(device: str) -> Sizes:
+    """What the counters of a device have seen at most."""
     counters = torch.cuda.memory_stats(torch.device(device))
     return Sizes(
         peak_allocated_bytes=counters.get("allocated_bytes.all.peak", 0),

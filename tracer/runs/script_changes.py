@@ -49,7 +49,12 @@ CHUNKED_LOSS = ScriptChange(
 )
 CHECKPOINT = ScriptChange("checkpoint", Group.COMPUTE, "repeated blocks compute their activations again in backward")
 STATE_ON_HOST = ScriptChange(
-    "state-on-host", Group.COMPUTE, "optimizer state is on the device only during the optimizer's steps"
+    "state-on-host",
+    Group.COMPUTE,
+    "optimizer state is on the device only during the optimizer's steps, a part at a time",
+)
+FROZEN_ON_HOST = ScriptChange(
+    "frozen-on-host", Group.COMPUTE, "weights of blocks that are not trained are on the device only while they are used"
 )
 SAVED_ON_HOST = ScriptChange(
     "saved-on-host", Group.COMPUTE, "what forward saves for backward is copied to the host and back"
@@ -67,6 +72,7 @@ SCRIPT_CHANGES = (
     CHUNKED_LOSS,
     CHECKPOINT,
     STATE_ON_HOST,
+    FROZEN_ON_HOST,
     SAVED_ON_HOST,
     BF16,
     BF16_WEIGHTS,

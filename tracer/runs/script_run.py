@@ -21,6 +21,7 @@ from tracer.capture.objects.step_hooks import remove_hooks
 from tracer.capture.torch_private import torch_compile
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
+from tracer.runs.counted_steps import CountedSteps
 from tracer.runs.loop_session import fault_text
 from tracer.runs.script_models import callable_alive, named, trained_alive
 from tracer.runs.script_sessions import LaterWatch, ScriptTraining
@@ -29,7 +30,7 @@ from tracer.runs.steps_of_calls import StepsOfCalls
 from tracer.runs.training import TrainingProfile
 from tracer.runs.watch import TrainingWatch
 
-Session = TrainingProfile | TrainingWatch
+Session = TrainingProfile | TrainingWatch | CountedSteps
 MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], Session]
 
 NO_MODEL = "No training was found: no model with parameters to be trained was called, and no optimizer made a step."

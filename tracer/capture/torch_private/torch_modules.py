@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -104,3 +105,44 @@ def around_truncated_draws(call: Callable[..., torch.Tensor]) -> Callable[[], No
 
     init._no_grad_trunc_normal_ = draw
     return end
+
+
+_RANDOM_FILLS = (
+    "_no_grad_normal_",
+    "_no_grad_uniform_",
+    "_no_grad_trunc_normal_",
+    "kaiming_normal_",
+    "kaiming_uniform_",
+    "orthogonal_",
+    "sparse_",
+)
+"""Functions of `torch.nn.init` by which all of them that draw numbers fill a tensor, their first argument."""
+
+
+def leave_unfilled(is_left: Callable[[torch.Tensor], bool]) -> Callable[[], None]:
+    """Have `torch.nn.init` leave some tensors as they are where it would fill them with random numbers.
+
+    Args:
+        is_left: Asked of each such tensor.
+
+    Returns:
+        What ends that.
+    """
+    init: Any = torch.nn.init
+    originals = {name: getattr(init, name) for name in _RANDOM_FILLS}
+
+    def end() -> None:
+        for name, original in originals.items():
+            setattr(init, name, original)
+
+    for name, original in originals.items():
+        setattr(init, name, _unless(original, is_left))
+    return end
+
+
+def _unless(fill: Callable[..., torch.Tensor], is_left: Callable[[torch.Tensor], bool]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(fill)
+    def filled(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return tensor if is_left(tensor) else fill(tensor, *args, **kwargs)
+
+    return filled

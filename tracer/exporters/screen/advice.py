@@ -46,15 +46,18 @@ def print_advice(report: AdviceReport, console: Console, *, context_bytes: int =
 
 
 def _print_none(report: AdviceReport, console: Console) -> None:
-    """Say that no tried change helps; print nothing where nothing was tried but something was found."""
+    """Say that no tried change helps; behind what was found that would contradict it, so that it is said apart."""
     if not report.num_tried and report.found:
         return
     say(console)
-    say(console, "What would help", style="bold")
-    if report.num_tried:
-        say(console, f"None of {some(report.num_tried, 'change')} that were tried saves as much as 1 % of the peak.")
-    else:
+    say(console, "What else would help" if report.found else "What would help", style="bold")
+    if not report.num_tried:
         say(console, "No change was tried.")
+        return
+    was = "was" if report.num_tried == 1 else "were"
+    beside = "Beside what is not needed, none" if report.found else "None"
+    tried = some(report.num_tried, "change")
+    say(console, f"{beside} of {tried} that {was} tried saves as much as 1 % of the peak.")
 
 
 def print_unneeded(places: Sequence[UnneededMemory], peak_bytes: int, console: Console) -> None:
@@ -89,7 +92,8 @@ def _print_table(report: AdviceReport, console: Console) -> None:
         cells = [format_bytes(row.known_bytes), share]
         if has_reserved:
             cells.append("" if row.saves_reserved_bytes is None else format_bytes(row.saves_reserved_bytes))
-        cost = "; ".join(part for part in (row.results, row.cost, _HOW.get(row.how_found, "")) if part)
+        how = "" if _is_of_null_gpu(row) else _HOW.get(row.how_found, "")
+        cost = "; ".join(part for part in (row.results, row.cost, how) if part)
         name = f"together: {row.change}" if row is report.together else row.change
         table.add_row(*cells, Text(name), Text(cost))
     print_table("What would help", table, console)
@@ -106,7 +110,11 @@ _HOW = {"replayed": "replayed", "measured": "measured"}
 def _sentences(report: AdviceReport, context_bytes: int) -> Iterator[str]:
     if report.rows:
         changes = some(report.num_tried, "change")
-        yield f"Each of {changes} was rehearsed, alone and together; rows say so where one was replayed or measured."
+        if any(map(_is_of_null_gpu, report.rows)):
+            how = "those listed were made on the null GPU, whose allocator shows what they save."
+        else:
+            how = "rows say so where one was replayed or measured."
+        yield f"Each of {changes} was rehearsed, alone and together; {how}"
     if report.unrehearsed_bytes >= _VISIBLE_SHARE * report.peak_bytes and report.rows:
         yield (
             f"{format_bytes(report.unrehearsed_bytes)} of the measured peak are not in the rehearsal of the same step: "
@@ -115,7 +123,7 @@ def _sentences(report: AdviceReport, context_bytes: int) -> Iterator[str]:
     if report.target_bytes is not None:
         yield _fit(report, report.target_bytes, context_bytes)
     for row in (*report.rows, report.together, report.fit):
-        if row is not None and row.measured is not None:
+        if row is not None and row.measured is not None and not _is_of_null_gpu(row):
             yield _measured(row, row.measured)
     for name, reason in report.not_tried[:NUM_NOT_TRIED]:
         yield f"Could not be tried: {name}: {reason}"
@@ -134,6 +142,11 @@ def _fit(report: AdviceReport, target_bytes: int, context_bytes: int) -> str:
     needed = report.fit.peak_bytes if report.fit.reserved_bytes is None else report.fit.reserved_bytes
     cost = f", {report.fit.cost}" if report.fit.cost else ""
     return f"To fit in {target}: {report.fit.change} ({format_bytes(needed)} then{cost}; {report.fit.results})."
+
+
+def _is_of_null_gpu(row: Recommendation) -> bool:
+    """Whether it was made where nothing is computed: its bytes are all that there is to say."""
+    return row.measured is not None and row.measured.step_ms is None
 
 
 def _measured(row: Recommendation, measured: Measured) -> str:

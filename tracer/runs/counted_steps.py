@@ -1,0 +1,49 @@
+"""A session that records nothing, for who asks the allocator's counters alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+
+@dataclass(slots=True)
+class CountedSteps:
+    """Steps of a script that are counted, and nothing more.
+
+    Attributes:
+        device: Where what is trained was when its first step began.
+        num_steps_done: How many have ended.
+        is_complete: Whether no more are wanted; the script's profile asks its own question.
+    """
+
+    device: torch.device
+    num_steps_done: int = 0
+    is_complete: bool = False
+
+    @classmethod
+    def of(cls, models: dict[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> CountedSteps:
+        """Steps of these; without parameters they are on the CPU, as all that nobody moved."""
+        parameters = [parameter for model in models.values() for parameter in model.parameters()]
+        parameters += [item for optimizer in optimizers for group in optimizer.param_groups for item in group["params"]]
+        return cls(parameters[0].device if parameters else torch.device("cpu"))
+
+    def __enter__(self) -> Self:
+        """There is nothing to switch on."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """There is nothing to switch off."""
+
+    def observe_call(self, module: nn.Module, args: Any) -> None:
+        """A call of a model is not looked at."""
+
+    def step(self) -> None:
+        """Count a step that has ended."""
+        self.num_steps_done += 1

@@ -1,0 +1,64 @@
+"""Whether a script fits on the null GPU, and at which peak: counters alone, which takes no recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tracer.capture.torch_private.torch_modules import leave_unfilled
+from tracer.errors import TracerError
+from tracer.results.null_run import USE_CUDA, elsewhere
+from tracer.results.prediction import Sizes
+from tracer.runs.counted_steps import CountedSteps
+from tracer.runs.null_prediction import MOST_STEPS, sizes_of
+from tracer.runs.script_run import ScriptProfile
+from tracer.runs.step_requests import StepRequests
+
+_QUICK_BYTES = 1 << 20
+"""Weights of less are filled in no time."""
+
+
+def script_sizes(run: Callable[[ScriptProfile], bool], *, num_steps: int) -> Sizes | None:
+    """Run a script until its memory repeats, or has run out.
+
+    Large weights that it initializes on the host are left unwritten. That is most of the time that a large model takes
+    to begin; but what it draws later with the host's generator is not what a run with them draws.
+
+    Args:
+        run: Runs it under the profile that it is given, and says whether it came to its end.
+        num_steps: Number of steps that are run; 0 for as many as it takes until two take the same.
+
+    Returns:
+        The peaks of the device that was filled most; None if no step was found in it.
+
+    Raises:
+        TracerError: What it trained is not on a GPU.
+    """
+    steps = StepRequests()
+    profile = ScriptProfile(
+        CountedSteps.of,
+        is_enough=(lambda: steps.next() >= num_steps) if num_steps else lambda: steps.repeat(MOST_STEPS),
+    )
+    with _unfilled_weights():
+        succeeded = run(profile)
+    session = profile.session
+    if succeeded and not (isinstance(session, CountedSteps) and session.num_steps_done):
+        return None
+    peaks = [sizes_of(f"cuda:{device}") for device in range(torch.cuda.device_count())]
+    peak = max(peaks, key=lambda sizes: sizes.peak_allocated_bytes)
+    if session is not None and not peak.peak_allocated_bytes and (reason := elsewhere(str(session.device))):
+        raise TracerError(reason, hint=USE_CUDA)
+    return peak
+
+
+@contextmanager
+def _unfilled_weights() -> Iterator[None]:
+    end = leave_unfilled(
+        lambda tensor: tensor.device.type == "cpu" and tensor.is_floating_point() and tensor.nbytes >= _QUICK_BYTES
+    )
+    try:
+        yield
+    finally:
+        end()
