@@ -37,7 +37,7 @@ def test_a_sample_of_programs_is_explained_on_the_null_gpu_and_left_as_it_is() -
     ended = subprocess.run(
         [sys.executable, "-m", "tests.truth.test_on_device"],
         cwd=ROOT, env=environment([H100], os.environ | {"OMP_NUM_THREADS": "1"}), capture_output=True, text=True,
-        timeout=600, check=False,
+        timeout=1800, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-3000:]
     found = json.loads(ended.stdout.strip().splitlines()[-1])
