@@ -44,49 +44,69 @@ class Lanes {
     const { plot } = timeline, { area, scale } = plot, { first, last, bytes, group } = this.moments;
     const width = Math.round(area.width * scale), height = Math.round((plot.base - area.top) * scale), perByte = height / (plot.top - plot.low), lowest = plot.low;
     if (width < 2 || height < 2) return;
-    const image = pen.createImageData(width, height), pixels = new Uint32Array(image.data.buffer);
-    const ids = new Int32Array(width * height).fill(NOTHING);
+    // Column after column, each from its top: so that what one block fills lies together, and is filled at once.
+    const painted = new Uint32Array(width * height), ids = new Int32Array(width * height).fill(NOTHING);
     const packed = this.packedColors(timeline.chosen.part), rest = packedColor(cssColor("--rest"), 1);
     this.rows = new Int32Array(width);
-    let live = [], next = 0;
+    // What is in use, in the order in which it was made: thousands, so that what has no pixel of its own costs little.
+    const live = new Int32Array(first.length);
+    let count = 0, next = 0;
     for (let column = 0; column < width; column++) {
       const from = plot.value(area.left + column / scale), row = rowAt(timeline.x, timeline.totals, from, plot.value(area.left + (column + 1) / scale));
-      if (column === 0 || row !== this.rows[column - 1]) {
-        live = live.filter((block) => last[block] > row);
-        for (; next < first.length && first[next] <= row; next++) if (last[next] > row) live.push(next);
-      } else {
+      this.rows[column] = row;
+      if (column > 0 && row === this.rows[column - 1]) {
         // The same moment: as the column before it.
-        for (let at = column; at < pixels.length; at += width) [pixels[at], ids[at]] = [pixels[at - 1], ids[at - 1]];
-        this.rows[column] = row;
+        for (const part of [painted, ids]) part.copyWithin(column * height, (column - 1) * height, column * height);
         continue;
       }
-      this.rows[column] = row;
-      let shown = 0;
-      for (const block of live) shown += bytes[block];
+      const bottom = (column + 1) * height;
       // The total is that of all kinds, whichever of them are hidden in the stack.
-      let level = Math.max(0, this.total(row) - shown), low = fill(0, level, REST, rest);
-      for (const block of live) {
+      let level = Math.max(0, this.total(row) - this.ofBlocks(row)), low = heightOf(level);
+      fill(bottom - low, bottom, REST, rest);
+      for (; next < first.length && first[next] <= row; next++) live[count++] = next;
+      let kept = 0, nextPixel = lowest + (low + 0.5) / perByte;
+      for (let i = 0; i < count; i++) {
+        const block = live[i];
+        if (last[block] <= row) continue;
+        live[kept++] = block;
         level += bytes[block];
-        low = fill(low, level, block, packed[group[block]]);
+        if (level < nextPixel || low >= height) continue;
+        const end = heightOf(level), color = packed[group[block]];
+        fill(bottom - end, bottom - low, block, color);
+        // A darker edge on top keeps two blocks of one colour apart.
+        if (end - low > 3) painted[bottom - end] = darker(color);
+        low = Math.max(low, end);
+        nextPixel = lowest + (low + 0.5) / perByte;
       }
-      function fill(start, upTo, id, color) {
-        const end = Math.min(height, Math.round((upTo - lowest) * perByte));
-        for (let y = start; y < end; y++) {
-          const at = (height - 1 - y) * width + column;
-          // A darker edge on top keeps two blocks of one colour apart.
-          pixels[at] = y === end - 1 && end - start > 3 && id !== REST ? darker(color) : color;
-          ids[at] = id;
-        }
-        return Math.max(start, end);
-      }
+      count = kept;
+    }
+    function heightOf(upTo) {
+      return Math.max(0, Math.min(height, Math.round((upTo - lowest) * perByte)));
+    }
+    function fill(start, end, id, color) {
+      painted.fill(color, start, end);
+      ids.fill(id, start, end);
     }
     Object.assign(this, { ids, width, height });
     // An image is not clipped or scaled, and knows nothing of what lies below it.
     const layer = document.createElement("canvas");
     layer.width = width;
     layer.height = height;
-    layer.getContext("2d").putImageData(image, 0, 0);
+    layer.getContext("2d").putImageData(turned(painted, pen.createImageData(width, height)), 0, 0);
     pen.drawImage(layer, area.left, area.top, area.width, plot.base - area.top);
+  }
+
+  // What the blocks that the file has come to.
+  ofBlocks(row) {
+    this.sums ??= (() => {
+      const { first, last, bytes } = this.moments, sums = new Float64Array(this.columns.number.length);
+      for (let i = 0; i < first.length; i++) {
+        sums[first[i]] += bytes[i];
+        if (last[i] < sums.length) sums[last[i]] -= bytes[i];
+      }
+      return sums.map(((sum) => (change) => (sum += change))(0));
+    })();
+    return this.sums[row];
   }
 
   total(row) {
@@ -108,16 +128,16 @@ class Lanes {
   // The block at a point of the plot, REST or NOTHING.
   at(timeline, x, y) {
     const { area, scale } = timeline.plot, column = Math.floor((x - area.left) * scale), line = Math.floor((y - area.top) * scale);
-    return column >= 0 && column < this.width && line >= 0 && line < this.height ? this.ids[line * this.width + column] : NOTHING;
+    return column >= 0 && column < this.width && line >= 0 && line < this.height ? this.ids[column * this.height + line] : NOTHING;
   }
 
   // The blocks over a point of the axis, from below, each with the middle of its height.
   over(timeline, x) {
     const { area, scale } = timeline.plot, column = Math.min(this.width - 1, Math.max(0, Math.floor((x - area.left) * scale))), found = [];
     for (let line = this.height - 1; line >= 0; ) {
-      const block = this.ids[line * this.width + column];
+      const top = column * this.height, block = this.ids[top + line];
       let end = line;
-      while (end > 0 && this.ids[(end - 1) * this.width + column] === block) end--;
+      while (end > 0 && this.ids[top + end - 1] === block) end--;
       if (block >= 0) found.push({ block, y: area.top + (line + end + 1) / 2 / scale });
       line = end - 1;
     }
@@ -148,6 +168,16 @@ class Lanes {
     return [head, ...lines.filter((line) => line).map((line) => el("p", { class: "line" }, line))];
   }
 }
+
+// The image of pixels that lie column after column; in squares, so that both stay in the processor's cache.
+const turned = (painted, image) => {
+  const { width, height } = image, pixels = new Uint32Array(image.data.buffer), side = 32;
+  for (let left = 0; left < width; left += side)
+    for (let top = 0; top < height; top += side)
+      for (let column = left; column < Math.min(width, left + side); column++)
+        for (let line = top; line < Math.min(height, top + side); line++) pixels[line * width + column] = painted[column * height + line];
+  return image;
+};
 
 const rgbOf = (color) => {
   const hex = /^#(..)(..)(..)$/.exec(color);
