@@ -71,7 +71,7 @@ class TestOutOfMemory:
 
     def test_what_holds_most_has_a_remedy_of_its_own(self, tmp_path: Path) -> None:
         seen = [entry("alloc", BASE, 6 * MIB, frames=FORWARD), entry("alloc", BASE + 8 * MIB, MIB, frames=BACKWARD)]
-        end = [*freed(BASE, 6 * MIB, frames=FREE_BACKWARD), *freed(BASE + 8 * MIB, MIB, frames=FREE_BACKWARD)]
+        end = [*freed(BASE, 6 * MIB, frames=FREE_BACKWARD), *freed(BASE + 8 * MIB, MIB, frames=BACKWARD[-1:])]
         (found,) = explain(tmp_path / "s", [*seen, self.event(99 * MIB, 0), *end]).oom
         assert "86 % of what was in use is activation" in found.advice
         assert "torch.utils.checkpoint" in found.advice
