@@ -318,6 +318,16 @@ RULES: tuple[Rule, ...] = (
         scratch=dict.fromkeys(("aten::_fft_c2r", "aten::_fft_r2c", "aten::_fft_c2c"), kernels.fft),
     ),
     Rule(
+        "losses",
+        "aten/src/ATen/native/Loss.cpp, binary_cross_entropy_with_logits, soft_margin_loss_out and its backward",
+        "Losses that are made of other operators hold what these make, of the size of their input.",
+        scratch={
+            "aten::binary_cross_entropy_with_logits": kernels.cross_entropy_with_logits,
+            "aten::soft_margin_loss": kernels.soft_margin_loss,
+            "aten::soft_margin_loss_backward": kernels.soft_margin_loss_backward,
+        },
+    ),
+    Rule(
         "sum-type",
         "aten/src/ATen/native/ReduceOpsUtils.h, make_reduction_from_out_ty; ReduceOps.cpp, impl_func_cum_ops",
         "Sums of flags and of small integers copy them into the type of the result, 8 bytes each.",
