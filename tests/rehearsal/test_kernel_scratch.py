@@ -126,6 +126,12 @@ CASES: dict[str, tuple[str, Step, list[int]]] = {
     "sort, one long": ("sort", sorting(5000), [5000 * INDEX, 5000 * (FLOAT + INDEX)]),
     "sort, some long": ("sort", sorting(2, 5000), [10_000 * INDEX] * 2 + [10_000 * (FLOAT + INDEX)]),
     "sort, many long": ("sort", sorting(130, 5000), [650_000 * INDEX, 650_000 * (FLOAT + INDEX)]),
+    # sorted values and their indices, and the sort of "sort, one long"
+    "median of all": (
+        "median", lambda: torch.randn(50, 100).median(),
+        [5000 * FLOAT, 5000 * INDEX, 5000 * INDEX, 5000 * (FLOAT + INDEX)],
+    ),
+    "median along an axis": ("median", lambda: torch.randn(50, 100).median(-1), []),
     "topk, few": ("topk", largest(4096, 2, 9000), []),
     # Sorted values and their indices of 2 x 5,000, the sort of "sort, some long", and the indices gathered
     "topk, many": (

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tracer.capture.torch_private import torch_cublas, torch_fake
-from tracer.rehearsal import attention, cuda_autocast, fused_layers
+from tracer.rehearsal import attention, cuda_autocast, fused_layers, products
 from tracer.rehearsal import convolution_workspaces as convolutions
 from tracer.rehearsal import kernel_scratch as kernels
 from tracer.rehearsal.cuda_autocast import softmax_of_half
@@ -182,6 +182,16 @@ RULES: tuple[Rule, ...] = (
         operators={"log_sigmoid": fused_layers.log_sigmoid},
     ),
     Rule(
+        "products",
+        "torch/csrc/autograd/FunctionsManual.cpp, prod_backward; aten/src/ATen/native/ReduceOps.cpp, cumprod_backward",
+        "The gradient of a product is a quotient where no value is zero, which a rehearsal takes for granted.",
+        operators={
+            "prod": products.product,
+            "prod.dim_int": products.product_along,
+            "cumprod_backward": products.running_product_backward,
+        },
+    ),
+    Rule(
         "nadam-product",
         "torch/optim/nadam.py, NAdam._init_group",
         "NAdam reads a product on the host that is below 1 from its first step on.",
@@ -284,6 +294,12 @@ RULES: tuple[Rule, ...] = (
         "aten/src/ATen/native/cuda/Sort.cpp, sort_cuda_kernel; SortStable.cu",
         "More than 4,096 values along an axis are sorted by CUB, with a second pair of buffers.",
         scratch={"aten::sort": kernels.sort},
+    ),
+    Rule(
+        "median",
+        "aten/src/ATen/native/cuda/Sorting.cpp, median_impl",
+        "The median of all values is taken out of a sorted copy. CUB's counters are not in it.",
+        scratch={"aten::median": kernels.median},
     ),
     Rule(
         "topk",

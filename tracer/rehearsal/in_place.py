@@ -15,7 +15,14 @@ _OVER_ITSELF = {
     torch.ops.aten.mul.Tensor: torch.ops.aten.mul_.Tensor,
     torch.ops.aten.sub.Tensor: torch.ops.aten.sub_.Tensor,
 }
+_MASKS = {
+    torch.ops.aten.logical_and.default: torch.ops.aten.logical_and_.default,
+    torch.ops.aten.logical_or.default: torch.ops.aten.logical_or_.default,
+}
 _NODES: Mapping[str, Mapping[Any, Any]] = {
+    "MaxBackward1": _MASKS,
+    "MedianBackward0": _MASKS,
+    "MinBackward1": _MASKS,
     "BinaryCrossEntropyWithLogitsBackward0": _OVER_ITSELF,
 }
 

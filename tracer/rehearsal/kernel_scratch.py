@@ -162,6 +162,14 @@ def sort(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
         yield from scratch(x.numel() * INDEX_BYTES, radix_sort(x.numel(), x.element_size()))
 
 
+def median(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Sorted values and their indices, where it is the median of all; along an axis none."""
+    x = call.args[0]
+    if isinstance(call.out, Tensor) and x.numel():
+        yield from scratch(0 if x.is_contiguous() else size_bytes(x), size_bytes(x), x.numel() * INDEX_BYTES)
+        yield from sort(OperatorCall("aten::sort", (x.flatten(),), {}, None, call.is_backward), gpu)
+
+
 def topk(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     """Up to 4,096 values are found and sorted in place; more are sorted as `sort` does. Counters are not in it."""
     x, k = call.args[:2]
