@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -161,6 +162,12 @@ def _then(function: Callable[[Tensor], Tensor]) -> Case:
     return Case(lambda: _Then(function))
 
 
+def _cross_entropy(x: Tensor, **options: Any) -> Tensor:
+    """Of logits and zeros; weights are ones."""
+    ones = {name: torch.ones(x.shape[-1], device=x.device) for name, value in options.items() if value is True}
+    return F.binary_cross_entropy_with_logits(x, torch.zeros_like(x), **options | ones)
+
+
 class _Transposed(nn.Module):
     """A linear layer of samples and tokens in the other order."""
 
@@ -209,6 +216,14 @@ TORCHS_OWN_WAY = {
         f"efficient, {width} wide, in 16 bits": Case(partial(_Efficient, width), f"100x{4 * width}", 64, amp="bfloat16")
         for width in (64, 128, 192)
     },
+    "cross-entropy of logits": _then(_cross_entropy),
+    "weighted cross-entropy of logits": _then(partial(_cross_entropy, weight=True, pos_weight=True, reduction="sum")),
+    "product": _then(lambda x: x.prod(-1)),
+    "product of all": _then(lambda x: x.prod()),
+    "running product": _then(lambda x: x.cumprod(-1)),
+    "greatest alone": _then(lambda x: x.max()),
+    "soft margin": _then(lambda x: F.soft_margin_loss(x, torch.ones_like(x))),
+    "likelihood of a gaussian": _then(lambda x: F.gaussian_nll_loss(x, torch.zeros_like(x), torch.ones_like(x))),
     "adafactor": Case(lambda: nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))), "512", 1, "adafactor"),
     "embedding": Case(lambda: nn.Embedding(32000, 256), "512:int64:0-32000", 8),
 }

@@ -6,6 +6,7 @@ Each case is one operator, rehearsed with all rules and without the one that it 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -84,6 +85,14 @@ def transform_of_first_axes() -> None:
     torch.fft.rfftn(torch.randn(8, 8, 16), dim=(0, 1, 2))
 
 
+def logits(**options: Any) -> Step:
+    return lambda: F.binary_cross_entropy_with_logits(torch.randn(6, 7), torch.zeros(6, 7), **options)
+
+
+def soft_margin() -> None:
+    F.soft_margin_loss(leaf(6, 7), torch.ones(6, 7)).backward()
+
+
 def large_sum() -> None:
     torch.randn(1 << 24).sum()
 
@@ -117,6 +126,12 @@ CASES: dict[str, tuple[str, Step, list[int]]] = {
     "sort, one long": ("sort", sorting(5000), [5000 * INDEX, 5000 * (FLOAT + INDEX)]),
     "sort, some long": ("sort", sorting(2, 5000), [10_000 * INDEX] * 2 + [10_000 * (FLOAT + INDEX)]),
     "sort, many long": ("sort", sorting(130, 5000), [650_000 * INDEX, 650_000 * (FLOAT + INDEX)]),
+    # sorted values and their indices, and the sort of "sort, one long"
+    "median of all": (
+        "median", lambda: torch.randn(50, 100).median(),
+        [5000 * FLOAT, 5000 * INDEX, 5000 * INDEX, 5000 * (FLOAT + INDEX)],
+    ),
+    "median along an axis": ("median", lambda: torch.randn(50, 100).median(-1), []),
     "topk, few": ("topk", largest(4096, 2, 9000), []),
     # Sorted values and their indices of 2 x 5,000, the sort of "sort, some long", and the indices gathered
     "topk, many": (
@@ -148,6 +163,14 @@ CASES: dict[str, tuple[str, Step, list[int]]] = {
     ),
     "complex to real": ("fft", inverse_transform, [4 * 16 * 9 * 8]),
     "first axes": ("fft", transform_of_first_axes, [8 * 8 * 9 * 8]),
+    # the logarithm of the sigmoid, one loss for each element; a weight for each column less one, and for each element
+    "cross-entropy of logits": ("losses", logits(), [42 * FLOAT] * 2),
+    "cross-entropy of logits, not reduced": ("losses", logits(reduction="none"), [42 * FLOAT]),
+    "cross-entropy of logits, weighted": (
+        "losses", logits(pos_weight=torch.ones(7)), [42 * FLOAT, 7 * FLOAT] + [42 * FLOAT] * 2
+    ),
+    # the mean before it is copied; in backward the target with its sign changed, and by it the input
+    "soft margin": ("losses", soft_margin, [FLOAT] + [42 * FLOAT] * 2),
     # 8 bytes for each flag; 4 where small integers are added up in 32 bits, and none where the type is the same
     "sum of flags": ("sum-type", lambda: torch.ones(30, 7, dtype=torch.bool).sum(-1), [210 * INDEX]),
     "sum of bytes": ("sum-type", lambda: torch.ones(9, dtype=torch.uint8).sum(dtype=torch.int32), [9 * 4]),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tracer.capture.torch_private import torch_cublas, torch_fake
-from tracer.rehearsal import attention, cuda_autocast, fused_layers
+from tracer.rehearsal import attention, cuda_autocast, fused_layers, products
 from tracer.rehearsal import convolution_workspaces as convolutions
 from tracer.rehearsal import kernel_scratch as kernels
 from tracer.rehearsal.cuda_autocast import softmax_of_half
@@ -182,6 +182,16 @@ RULES: tuple[Rule, ...] = (
         operators={"log_sigmoid": fused_layers.log_sigmoid},
     ),
     Rule(
+        "products",
+        "torch/csrc/autograd/FunctionsManual.cpp, prod_backward; aten/src/ATen/native/ReduceOps.cpp, cumprod_backward",
+        "The gradient of a product is a quotient where no value is zero, which a rehearsal takes for granted.",
+        operators={
+            "prod": products.product,
+            "prod.dim_int": products.product_along,
+            "cumprod_backward": products.running_product_backward,
+        },
+    ),
+    Rule(
         "nadam-product",
         "torch/optim/nadam.py, NAdam._init_group",
         "NAdam reads a product on the host that is below 1 from its first step on.",
@@ -286,6 +296,12 @@ RULES: tuple[Rule, ...] = (
         scratch={"aten::sort": kernels.sort},
     ),
     Rule(
+        "median",
+        "aten/src/ATen/native/cuda/Sorting.cpp, median_impl",
+        "The median of all values is taken out of a sorted copy. CUB's counters are not in it.",
+        scratch={"aten::median": kernels.median},
+    ),
+    Rule(
         "topk",
         "aten/src/ATen/native/cuda/TensorTopK.cpp, topk_out_cuda",
         "More than 4,096 largest values are sorted afterwards, and their indices gathered.",
@@ -316,6 +332,16 @@ RULES: tuple[Rule, ...] = (
         "aten/src/ATen/native/cuda/SpectralOps.cpp, _fft_c2r_cufft, _fft_r2c_cufft, _fft_c2c_cufft",
         "Complex to real copies its input; many axes need a second result. What cuFFT's plans take is not known.",
         scratch=dict.fromkeys(("aten::_fft_c2r", "aten::_fft_r2c", "aten::_fft_c2c"), kernels.fft),
+    ),
+    Rule(
+        "losses",
+        "aten/src/ATen/native/Loss.cpp, binary_cross_entropy_with_logits, soft_margin_loss_out and its backward",
+        "Losses that are made of other operators hold what these make, of the size of their input.",
+        scratch={
+            "aten::binary_cross_entropy_with_logits": kernels.cross_entropy_with_logits,
+            "aten::soft_margin_loss": kernels.soft_margin_loss,
+            "aten::soft_margin_loss_backward": kernels.soft_margin_loss_backward,
+        },
     ),
     Rule(
         "sum-type",

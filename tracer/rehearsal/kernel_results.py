@@ -31,6 +31,8 @@ RESULT_BYTES: Mapping[str, Callable[[tuple[Any, ...]], int | None]] = {
     "aten::smooth_l1_loss": _loss,
     # `binary_cross_entropy_out_cpu` and `_cuda` reduce into another tensor and resize the first.
     "aten::binary_cross_entropy": _loss,
+    # `soft_margin_loss_out` makes every loss in its result, and resizes it.
+    "aten::soft_margin_loss": _loss,
 }
 """By operator, the bytes of its first result from its arguments; None where they are what the shape says.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import ceil, log2, prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from tracer.rehearsal.rule import Gpu
 FLOAT_BYTES = 4
 INDEX_BYTES = 8
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+_NO_REDUCTION, _MEAN = 0, 1
+_WITHOUT_WEIGHTS: tuple[Any, ...] = (None, None, _MEAN)
 RUNNING = ("aten::cumsum", "aten::cumprod")
 
 
@@ -159,6 +162,14 @@ def sort(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
         yield from scratch(x.numel() * INDEX_BYTES, radix_sort(x.numel(), x.element_size()))
 
 
+def median(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Sorted values and their indices, where it is the median of all; along an axis none."""
+    x = call.args[0]
+    if isinstance(call.out, Tensor) and x.numel():
+        yield from scratch(0 if x.is_contiguous() else size_bytes(x), size_bytes(x), x.numel() * INDEX_BYTES)
+        yield from sort(OperatorCall("aten::sort", (x.flatten(),), {}, None, call.is_backward), gpu)
+
+
 def topk(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     """Up to 4,096 values are found and sorted in place; more are sorted as `sort` does. Counters are not in it."""
     x, k = call.args[:2]
@@ -279,6 +290,42 @@ def in_result_type(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     is_widened = x.dtype in _SIXTEEN_BITS and out.dtype == torch.float32
     if isinstance(out, Tensor) and x.dtype != out.dtype and (not is_widened or call.name in RUNNING):
         yield Scratch(x.numel() * out.element_size())
+
+
+# ---- losses ----------------------------------------------------------------------------------------------------------
+
+
+def cross_entropy_with_logits(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """The logarithm of a sigmoid, a positives' weight of every element, and the losses that are reduced."""
+    given = (*call.args, *_WITHOUT_WEIGHTS[len(call.args) - 2 :])
+    x, target, of_positives, reduced = given[0], given[1], given[3], given[4]
+    yield Scratch(size_bytes(x))
+    if of_positives is not None:
+        yield Scratch(size_bytes(of_positives), beside=1)
+        shape = torch.broadcast_shapes(of_positives.shape, target.shape)  # type: ignore[no-untyped-call]
+        yield Scratch(shape.numel() * target.element_size(), beside=0)
+    if reduced == _NO_REDUCTION:
+        return
+    yield Scratch(size_bytes(target))
+    yield from _sum_of(target, call, gpu)
+
+
+def soft_margin_loss(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """The mean or sum of the losses, before it is copied into the result."""
+    x, reduced = call.args[0], call.args[2] if len(call.args) > 2 else _MEAN
+    if reduced != _NO_REDUCTION:
+        yield Scratch(x.element_size())
+        yield from _sum_of(x, call, gpu)
+
+
+def soft_margin_loss_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Target and product beside the exponential; the gradient comes where only the exponential is left."""
+    target = call.args[2]
+    return scratch(size_bytes(target), size_bytes(call.out))
+
+
+def _sum_of(losses: Tensor, call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    return reduction(OperatorCall("aten::mean", (losses,), {}, call.out, call.is_backward), gpu)
 
 
 # ---- sums over many blocks -------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from tracer.capture.recording import OpKind
 from tracer.capture.torch_names import BACKWARD_FUNCTION, ENGINE_PREFIX, is_accumulate_grad
 from tracer.capture.torch_private import torch_dispatch, torch_fake, torch_graph, torch_tensors
 from tracer.rehearsal.how_many import ASKS_HOW_MANY
+from tracer.rehearsal.in_place import fits_in_place, in_place_in
 from tracer.rehearsal.kernel_results import RESULT_BYTES
 from tracer.rehearsal.open_calls import OpenCalls
 from tracer.rehearsal.storage_log import ALLOCATED, FREED, NONE, READ, WRITTEN, StorageLog
@@ -373,6 +374,9 @@ class Recorder:
                 return as_if_all()
         if known.in_place is not None and self._num_backwards and self.number(args[0]) == self._new_zeros:
             return known.in_place(*args, **kwargs)
+        in_place = in_place_in(self._node_name, func) if self._node >= 0 else None
+        if in_place is not None and self._is_of_node(args) and fits_in_place(args):
+            return in_place(*args, **kwargs)
         if not known.is_value_read:
             return func(*args, **kwargs)
         try:
@@ -384,6 +388,12 @@ class Recorder:
             answer = False if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
             self._note_read(answer)
             return answer
+
+    def _is_of_node(self, args: tuple[Any, ...]) -> bool:
+        """Whether the first argument was made by the node at work, for its own use."""
+        if self._node_bits is None or torch.is_grad_enabled():
+            return False
+        return bool(self._node_bits.get(self.number(args[0]), 0) & ALLOCATED)
 
     def _note_read(self, answer: object) -> None:
         call = self.log.ops[self._op][3]
@@ -436,12 +446,12 @@ class Recorder:
             parent = len(log.ops) - 1 if kind == OpKind.BACKWARD_NODE else NONE
             log.ops.append([log.strings[text], int(kind), parent, call, now, now, number, 0, NONE, NONE, NONE])
         self._node, self._engine = len(log.ops) - 1, len(log.ops) - 2
-        self._node_id = number
+        self._node_id, self._node_name = number, name
         self._held_node = node if number < 0 else None
         self._node_is_accumulate, self._has_accumulated = is_accumulate_grad(name), False
         self._node_bits = log.add_node(now, backward=True)
 
-    _node_is_accumulate = False
+    _node_is_accumulate, _node_name = False, ""
 
     def _end_node(self) -> None:
         if self._node >= 0:

@@ -31,7 +31,7 @@ from tracer.rehearsal.cpu_kernels import CpuKernels
 from tracer.rehearsal.cuda_rules import RULES
 from tracer.rehearsal.device_memory import DeviceMemory, Requests, serve
 from tracer.rehearsal.fake_tensors import turn_all_fake
-from tracer.rehearsal.formatted import Formatted
+from tracer.rehearsal.formatted import formatted
 from tracer.rehearsal.held_objects import held_by, in_order_of_moving
 from tracer.rehearsal.recorder import Recorder, ScratchOf, ValueRead, Watch
 from tracer.rehearsal.rule import Cudnn, Gpu, Rule, ScratchOfGpu
@@ -144,7 +144,7 @@ def rehearse(
         if rule.optimizer is not None:
             rule.optimizer(optimizer)
     module_names = objects.module_names()
-    with _standing_in(followed, kernels, gpu), Formatted(), torch.compiler.set_stance("force_eager"):
+    with _standing_in(followed, kernels, gpu), formatted(), torch.compiler.set_stance("force_eager"):
         run.steps(num_steps)
     return _results(run, device, module_names, followed)
 
