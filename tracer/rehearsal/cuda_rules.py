@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tracer.capture.torch_private import torch_cublas, torch_fake
-from tracer.rehearsal import attention, cuda_autocast, fused_layers, products
+from tracer.rehearsal import attention, cuda_autocast, fused_layers, running_products
 from tracer.rehearsal import convolution_workspaces as convolutions
 from tracer.rehearsal import kernel_scratch as kernels
 from tracer.rehearsal.cuda_autocast import softmax_of_half
@@ -182,14 +182,10 @@ RULES: tuple[Rule, ...] = (
         operators={"log_sigmoid": fused_layers.log_sigmoid},
     ),
     Rule(
-        "products",
-        "torch/csrc/autograd/FunctionsManual.cpp, prod_backward; aten/src/ATen/native/ReduceOps.cpp, cumprod_backward",
-        "The gradient of a product is a quotient where no value is zero, which a rehearsal takes for granted.",
-        operators={
-            "prod": products.product,
-            "prod.dim_int": products.product_along,
-            "cumprod_backward": products.running_product_backward,
-        },
+        "running-products",
+        "aten/src/ATen/native/ReduceOps.cpp, cumprod_backward",
+        "The gradient of a running product is a quotient where no value is zero, which a rehearsal takes for granted.",
+        operators={"cumprod_backward": running_products.running_product_backward},
     ),
     Rule(
         "nadam-product",
