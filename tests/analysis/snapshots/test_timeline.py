@@ -58,7 +58,8 @@ def check(replayed: ReplayedSnapshot) -> None:
 
 
 NAMELESS = (Role.HELD, Role.ARGUMENT, Role.SAVED, Role.LEAF, Role.IDLE)
-ROLES = [role.name.lower().replace("_", " ") for role in Role if role not in NAMELESS]
+OF_BUCKETS = {Role.BUCKET: "communication"}
+ROLES = [OF_BUCKETS.get(role, role.name.lower().replace("_", " ")) for role in Role if role not in NAMELESS]
 
 
 @pytest.mark.parametrize("word", ROLES)
