@@ -64,7 +64,7 @@ def labels_of(
         word, words = Kind(kind).name, Kind(kind).words
         category.append(_UNKNOWN if kind in (Kind.UNKNOWN, Kind.BEFORE_RECORDING) else word.lower())
         named = f" {known.names[name]}" if known is not None and name >= 0 else ""
-        where = attribution.modules[module] if module >= 0 else "no module"
+        where = attribution.modules[module] if module >= 0 else NO_MODULE
         origin = (
             f" in {Phase(phase).name.lower()}, {where}, {recorded_op_name(recording, op) or 'no operator'}"
             if phase >= 0
@@ -74,6 +74,9 @@ def labels_of(
         frame.append({"name": f"{words}{named}{origin}", "filename": file, "line": 0})
     return Labels(category, frame)
 
+
+NO_MODULE = "no module"
+"""In a label, of what was made in none."""
 
 # The viewer needs this word on at least one entry as soon as one has a category: without it, its own way to add the
 # word throws (torch/utils/viz/MemoryViz.js, annotate_snapshot).

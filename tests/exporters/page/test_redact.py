@@ -58,6 +58,16 @@ def secret_page() -> Page:
         (
             (9, FileCell("falcon_step", "train_falcon.py", 3), module, "falcon data", "train_falcon.py:3", recording),
             (9, FileCell("MulBackward0 (no Python frame)"), module, "", "falcon_net.py:7", "falcon.pickle"),
+            (
+                9,
+                FileCell("falcon::gathered"),
+                "",
+                "",
+                "",
+                "GRADIENT falcon.head.weight in backward, falcon.head, falcon::g",
+            ),
+            (9, "optimizer state falcon.head.weight.exp_avg, made before recording", "", "", "", ""),
+            (9, "workspace in backward, no module, aten::sum", "", "", "FalconGatherBackward", ""),
         ),
     )
     stack = (
@@ -107,7 +117,14 @@ def test_no_name_is_left_and_what_everybody_has_is() -> None:
         "file1.py",
         "linear (site-packages/torch/nn.py:1)",
     } <= found
-    assert {"at::empty()", "MulBackward0 (no Python frame)", "2.15", "8", "file1.py:7"} <= found
+    assert {
+        "at::empty()",
+        "workspace in backward, no module, aten::sum",
+        "MulBackward0 (no Python frame)",
+        "2.15",
+        "8",
+        "file1.py:7",
+    } <= found
 
 
 def test_one_name_has_one_number_in_rows_stacks_and_sentences() -> None:

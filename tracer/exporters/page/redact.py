@@ -11,7 +11,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tracer.analysis.kinds import Kind
+from tracer.analysis.snapshots.sites import LABEL_BEFORE
 from tracer.capture.torch_names import STEP_PREFIX, is_torchs_own
+from tracer.exporters.memory_snapshot import NO_MODULE
 from tracer.exporters.page.blocks import TEXT_FIELDS
 from tracer.exporters.page.pack import packed, unpacked
 from tracer.exporters.page.relative import mapped
@@ -35,6 +38,13 @@ _FILE = re.compile(
 )
 # As a diff names the frames of a stack, which may have moved to another line.
 _FRAME_WITHOUT_LINE = re.compile(rf"(?P<function>[\w.<>]+) \((?P<file>{_FILE.pattern})\)")
+# Operators and functions of autograd wherever they stand: those of a table's cells are in no column of their own.
+_OPERATOR = re.compile(r"\b\w+::[\w:.]+|\b\w+Backward\b")
+# What a run writes onto the entries of its snapshot, where no frames have been recorded: `labels_of`.
+_LABEL = re.compile(
+    rf"(?:{'|'.join(word for kind in Kind for word in (kind.words, kind.name))})(?: (?P<name>[^,]+?))?"
+    rf"(?:{re.escape(LABEL_BEFORE)}| in \w+, (?P<module>.+), (?P<op>[^,]+))"
+)
 _KERNEL = re.compile(r"\bat::|cutlass|cudnn|cublas|nccl|rccl|^triton_|^Mem(?:cpy|set)|gemm|_sm\d\d|^flash_|cufft|fft_")
 _OURS = frozenset(file.file_name for file in OUTPUT_FILES)
 _NOTE = "The names of the program are left out: its files, functions and modules are numbered."
@@ -109,6 +119,10 @@ class _Names:
             return self.number("operator", name)
         return name if file is None or _LIBRARY.search(file) else self.number("function", name)
 
+    def called(self, name: str) -> str:
+        """An operator, a function of C++ or of autograd; those of torch and of libraries stay."""
+        return name if _OF_LIBRARIES.search(name) else self.operator(name, file=None)
+
     def kernel(self, name: str) -> str:
         """What runs on a device; those of torch and of the vendors' libraries stay."""
         return name if _KERNEL.search(name) else self.number("kernel", name)
@@ -131,6 +145,7 @@ class _Names:
             return self.frame(text)
         text = _FRAME_WITHOUT_LINE.sub(self._without_line, text)
         text = _FILE.sub(lambda match: self.file(match[0]), text)
+        text = _OPERATOR.sub(lambda match: self.called(match[0]), text)
         return text if self.phrases is None else self.phrases.sub(lambda match: self.in_words[match[0]], text)
 
     def learn(self, page: Mapping[str, Any]) -> None:
@@ -140,6 +155,9 @@ class _Names:
         for stacks in _stacks(page):
             for frame in stacks["frames"]:
                 self.frame(frame)
+        for label in filter(None, map(_LABEL.fullmatch, _texts(page))):
+            names = [name for name in (label["name"], label["module"]) if name and name != NO_MODULE]
+            self.in_words |= {name: self.module(name) for name in names}
         for name in _modules(page):
             self.in_words[name] = self.module(name)
         for table in self.others.values():
@@ -244,6 +262,19 @@ def _groups(blocks: Mapping[str, Any]) -> list[dict[str, Any]]:
         {name: texts[number - 1] if number else None for name, number in zip(TEXT_FIELDS, row, strict=True)}
         for row in zip(*columns, strict=True)
     ]
+
+
+def _texts(value: Any) -> Iterable[str]:
+    """Every text but packed columns."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name != "packed":
+                yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
 
 
 def _rows(page: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
