@@ -287,8 +287,9 @@ def fft(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
 def in_result_type(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     """Flags and integers are copied into the type of their sum; 16 bits are read as they are."""
     x, out = call.args[0], call.out
-    is_widened = x.dtype in _SIXTEEN_BITS and out.dtype == torch.float32
-    if isinstance(out, Tensor) and x.dtype != out.dtype and (not is_widened or call.name in RUNNING):
+    if not isinstance(out, Tensor) or x.dtype == out.dtype:
+        return
+    if call.name in RUNNING or x.dtype not in _SIXTEEN_BITS or out.dtype != torch.float32:
         yield Scratch(x.numel() * out.element_size())
 
 
