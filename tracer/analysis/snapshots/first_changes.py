@@ -244,7 +244,7 @@ def _gradients_beside_buckets(device: ReplayedDevice, stacks: Stacks, kind: Ints
     Source: `gradient_as_bucket_view` in torch/nn/parallel/distributed.py; gradients that are views have no blocks.
     """
     lives = device.replay.lives
-    if not any(torch_file(frame) == _DDP for stack in np.unique(lives.stack).tolist() for frame in stacks[stack]):
+    if not any(torch_file(frame) == _DDP for frame in stacks.frames):
         return
     at_peak = lives.alive_after(device.replay.peak_entry)
     gradients, buckets = (
