@@ -12,8 +12,6 @@ from tracer.runs.script_changes import CHECKPOINT, FROZEN_ON_HOST, SCRIPT_CHANGE
 Changes = tuple[ScriptChange, ...]
 Try = Callable[[Changes], FitTrial]
 """Makes a trial; a costly one, for the script runs anew."""
-
-
 _NUM_COSTLY = 2
 """How many costly changes come one by one before all of them are tried: where that fails, nothing is left to try."""
 

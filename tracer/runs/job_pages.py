@@ -7,9 +7,10 @@ from concurrent.futures import BrokenExecutor, Future
 from pathlib import Path
 from typing import Any
 
-from tracer.analysis.snapshots.allocator_finding import explain_allocator
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.first_changes import first_changes
 from tracer.analysis.snapshots.job import JobFinding, RankPeak
+from tracer.analysis.snapshots.modelled import model_device
 from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.errors import SnapshotError
 from tracer.exporters.page.data import page_data
@@ -91,9 +92,9 @@ def read_page(rank: RankPeak, num_pages: int) -> dict[str, Any] | None:
     finding = explain_replayed(replayed)
     (device,) = replayed.devices
     timeline = device_timeline(replayed.snapshot, device.state, device.replay, kinds=device.kinds)
-    (tried,) = explain_allocator(replayed)
+    first = first_changes(replayed, device, model_device(replayed.snapshot, device.state, device.replay))
     run: dict[str, str | int] = {"file": rank.file, "device": rank.device or 0}
-    page = snapshot_page(replayed, finding, 0, timeline, run=run, first=tried.first)
+    page = snapshot_page(replayed, finding, 0, timeline, run=run, first=first)
     shown = page_data(page, num_pages=num_pages)
     subtitle = f"{page.device}, {page.subtitle}"
     return {**shown, "title": f"Memory of {rank.name}", "subtitle": subtitle, "device": rank.name}

@@ -23,12 +23,10 @@ from tracer.runs.prediction import NUM_STEPS, on_card
 from tracer.runs.script_run import ScriptProfile
 from tracer.runs.script_sessions import ScriptTraining
 from tracer.runs.session import Schedule
-from tracer.runs.step_requests import StepRequests
+from tracer.runs.step_requests import MOST_STEPS, StepRequests
 from tracer.runs.workload_run import run_profile
 from tracer.workloads.workload import Workload, num_micro_batches
 
-MOST_STEPS = 10
-"""Of a script whose memory does not repeat."""
 Build = Callable[[], Workload]
 """Makes the workload on the null GPU, new each time."""
 
@@ -193,7 +191,7 @@ def predict_script(
                 leave_out=[output.name for output in OUTPUTS],
                 settings=settings,
             ),
-            is_enough=(lambda: steps.next() >= num_steps) if num_steps else lambda: steps.repeat(MOST_STEPS),
+            is_enough=lambda: steps.are_enough(num_steps),
         )
         succeeded = run(profile)
     session = profile.session

@@ -12,7 +12,7 @@ from tracer.errors import TracerError
 from tracer.results.null_run import USE_CUDA, elsewhere
 from tracer.results.prediction import Sizes
 from tracer.runs.counted_steps import CountedSteps
-from tracer.runs.null_prediction import MOST_STEPS, sizes_of
+from tracer.runs.null_prediction import sizes_of
 from tracer.runs.script_run import ScriptProfile
 from tracer.runs.step_requests import StepRequests
 
@@ -37,10 +37,7 @@ def script_sizes(run: Callable[[ScriptProfile], bool], *, num_steps: int) -> Siz
         TracerError: What it trained is not on a GPU.
     """
     steps = StepRequests()
-    profile = ScriptProfile(
-        CountedSteps.of,
-        is_enough=(lambda: steps.next() >= num_steps) if num_steps else lambda: steps.repeat(MOST_STEPS),
-    )
+    profile = ScriptProfile(CountedSteps.of, is_enough=lambda: steps.are_enough(num_steps))
     with _unfilled_weights():
         succeeded = run(profile)
     session = profile.session

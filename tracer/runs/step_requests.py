@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 _LEAST_STEPS = 3
+MOST_STEPS = 10
+"""Of a script whose memory does not repeat."""
 # Running totals, whose difference is a step's; the last two are peaks, which nobody else is to find reset.
 _TOTALS = ("allocation.all.allocated", "requested_bytes.all.allocated")
 _PEAKS = ("allocated_bytes.all.peak", "reserved_bytes.all.peak")
@@ -26,6 +28,14 @@ class StepRequests:
         """Count a step that has ended; how many have been counted."""
         self._after.append((_counted(_TOTALS), _counted(_PEAKS)))
         return len(self._after)
+
+    def are_enough(self, wanted: int) -> bool:
+        """Count a step that has ended; whether no more are wanted.
+
+        Args:
+            wanted: A number of steps; 0 for as many as it takes until memory repeats, and no more than `MOST_STEPS`.
+        """
+        return self.next() >= wanted if wanted else self.repeat(MOST_STEPS)
 
     def repeat(self, most: int) -> bool:
         """Count a step that has ended; whether memory repeats, or so many steps have been counted."""

@@ -67,9 +67,7 @@ def failed_allocation(
     (one,) = replayed.devices
     event = last_out_of_memory(snapshot, one.state, one.replay, kinds=one.kinds, sites=replayed.sites)
     modelled = model_device(snapshot, one.state, one.replay)
-    if modelled is None or not modelled.history.num_allocations:
-        return FailedAllocation(event, None)
-    return FailedAllocation(event, first_changes(one, replayed.sites, snapshot.stacks, modelled))
+    return FailedAllocation(event, first_changes(replayed, one, modelled))
 
 
 def with_recorded_kinds(

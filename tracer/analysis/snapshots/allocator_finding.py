@@ -74,9 +74,7 @@ def explain_allocator(
                 what_if=what_if(modelled, settings, search=search_settings, gpu_memory=gpu_memory)
                 if modelled is not None and can_replay and has_questions
                 else None,
-                first=first_changes(device, replayed.sites, replayed.snapshot.stacks, modelled)
-                if modelled is not None and can_replay
-                else None,
+                first=first_changes(replayed, device, modelled),
             )
         )
     return tuple(findings)

@@ -18,7 +18,7 @@ from tracer.analysis.snapshots.changed_requests import (
     without_blocks,
 )
 from tracer.analysis.snapshots.classify_blocks import KINDS
-from tracer.analysis.snapshots.findings import ReplayedDevice
+from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot
 from tracer.analysis.snapshots.frames import is_python, torch_file
 from tracer.analysis.snapshots.groups import group_lives
 from tracer.analysis.snapshots.modelled import Modelled
@@ -100,16 +100,20 @@ class _Candidate:
     is_whole_line: bool = False
 
 
-def first_changes(device: ReplayedDevice, sites: Sites, stacks: Stacks, modelled: Modelled) -> FirstChanges:
+def first_changes(replayed: ReplayedSnapshot, device: ReplayedDevice, modelled: Modelled | None) -> FirstChanges | None:
     """Try what may help, and keep what does: by a hundredth of the peak at least, or failed requests are served.
 
     Args:
-        device: The recording.
-        sites: Sites of the same snapshot.
-        stacks: Likewise.
+        replayed: The snapshot.
+        device: One of its devices.
         modelled: The same on the model of the allocator.
+
+    Returns:
+        None where nothing can be replayed.
     """
-    candidates = [*_of_reserving(device, modelled), *_of_blocks(device, sites, stacks)]
+    if modelled is None or not modelled.history.num_allocations:
+        return None
+    candidates = [*_of_reserving(device, modelled), *_of_blocks(device, replayed.sites, replayed.snapshot.stacks)]
     tried = [(candidate, _tried(candidate, modelled)) for candidate in candidates]
     helping = [(candidate, change) for candidate, change in tried if change is not None and _helps(change, modelled)]
     helping.sort(key=lambda pair: (pair[0].is_whole_line, -pair[1].num_served, -pair[1].saved_bytes))

@@ -40,8 +40,8 @@ def process_groups() -> list[list[int]]:
 def bucket_sizes(modules: Iterable[nn.Module]) -> frozenset[int]:
     """Bytes of the buckets that the DistributedDataParallel modules among some have made.
 
-    Source: their own log; and, for where that is not written, what they begin with in the first step: one bucket for
-    all gradients of a type (`_ddp_init_helper` of torch/nn/parallel/distributed.py).
+    Source: their own log; and, for where that is not written, what they begin with in the first step: unless they look
+    for unused parameters, one bucket for all gradients of a type (`_ddp_init_helper` of nn/parallel/distributed.py).
     """
     parallel = [vars(module) for module in modules if issubclass(type(module), nn.parallel.DistributedDataParallel)]
     loggers = [logger for attributes in parallel if (logger := attributes.get("logger")) is not None]

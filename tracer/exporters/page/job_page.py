@@ -63,6 +63,7 @@ def job_page(finding: JobFinding, single: Collection[str], *, run: Mapping[str, 
         single: Ranks with a page of their own, by `RankPeak.name`.
         run: What to say of the recordings, by name.
     """
+    files = _files(finding)
     return Page(
         title="Memory of a job",
         device=ALL_RANKS,
@@ -70,13 +71,13 @@ def job_page(finding: JobFinding, single: Collection[str], *, run: Mapping[str, 
         subtitle=finding.num_ranks,
         answer=_answer(finding),
         alarm=_alarm(finding),
-        ranks=_ranks(finding, single),
+        ranks=_ranks(finding, single, files),
         run=run,
         sections=(
             Section("Groups of equal ranks", (), (_groups(finding.groups),)),
             *(() if finding.difference is None else (_difference(finding, finding.difference),)),
-            *_not_there(finding),
-            Section("Every rank", (), (_every(finding),)),
+            *_not_there(finding, files),
+            Section("Every rank", (), (_every(finding, files),)),
         ),
     )
 
@@ -140,11 +141,10 @@ def _sentence(text: str) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------- bars and tables
-def _ranks(finding: JobFinding, single: Collection[str]) -> tuple[PageRank, ...]:
+def _ranks(finding: JobFinding, single: Collection[str], files: Mapping[str, str]) -> tuple[PageRank, ...]:
     """Every rank in its order, also those that are not there."""
     odd = {rank.file for group in finding.groups if group.is_odd for rank in group.ranks}
     alike = {rank.file: len(group.ranks) for group in finding.groups for rank in group.ranks}
-    files = _files(finding)
     bars = [
         PageRank(
             name=rank.name,
@@ -204,19 +204,17 @@ def _difference(finding: JobFinding, difference: PeakDiff) -> Section:
     return Section(f"{_sentence(worst)} beside {typical}", (), changes_tables(difference, before=typical, after=worst))
 
 
-def _not_there(finding: JobFinding) -> tuple[Section, ...]:
+def _not_there(finding: JobFinding, files: Mapping[str, str]) -> tuple[Section, ...]:
     if not finding.unreadable and not finding.missing:
         return ()
     sentence = f"There is no recording of rank {_numbers(finding.missing)}." if finding.missing else ""
-    files = _files(finding)
     rows = tuple((recording.name, files[recording.file], recording.problem) for recording in finding.unreadable)
     tables = (Table("Not readable", ("rank", "file", "why"), rows),) if rows else ()
     return (Section("What is not there", (sentence,) if sentence else (), tables),)
 
 
-def _every(finding: JobFinding) -> Table:
+def _every(finding: JobFinding, files: Mapping[str, str]) -> Table:
     ordered = sorted(finding.ranks, key=lambda rank: -rank.peak_bytes)
-    files = _files(finding)
     has_roles = any(rank.role.words for rank in ordered)
 
     def row(rank: RankPeak) -> tuple[Cell, ...]:

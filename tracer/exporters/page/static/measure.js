@@ -22,7 +22,7 @@ const formatSpan = (ns) => {
 const framedBlocks = (timeline, left, right, top, bottom) => {
   const { lanes, plot } = timeline, { area, scale } = plot, found = new Set();
   const column = (x) => Math.min(lanes.width - 1, Math.max(0, Math.floor((x - area.left) * scale))), line = (y) => Math.min(lanes.height - 1, Math.max(0, Math.floor((y - area.top) * scale)));
-  for (let y = line(top); y <= line(bottom); y++) for (let x = column(left); x <= column(right); x++) found.add(lanes.ids[x * lanes.height + y]);
+  for (let x = column(left); x <= column(right); x++) for (let y = line(top); y <= line(bottom); y++) found.add(lanes.ids[x * lanes.height + y]);
   const blocks = [...found].filter((block) => block >= 0);
   return `${blocksText(blocks.length)} in the frame, ${formatBytes(blocks.reduce((sum, block) => sum + lanes.moments.bytes[block], 0))} together.`;
 };
