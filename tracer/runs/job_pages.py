@@ -92,7 +92,9 @@ def read_page(rank: RankPeak, num_pages: int) -> dict[str, Any] | None:
     finding = explain_replayed(replayed)
     (device,) = replayed.devices
     timeline = device_timeline(replayed.snapshot, device.state, device.replay, kinds=device.kinds)
-    first = first_changes(replayed, device, model_device(replayed.snapshot, device.state, device.replay))
+    # Each change is a replay, some seconds of a million entries: of a rank that had room, `snapshot` says it by itself.
+    modelled = model_device(replayed.snapshot, device.state, device.replay) if rank.out_of_memory else None
+    first = first_changes(replayed, device, modelled)
     run: dict[str, str | int] = {"file": rank.file, "device": rank.device or 0}
     page = snapshot_page(replayed, finding, 0, timeline, run=run, first=first)
     shown = page_data(page, num_pages=num_pages)
