@@ -10,6 +10,7 @@ Nothing here allocates on the device, or is a part of what judges recordings.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import pickle
 from collections.abc import Iterable
@@ -24,6 +25,8 @@ from tests.truth.program import Batch, Program
 from tests.truth.storages import storages_in
 
 NUM_STEPS = 3
+_ONE = 0x3F80_0000
+"""1.0, as its bits."""
 
 
 @dataclass
@@ -157,11 +160,25 @@ def random_program(seed: int) -> Program:
     return Program(step, model, [optimizer], batch)
 
 
+def steps_count_from_one() -> None:
+    """What an optimizer's step reads of the device is one.
+
+    Until torch 2.14 a default device has Adam's counts of steps on it. The null GPU counts nothing, and Adam would
+    divide by 1 - beta ** 0.
+    """
+    answer_reads = ctypes.CDLL(None).null_gpu_answer_reads
+    answer_reads.argtypes, answer_reads.restype = (ctypes.c_int, ctypes.c_int64), None
+    optimizer_hooks.register_optimizer_step_pre_hook(lambda *_: answer_reads(1, _ONE))
+    optimizer_hooks.register_optimizer_step_post_hook(lambda *_: answer_reads(0, 0))
+
+
 def record(name: str) -> dict[str, Any]:
     """Run it, and return torch's snapshot and what is true of its blocks."""
     from tests.truth.catalogue import entry_of
 
     torch.set_default_device("cuda")
+    if torch.__version__ < "2.15":
+        steps_count_from_one()
     torch.manual_seed(0)
     torch.cuda.memory._record_memory_history(stacks="all", max_entries=1_000_000)
     first = _served()

@@ -142,6 +142,7 @@ class Evidence(IntEnum):
     COPIED_PARAMETER = 55
     SAVED_IN_BACKWARD = 56
     OPTIMIZERS_CONSTRUCTOR = 57
+    SAVED_IN_SILENCE = 58
     # Of recordings again.
     LISTED = 60
     HELD_BY_GRAPH = 61
@@ -241,6 +242,10 @@ EVIDENCE_TEXT = {
     Evidence.RELEASED_IN_SILENCE: "likely: allocated with a Python stack, freed without one, as by autograd's threads",
     Evidence.SILENCE_TO_STEP: (
         "likely: allocated without a Python stack, of a parameter's size, alive when the optimizer's step ran"
+    ),
+    Evidence.SAVED_IN_SILENCE: (
+        "likely: allocated and freed without a Python stack, and the program's own code ran in between, as what a "
+        "second derivative needs"
     ),
     Evidence.WITHIN_SILENCE: "likely: allocated and freed without a Python stack, as by autograd's threads",
     Evidence.SAME_STACK: "likely: other blocks of the same stack are of this kind",

@@ -14,6 +14,7 @@ from tests.analysis.snapshots.test_findings import (
     MAIN,
     MALLOC,
     MODEL,
+    TORCH,
     ZERO,
     load,
 )
@@ -70,6 +71,29 @@ def test_silence_means_autograd_only_where_a_training_is_seen(tmp_path: Path) ->
     assert one.in_silence and one.freed_in_silence and not one.has_cpp
     with_cpp = entry("alloc", BASE + 4096, 5, frames=FORWARD)
     assert not facts(tmp_path / "u", [*silent, loud, zero, with_cpp])[BASE].in_silence
+
+
+def test_a_silence_is_over_when_the_caller_of_backward_goes_on(tmp_path: Path) -> None:
+    """And not when a hook runs on autograd's thread, or what backward itself makes first."""
+    call, hook = frame("backward", f"{TORCH}/_tensor.py", 5), frame("hook", "/home/me/hooks.py", 3)
+    trace = [
+        entry("alloc", BASE, 5, frames=[call, MAIN]),
+        entry("alloc", BASE + 1024, 5),
+        entry("alloc", BASE + 2048, 5),
+        entry("alloc", BASE + 3072, 5, frames=[hook]),
+        *freed(BASE + 1024, 5),
+        entry("alloc", BASE + 4096, 5, frames=[MODEL, {**MAIN, "line": 71}]),
+        *freed(BASE + 2048, 5),
+    ]
+    found = facts(tmp_path / "s", trace, [segment(BASE, 8 << 10, [block(BASE + at, 5) for at in (0, 3072, 4096)])])
+    assert [bool(found[BASE + at].outlives_silence) for at in range(0, 5120, 1024)] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert not facts(tmp_path / "t", trace[1:], [segment(BASE, 8 << 10, [])])[BASE + 2048].outlives_silence
 
 
 def test_two_steps_are_long(tmp_path: Path) -> None:

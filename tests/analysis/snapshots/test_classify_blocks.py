@@ -30,6 +30,7 @@ KEPT = {**MODULE, "is_kept_by_forward": True}
 BACKWARD = {"has_stack": True, "in_backward": True}
 STEP = {"has_stack": True, "in_step": True}
 SILENT = {"in_silence": True, "has_cpp": False}
+SILENT_TWICE = {**SILENT, **GONE, "outlives_silence": True, "freed_in_silence": True}
 RELEASED = {**GONE, "freed_by_autograd": True}
 SAVED_TWICE = {**RELEASED, "freed_as_saved": True, "outlives_backward": True}
 UNCLEAR = {**GONE, "may_meet_backward": True}
@@ -230,8 +231,10 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
         [
             {**SILENT, "meets_step": True, "is_of_parameters_size": True},
             {**SILENT, **GONE, "meets_step": True, "is_of_parameters_size": True, "freed_in_silence": True},
+            {**SILENT_TWICE, "meets_step": True, "is_of_parameters_size": True},
         ],
     ),
+    (Evidence.SAVED_IN_SILENCE, Kind.ACTIVATION, [SILENT_TWICE]),
     (Evidence.WITHIN_SILENCE, Kind.TEMPORARY, [{**SILENT, **GONE, "freed_in_silence": True}]),
     (
         Evidence.LEFT_BY_BACKWARD,
@@ -360,6 +363,7 @@ NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
             {**LOSS, **HELD, "constructor": 3},
             {**BEFORE, "is_one_set": True},
             {**BEFORE, "has_only_forward": True},
+            {**SILENT_TWICE, "freed_in_silence": False},  # the result of torch.autograd.grad
         )
     ),
     # Released in the backward that made it, as what is recomputed; and not released by what had saved it.
@@ -451,6 +455,7 @@ def possible(table: BlockFacts) -> Any:
     no |= table.outlives_step & ~table.in_step
     no |= table.is_replacing & ~table.outlives_step
     no |= table.freed_by_autograd & table.freed_in_silence
+    no |= table.outlives_silence & ~table.in_silence
     no |= (table.freed_as_saved & ~table.freed_by_autograd) | (table.outlives_backward & ~table.in_backward)
     no |= table.freed_by_program & (table.freed_by_autograd | table.freed_in_silence)
     no |= table.is_in_flight & ~(table.in_backward & table.is_at_end & ~table.is_before)

@@ -8,6 +8,7 @@ import pytest
 from tests.analysis.snapshots.test_findings import TORCH
 from tracer.analysis.snapshots.stack_facts import (
     Fact,
+    calls_backward,
     constructors_of_stacks,
     facts_of_stacks,
     has,
@@ -89,6 +90,14 @@ def test_what_autograd_calls_on_its_threads_is_outermost_there() -> None:
     apply, own = Frame("apply", f"{TORCH}/autograd/function.py", 9), Frame("backward", "/home/me/f.py", 3)
     found = facts_of_stacks(stacks([own, apply], [own, apply, Frame("main", "/home/me/train.py", 1)]))
     assert has(found, Fact.ENGINE).tolist() == [True, False]
+
+
+def test_who_calls_backward_is_told_by_the_outermost_frame() -> None:
+    main, hook = Frame("main", "/home/me/train.py", 1), Frame("hook", "/home/me/hooks.py", 3)
+    call, later = Frame("backward", f"{TORCH}/_tensor.py", 5), Frame("main", "/home/me/train.py", 9)
+    found = stacks([call, main], [hook], [hook, later], [later], [main, hook])
+    assert calls_backward(found, facts_of_stacks(found)).tolist() == [False, False, True, True, False]
+    assert not calls_backward(stacks([main]), facts_of_stacks(stacks([main]))).any()
 
 
 def test_our_own_label_proves_nothing() -> None:

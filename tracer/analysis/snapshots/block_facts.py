@@ -11,7 +11,7 @@ import numpy as np
 
 from tracer.analysis.snapshots.phases import FAR, Stretches, runs_of, steps_of, whole_steps_of, zero_grads_of
 from tracer.analysis.snapshots.sites import Sites
-from tracer.analysis.snapshots.stack_facts import Fact, has
+from tracer.analysis.snapshots.stack_facts import Fact, calls_backward, has
 from tracer.analysis.snapshots.workspaces import WORKSPACE_BYTES, brief_workspaces
 from tracer.arrays import Bools, Ints
 from tracer.snapshot.columns import DeviceState, Snapshot
@@ -83,6 +83,7 @@ class BlockFacts:
         is_frozen_set: It was there before, is never freed and has no gradient of its size, and such blocks are as many
             as the layers that forward calls.
         outlives_backward: It was in use when the run of backward that made it was over.
+        outlives_silence: It was made in silence and in use when the thread that calls backward went on.
         is_left_by_backward: Backward made it and nothing freed it, and its size is a parameter's and no other's.
         is_in_flight: Backward made it and was not over at the end, and nothing has its size then but backward's own
             blocks and those of modules and functions of torch.nn.
@@ -139,6 +140,7 @@ class BlockFacts:
     is_one_set: Bools
     is_frozen_set: Bools
     outlives_backward: Bools
+    outlives_silence: Bools
     is_left_by_backward: Bools
     is_in_flight: Bools
 
@@ -192,6 +194,8 @@ class DevicePhases:
         self.is_silence_autograd = bool(trains) and not self.has_cpp and bool(has(facts, Fact.STACK).any())
         engine = has(self.of_entry, Fact.ENGINE)
         self.backwards = runs_of(engine, stacked)
+        is_silent, goes_on = ~stacked & self.is_silence_autograd, calls_backward(snapshot.stacks, facts)
+        self.silences = runs_of(is_silent, is_silent | goes_on[state.trace.stack])
         self.num_backward = _running_count(engine | (~stacked & self.is_silence_autograd))
         self.num_maybe_backward = _running_count(engine | ~stacked)
         self.next_forward = _next_forward(
@@ -289,6 +293,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         is_one_set=no,
         is_frozen_set=no,
         outlives_backward=has(born, Fact.ENGINE) & (end >= phases.backwards.end_after(begin)),
+        outlives_silence=is_silent & ~has_stack & (begin > BEFORE) & (end >= phases.silences.end_after(begin)),
         is_left_by_backward=no,
         is_in_flight=no,
     )

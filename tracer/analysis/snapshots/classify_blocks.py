@@ -73,6 +73,7 @@ LIKELY: Final[tuple[Rule, ...]] = (
     Rule(Evidence.BACKWARD_STACK_BEFORE, Kind.GRADIENT, ("in_backward", "is_before", "is_at_end")),
     Rule(Evidence.RELEASED_IN_SILENCE, Kind.ACTIVATION, ("outside", "freed_in_silence")),
     Rule(Evidence.SILENCE_TO_STEP, Kind.GRADIENT, ("in_silence", "meets_step", "is_of_parameters_size")),
+    Rule(Evidence.SAVED_IN_SILENCE, Kind.ACTIVATION, ("outlives_silence", "freed_in_silence")),
     Rule(Evidence.WITHIN_SILENCE, Kind.TEMPORARY, ("in_silence", "freed_in_silence")),
     Rule(Evidence.LEFT_BY_BACKWARD, Kind.GRADIENT, ("is_left_by_backward",)),
     Rule(Evidence.SAME_STACK, "stack_kind", ("has_stack_kind",)),

@@ -160,6 +160,26 @@ def optimizers_constructors(stacks: Stacks, facts: Ints) -> Bools:
     return is_optimizers
 
 
+def calls_backward(stacks: Stacks, facts: Ints) -> Bools:
+    """Which stacks are of a thread that calls backward, and not in that call [stacks].
+
+    Hooks that autograd calls on threads of its own have other outermost frames.
+
+    Args:
+        stacks: Stacks of a snapshot.
+        facts: Facts of every stack [stacks].
+    """
+    outermost: dict[int, tuple[str, str]] = {}
+    for stack in np.flatnonzero(has(facts, Fact.STACK)).tolist():
+        if python := [number for number in stacks.frame_ids(stack) if is_python(stacks.frames[number])]:
+            frame = stacks.frames[python[-1]]
+            outermost[stack] = frame.name, frame.file
+    callers = {outermost[stack] for stack in outermost if facts[stack] & Fact.BACKWARD_CALL}
+    calls = np.zeros(len(stacks), dtype=np.bool_)
+    calls[[stack for stack, frame in outermost.items() if frame in callers]] = True
+    return calls & ~has(facts, Fact.BACKWARD_CALL, Fact.ENGINE)
+
+
 def layers_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
     """A number for every stack in the forward of a layer with one weight, by its Python frames; else -1 [stacks].
 
