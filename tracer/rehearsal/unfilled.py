@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from tracer.capture.torch_private.torch_modules import leave_unfilled
+
 _FILLS = frozenset(
     {
         *(Tensor.normal_, Tensor.uniform_, Tensor.exponential_, Tensor.log_normal_, Tensor.cauchy_),
@@ -36,6 +38,14 @@ class _Unfilled(TorchFunctionMode):
 
 @contextmanager
 def unfilled_weights() -> Iterator[None]:
-    """Random numbers that would fill floating-point tensors are not drawn inside; what is there is left as it is."""
-    with _Unfilled():
-        yield
+    """Random numbers that would fill floating-point tensors are not drawn inside; what is there is left as it is.
+
+    `trunc_normal_` draws again until all values lie between its bounds, which what is there may never do; so it is left
+    out whole.
+    """
+    end = leave_unfilled(lambda tensor: tensor.is_floating_point())
+    try:
+        with _Unfilled():
+            yield
+    finally:
+        end()

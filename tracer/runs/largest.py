@@ -10,6 +10,8 @@ from tracer.errors import TracerError
 MOST = 1 << 20
 """That is tried."""
 _DIFFERENT_MICRO_BATCHES = 3
+_GROWTH = 16
+"""At most, from one size that fits to the next: a batch is made in the host's memory, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +57,27 @@ def largest_fitting(
     Raises:
         TracerError: The size changes nothing.
     """
-    peaks: dict[int, int] = {}
+    trials: dict[int, Trial] = {}
 
     def fits(number: int) -> bool:
-        trial = attempt(number * step)
-        peaks[number] = trial.allocated_bytes
-        tell(number * step, trial)
-        if len(set(peaks.values())) == 1 and len(peaks) > 1:
+        trials[number] = attempt(number * step)
+        tell(number * step, trials[number])
+        if len({trial.allocated_bytes for trial in trials.values()}) == 1 and max(trials) >= _GROWTH * min(trials):
             raise TracerError(
                 "The size does not change how much memory this needs.",
                 hint="Give the factory a parameter batch_size, or --input with the shape of one sample.",
             )
-        return trial.fits
+        return trials[number].fits
 
     first, last = max(1, start // step), max(1, most // step)
     low, high = (first, 0) if fits(first) else (0, first)
-    while not high:
-        if low >= last:
-            return low * step
-        probe = _guess(peaks, usable_bytes) if len(peaks) > 1 else 2 * low
-        probe = min(last, max(low + 1, min(probe, 8 * low)))
-        low, high = (probe, 0) if fits(probe) else (low, probe)
-    while high - low > 1:
-        probe = _guess(peaks, usable_bytes) if len(peaks) > 1 else (low + high) // 2
-        # By a line through two answers, but never less than a tenth of the way in from either side.
-        margin = max(1, (high - low) // 10)
-        probe = max(low + margin, min(probe, high - margin))
+    margin = 1  # doubled where a guess is not the answer: the search ends as fast as by halves
+    while high - low > 1 or (not high and low < last):
+        guess = _guess(trials, low, high, usable_bytes)
+        end = high or min(last, _GROWTH * low) + 1
+        limit = min(margin, (end - low) // 2)
+        probe = max(low + limit, min(guess, end - limit))
+        margin *= 1 if low + limit < probe < end - limit else 2
         low, high = (probe, high) if fits(probe) else (low, probe)
     return low * step
 
@@ -106,8 +103,23 @@ def fitting_micro_batches(
     return None
 
 
-def _guess(peaks: Mapping[int, int], usable_bytes: int) -> int:
-    """Size at which a line through the smallest and the largest tried size reaches the capacity."""
-    first, last = min(peaks), max(peaks)
-    slope = (peaks[last] - peaks[first]) / (last - first)
-    return int(first + (usable_bytes - peaks[first]) / slope) if slope > 0 else 2 * last
+def _guess(trials: Mapping[int, Trial], low: int, high: int, usable_bytes: int) -> int:
+    """Size at which a line through two tried sizes reaches the capacity, by what was reserved.
+
+    What is reserved is more than what is allocated, and fits without giving back a cache.
+
+    Args:
+        trials: What was found, by size.
+        low: The largest that fits, or 0.
+        high: The smallest that does not, or 0 where none is known.
+        usable_bytes: The capacity.
+    """
+    sizes = sorted(trials)
+    if len(sizes) < 2:
+        return 2 * low or high // 2
+    first, last = (low, high) if low and high else (sizes[0], sizes[1]) if high else (sizes[-2], sizes[-1])
+    reserved_bytes, more_bytes = trials[first].reserved_bytes, trials[last].reserved_bytes
+    if more_bytes <= reserved_bytes:
+        return (low + high) // 2 if high else _GROWTH * low
+    guess = int(first + (usable_bytes - reserved_bytes) * (last - first) / (more_bytes - reserved_bytes))
+    return guess if low else min(guess, high // 2)
