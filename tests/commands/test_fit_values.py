@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import main
 from tracer.commands.fit_values import combinations
 from tracer.errors import UsageError
-from tracer.exporters.screen.fit import command_words, trial_words
-from tracer.results.fit import FitReport, FitTrial
+from tracer.exporters.screen.fit import command_words, print_search, trial_words
+from tracer.results.fit import FitReport, FitTrial, RankTrial
 from tracer.units import GIB
 
 
@@ -45,19 +48,26 @@ def test_each_and_values_are_two_questions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("apply", "arguments", "num_ranks", "command"),
+    ("apply", "arguments", "num_ranks", "num_nodes", "command"),
     [
-        ((), ("--batch-size", "4"), 0, "python train.py --batch-size 4"),
-        ((), ("--batch-size", "4"), 8, "torchrun --nproc-per-node 8 train.py --batch-size 4"),
-        (("bf16",), (), 0, "main.py run --apply bf16 train.py"),
-        (("checkpoint", "bf16"), (), 8, "torchrun --nproc-per-node 8 -m tracer run --apply checkpoint,bf16 train.py"),
+        ((), ("--batch-size", "4"), 0, 1, "python train.py --batch-size 4"),
+        ((), ("--batch-size", "4"), 8, 1, "torchrun --nproc-per-node 8 train.py --batch-size 4"),
+        (("bf16",), (), 0, 1, "main.py run --apply bf16 train.py"),
+        (("bf16",), (), 8, 1, "torchrun --nproc-per-node 8 -m tracer run --apply bf16 train.py"),
+        (
+            (),
+            (),
+            8,
+            16,
+            "torchrun --nnodes 16 --rdzv-backend c10d --rdzv-endpoint $HOST_NODE_ADDR --nproc-per-node 8 train.py",
+        ),
     ],
 )
 def test_the_answer_is_a_command(
-    apply: tuple[str, ...], arguments: tuple[str, ...], num_ranks: int, command: str
+    apply: tuple[str, ...], arguments: tuple[str, ...], num_ranks: int, num_nodes: int, command: str
 ) -> None:
-    report = FitReport("an H100", GIB, ("train.py",), (), apply, arguments)
-    assert command_words(report, "main.py", num_ranks) == command
+    words = command_words(("train.py", *arguments), apply, "main.py", num_ranks=num_ranks, num_nodes=num_nodes)
+    assert words == command
 
 
 def test_the_worst_rank_is_named() -> None:
@@ -67,3 +77,35 @@ def test_the_worst_rank_is_named() -> None:
     )
     full = FitTrial(("bf16",), False, GIB, GIB, worst_rank=1_000)
     assert trial_words(full, 2 * GIB) == ("bf16: rank 1,000 is out of memory, with 1.00 GiB allocated.",)
+
+
+def of_ranks(*ranks: RankTrial, apply: tuple[str, ...] = (), fits: bool = True, note: str = "") -> FitTrial:
+    worst = max(ranks, key=lambda rank: (not rank.fits, rank.allocated_bytes))
+    sizes = worst.allocated_bytes, worst.reserved_bytes
+    notes = (note,) if note else ()
+    return FitTrial(apply, fits, *sizes, notes, arguments=("-b", "4"), worst_rank=worst.rank, ranks=ranks)
+
+
+def test_a_search_is_a_table_by_rank_with_commands_below() -> None:
+    fitting = of_ranks(RankTrial(0, True, GIB, GIB), RankTrial(1, True, GIB, GIB), RankTrial(3, True, 2 * GIB, 3 * GIB))
+    full = of_ranks(RankTrial(0, True, GIB, GIB), RankTrial(3, False, GIB, GIB), apply=("compile",), fits=False)
+    no_room = of_ranks(RankTrial(0, True, 4 * GIB, 4 * GIB), apply=("bf16",), fits=False)
+    in_vain = of_ranks(RankTrial(0, True, GIB, GIB), apply=("checkpoint",), note="checkpoint: none.")
+    broken = FitTrial((), fits=False, has_ended_before=True, arguments=("-b", "0"))
+    report = FitReport("4 x H100", 4 * GIB, ("train.py",), (), (), ("-b", "4"))
+    console = Console(file=(file := io.StringIO()), width=200)
+    print_search(report, [fitting, in_vain, full, no_room, broken], ["torchrun train.py -b 4"], console)
+    rows = [" ".join(line.split()) for line in file.getvalue().splitlines()]
+    assert rows[1:] == [
+        "Tried on 4 x H100, the cheapest that fits first",
+        "peak reserved left with peak by rank",
+        "2.00 GiB 3.00 GiB 1.00 GiB -b 4 3: 2.00 GiB; 0, 1: 1.00 GiB",
+        "out of memory -b 4, compile 3: out of memory; 0: 1.00 GiB",
+        "4.00 GiB 4.00 GiB too little for NCCL -b 4, bf16 0: 4.00 GiB",
+        "error -b 0",
+        "",
+        "Commands for those that fit, in that order:",
+        "torchrun train.py -b 4",
+    ]
+    said = trial_words(no_room, 4 * GIB)
+    assert said == ("-b 4, bf16: rank 0 has 4.00 GiB allocated, which leaves no room for NCCL's buffers.",)

@@ -70,6 +70,25 @@ def test_each_change_alone_says_what_it_saves(tmp_path: Path) -> None:
     assert "1.08 GiB less at the peak" in found["saved-on-host"]
 
 
+def test_a_search_compiles_and_checkpoints_and_puts_the_cheapest_that_fits_first(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT, "utf-8")
+    command = [sys.executable, str(ROOT / "main.py"), "fit", "--search", "--on", "h100:1700MiB", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ), check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    table = lines[3 : lines.index("", 3)]
+    assert table[0].endswith("  checkpoint")
+    assert {row.split("  ")[-1].strip() for row in table} == {
+        "as it is",
+        "compile",
+        "checkpoint",
+        "compile, checkpoint",
+    }
+    (commands,) = [lines[at + 1 :] for at, line in enumerate(lines) if line.startswith("Commands for those")]
+    assert commands[0].endswith("run --apply checkpoint train.py")
+    assert commands[1].endswith("run --apply compile,checkpoint train.py")
+
+
 WIDE = """
 import torch
 from torch import nn
@@ -155,3 +174,5 @@ def test_of_a_job_the_worst_rank_decides_which_values_fit(tmp_path: Path) -> Non
     # Rank 1 has twice the rows: 40,000 of 1,024 floats, kept by ReLU, and their gradient before and behind it.
     assert fits["worst_rank"] == 1 and 3 * 40_000 * 4096 < fits["allocated_bytes"] < 4 * 40_000 * 4096
     assert report["arguments"] == ["--rows", "20000"] and report["apply"] == []
+    assert [(rank["rank"], rank["fits"]) for rank in fits["ranks"]] == [(0, True), (1, True)]
+    assert fits["ranks"][1]["allocated_bytes"] == fits["allocated_bytes"] > fits["ranks"][0]["allocated_bytes"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 from tracer.errors import UsageError
 from tracer.runs.applied_changes import AppliedChanges
@@ -15,6 +17,7 @@ from tracer.runs.script_changes import (
     BF16_WEIGHTS,
     CHECKPOINT,
     CHUNKED_LOSS,
+    COMPILE,
     EXPANDABLE,
     FUSED,
     SCRIPT_CHANGES,
@@ -64,6 +67,32 @@ def test_blocks_compute_again_and_gradients_are_the_same() -> None:
     assert applied.num_blocks == 3 and applied.notes == ()
     assert [block.num_calls for block in repeated_blocks(changed)] == [2, 2, 2]  # type: ignore[misc]
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), changed.parameters(), strict=True))  # type: ignore[arg-type]
+
+
+def test_blocks_are_compiled_each_by_itself_and_once() -> None:
+    def built() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)])
+
+    plain, changed = built(), built()
+    plain(torch.ones(2, 4)).sum().backward()
+    counter = CompileCounter()
+    made = torch.compile
+    with pytest.MonkeyPatch.context() as patch, AppliedChanges([COMPILE, CHECKPOINT]) as applied:
+        patch.setattr(torch, "compile", functools.partial(made, backend=counter))
+        for _ in range(2):
+            changed(torch.ones(2, 4)).sum().backward()
+    assert (applied.num_compiled, applied.num_blocks, applied.notes) == (3, 3, ())
+    # The blocks share their code: it is compiled for the first and serves the others, or is compiled for each.
+    assert 1 <= counter.frame_count <= 3
+    grads = [(a.grad, b.grad) for a, b in zip(plain.parameters(), changed.parameters(), strict=True)]
+    assert all(a is not None and b is not None and torch.allclose(2 * a, b) for a, b in grads)
+
+
+def test_a_model_without_repeated_blocks_is_not_compiled() -> None:
+    with AppliedChanges([COMPILE]) as applied:
+        nn.Linear(4, 4)(torch.ones(2, 4))
+    assert applied.notes == ("compile: the model has no repeated blocks.",)
 
 
 def test_a_model_whose_part_was_called_before_computes_it_again_once() -> None:

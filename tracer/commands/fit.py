@@ -16,9 +16,9 @@ from tracer.commands.options import number, option, with_options
 from tracer.commands.script import check_script
 from tracer.commands.usage import OUTPUTS, SCHEDULE
 from tracer.errors import UsageError
-from tracer.exporters.screen.fit import command_words, trial_words
+from tracer.exporters.screen.fit import command_words, print_search, trial_words
 from tracer.exporters.screen.next_commands import program_name
-from tracer.exporters.screen.terminal import say
+from tracer.exporters.screen.terminal import say, screen
 from tracer.null_gpu.cards import Devices, devices_of
 from tracer.results.fit import FitReport, FitTrial
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tracer.runs.script_changes import ScriptChange
 
 _DOES_NOT_FIT = 3
+_MAX_COMMANDS = 5
 
 
 @with_options
@@ -44,6 +45,14 @@ def fit(
             metavar="<option values>",
         ),
     ] = [],  # noqa: B006  # typer copies it
+    search: Annotated[
+        bool,
+        option(
+            "Try all values of --try, as they are, compiled and with checkpointing; a table, the cheapest first.",
+            None,
+            "--search",
+        ),
+    ] = False,
     *,
     on: OnOptions,
     steps: Annotated[
@@ -65,6 +74,8 @@ def fit(
         torch-timeline fit --each --on rtx-4090 train.py --epochs 3
 
         torch-timeline fit --on 8xh100 --try "--batch-size 8,4,2" train.py
+
+        torch-timeline fit --search --on 8xh100 --try "--batch-size 4,2,1" --try "--tensor-parallel 1,2,4" train.py
     """
     with errors_for_people(), kept_import_path():
         if on.on is None:
@@ -73,9 +84,10 @@ def fit(
                 hint="Add --on with a GPU, such as --on rtx-4090.",
             )
         devices, job = devices_of(on.on), on.job
-        if each and values:
+        if each and (values or search):
             raise UsageError(
-                "--each tries changes, --try values of the script's options.", hint="Use one of them at a time."
+                "--each tries changes, --try values of the script's options.",
+                hint="Use one of them at a time, or --search with --try for both.",
             )
         tried = combinations(values)
         check_script(script, is_module=module)
@@ -86,6 +98,8 @@ def fit(
         if each:
             trials = each_alone(devices.card, job=job)
             report = FitReport(devices.words, devices.card.usable_bytes, own, tuple(trials), first_that_fits(trials))
+        elif search:
+            report = _searched(devices, own, job, tried)
         elif values:
             report = _of_values(devices, own, job, tried)
         else:
@@ -96,12 +110,10 @@ def fit(
             write_fit_json(report, save_dir / "fit.json")
         if report.apply is None:
             if not each:
-                say(_nothing_fits(devices, is_of_values=bool(values)))
+                say(_nothing_fits(devices, is_of_values=bool(values) and not search))
             raise typer.Exit(_DOES_NOT_FIT)
-        if not each and (report.apply or report.arguments):
-            print(
-                command_words(report, program_name(), num_ranks=0 if job is None else min(job.per_node, devices.count))
-            )
+        if not each and not search and (report.apply or report.arguments):
+            print(_command((*own, *report.arguments), report.apply, devices, job))
 
 
 def _least(devices: Devices, own: tuple[str, ...], job: Job | None) -> FitReport:
@@ -134,6 +146,40 @@ def _of_values(devices: Devices, own: tuple[str, ...], job: Job | None, tried: l
     if best is None:
         return FitReport(devices.words, usable_bytes, own, tuple(trials), None)
     return FitReport(devices.words, usable_bytes, own, tuple(trials), (), best.arguments)
+
+
+def _searched(devices: Devices, own: tuple[str, ...], job: Job | None, tried: list[tuple[str, ...]]) -> FitReport:
+    """All values with and without changes, each said as it comes; then the table, and commands to paste."""
+    from tracer.runs.fit_table import cheapest_first, search
+
+    def told(changes: Sequence[ScriptChange], arguments: tuple[str, ...]) -> FitTrial:
+        trial = make_trial(changes, job=job, arguments=arguments)
+        say("\n".join(trial_words(trial, devices.card.usable_bytes)))
+        return trial
+
+    trials = search(told, tried)
+    ordered = cheapest_first(trials)
+    fitting = [trial for trial in ordered if trial.fits and not trial.in_vain]
+    commands = [_command((*own, *trial.arguments), trial.apply, devices, job) for trial in fitting[:_MAX_COMMANDS]]
+    best = fitting[0] if fitting else None
+    report = FitReport(
+        devices.words,
+        devices.card.usable_bytes,
+        own,
+        tuple(trials),
+        None if best is None else best.apply,
+        () if best is None else best.arguments,
+    )
+    with screen() as console:
+        print_search(report, ordered, commands, console)
+    return report
+
+
+def _command(script: Sequence[str], apply: Sequence[str], devices: Devices, job: Job | None) -> str:
+    if job is None:
+        return command_words(script, apply, program_name())
+    num_nodes = -(-devices.count // job.per_node)
+    return command_words(script, apply, program_name(), num_ranks=min(job.per_node, devices.count), num_nodes=num_nodes)
 
 
 def _nothing_fits(devices: Devices, *, is_of_values: bool) -> str:

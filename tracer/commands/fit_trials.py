@@ -19,7 +19,7 @@ from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.cards import Card
 from tracer.null_gpu.job.place import Place
 from tracer.null_gpu.values.answers import Answer
-from tracer.results.fit import FitReport, FitTrial
+from tracer.results.fit import FitReport, FitTrial, RankTrial
 
 if TYPE_CHECKING:
     from tracer.null_gpu.cards import Devices
@@ -112,7 +112,12 @@ def make_trial(changes: Sequence[ScriptChange], *, job: Job | None = None, argum
         notes=tuple(values["notes"]),
         arguments=more,
         worst_rank=None if job is None else worst,
+        ranks=() if job is None else tuple(_of_rank(rank, ranks[rank]) for rank in sorted(ranks)),
     )
+
+
+def _of_rank(rank: int, values: Mapping[str, Any]) -> RankTrial:
+    return RankTrial(rank, values["fits"], values["allocated"], values["reserved"])
 
 
 def _run_command(variables: Mapping[str, str]) -> tuple[tuple[str, ...], int]:

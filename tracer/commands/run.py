@@ -200,7 +200,7 @@ def _check_advise(on: OnOptions, apply: str) -> None:
             "--advise tries changes on the null GPU.", hint="Add --on with your GPU's name, such as --on h100."
         )
     if on.job is not None:
-        raise UsageError("--advise asks about one GPU.", hint="fit --each with the same --on tries changes on a job.")
+        raise UsageError("--advise asks about one GPU.", hint="fit --search with the same --on tries changes on a job.")
     if apply:
         raise UsageError("--advise tries changes of the script as it is.", hint="Leave out --apply.")
 

@@ -6,6 +6,23 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class RankTrial:
+    """What came of a trial on one rank of a job.
+
+    Attributes:
+        rank: Its number.
+        fits: Whether its steps ran on the card.
+        allocated_bytes: At most; where it does not fit, until memory ran out.
+        reserved_bytes: The same.
+    """
+
+    rank: int
+    fits: bool
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class FitTrial:
     """What came of some changes.
 
@@ -19,6 +36,7 @@ class FitTrial:
             the changes.
         arguments: Arguments that were put behind the script's own.
         worst_rank: The rank that these bytes are of, in a job; None for one process.
+        ranks: All that ran, in a job.
     """
 
     apply: tuple[str, ...]
@@ -29,6 +47,12 @@ class FitTrial:
     has_ended_before: bool = False
     arguments: tuple[str, ...] = ()
     worst_rank: int | None = None
+    ranks: tuple[RankTrial, ...] = ()
+
+    @property
+    def lacks_room_for_nccl(self) -> bool:
+        """Whether all ranks ran, and what NCCL takes at least has no room beside one of them."""
+        return not self.fits and bool(self.ranks) and all(rank.fits for rank in self.ranks)
 
     @property
     def in_vain(self) -> frozenset[str]:

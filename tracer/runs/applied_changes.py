@@ -24,6 +24,7 @@ from tracer.runs.script_changes import (
     BF16_WEIGHTS,
     CHECKPOINT,
     CHUNKED_LOSS,
+    COMPILE,
     FREE_GRADIENTS,
     FROZEN_ON_HOST,
     FUSED,
@@ -33,7 +34,7 @@ from tracer.runs.script_changes import (
 )
 from tracer.workloads.module_steps import repeated_blocks
 
-_ON_MODELS = {CHECKPOINT, CHUNKED_LOSS, FROZEN_ON_HOST, SAVED_ON_HOST, BF16, BF16_WEIGHTS}
+_ON_MODELS = {COMPILE, CHECKPOINT, CHUNKED_LOSS, FROZEN_ON_HOST, SAVED_ON_HOST, BF16, BF16_WEIGHTS}
 _FUSED_ON_CUDA = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
@@ -54,6 +55,7 @@ class AppliedChanges:
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.num_blocks = 0
         """How many modules compute again; a model that has its own switch for it is one."""
+        self.num_compiled = 0
         self.num_frozen = 0
         """How many weights that are not trained wait on the host."""
 
@@ -63,6 +65,7 @@ class AppliedChanges:
         # A program whose memory ended before its first step has not come to its loss yet, say.
         has_stepped = self._num_steps > 0
         in_vain = (
+            (COMPILE, not self.num_compiled, "the model has no repeated blocks."),
             (CHECKPOINT, not self.num_blocks, "the model has no repeated blocks."),
             (CHUNKED_LOSS, has_stepped and not self._losses.num_calls, "no large loss over classes was computed."),
             (
@@ -117,6 +120,8 @@ class AppliedChanges:
                 _convert(module)
             if FROZEN_ON_HOST in self._changes:
                 self.num_frozen += move_frozen(module)
+            if COMPILE in self._changes:
+                self._compile(module)
             # All inside, too: backward calls them by themselves where they compute again.
             self._seen.update(module.modules())
         if self._changes & {BF16, BF16_WEIGHTS}:
@@ -137,6 +142,13 @@ class AppliedChanges:
             if block not in self._seen:
                 block.forward = _computed_again(block, block.forward)
                 self.num_blocks += 1
+
+    def _compile(self, module: nn.Module) -> None:
+        """Compile blocks and not the model, whose own call has begun; checkpointing is inside, where torch knows it."""
+        for block in repeated_blocks(module):
+            if block not in self._seen:
+                block.forward = torch.compile(block.forward)
+                self.num_compiled += 1
 
     def _after_call(self, module: nn.Module, args: Any, output: Any) -> Any:
         if CHUNKED_LOSS in self._changes:

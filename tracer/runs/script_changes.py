@@ -47,6 +47,11 @@ CHUNKED_LOSS = ScriptChange(
     Group.MEMORY,
     "a loss over classes is computed in chunks; a model of Hugging Face returns no logits in training",
 )
+COMPILE = ScriptChange(
+    "compile",
+    Group.MEMORY,
+    "repeated blocks are compiled by torch.compile, each by itself; the first steps take longer",
+)
 CHECKPOINT = ScriptChange("checkpoint", Group.COMPUTE, "repeated blocks compute their activations again in backward")
 STATE_ON_HOST = ScriptChange(
     "state-on-host",
@@ -77,6 +82,9 @@ SCRIPT_CHANGES = (
     BF16,
     BF16_WEIGHTS,
 )
+"""What `fit` tries one after the other, and `fit --each` alone."""
+ALL_CHANGES = (COMPILE, *SCRIPT_CHANGES)
+"""Compiling as well, which takes longer than all other trials: `fit --search` tries it."""
 
 
 def script_changes(text: str) -> tuple[ScriptChange, ...]:
@@ -94,10 +102,10 @@ def script_changes(text: str) -> tuple[ScriptChange, ...]:
         names = set(read_fit_json(Path(text)))
     else:
         names = {name.strip() for name in text.split(",") if name.strip()}
-    if unknown := names - {change.name for change in SCRIPT_CHANGES}:
-        known = ", ".join(change.name for change in SCRIPT_CHANGES)
+    if unknown := names - {change.name for change in ALL_CHANGES}:
+        known = ", ".join(change.name for change in ALL_CHANGES)
         raise UsageError(f"There is no change {min(unknown)}.", hint=f"There are {known}.")
-    return tuple(change for change in SCRIPT_CHANGES if change.name in names)
+    return tuple(change for change in ALL_CHANGES if change.name in names)
 
 
 def set_allocator(changes: Sequence[ScriptChange], environment: MutableMapping[str, str] = os.environ) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
+from rich.console import Console
+
+from tracer.exporters.screen.text import print_table, say, table
 from tracer.results.fit import FitReport, FitTrial
 from tracer.units import format_bytes
 
@@ -16,7 +20,7 @@ def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None
         usable_bytes: Bytes of the card that a program can use.
         base: The script as it is, to compare with; None to leave that out.
     """
-    what = ", ".join((*((shlex.join(trial.arguments),) if trial.arguments else ()), *trial.apply)) or "as it is"
+    what = _what(trial)
     if trial.fits:
         left = usable_bytes - trial.reserved_bytes
         came = f"fits with {format_bytes(left)} left" if left >= 0 else "fits, after the allocator released its cache"
@@ -25,10 +29,63 @@ def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None
         line = f"{what}: {sizes}{_difference(trial, base)}; {came}."
     elif trial.has_ended_before:
         line = f"{what}: the script ended with an error before a step was done."
+    elif trial.lacks_room_for_nccl:
+        allocated = format_bytes(trial.allocated_bytes)
+        line = f"{what}: rank {trial.worst_rank:,} has {allocated} allocated, which leaves no room for NCCL's buffers."
     else:
         rank = "" if trial.worst_rank is None else f"rank {trial.worst_rank:,} is "
         line = f"{what}: {rank}out of memory, with {format_bytes(trial.allocated_bytes)} allocated."
     return line, *(f"  {note}" for note in trial.notes)
+
+
+def _what(trial: FitTrial) -> str:
+    return ", ".join((*((shlex.join(trial.arguments),) if trial.arguments else ()), *trial.apply)) or "as it is"
+
+
+def print_search(report: FitReport, trials: Sequence[FitTrial], commands: Sequence[str], console: Console) -> None:
+    """Print a table of trials, and commands to paste below it.
+
+    Args:
+        report: What was asked.
+        trials: In the order in which they are shown; those that made no difference are left out.
+        commands: The commands.
+        console: Where to.
+    """
+    is_job = any(trial.ranks for trial in trials)
+    shown = table("peak", "reserved", "left")
+    shown.add_column("with")
+    if is_job:
+        shown.add_column("peak by rank")
+    for trial in trials:
+        if not trial.in_vain:
+            shown.add_row(*_row(trial, report.usable_bytes), *([_by_rank(trial)] if is_job else []))
+    print_table(f"Tried on {report.device}, the cheapest that fits first", shown, console)
+    if commands:
+        say(console)
+        say(console, "Commands for those that fit, in that order:")
+        for command in commands:
+            console.print(command, soft_wrap=True, markup=False, highlight=False)
+
+
+def _row(trial: FitTrial, usable_bytes: int) -> tuple[str, str, str, str]:
+    if trial.has_ended_before:
+        return "", "", "error", _what(trial)
+    if not trial.fits and not trial.lacks_room_for_nccl:
+        return "", "", "out of memory", _what(trial)
+    left = usable_bytes - trial.reserved_bytes
+    words = format_bytes(left) if trial.fits else "too little for NCCL"
+    return format_bytes(trial.allocated_bytes), format_bytes(trial.reserved_bytes), words, _what(trial)
+
+
+def _by_rank(trial: FitTrial) -> str:
+    """As in `0, 2: 1.00 GiB; 3: out of memory`: ranks of the same peak together, the worst first."""
+    alike: dict[tuple[bool, int], list[int]] = {}
+    for rank in trial.ranks:
+        alike.setdefault((rank.fits, rank.allocated_bytes if rank.fits else 0), []).append(rank.rank)
+    return "; ".join(
+        f"{', '.join(f'{rank:,}' for rank in ranks)}: {format_bytes(size) if fits else 'out of memory'}"
+        for (fits, size), ranks in sorted(alike.items(), key=lambda item: (item[0][0], -item[0][1]))
+    )
 
 
 def _difference(trial: FitTrial, base: FitTrial | None) -> str:
@@ -41,16 +98,22 @@ def _difference(trial: FitTrial, base: FitTrial | None) -> str:
     return f", {format_bytes(abs(saved_bytes))} {'less' if saved_bytes > 0 else 'more'} at the peak"
 
 
-def command_words(report: FitReport, program: str, num_ranks: int = 0) -> str:
+def command_words(
+    script: Sequence[str], apply: Sequence[str], program: str, *, num_ranks: int = 0, num_nodes: int = 1
+) -> str:
     """A command to paste: the script with what makes it fit.
 
     Args:
-        report: A report in which something fits.
+        script: The script's own command, a word each.
+        apply: Names of changes.
         program: This program, as it was called.
         num_ranks: Number of ranks of a job on each node; 0 for one process.
+        num_nodes: Number of nodes.
     """
-    own = shlex.join((*report.script, *report.arguments))
-    if not report.apply:
-        return f"torchrun --nproc-per-node {num_ranks} {own}" if num_ranks else f"python {own}"
-    run = f"run --apply {','.join(report.apply)} {own}"
-    return f"torchrun --nproc-per-node {num_ranks} -m tracer {run}" if num_ranks else f"{program} {run}"
+    own = shlex.join(script)
+    run = f"run --apply {','.join(apply)} {own}"
+    if not num_ranks:
+        return f"{program} {run}" if apply else f"python {own}"
+    nodes = f" --nnodes {num_nodes} --rdzv-backend c10d --rdzv-endpoint $HOST_NODE_ADDR" if num_nodes > 1 else ""
+    torchrun = f"torchrun{nodes} --nproc-per-node {num_ranks}"
+    return f"{torchrun} -m tracer {run}" if apply else f"{torchrun} {own}"
