@@ -11,7 +11,6 @@ from tracer.commands import fit_trials
 from tracer.commands.fit_trials import told_alone
 from tracer.null_gpu.cards import devices_of
 from tracer.results.fit import FitTrial
-from tracer.runs.null_job import Job
 from tracer.runs.script_changes import CHECKPOINT, SCRIPT_CHANGES, ScriptChange
 from tracer.units import GIB, MIB
 
@@ -24,7 +23,7 @@ def test_each_change_is_told_beside_the_script_as_it_is(
 ) -> None:
     asked: list[tuple[str, ...]] = []
 
-    def make_trial(changes: Sequence[ScriptChange], job: Job | None) -> FitTrial:
+    def make_trial(changes: Sequence[ScriptChange], **kwargs: object) -> FitTrial:
         names = tuple(change.name for change in changes)
         asked.append(names)
         if names == ("checkpoint",):
@@ -50,13 +49,13 @@ def test_each_change_is_told_beside_the_script_as_it_is(
 
 
 def test_of_changes_tried_alone_the_first_that_fits_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make_trial(changes: Sequence[ScriptChange], job: Job | None) -> FitTrial:
+    def make_trial(changes: Sequence[ScriptChange], **kwargs: object) -> FitTrial:
         names = tuple(change.name for change in changes)
         return FitTrial(names, fits=names in (("checkpoint",), ("bf16",)))
 
     monkeypatch.setattr(fit_trials, "make_trial", make_trial)
     assert told_alone(DEVICES, ("train.py",)).apply == ("checkpoint",)
-    monkeypatch.setattr(fit_trials, "make_trial", lambda changes, job: FitTrial((), fits=False))
+    monkeypatch.setattr(fit_trials, "make_trial", lambda changes, **kwargs: FitTrial((), fits=False))
     assert told_alone(DEVICES, ("train.py",)).apply is None
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
+from torch.nn import functional
 
 from tracer.errors import UsageError
 from tracer.runs.applied_changes import AppliedChanges
@@ -22,6 +23,7 @@ from tracer.runs.script_changes import (
     FUSED,
     SCRIPT_CHANGES,
     STATE_ON_HOST,
+    ScriptChange,
     script_changes,
     set_allocator,
 )
@@ -93,6 +95,39 @@ def test_a_model_without_repeated_blocks_is_not_compiled() -> None:
     with AppliedChanges([COMPILE]) as applied:
         nn.Linear(4, 4)(torch.ones(2, 4))
     assert applied.notes == ("compile: the model has no repeated blocks.",)
+
+
+def test_changes_are_asked_for_once_and_made_in_the_call_that_asks() -> None:
+    asked: list[int] = []
+    model = stacked()
+
+    def choose() -> tuple[ScriptChange, ...]:
+        asked.append(len(asked))
+        return (CHECKPOINT,)
+
+    with AppliedChanges((), choose=choose) as applied:
+        assert not asked
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+        applied.decide()
+    assert asked == [0] and applied.num_blocks == 3
+    assert [block.num_calls for block in repeated_blocks(model)] == [4, 4, 4]  # type: ignore[misc]
+    model(torch.ones(2, 4))
+    assert asked == [0]
+
+
+@pytest.mark.parametrize("changes", [(), (CHUNKED_LOSS,)])
+def test_a_loss_that_was_imported_before_the_choice_follows_it(changes: tuple[ScriptChange, ...]) -> None:
+    original = functional.cross_entropy
+    with AppliedChanges((), choose=lambda: changes) as applied:
+        own = functional.cross_entropy  # as `from torch.nn.functional import cross_entropy`
+        applied.decide()
+        assert (functional.cross_entropy is original) is not bool(changes)
+        own(torch.zeros(1024, 1024), torch.zeros(1024, dtype=torch.int64))
+        applied._after_step(torch.optim.SGD([torch.zeros(1)]), (), {})
+        assert applied.notes == ()
+        assert applied._losses.num_calls == len(changes)
+    assert functional.cross_entropy is original
 
 
 def test_a_model_whose_part_was_called_before_computes_it_again_once() -> None:

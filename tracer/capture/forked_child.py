@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 
 _left: dict[object, Callable[[], None]] = {}
+_goes_on = False
 
 
 def in_forked_child(leave: Callable[[], None]) -> Callable[[], None]:
@@ -27,12 +29,31 @@ def in_forked_child(leave: Callable[[], None]) -> Callable[[], None]:
     return lambda: _left.pop(key, None) and None
 
 
+def fork_to_go_on() -> int:
+    """Fork a child that goes on with everything that this process began, as this process would have; 0 in it.
+
+    What Python changes in a child besides, the state of `random`, is as it was.
+    """
+    global _goes_on
+    state = random.getstate()
+    _goes_on = True
+    try:
+        child = os.fork()
+    finally:
+        _goes_on = False
+    if child == 0:
+        random.setstate(state)
+    return child
+
+
 @cache
 def _watch_forks() -> None:
     os.register_at_fork(after_in_child=_begins)
 
 
 def _begins() -> None:
+    if _goes_on:
+        return
     leaves = list(_left.values())
     _left.clear()
     for leave in (_end_without_destructors, _leave_profiler, *leaves):

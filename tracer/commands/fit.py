@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path
-from tracer.commands.fit_trials import answer_trial, asked_trial, each_alone, first_that_fits, make_trial
+from tracer.commands.fit_trials import (
+    answer_trial,
+    asked_trial,
+    each_alone,
+    first_that_fits,
+    make_trial,
+    shared_start,
+)
 from tracer.commands.fit_values import combinations
 from tracer.commands.on_card import OnOptions
 from tracer.commands.options import number, option, with_options
@@ -123,11 +130,12 @@ def _least(devices: Devices, own: tuple[str, ...], job: Job | None) -> FitReport
     trials: list[FitTrial] = []
 
     def told(changes: Sequence[ScriptChange]) -> FitTrial:
-        trials.append(make_trial(changes, job=job))
+        trials.append(make_trial(changes, job=job, start=start))
         say("\n".join(trial_words(trials[-1], devices.card.usable_bytes)))
         return trials[-1]
 
-    fitting = least_that_fits(told)
+    with shared_start(job) as start:
+        fitting = least_that_fits(told)
     changes = fitting[0] if fitting is not None else ()
     for change in changes:
         say(f"{change.name}: {change.words} ({change.group.words[0].lower()}{change.group.words[1:]}).")

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracer.commands.on_card import start_on, values_on
 from tracer.commands.predict_on import script_trial
+from tracer.commands.shared_start import SharedStart
 from tracer.errors import TracerError
 from tracer.exporters.screen.fit import trial_words
 from tracer.exporters.screen.terminal import say
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
     from tracer.runs.null_job import Job
     from tracer.runs.script_changes import ScriptChange
 
-_TRIAL = "TORCH_TIMELINE_FIT"
-"""Variable of a process that makes one trial: the changes, and the folder that it leaves its answer in."""
+TRIAL = "TORCH_TIMELINE_FIT"
+"""Variable of a process that makes one trial: the changes, and the folder that it leaves its answer in; or of one that
+is asked for trials through pipes."""
 
 _OURS = ("Error: ", "Hint: ", "Note: ", "Nothing was recorded")
 
@@ -45,13 +48,14 @@ def each_alone(card: Card, base: FitTrial | None = None, job: Job | None = None)
     """
     from tracer.runs.script_changes import SCRIPT_CHANGES
 
-    trials = [make_trial((), job=job) if base is None else base]
-    if base is None:
-        print("\n".join(trial_words(trials[0], card.usable_bytes)), flush=True)
-    for change in SCRIPT_CHANGES:
-        trials.append(make_trial((change,), job=job))
-        print("\n".join(trial_words(trials[-1], card.usable_bytes, trials[0])), flush=True)
-    return trials
+    with shared_start(job) as start:
+        trials = [make_trial((), job=job, start=start) if base is None else base]
+        if base is None:
+            print("\n".join(trial_words(trials[0], card.usable_bytes)), flush=True)
+        for change in SCRIPT_CHANGES:
+            trials.append(make_trial((change,), job=job, start=start))
+            print("\n".join(trial_words(trials[-1], card.usable_bytes, trials[0])), flush=True)
+        return trials
 
 
 def told_alone(devices: Devices, own: tuple[str, ...], base: FitTrial | None = None) -> FitReport:
@@ -75,26 +79,37 @@ def first_that_fits(trials: Sequence[FitTrial]) -> tuple[str, ...] | None:
     return next((trial.apply for trial in trials if trial.fits), None)
 
 
-def make_trial(changes: Sequence[ScriptChange], *, job: Job | None = None, arguments: Sequence[str] = ()) -> FitTrial:
+def shared_start(job: Job | None) -> AbstractContextManager[SharedStart | None]:
+    """What trials of one process share, see `make_trial`; ranks of a job begin by themselves."""
+    return nullcontext() if job is not None else SharedStart(TRIAL)
+
+
+def make_trial(
+    changes: Sequence[ScriptChange],
+    *,
+    job: Job | None = None,
+    arguments: Sequence[str] = (),
+    start: SharedStart | None = None,
+) -> FitTrial:
     """This command again, in a process of its own, or as ranks in theirs, with changes.
 
     Args:
         changes: Made from outside.
         job: The job that the script is, if it is one.
         arguments: Put behind the script's own.
+        start: Forks the process from one that has begun, where it can: imports are made once then. An answer that
+            does not come so is asked of a process of its own.
 
     Raises:
         TracerError: The script ended otherwise than for want of memory, as it is.
     """
-    from tracer.runs.script_changes import ALLOCATOR_SETTINGS, set_allocator
-
     names, more = tuple(change.name for change in changes), tuple(arguments)
     with tempfile.TemporaryDirectory(prefix="fit-") as name:
         folder = Path(name)
-        variables = {_TRIAL: json.dumps({"changes": names, "arguments": more, "folder": name})}
-        variables |= {key: os.environ[key] for key in (ALLOCATOR_SETTINGS,) if key in os.environ}
-        set_allocator(changes, variables)
-        said, nccl_bytes = _run_command(variables) if job is None else _run_ranks(job, variables)
+        said: tuple[str, ...] = ()
+        nccl_bytes = 0
+        if start is None or more or not start.answers(names, folder):
+            said, nccl_bytes = _anew(changes, more, folder, job)
         ranks = {int(path.stem): json.loads(path.read_bytes()) for path in folder.glob("*.json")}
     if not ranks or (job is not None and said):
         if changes or more:
@@ -118,6 +133,19 @@ def make_trial(changes: Sequence[ScriptChange], *, job: Job | None = None, argum
 
 def _of_rank(rank: int, values: Mapping[str, Any]) -> RankTrial:
     return RankTrial(rank, values["fits"], values["allocated"], values["reserved"])
+
+
+def _anew(
+    changes: Sequence[ScriptChange], arguments: Sequence[str], folder: Path, job: Job | None
+) -> tuple[tuple[str, ...], int]:
+    """The trial from the start; what was said if it failed, and the least that NCCL takes of a card."""
+    from tracer.runs.script_changes import ALLOCATOR_SETTINGS, set_allocator
+
+    names = [change.name for change in changes]
+    variables = {TRIAL: json.dumps({"changes": names, "arguments": arguments, "folder": str(folder)})}
+    variables |= {key: os.environ[key] for key in (ALLOCATOR_SETTINGS,) if key in os.environ}
+    set_allocator(changes, variables)
+    return _run_command(variables) if job is None else _run_ranks(job, variables)
 
 
 def _run_command(variables: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
@@ -163,7 +191,7 @@ def _reason(said: Sequence[str]) -> str:
 
 def asked_trial() -> dict[str, Any] | None:
     """What this process was asked to try; None in one that was not begun for a trial."""
-    asked = os.environ.get(_TRIAL)
+    asked = os.environ.get(TRIAL)
     return None if asked is None else json.loads(asked)
 
 
@@ -193,18 +221,31 @@ def answer_trial(
     """
     devices = start_on(card)
     from tracer.runs.applied_changes import AppliedChanges
+    from tracer.runs.forked_trials import ForkedTrials
     from tracer.runs.script_changes import script_changes
+    from tracer.runs.trial_channel import Channel
 
-    arguments = [*arguments, *asked["arguments"]]
-    with values_on(answers), AppliedChanges(script_changes(",".join(asked["changes"]))) as applied:
-        fits, sizes = script_trial(script, arguments, is_module=is_module, num_steps=num_steps)
+    def tried(applied: AppliedChanges, more: Sequence[str]) -> dict[str, Any]:
+        fits, sizes = script_trial(script, [*arguments, *more], is_module=is_module, num_steps=num_steps)
+        return {
+            "fits": fits,
+            "allocated": sizes.peak_allocated_bytes,
+            "reserved": sizes.peak_reserved_bytes,
+            "room": devices.card.usable_bytes - sizes.peak_allocated_bytes,
+            "notes": applied.notes,
+        }
+
+    with values_on(answers):
+        if "requests" in asked:
+            with ForkedTrials(Channel(asked["requests"], asked["replies"])) as trials:
+                document = tried(trials.applied, ())
+                if trials.folder is not None:
+                    _leave(document, trials.folder)
+        else:
+            with AppliedChanges(script_changes(",".join(asked["changes"]))) as applied:
+                _leave(tried(applied, asked["arguments"]), Path(asked["folder"]))
+
+
+def _leave(document: Mapping[str, Any], folder: Path) -> None:
     place = Place.here()
-    document = {
-        "fits": fits,
-        "allocated": sizes.peak_allocated_bytes,
-        "reserved": sizes.peak_reserved_bytes,
-        "room": devices.card.usable_bytes - sizes.peak_allocated_bytes,
-        "notes": applied.notes,
-    }
-    path = Path(asked["folder"]) / f"{place.rank if place is not None else 0}.json"
-    path.write_text(json.dumps(document), "utf-8")
+    (folder / f"{place.rank if place is not None else 0}.json").write_text(json.dumps(document), "utf-8")

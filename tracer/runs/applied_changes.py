@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
@@ -41,10 +42,18 @@ _FUSED_ON_CUDA = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 class AppliedChanges:
     """Makes changes for as long as it is entered; what they have changed in models and optimizers stays."""
 
-    def __init__(self, changes: Sequence[ScriptChange]) -> None:
-        """Set up; the changes are in effect while this is entered."""
+    def __init__(
+        self, changes: Sequence[ScriptChange], *, choose: Callable[[], Sequence[ScriptChange]] | None = None
+    ) -> None:
+        """Set up; the changes are in effect while this is entered.
+
+        Args:
+            changes: All of them.
+            choose: Asked for them instead, before the first call of a module, or in `decide`.
+        """
         self._changes = frozenset(changes)
-        self._hooks = ExitStack()
+        self._choose = choose
+        self._hooks, self._until_chosen, self._functions = ExitStack(), ExitStack(), ExitStack()
         self._depth = 0
         self._in_call = ExitStack()
         self._losses = LossInChunks()
@@ -78,15 +87,37 @@ class AppliedChanges:
         return tuple(f"{change.name}: {why}" for change, holds, why in in_vain if holds and change in self._changes)
 
     def __enter__(self) -> Self:
-        """Register the hooks that make the changes."""
-        on_modules = torch.nn.modules.module
+        """Register the hooks that make the changes, or those that find out when they have to be chosen."""
+        if self._choose is None:
+            self._register()
+        else:
+            self._until_chosen.callback(register_module_forward_pre_hook(self._before_first_call).remove)
+        if CHUNKED_LOSS in self._changes or self._choose is not None:  # a script may import the function by itself
+            self._functions.enter_context(self._losses.of_functions())
+            self._losses.is_on = CHUNKED_LOSS in self._changes
+        return self
+
+    def decide(self) -> None:
+        """Ask for the changes now, and make them from here on; nothing where they are known."""
+        choose, self._choose = self._choose, None
+        if choose is None:
+            return
+        self._until_chosen.close()
+        self._changes = frozenset(choose())
+        self._losses.is_on = CHUNKED_LOSS in self._changes
+        if not self._losses.is_on:
+            self._functions.close()
+        self._register()
+
+    def _before_first_call(self, module: nn.Module, args: Any) -> None:
+        self.decide()
+        if self._changes & _ON_MODELS:  # the hooks of this call were read before ours was among them
+            self._before_call(module, args)
+
+    def _register(self) -> None:
         if self._changes & _ON_MODELS:
-            handles = [
-                on_modules.register_module_forward_pre_hook(self._before_call),
-                on_modules.register_module_forward_hook(self._after_call, always_call=True),
-            ]
-            for handle in handles:
-                self._hooks.callback(handle.remove)
+            self._hooks.callback(register_module_forward_pre_hook(self._before_call).remove)
+            self._hooks.callback(register_module_forward_hook(self._after_call, always_call=True).remove)
         self._hooks.callback(register_optimizer_step_post_hook(self._after_step).remove)
         if FUSED in self._changes:
             self._hooks.callback(register_optimizer_step_pre_hook(_fuse).remove)
@@ -95,15 +126,14 @@ class AppliedChanges:
             self._hooks.callback(register_optimizer_step_post_hook(self._state.after_step).remove)
         if FREE_GRADIENTS in self._changes:
             self._hooks.callback(register_optimizer_step_post_hook(_free_gradients).remove)
-        if CHUNKED_LOSS in self._changes:
-            self._hooks.enter_context(self._losses.of_functions())
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Change nothing more."""
         self._in_call.close()
+        self._until_chosen.close()
+        self._functions.close()
         self._hooks.close()
 
     def _before_call(self, module: nn.Module, args: Any) -> None:

@@ -1,0 +1,84 @@
+"""The running command again, once for all trials: a process that comes as far as they share, and forks for each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_ONE_THREAD = "OMP_NUM_THREADS"
+
+
+class SharedStart:
+    """A process on the null GPU that makes trials in forks, see `ForkedTrials`; begun with the first of them."""
+
+    def __init__(self, variable: str) -> None:
+        """Begin nothing yet.
+
+        Args:
+            variable: Environment variable that tells the process what it is for.
+        """
+        self._variable = variable
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests = self._replies = -1
+        self._is_over = False
+
+    def __enter__(self) -> Self:
+        """Nothing has begun."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the process."""
+        self._close()
+
+    def answers(self, names: Sequence[str], folder: Path) -> bool:
+        """Whether a trial left an answer; none is left where the script fails, or where nothing can be shared.
+
+        Args:
+            names: Of the trial's changes.
+            folder: For its answer.
+        """
+        from tracer.runs.trial_channel import request
+
+        if self._is_over:
+            return False
+        if self._process is None:
+            self._begin()
+        with suppress(BrokenPipeError):
+            os.write(self._requests, request(names, folder))
+        if not os.read(self._replies, 1):  # it has ended, with an answer if this was its own trial
+            self._close()
+        return any(folder.iterdir())
+
+    def _begin(self) -> None:
+        to_read, self._requests = os.pipe()
+        self._replies, to_write = os.pipe()
+        asked = json.dumps({"requests": to_read, "replies": to_write})
+        # A fork would miss the threads of a library that works in several.
+        variables = {_ONE_THREAD: "1", **os.environ, self._variable: asked}
+        self._process = subprocess.Popen(
+            [sys.executable, *sys.orig_argv[1:]],
+            env=variables,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(to_read, to_write),
+        )
+        os.close(to_read)
+        os.close(to_write)
+
+    def _close(self) -> None:
+        self._is_over = True
+        if self._process is None:
+            return
+        os.close(self._requests)
+        os.close(self._replies)
+        self._process.wait()
+        self._process = None

@@ -1,0 +1,135 @@
+"""Trials of changes that share all that a script does before any of them could matter: each is a fork from there.
+
+Imports are most of what a trial of a large model takes, and they are made once.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tracer.capture.forked_child import fork_to_go_on
+from tracer.capture.torch_private.torch_cuda_start import (
+    before_cuda_begins,
+    can_begin_in_fork,
+    set_allocator_settings,
+)
+from tracer.runs.applied_changes import AppliedChanges
+from tracer.runs.script_changes import ALLOCATOR_SETTINGS, ScriptChange, script_changes, set_allocator
+from tracer.runs.trial_channel import Channel
+
+
+class ForkedTrials:
+    """Serves requests from within the script: where a change could first matter, each request is answered by a fork.
+
+    That is before CUDA begins, or before a module's first call. Where the process is not
+    alone there, with threads, children or connections that a fork would not have, it makes the first trial itself.
+
+    Attributes:
+        folder: Where this process leaves its answer; None in the one that forks, and before it came so far.
+        applied: The changes that are made, from then on.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        """Nothing is read before the script has come so far."""
+        self._channel = channel
+        self._settings = os.environ.get(ALLOCATOR_SETTINGS)
+        self._end: Callable[[], None] = _nothing
+        self._is_fork = False
+        self._children_before: set[Any] = set()
+        self.folder: Path | None = None
+        self.applied = AppliedChanges((), choose=self._choose)
+
+    def __enter__(self) -> Self:
+        """Look out for where a change could first matter."""
+        self.applied.__enter__()
+        self._end = before_cuda_begins(self.applied.decide)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End a fork here: what the script wants done at the end of its process, its parent's other forks still use."""
+        if self._is_fork:
+            for child in set(multiprocessing.active_children()) - self._children_before:
+                child.terminate()
+            os._exit(0 if error is None else 1)
+        self._end()
+        self.applied.__exit__(kind, error, trace)
+
+    def _choose(self) -> tuple[ScriptChange, ...]:
+        """The changes of the trial that this process is from here on."""
+        self._end()
+        asked = self._fork_for_each() if _is_alone(self._channel) else self._channel.next()
+        if asked is None:
+            os._exit(0)
+        self.folder = Path(asked["folder"])
+        self._channel.close()
+        changes = script_changes(",".join(asked["changes"]))
+        if os.environ.get(ALLOCATOR_SETTINGS) == self._settings:  # else the script has settings of its own
+            set_allocator(changes)
+            if (settings := os.environ.get(ALLOCATOR_SETTINGS)) is not None and settings != self._settings:
+                set_allocator_settings(settings)
+        return changes
+
+    def _fork_for_each(self) -> dict[str, Any] | None:
+        """In each fork what it was asked for; None where no more is asked for."""
+        offsets = _offsets()
+        while (asked := self._channel.next()) is not None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            child = fork_to_go_on()
+            if child == 0:
+                self._is_fork = True
+                self._children_before = set(multiprocessing.active_children())
+                can_begin_in_fork()
+                return asked
+            os.waitpid(child, 0)
+            for descriptor, offset in offsets.items():  # forks read the same open files
+                os.lseek(descriptor, offset, os.SEEK_SET)
+            self._channel.has_ended()
+        return None
+
+
+def _nothing() -> None:
+    """There is nothing to end."""
+
+
+def _is_alone(channel: Channel) -> bool:
+    """Whether a fork has all that this process has: no other thread, no child, no connection."""
+    try:
+        threads = [path.name for path in Path("/proc/self/task").iterdir()]
+        children = Path(f"/proc/self/task/{threads[0]}/children").read_text("ascii").split()
+    except OSError:
+        return False
+    return len(threads) == 1 and not children and not _connections(channel)
+
+
+def _connections(channel: Channel) -> list[int]:
+    """Open sockets and pipes, but for what the process began with."""
+    own = {0, 1, 2, channel.requests, channel.replies}
+    return [
+        number
+        for number, mode in _modes().items()
+        if number not in own and (stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode))
+    ]
+
+
+def _offsets() -> dict[int, int]:
+    """Where each open file is read or written next."""
+    return {number: os.lseek(number, 0, os.SEEK_CUR) for number, mode in _modes().items() if stat.S_ISREG(mode)}
+
+
+def _modes() -> dict[int, int]:
+    modes = {}
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the listing's own is closed again
+            modes[int(path.name)] = os.fstat(int(path.name)).st_mode
+    return modes
