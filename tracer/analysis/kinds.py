@@ -257,7 +257,7 @@ EVIDENCE_TEXT = {
     Evidence.CONSTRUCTED: "likely: made in a constructor, never freed, except by an optimizer's step",
     Evidence.LEFT_BY_BACKWARD: "likely: made in backward, of a parameter's size, never freed",
     Evidence.WORKSPACE_BRIEF: "likely: of the size of cuBLAS's workspace, no other event while it was in use",
-    Evidence.WORKSPACE_KEPT: "likely: of the size of cuBLAS's workspace, no stack, never freed",
+    Evidence.WORKSPACE_KEPT: "likely: of the size of cuBLAS's workspace, made once, never freed",
     Evidence.HELD_OVER_STEP: "likely: made outside of backward, alive until after an optimizer's step",
     Evidence.FED_TO_FORWARD: (
         "likely: made outside of modules between a step and the next forward, alive when that forward began"

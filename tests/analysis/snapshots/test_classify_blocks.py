@@ -464,7 +464,7 @@ def possible(table: BlockFacts) -> Any:
     no |= table.in_optimizers_constructor & (table.is_before | (table.constructor == NONE))
     no |= (table.constructor != NONE) & (table.in_backward | table.in_step | table.in_module)
     no |= table.is_brief_workspace & table.is_before
-    no |= table.is_workspace_kept & (table.has_stack | ~table.is_at_end)
+    no |= table.is_workspace_kept & ~table.is_at_end
     no |= table.is_kept_by_forward & ~(table.outside & table.in_module & table.is_at_end & ~table.meets_backward)
     return ~no
 

@@ -99,3 +99,51 @@ def test_the_last_one_may_be_in_use(tmp_path: Path, tail: list[Row], kind: str) 
     lives = device.replay.lives
     rows = np.flatnonzero((lives.addr == BASE) & (lives.end == len(trace)))
     assert [found for found, _ in device.kinds.kinds_and_evidence(rows)] == [kind]
+
+
+@pytest.mark.parametrize(
+    ("size", "layer", "calls", "is_result_gone", "kinds"),
+    [
+        (LARGE, True, 2, True, ["workspace", "workspace"]),
+        (LARGE, True, 1, False, ["workspace", "workspace"]),  # out of memory in the first forward or backward
+        (LT_WORKSPACE_BYTES, True, 2, True, ["workspace", "not known"]),
+        (LARGE, False, 2, True, ["workspace", "workspace"]),
+        (LARGE, False, 1, True, ["not known", "not known"]),
+        (8_519_680, False, 1, False, ["workspace", "workspace"]),
+    ],
+)
+def test_a_workspace_that_is_kept_is_made_once_and_never_freed(
+    tmp_path: Path, size: int, layer: bool, calls: int, is_result_gone: bool, kinds: list[str]
+) -> None:
+    """As torch before 2.15 keeps one for each thread that calls cuBLAS: in forward, and in backward without a stack."""
+    forward = [frame("forward", f"{TORCH}/nn/modules/linear.py", 130), *PYTHON_FORWARD] if layer else PYTHON_FORWARD
+    result, others = BASE + 80 * MIB, BASE + 40 * MIB
+    trace = []
+    for call in range(calls):
+        trace += [entry("alloc", result, 512, frames=forward)]
+        trace += [entry("alloc", BASE, size, frames=forward), entry("alloc", others, size)] if call == 0 else []
+        trace += freed(result, 512) if is_result_gone else []
+    trace += [entry("alloc", BASE + 90 * MIB, 1, frames=PYTHON_STEP), *freed(BASE + 90 * MIB, 1, frames=[MAIN])]
+    places = [(BASE, size), (others, size), *([] if is_result_gone else [(result, 512)])]
+    left = [segment(at, LARGE, [block(at, length)]) for at, length in places]
+    (device,) = replay_snapshot(load(tmp_path / "s", snapshot(trace, left))).devices
+    lives = device.replay.lives
+    rows = np.flatnonzero((lives.requested_bytes == size) & (lives.begin >= 0))
+    rows = rows[np.argsort(lives.begin[rows])]
+    assert [found for found, _ in device.kinds.kinds_and_evidence(rows)] == kinds
+
+
+def test_of_several_that_backward_leaves_none_is_a_workspace(tmp_path: Path) -> None:
+    """Gradients of weights of 4,096 by 4,096 numbers in 16 bits have that size."""
+    layer = [frame("forward", f"{TORCH}/nn/modules/linear.py", 130), *PYTHON_FORWARD]
+    places = [BASE + 40 * at * MIB for at in range(4)]
+    trace = [entry("alloc", BASE + 200 * MIB, 512, frames=layer), entry("alloc", places[0], LARGE, frames=layer)]
+    trace += [entry("alloc", places[1], LARGE), entry("alloc", places[2], LARGE)]
+    trace += [entry("alloc", BASE + 210 * MIB, 1, frames=PYTHON_STEP), *freed(BASE + 210 * MIB, 1, frames=[MAIN])]
+    left = [segment(at, LARGE, [block(at, LARGE)]) for at in places[:3]]
+    left += [segment(BASE + 200 * MIB, 1 << 20, [block(BASE + 200 * MIB, 512)])]
+    (device,) = replay_snapshot(load(tmp_path / "s", snapshot(trace, left))).devices
+    rows = np.flatnonzero(device.replay.lives.requested_bytes == LARGE)
+    rows = rows[np.argsort(device.replay.lives.begin[rows])]
+    found = [kind for kind, _ in device.kinds.kinds_and_evidence(rows)]
+    assert found[0] == "workspace" and "workspace" not in found[1:]

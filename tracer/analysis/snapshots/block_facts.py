@@ -12,7 +12,7 @@ import numpy as np
 from tracer.analysis.snapshots.phases import FAR, Stretches, runs_of, steps_of, whole_steps_of, zero_grads_of
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.stack_facts import Fact, calls_backward, has
-from tracer.analysis.snapshots.workspaces import WORKSPACE_BYTES, brief_workspaces
+from tracer.analysis.snapshots.workspaces import brief_workspaces, kept_workspaces
 from tracer.arrays import Bools, Ints
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Lives
@@ -30,7 +30,8 @@ class BlockFacts:
         in_workspace: Its stack is in a library's workspace.
         is_brief_workspace: It has the size of cuBLAS's workspace, and nothing else happened while it was in use. Where
             other blocks of a common size stay, a layer made it, or it has no stack and there are such blocks of layers.
-        is_workspace_kept: It has the uncommon one of these sizes, no stack, and is never freed.
+        is_workspace_kept: It has one of these sizes and is never freed; where the size is common, it is the only such
+            block that its line made, behind the result of a layer's product.
         in_state_setup: It is where torch's optimizers create their state.
         in_collective: It is where FSDP, DDP or a pipeline makes the buffers of what is sent.
         in_accumulate: It is in the node that writes .grad.
@@ -236,7 +237,8 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
     no = np.zeros(len(lives), dtype=np.bool_)
     is_silent = no | phases.is_silence_autograd
     runs_later = has(born, Fact.MODULE_FORWARD, Fact.ENGINE) | in_step
-    is_brief = brief_workspaces(state, lives, has_stack, has(born, Fact.LAYER))
+    in_layer = has(born, Fact.LAYER)
+    is_brief = brief_workspaces(state, lives, has_stack, in_layer)
     free_is_known = lives.free_entry >= 0
     in_a_step = phases.steps.containing(lives.free_entry) >= 0
     return BlockFacts(
@@ -245,7 +247,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         has_stack=has_stack,
         in_workspace=has(born, Fact.WORKSPACE),
         is_brief_workspace=is_brief,
-        is_workspace_kept=~has_stack & (lives.requested_bytes == WORKSPACE_BYTES) & (end == len(state.trace)),
+        is_workspace_kept=kept_workspaces(state, lives, has_stack, in_layer, has_cpp=phases.has_cpp),
         in_state_setup=has(born, Fact.OPTIMIZER_STATE),
         in_collective=has(born, Fact.COLLECTIVE),
         in_accumulate=has(born, Fact.ACCUMULATE_GRAD),

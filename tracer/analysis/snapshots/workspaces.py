@@ -6,10 +6,11 @@ from typing import Final
 
 import numpy as np
 
-from tracer.arrays import Bools
+from tracer.arrays import Bools, Ints
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState
-from tracer.snapshot.replay import Lives
+from tracer.snapshot.replay import BEFORE, Lives
+from tracer.snapshot.stacks import NO_STACK
 
 # What torch gives cuBLAS to work in, 8.125 MiB; on Hopper and Blackwell 32 MiB, which many other blocks have too.
 # Source: ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize, of which `:4096:2:16:8` is the default.
@@ -44,6 +45,57 @@ def brief_workspaces(state: DeviceState, lives: Lives, has_stack: Bools, in_laye
     is_workspace: Bools = large | ((at_once | is_last) & (lives.requested_bytes == WORKSPACE_BYTES))
     is_workspace |= at_once & in_layer & after_result & (lives.requested_bytes == LT_WORKSPACE_BYTES)
     return is_workspace
+
+
+def kept_workspaces(state: DeviceState, lives: Lives, has_stack: Bools, in_layer: Bools, *, has_cpp: bool) -> Bools:
+    """What the first call of cuBLAS made and nothing freed, as torch before 2.15 keeps it for each thread [lives].
+
+    One of the uncommon size needs no other proof. One of a common size is the only one of its size that its line ever
+    made, behind a product's result; and the result is gone, where no layer made it after its line had made others, or
+    no layer's line had made two before. In backward, where there is no stack, it is the only one that is left.
+
+    Args:
+        state: State of the device.
+        lives: Its blocks.
+        has_stack: The stack that made it is known [lives].
+        in_layer: It was made in the forward of a layer with one weight [lives].
+        has_cpp: The recording has C++ frames, which would name it.
+    """
+    is_at_end = lives.end == len(state.trace)
+    is_kept = is_at_end & (lives.requested_bytes == WORKSPACE_BYTES) & (~has_stack | (not has_cpp))
+    if has_cpp:
+        return is_kept
+    is_common = np.isin(lives.requested_bytes, (LARGE_WORKSPACE_BYTES, LT_WORKSPACE_BYTES))
+    after_result = has_stack & _is_after_one_of_its_stack(state, lives)
+    results, num_made = _made_before(lives), _num_of_its_line(lives)
+    of_layer = np.flatnonzero(in_layer & after_result)
+    first = lives.stack[of_layer[np.argmin(lives.begin[of_layer])]] if len(of_layer) else NO_STACK
+    once = is_at_end & is_common & after_result & (num_made == 1)
+    is_kept |= once & in_layer & (~is_at_end[results] | (lives.stack == first))
+    is_kept |= once & ~is_at_end[results] & (num_made[results] > 1)
+    silent = is_at_end & ~has_stack & (lives.begin > BEFORE) & (lives.requested_bytes == LARGE_WORKSPACE_BYTES)
+    if silent.sum() == 1 and (is_kept & (lives.requested_bytes == LARGE_WORKSPACE_BYTES)).any():
+        is_kept |= silent
+    return is_kept
+
+
+def _num_of_its_line(lives: Lives) -> Ints:
+    """How many blocks of its size the stack of each made [lives]."""
+    pairs = np.stack([lives.stack.astype(np.int64), lives.requested_bytes])
+    order = np.lexsort(pairs)
+    is_first = np.append(True, (np.diff(pairs[:, order]) != 0).any(axis=0))[: len(order)]
+    group = np.cumsum(is_first) - 1
+    number = np.empty(len(order), dtype=np.int64)
+    number[order] = np.bincount(group, minlength=1)[group]
+    return number
+
+
+def _made_before(lives: Lives) -> Ints:
+    """The block that was made before each; of the first, the last [lives]."""
+    order = np.argsort(lives.alloc_entry, kind="stable")
+    before = np.empty_like(order)
+    before[order] = np.roll(order, 1)
+    return before
 
 
 def _is_after_one_of_its_stack(state: DeviceState, lives: Lives) -> Bools:
