@@ -129,6 +129,15 @@ def test_a_card_is_as_published(label: str) -> None:
         ("RTX A6000", "A6000"),
         ("rtx 6000 ada", "RTX-6000-Ada"),
         ("gb300", "GB300"),
+        ("RTX 4090 24GB", "RTX-4090"),
+        ("RTX 3080 12GB", "RTX-3080-12GB"),
+        ("a100-40g", "A100-40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-80GB"),
+        ("H100-SXM5-80GB", "H100"),
+        ("H200 SXM 141GB", "H200"),
+        ("B200 192 GB", "B200"),
+        ("T4 16GB", "T4"),
+        ("l40s_48gb", "L40S"),
     ],
 )
 def test_cards_are_spelled_as_people_write_them(text: str, label: str) -> None:
@@ -159,6 +168,14 @@ def test_on_takes_a_number_of_cards_and_another_memory() -> None:
         ("", "There is no card", "RTX-3090"),
         ("h100:40", "40 has no unit.", "h100:40GiB"),
         ("h100:", "is not a size.", "h100:40GiB"),
+        ("MI300X", "MI300X is AMD's", "A100 with that memory"),
+        ("8xMI300X", "8xMI300X is AMD's", "A100 with that memory"),
+        ("7900 XTX", "7900 XTX is AMD's", "A100 with that memory"),
+        (
+            "RTX 4090 48GB",
+            "There is no card RTX 4090 48GB",
+            "The RTX-4090 has 23.64 GiB; one with 48 GiB is RTX-4090:48GiB",
+        ),
         ("0xh100", "0xh100: a job has 1 to 1,048,576 devices.", "8xh100"),
     ],
 )

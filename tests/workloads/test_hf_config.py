@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tracer.rehearsal.rehearse import rehearse
-from tracer.workloads.hf_config import build_hf_workload
+from tracer.workloads.hf_config import build_hf_workload, most_tokens
 from tracer.workloads.user_errors import UserModelError
 from tracer.workloads.user_model import StepOptions, as_workload
 
@@ -109,6 +109,14 @@ def test_numbers_of_tokens_that_cannot_be(tmp_path: Path, tokens: int, options: 
     pytest.importorskip("transformers")
     with pytest.raises(UserModelError, match=words):
         built(tmp_path, LLAMA, tokens=tokens, **options)
+
+
+def test_the_most_tokens_are_the_positions_however_a_configuration_calls_them(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    for config, positions in ((GPT2, 8), (LLAMA, 64), ({"model_type": "gpt2"}, 1024)):
+        (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+        assert most_tokens(tmp_path, []) == positions
+    assert most_tokens(tmp_path, ["n_positions=16"]) == 16
 
 
 def test_a_model_on_the_meta_device_may_be_rehearsed_and_not_trained() -> None:

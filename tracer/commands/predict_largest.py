@@ -65,16 +65,17 @@ def find_largest(options: Options, engine: Engine, card: Card) -> LargestSize:
         largest = largest_fitting(
             attempt, card.usable_bytes, varied.start, step=varied.step, most=varied.most, tell=tell
         )
+        found = LargestSize(varied.option, largest, is_all=largest + varied.step > varied.most)
         can_accumulate = varied.option == "--batch-size" and workload.is_users and not workload.inference
         if not can_accumulate or not 0 < largest < workload.batch_size:
-            return LargestSize(varied.option, largest)
+            return found
 
         def accumulated(size: int, number: int) -> Trial:
             begin(f"{number} micro-batches of {size}")
             return engine.trial(replace(workload, batch_size=size, accumulate=number))
 
         asked = workload.batch_size * workload.accumulate
-        return LargestSize(varied.option, largest, fitting_micro_batches(accumulated, asked, largest))
+        return replace(found, accumulated=fitting_micro_batches(accumulated, asked, largest))
 
 
 def _varied(options: Options) -> _Varied:
@@ -104,12 +105,11 @@ def _varied(options: Options) -> _Varied:
 
 
 def _most_tokens(workload: PredictedWorkload) -> int:
-    """The number of positions in the model's configuration: the most tokens to try."""
-    from tracer.workloads.factory import parse_arguments
+    """The number of the model's positions: the most tokens to try."""
     from tracer.workloads.hf_config import most_tokens
 
     assert workload.hf_config is not None  # it has been asked for
-    return most_tokens(workload.hf_config, parse_arguments("--model-arg", workload.model_arg)) or MOST
+    return most_tokens(workload.hf_config, workload.model_arg) or MOST
 
 
 @contextmanager

@@ -232,8 +232,13 @@ def devices_of(text: str) -> Devices:
     card = named_card(name)
     if card is None and size is None:
         card = _sized(name)
+    if card is None and (maker := _other_maker(text) or _other_maker(name)):
+        raise UsageError(
+            f"{text} is {maker}, and what answers here is torch's code for NVIDIA's cards.",
+            hint="A size alone, such as 24GiB, asks for an NVIDIA A100 with that memory.",
+        )
     if card is None:
-        raise UsageError(f"There is no card {name or text} in the table of GPUs.{_no_cuda(name)}", hint=_which(name))
+        raise UsageError(f"There is no card {name or text} in the table of GPUs.", hint=_which(name))
     return Devices(card if size is None else replace(card, memory_bytes=_memory(size)), count)
 
 
@@ -248,22 +253,41 @@ def _sized(text: str) -> Card | None:
 
 
 _MAKERS = {
-    "AMD's": r"(amd)?(instinct|radeon|mi\d{2,3}|rx\d{4}|w\d{4})",
+    "AMD's": r"(amd)?(instinct|radeon|mi\d{2,3}|rx\d{4}|w\d{4}|[679]\d00xtx?$|[679]\d[05]0xt)",
     "Intel's": r"(intel)?(arc|gaudi|max\d{4}|pvc)",
     "Google's": r"(google)?tpu",
+    "Amazon's": r"(aws)?(trainium|inferentia|trn\d|inf\d)",
     "Apple's": r"(apple)?m[1-4](pro|max|ultra)?$",
 }
 
 
-def _no_cuda(text: str) -> str:
-    """Why a card of another maker is none of them."""
-    maker = next((maker for maker, names in _MAKERS.items() if re.match(names, _spelling(text))), None)
-    return f" It is {maker}, and what answers here is torch's code for CUDA." if maker else ""
+def _other_maker(text: str) -> str | None:
+    """Whose card it is, if it is none of NVIDIA's."""
+    return next((maker for maker, names in _MAKERS.items() if re.match(names, _spelling(text))), None)
 
 
 def named_card(text: str) -> Card | None:
-    """A card by any of its spellings; None if it has none of that name."""
-    return _BY_SPELLING.get(_spelling(text))
+    """A card by any of its spellings, with or without the memory on its box; None if it has none of that name."""
+    card = _BY_SPELLING.get(_spelling(text))
+    if card is not None:
+        return card
+    name, size = _without_size(text)
+    spelling = _spelling(name)
+    plain = re.sub(r"(sxm\d?|pcie|nvl)$", "", spelling)
+    found = (_BY_SPELLING.get(spelled) for spelled in (f"{plain}{size or ''}", spelling, plain))
+    return next((card for card in found if card is not None and (size is None or _is_sold_with(card, size))), None)
+
+
+def _without_size(text: str) -> tuple[str, int | None]:
+    """`RTX 4090 24GB` is an RTX 4090 with 24."""
+    words = text.lower().replace("_", " ")
+    match = re.search(r"\b(\d{1,3})\s*g(?:b|ib)?\b", words)
+    return (words, None) if match is None else (words[: match.start()] + words[match.end() :], int(match[1]))
+
+
+def _is_sold_with(card: Card, gigabytes: int) -> bool:
+    """Whether so much is on its box: ECC, the driver and decimal gigabytes make it up to a tenth less."""
+    return 0.9 * gigabytes * GIB <= card.memory_bytes <= gigabytes * GIB
 
 
 def _memory(text: str) -> int:
@@ -294,7 +318,10 @@ _BY_SPELLING = _spellings()
 
 
 def _which(text: str) -> str:
-    """The nearest names, or where none is near, one of each kind."""
+    """The card with that memory, the nearest names, or where none is near, one of each kind."""
+    name, size = _without_size(text)
+    if size is not None and (card := named_card(name)) is not None:
+        return f"The {card.label} has {format_bytes(card.memory_bytes)}; one with {size} GiB is {card.label}:{size}GiB."
     near = get_close_matches(_spelling(text), _BY_SPELLING, n=8, cutoff=0.6)
     labels = list(dict.fromkeys(_BY_SPELLING[spelling].label for spelling in near))[:4]
     if not labels:

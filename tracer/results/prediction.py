@@ -59,11 +59,13 @@ class LargestSize:
         size: The largest that fits; 0 where not even the smallest does.
         accumulated: Size and number of micro-batches that together are what was asked for, where that does not fit at
             once; None where it does, or where no number of them fits.
+        is_all: Whether no larger one was tried: it is the most that is asked for, or all positions of a model.
     """
 
     option: str
     size: int
     accumulated: tuple[int, int] | None = None
+    is_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)

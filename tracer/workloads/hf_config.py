@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -71,16 +71,18 @@ _NUM_GENERATED = 8
 _ONLY_LAST = ("logits_to_keep", "num_logits_to_keep")  # transformers from 4.50 on, and before
 
 
-def most_tokens(path: Path, model_args: Mapping[str, Any]) -> int | None:
-    """Number of positions in a configuration; None where it does not say.
+def most_tokens(path: Path, model_args: Sequence[str]) -> int | None:
+    """Number of positions of a configuration's model; None where it does not say.
 
     Args:
-        path: The config.json.
-        model_args: Values that replace those of the file.
+        path: The file, or the folder with a config.json.
+        model_args: Values that replace those of the file, as `key=value`.
+
+    Raises:
+        UserModelError: transformers is missing, or there is no such model.
     """
-    file = path / "config.json" if path.is_dir() else path
-    values = json.loads(file.read_text(encoding="utf-8")) | dict(model_args)
-    length = values.get("max_position_embeddings") or values.get("text_config", {}).get("max_position_embeddings")
+    # By transformers' own name for it, which configurations call n_positions, seq_length, ..., or leave out.
+    length = getattr(_of_text(_config(path, model_args)), "max_position_embeddings", None)
     return length if isinstance(length, int) else None
 
 

@@ -118,8 +118,15 @@ def largest_words(largest: LargestSize) -> str:
     """The largest that fits, and how to have the batch that was asked for all the same."""
     if not largest.size:
         return "Not even one sample fits." if largest.option == "--batch-size" else "Not even the smallest fits."
-    quantity = {"--batch-size": "batch", "--tokens": "number of tokens"}.get(largest.option, f"{largest.option}")
-    words = f"Largest {quantity} that fits: {largest.size}."
+    quantity, size_words = {
+        "--batch-size": ("batch", f"{largest.size}"),
+        "--tokens": ("number of tokens", f"{largest.size}"),
+        "--input": ("image", f"{largest.size}x{largest.size}"),
+    }[largest.option]
+    words = f"Largest {quantity} that fits: {size_words}."
+    if largest.is_all:
+        why = "The model has no more positions." if largest.option == "--tokens" else "No larger one was tried."
+        return f"{words} {why}"
     if largest.accumulated is None:
         return words
     size, number = largest.accumulated
