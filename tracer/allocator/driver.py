@@ -9,6 +9,7 @@ from tracer.allocator.ranges import Ranges
 from tracer.units import MIB
 
 _CHUNK = 32 * MIB
+ABOVE_ALL_DEVICES = 1 << 63
 _TOP = 1 << 62  # above the addresses of all devices, with room for every range that a replay may want
 
 
@@ -56,11 +57,21 @@ class PackingDriver:
     Args:
         capacity: Bytes that can be reserved; None for no limit.
         top: The address below which everything lies.
+        reserved: Bytes that another driver gave before.
+        given: Addresses of segments among these; once released they are not used again.
     """
 
-    def __init__(self, capacity: int | None = None, *, top: int = _TOP) -> None:
+    def __init__(
+        self,
+        capacity: int | None = None,
+        *,
+        top: int = _TOP,
+        reserved: int = 0,
+        given: frozenset[int] = frozenset(),
+    ) -> None:
         self.capacity = capacity
-        self.reserved = 0
+        self.reserved = reserved
+        self._given = given
         self._lowest = top // _CHUNK * _CHUNK
         self._chunks = Ranges()
         self._pieces = Ranges()
@@ -86,6 +97,8 @@ class PackingDriver:
     def release(self, address: int, size: int) -> None:
         """Take a segment back; a range of which nothing is left in use becomes a hole for large ones."""
         self.reserved -= size
+        if address in self._given:
+            return
         if size >= _CHUNK:
             self._chunks.add(address, _in_chunks(size))
             return

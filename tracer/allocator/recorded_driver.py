@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import deque
 
 from tracer.allocator.blocks import PoolId
-from tracer.allocator.driver import PackingDriver
+from tracer.allocator.driver import ABOVE_ALL_DEVICES, PackingDriver
 from tracer.allocator.history import SegmentEvent
 from tracer.allocator.ranges import Ranges
-
-_ABOVE_ALL_DEVICES = 1 << 63
 
 
 class RecordedDriver:
@@ -31,7 +29,7 @@ class RecordedDriver:
         self.taken = Ranges()
         self.reserved_bytes = reserved_bytes
         self.refused_bytes: int | None = None
-        self._elsewhere = PackingDriver(top=_ABOVE_ALL_DEVICES)
+        self._elsewhere = PackingDriver(top=ABOVE_ALL_DEVICES)
 
     def reserve(self, size: int, stream: int, pool: PoolId) -> int | None:
         """The recorded segment; what the recording does not have lies above all devices."""

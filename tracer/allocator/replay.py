@@ -1,4 +1,4 @@
-"""A recorded history again, under other settings or on another device, from a clean allocator."""
+"""A recorded history again, under other settings or on another device."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 from tracer.allocator.blocks import Block
 from tracer.allocator.caching_allocator import CachingAllocator
-from tracer.allocator.driver import PackingDriver
+from tracer.allocator.driver import ABOVE_ALL_DEVICES, PackingDriver
 from tracer.allocator.history import History, Op
 from tracer.allocator.requests import Requests
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings
 from tracer.allocator.sizes import SEGMENT_STEP_BYTES, SMALL_BYTES
+from tracer.allocator.start_state import StartState, load
 from tracer.allocator.state import NEWEST_TORCH
+from tracer.snapshot.replay import BEFORE
 
 BEFORE_THE_RECORDING = -1
 _NUM_PROBES = 8
@@ -111,12 +113,13 @@ def replay(
     capacity: int | None = None,
     torch_version: tuple[int, int] = NEWEST_TORCH,
     goes_on: bool = False,
+    start: StartState | None = None,
 ) -> Outcome:
-    """Run a program's requests through an allocator that has nothing cached.
+    """Run a program's requests through an allocator that has nothing cached, or what the recorded one had.
 
-    What was there before the recording is allocated first. Requests that failed in the recording are made as well, and
-    what they get is freed at once. The first request that fails here ends the replay, but for those that failed in the
-    recording where it `goes_on` after them, as the recorded program did.
+    What was there before the recording is allocated first, or lies where it lay. Requests that failed in the recording
+    are made as well, and what they get is freed at once. The first request that fails here ends the replay, but for
+    those that failed in the recording where it `goes_on` after them, as the recorded program did.
 
     Args:
         program: The requests.
@@ -124,11 +127,14 @@ def replay(
         capacity: Bytes that it can reserve; None for no limit.
         torch_version: The torch whose rules hold.
         goes_on: Failed requests of the recording may fail again.
+        start: What the recording began with, under the same settings; None for an allocator that has nothing.
     """
+    driver = PackingDriver(capacity) if start is None else _driver_from(start, capacity)
+    # Expandable segments that are there already may lie further apart than the addresses of a new one reach.
     allocator = CachingAllocator(
-        settings, driver=PackingDriver(capacity), device_bytes=capacity, torch_version=torch_version
+        settings, driver=driver, device_bytes=capacity if start is None else None, torch_version=torch_version
     )
-    run = _Run(program, settings, allocator, goes_on=goes_on)
+    run = _Run(program, settings, allocator, goes_on=goes_on, start=start)
     failure = run.failure()
     return Outcome(
         reserved_peak_bytes=allocator.peak_reserved_bytes,
@@ -140,14 +146,26 @@ def replay(
     )
 
 
+def _driver_from(start: StartState, capacity: int | None) -> PackingDriver:
+    """A driver that has given what is there at the start, and gives more elsewhere."""
+    given = frozenset(span.address for span in start.spans if span.base is None)
+    return PackingDriver(capacity, top=ABOVE_ALL_DEVICES, reserved=start.reserved_bytes, given=given)
+
+
 class _Run:
     """State of one replay while it runs."""
 
     def __init__(
-        self, program: Program, settings: AllocatorSettings, allocator: CachingAllocator, *, goes_on: bool
+        self,
+        program: Program,
+        settings: AllocatorSettings,
+        allocator: CachingAllocator,
+        *,
+        goes_on: bool,
+        start: StartState | None,
     ) -> None:
         self.unserved: list[int] = []
-        self._goes_on = goes_on
+        self._goes_on, self._from = goes_on, start
         self._program, self._allocator = program, allocator
         self._requests = Requests(program.history, settings, allocator)
         self._live: list[Block | None] = [None] * len(program.history.lives)
@@ -156,7 +174,10 @@ class _Run:
     def failure(self) -> Failure | None:
         """Run to the end, or to the first request that fails."""
         try:
-            self._start()
+            if self._from is None:
+                self._start()
+            else:
+                self._go_on_from(self._from)
             self._operations()
         except OutOfMemoryError as error:
             at = self._position
@@ -173,6 +194,15 @@ class _Run:
             if history.waits_at_start[life]:
                 block.label = life
                 allocator.request_free(block)
+
+    def _go_on_from(self, start: StartState) -> None:
+        """What was there before, where it lay; blocks that a change does without are free from the start."""
+        history = self._program.history
+        for life, block in load(self._allocator, start, history).items():
+            if history.lives.begin[life] == BEFORE:
+                self._live[life] = block
+            else:
+                self._allocator.give_back(block)
 
     def _operations(self) -> None:
         program, live, requests = self._program, self._live, self._requests

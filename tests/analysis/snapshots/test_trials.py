@@ -62,11 +62,11 @@ def test_what_is_too_much_is_served_by_nothing() -> None:
     assert kept
 
 
-def test_where_a_replay_does_not_fail_nothing_is_told() -> None:
-    """The pieces are from before the recording."""
+def test_what_would_have_acted_before_the_recording_is_not_told() -> None:
+    """The pieces are from before it: the replay goes on from them, and other settings would have made other ones."""
     program = full()
     objects = program.snapshot(keep_from=len(program.snapshot()["device_traces"][0]) - 1)
     replayed = replay_snapshot(snapshot_in_memory(objects))
     (device,) = replayed.devices
     trials = Trials(replayed.snapshot, device.state, device.replay)
-    assert [trials.serves(trial, 0) for trial in EVERY] == [None] * 4
+    assert [trials.serves(trial, 0) for trial in EVERY] == [None, None, None, False]

@@ -113,6 +113,7 @@ def first_changes(replayed: ReplayedSnapshot, device: ReplayedDevice, modelled: 
     """
     if modelled is None or not modelled.history.num_allocations:
         return None
+    modelled = modelled.as_it_failed
     candidates = [*_of_reserving(device, modelled), *_of_blocks(device, replayed.sites, replayed.snapshot.stacks)]
     tried = [(candidate, _tried(candidate, modelled)) for candidate in candidates]
     helping = [(candidate, change) for candidate, change in tried if change is not None and _helps(change, modelled)]
@@ -166,7 +167,7 @@ def _of_reserving(device: ReplayedDevice, modelled: Modelled) -> Iterator[_Candi
     slack = before.reserved_peak_bytes - before.allocated_peak_bytes
     if slack * 100 < before.reserved_peak_bytes * LEAST_PERCENT and not before.unserved:
         return
-    if not modelled.settings.expandable_segments:
+    if not modelled.settings.expandable_segments and not modelled.is_from_start:
         yield _Candidate("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", with_expandable_segments)
     steps, backwards = device.kinds.optimizer_runs, device.kinds.backward_runs
     begins = np.unique(np.concatenate([steps[0], steps[1], backwards[0]]))

@@ -37,10 +37,11 @@ class Modelled:
         history: What was asked of the allocator.
         reproduction: What came of replaying it at these settings.
         peak_entry: The entry with the most in use while the most was reserved; -1 for the start.
-        num_contradictions: Segment entries and blocks that do not fit the end state.
-        num_unclear_sizes: Blocks from before the recording whose size nothing tells.
+        start: What the recording began with.
         said_capacity_bytes: What was reserved and what the device had free, where a failed request says so.
         knows_large_segments: The recording's torch may know `large_segment_size_mb`.
+        is_from_start: Replays begin with what the recording began with, instead of in a clean allocator. Other settings
+            would have made another beginning, so that only other requests can be replayed.
     """
 
     device: int
@@ -48,10 +49,10 @@ class Modelled:
     history: History
     reproduction: Reproduction
     peak_entry: int
-    num_contradictions: int
-    num_unclear_sizes: int
+    start: StartState
     said_capacity_bytes: int | None = None
     knows_large_segments: bool = True
+    is_from_start: bool = False
 
     @property
     def torch_version(self) -> tuple[int, int]:
@@ -79,8 +80,25 @@ class Modelled:
 
     @cached_property
     def baseline(self) -> Outcome:
-        """What the program reserves at the recorded settings and capacity, from a clean allocator."""
+        """What the program reserves at the recorded settings and capacity."""
         return self.at_capacity(self.settings, self.capacity)
+
+    @cached_property
+    def as_it_failed(self) -> Modelled:
+        """The same, begun so that each request that failed fails again.
+
+        That is from a clean allocator, if it will do, or else from what the recording began with: without what was
+        cached and cut up before, there may be room. It stays a clean allocator where neither fails as was recorded.
+        """
+        from_start = replace(self, is_from_start=True)
+        if self._fails_alike or self.start.num_contradictions or not from_start._fails_alike:
+            return self
+        is_exact = from_start.baseline.reserved_peak_bytes == self.reproduction.recorded_peak_bytes
+        return from_start if is_exact else self
+
+    @property
+    def _fails_alike(self) -> bool:
+        return self.baseline.failure is None and len(self.baseline.unserved) == len(self.history.failed)
 
     @cached_property
     def unlimited(self) -> Outcome:
@@ -100,7 +118,14 @@ class Modelled:
         requests = program or self.program
         whole = replace(settings, per_process_memory_fraction=1.0)
         with paused_gc():
-            return replay(requests, whole, capacity=capacity, torch_version=self.torch_version, goes_on=True)
+            return replay(
+                requests,
+                whole,
+                capacity=capacity,
+                torch_version=self.torch_version,
+                goes_on=True,
+                start=self.start if self.is_from_start else None,
+            )
 
 
 def model_device(snapshot: Snapshot, state: DeviceState, replayed: Replay) -> Modelled | None:
@@ -131,8 +156,7 @@ def model_device(snapshot: Snapshot, state: DeviceState, replayed: Replay) -> Mo
         history=history,
         reproduction=reproduction,
         peak_entry=peak_entry,
-        num_contradictions=start.num_contradictions,
-        num_unclear_sizes=start.num_unclear_sizes,
+        start=start,
         said_capacity_bytes=_said_capacity(state, replayed),
         knows_large_segments=_SINCE_2_10 in snapshot.settings,
     )
@@ -225,10 +249,12 @@ def _what_differs(modelled: Modelled) -> list[str]:
     sentences = []
     if reproduction.first_difference is not None:
         sentences.append(f"The first decision that differs is at entry {reproduction.first_difference:,}.")
-    if modelled.num_contradictions:
-        sentences.append(f"{modelled.num_contradictions:,} entries or blocks contradict the segments at the end.")
-    if modelled.num_unclear_sizes:
-        sentences.append(f"Of {modelled.num_unclear_sizes:,} blocks from before the recording the size is not known.")
+    if modelled.start.num_contradictions:
+        sentences.append(f"{modelled.start.num_contradictions:,} entries or blocks contradict the segments at the end.")
+    if modelled.start.num_unclear_sizes:
+        sentences.append(
+            f"Of {modelled.start.num_unclear_sizes:,} blocks from before the recording the size is not known."
+        )
     if modelled.history.num_unknown_actions:
         number = modelled.history.num_unknown_actions
         entries = some(number, "entry", "has/have")

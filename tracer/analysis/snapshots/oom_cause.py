@@ -159,9 +159,9 @@ def _if_served(failure: Failure, trial: Trial, advice: str, change: str) -> str:
         return f"{advice}: in a replay of the recording with {change}, the request is served."
     if served is None:
         return (
-            "What would help cannot be tried on this recording, of which a replay does not fail here: record from the "
-            "start of the program."
-        )
+            "What helps against this acts before the recording as well, so that it cannot be tried here: record from "
+            f"the start of the program. {_where_to_look(failure.groups)}"
+        ).strip()
     return f"A replay with {change} fails here as well, so that does not help. {_where_to_look(failure.groups)}".strip()
 
 

@@ -43,10 +43,13 @@ class Trials:
             entry: The entry of the failed request.
 
         Returns:
-            None where a replay of the recording itself does not fail there, so that one with a change tells nothing.
+            None where a replay of the recording itself does not fail there, so that one with a change tells nothing,
+            and where the change would have acted before the recording.
         """
         modelled = self._modelled
         if modelled is None or not _fails(modelled.baseline, entry):
+            return None
+        if modelled.is_from_start and trial not in _OF_REQUESTS:
             return None
         if trial not in self._found:
             self._found[trial] = _TRIALS[trial](modelled).outcome(modelled)
@@ -55,13 +58,15 @@ class Trials:
 
     @cached_property
     def _modelled(self) -> Modelled | None:
-        return model_device(*self._parts)
+        modelled = model_device(*self._parts)
+        return None if modelled is None else modelled.as_it_failed
 
 
 def _fails(outcome: Outcome, entry: int) -> bool:
     return entry in outcome.unserved
 
 
+_OF_REQUESTS: Final[frozenset[Trial]] = frozenset({"free at once"})
 _TRIALS: Final[dict[Trial, Callable[[Modelled], Changed]]] = {
     "expandable segments": with_expandable_segments,
     "split all": splitting_all,
