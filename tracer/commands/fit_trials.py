@@ -46,13 +46,13 @@ def each_alone(card: Card, base: FitTrial | None = None, job: Job | None = None)
     Raises:
         TracerError: The script ended otherwise than for want of memory, and without any change.
     """
-    from tracer.runs.script_changes import SCRIPT_CHANGES
+    from tracer.runs.script_changes import changes_of
 
     with shared_start(job) as start:
         trials = [make_trial((), job=job, start=start) if base is None else base]
         if base is None:
             print("\n".join(trial_words(trials[0], card.usable_bytes)), flush=True)
-        for change in SCRIPT_CHANGES:
+        for change in changes_of(is_job=job is not None):
             trials.append(make_trial((change,), job=job, start=start))
             print("\n".join(trial_words(trials[-1], card.usable_bytes, trials[0])), flush=True)
         return trials
