@@ -11,7 +11,7 @@ from tracer.commands import fit_trials
 from tracer.commands.fit_trials import told_alone
 from tracer.null_gpu.cards import devices_of
 from tracer.results.fit import FitTrial
-from tracer.runs.script_changes import CHECKPOINT, SCRIPT_CHANGES, ScriptChange
+from tracer.runs.script_changes import CHECKPOINT, ScriptChange, changes_of
 from tracer.units import GIB, MIB
 
 DEVICES = devices_of("h100:8GiB")
@@ -36,7 +36,7 @@ def test_each_change_is_told_beside_the_script_as_it_is(
     monkeypatch.setattr(fit_trials, "make_trial", make_trial)
     base = FitTrial((), fits=True, allocated_bytes=GIB, reserved_bytes=2 * GIB) if is_known else None
     report = told_alone(DEVICES, ("train.py",), base)
-    alone = [(change.name,) for change in SCRIPT_CHANGES]
+    alone = [(change.name,) for change in changes_of(is_job=False)]
     assert asked == (alone if is_known else [(), *alone])
     assert [trial.apply for trial in report.trials] == [(), *alone] and report.apply == ()
     lines = capsys.readouterr().out.splitlines()

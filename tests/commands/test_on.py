@@ -15,17 +15,24 @@ from typer.testing import CliRunner, Result
 
 import main
 from tracer.capture.values_read import ValuesRead
+from tracer.commands import fit_trials
 from tracer.exporters.recording_file.document import Document
 from tracer.exporters.screen.values import print_values
 from tracer.null_gpu import process
-from tracer.null_gpu.cards import Card
+from tracer.null_gpu.cards import Card, devices_of
 from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.values import switch
 from tracer.null_gpu.values.answers import Answer
 from tracer.null_gpu.values.device_reads import DeviceRead, Line
 from tracer.null_gpu.values.known_ranges import Known
 from tracer.null_gpu.values.switch import ValuesReport
+from tracer.results.fit import FitTrial
+from tracer.results.null_job import NullJob
+from tracer.runs import null_job
+from tracer.runs.null_job import Job
 from tracer.runs.null_values import read_by_program, values_read
+from tracer.runs.script_changes import SCRIPT_CHANGES, ScriptChange
+from tracer.units import GIB
 
 GPT = ("--model", "models.gpt:build")
 
@@ -116,7 +123,6 @@ def test_an_unknown_card_is_one_sentence_with_the_nearest_names(started: list[li
         (("predict", "train.py", *GPT, "--on", "h100"), "--model works only without a script"),
         (("predict", "train.py", "--advise", "--json", "--on", "l4"), "fit --each --save-dir writes it as JSON"),
         (("run", "--advise", "train.py"), "--advise tries changes on the null GPU"),
-        (("run", "--advise", "--on", "8xh100", "train.py"), "--advise asks about one GPU"),
         (("run", "--advise", "--apply", "bf16", "--on", "h100", "train.py"), "changes of the script as it is"),
     ],
 )
@@ -221,3 +227,27 @@ def test_on_the_null_gpu_only_its_own_devices_have_one(monkeypatch: pytest.Monke
     monkeypatch.setattr(process, "is_active", lambda: True)
     assert caveat_of(torch.device("cuda", 1)) == CAVEAT
     assert caveat_of(torch.device("cpu")) == ""
+
+
+@pytest.mark.parametrize("command", ["run", "predict"])
+def test_advice_of_a_job_tries_each_change_on_it_behind_its_own_answer(
+    command: str, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[Job | None] = []
+
+    def make_trial(changes: Sequence[ScriptChange], *, job: Job | None, **kwargs: object) -> FitTrial:
+        jobs.append(job)
+        return FitTrial(tuple(change.name for change in changes), fits=True, allocated_bytes=GIB, worst_rank=1)
+
+    job = NullJob(devices_of("2xh100"), 2, ())
+    monkeypatch.setattr(null_job, "run_job", lambda *args, **kwargs: job)
+    monkeypatch.setattr(fit_trials, "make_trial", make_trial)
+    result = called(command, "--on", "2xh100", "--advise", "--save-dir", str(tmp_path / "out"), script)
+    assert result.exit_code == 0, result.output
+    assert jobs == [Job(devices_of("2xh100"), 2)] * (1 + len(SCRIPT_CHANGES))
+    told = result.stdout.index("What each change would save alone")
+    assert result.output.index("Job of 2 ranks") < told
+    assert [trial["apply"] for trial in json.loads((tmp_path / "out" / "fit.json").read_text())["trials"]][:2] == [
+        [],
+        ["expandable-segments"],
+    ]

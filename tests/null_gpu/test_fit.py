@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tracer.runs.script_changes import SCRIPT_CHANGES
+from tracer.runs.script_changes import changes_of
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,7 @@ def test_each_change_alone_says_what_it_saves(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ), check=False)
     assert done.returncode == 0, done.stderr
     found = {line.partition(":")[0]: line for line in done.stdout.splitlines() if not line.startswith(" ")}
-    assert list(found) == ["as it is", *(change.name for change in SCRIPT_CHANGES)]
+    assert list(found) == ["as it is", *(change.name for change in changes_of(is_job=False))]
     assert "at the peak" not in found["as it is"]
     assert "the same peak" in found["expandable-segments"]
     # The hidden tensor of a block is 16,384 x 2,048 x 4 bytes, 128 MiB; of eight blocks one at a time has it, not all.

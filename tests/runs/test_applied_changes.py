@@ -7,15 +7,18 @@ import os
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch._dynamo.testing import CompileCounter
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from tracer.errors import UsageError
 from tracer.runs.applied_changes import AppliedChanges
 from tracer.runs.script_changes import (
     BF16,
     BF16_WEIGHTS,
+    BUCKET_VIEWS,
     CHECKPOINT,
     CHUNKED_LOSS,
     COMPILE,
@@ -128,6 +131,25 @@ def test_a_loss_that_was_imported_before_the_choice_follows_it(changes: tuple[Sc
         assert applied.notes == ()
         assert applied._losses.num_calls == len(changes)
     assert functional.cross_entropy is original
+
+
+def test_gradients_become_views_of_buckets_where_the_script_keeps_copies() -> None:
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        with AppliedChanges([BUCKET_VIEWS]) as applied:
+            model = DistributedDataParallel(nn.Linear(4, 4), gradient_as_bucket_view=False)
+            optimizer = torch.optim.SGD(model.parameters())
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        assert model.gradient_as_bucket_view and applied.notes == ()
+        with AppliedChanges([BUCKET_VIEWS]) as applied:
+            DistributedDataParallel(nn.Linear(4, 4), gradient_as_bucket_view=True)
+            optimizer.step()
+        (note,) = applied.notes
+        assert note == "bucket-views: no DistributedDataParallel was made that copies gradients."
+        assert not DistributedDataParallel(nn.Linear(4, 4)).gradient_as_bucket_view
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_a_model_whose_part_was_called_before_computes_it_again_once() -> None:

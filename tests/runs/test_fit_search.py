@@ -11,14 +11,14 @@ from tracer.errors import UsageError
 from tracer.exporters.json_documents.fit import read_fit_json, write_fit_json
 from tracer.results.fit import FitReport, FitTrial
 from tracer.runs.fit_search import least_that_fits
-from tracer.runs.script_changes import CHECKPOINT, SCRIPT_CHANGES, script_changes
+from tracer.runs.script_changes import CHECKPOINT, SCRIPT_CHANGES, changes_of, script_changes
 
 GIB = 1 << 30
-NAMES = [change.name for change in SCRIPT_CHANGES]
+NAMES = [change.name for change in changes_of(is_job=False)]
 
 
 def searched(
-    needs: int, saves: dict[str, int], in_vain: str = "", not_borne: str = ""
+    needs: int, saves: dict[str, int], in_vain: str = "", not_borne: str = "", *, is_job: bool = False
 ) -> tuple[tuple[str, ...] | None, list[str]]:
     """Names of the answer, and of each trial, of a script that needs so much, where each change saves so much."""
     asked: list[str] = []
@@ -32,7 +32,7 @@ def searched(
         left = needs - sum(saves.get(name, 0) for name in names)
         return FitTrial(names, fits=left <= 10, allocated_bytes=left, notes=notes)
 
-    found = least_that_fits(make_trial)
+    found = least_that_fits(make_trial, is_job=is_job)
     return None if found is None else tuple(change.name for change in found[0]), asked
 
 
@@ -46,6 +46,12 @@ def test_what_is_not_needed_is_left_out() -> None:
     memory = "expandable-segments,fused-optimizer,free-gradients,chunked-loss"
     # Without checkpoint it is known not to fit; all that costs nothing is left out at once.
     assert asked == ["", memory, f"{memory},checkpoint", "checkpoint"]
+
+
+def test_what_is_only_for_jobs_is_tried_in_jobs() -> None:
+    names, asked = searched(15, {"bucket-views": 5}, is_job=True)
+    assert names == ("bucket-views",)
+    assert asked[1] == "expandable-segments,fused-optimizer,free-gradients,chunked-loss,bucket-views"
 
 
 def test_of_what_costs_nothing_what_is_needed_stays() -> None:

@@ -135,7 +135,7 @@ def _least(devices: Devices, own: tuple[str, ...], job: Job | None) -> FitReport
         return trials[-1]
 
     with shared_start(job) as start:
-        fitting = least_that_fits(told)
+        fitting = least_that_fits(told, is_job=job is not None)
     changes = fitting[0] if fitting is not None else ()
     for change in changes:
         say(f"{change.name}: {change.words} ({change.group.words[0].lower()}{change.group.words[1:]}).")

@@ -46,31 +46,34 @@ def each_alone(card: Card, base: FitTrial | None = None, job: Job | None = None)
     Raises:
         TracerError: The script ended otherwise than for want of memory, and without any change.
     """
-    from tracer.runs.script_changes import SCRIPT_CHANGES
+    from tracer.runs.script_changes import changes_of
 
     with shared_start(job) as start:
         trials = [make_trial((), job=job, start=start) if base is None else base]
         if base is None:
             print("\n".join(trial_words(trials[0], card.usable_bytes)), flush=True)
-        for change in SCRIPT_CHANGES:
+        for change in changes_of(is_job=job is not None):
             trials.append(make_trial((change,), job=job, start=start))
             print("\n".join(trial_words(trials[-1], card.usable_bytes, trials[0])), flush=True)
         return trials
 
 
-def told_alone(devices: Devices, own: tuple[str, ...], base: FitTrial | None = None) -> FitReport:
+def told_alone(
+    devices: Devices, own: tuple[str, ...], base: FitTrial | None = None, job: Job | None = None
+) -> FitReport:
     """`--advise` of a script: what each change alone saves, with a command that trains with the first that fits.
 
     Args:
         devices: The devices that the trials are on.
         own: The script's own command, a word each.
         base: The script as it is, where that is known and said already.
+        job: The job that the script is, if it is one.
 
     Raises:
         TracerError: The script ended otherwise than for want of memory, and without any change.
     """
     print("\nWhat each change would save alone, made without editing the script:", flush=True)
-    trials = each_alone(devices.card, base)
+    trials = each_alone(devices.card, base, job)
     return FitReport(devices.words, devices.card.usable_bytes, own, tuple(trials), first_that_fits(trials))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,7 +104,13 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def run_ranks(
-    on: OnOptions, save_dir: Path | None, *, quiet: bool, as_json: bool = False, status_if_full: int = 0
+    on: OnOptions,
+    save_dir: Path | None,
+    *,
+    quiet: bool,
+    as_json: bool = False,
+    status_if_full: int = 0,
+    then: Callable[[Job], None] | None = None,
 ) -> None:
     """Run the command as the ranks of the job that `--on` names, if it names one, and exit with their status.
 
@@ -114,6 +120,7 @@ def run_ranks(
         quiet: Whether nothing is printed.
         as_json: Whether the job is printed as a document.
         status_if_full: Exit status if all ranks ended well, but NCCL's buffers do not fit beside them.
+        then: Called with the job when it has been told, before the exit.
 
     Raises:
         TracerError: The job's description makes no sense.
@@ -133,6 +140,8 @@ def run_ranks(
             console.print(json.dumps(null_job_json(result), indent=1), soft_wrap=True, markup=False)
         else:
             print_null_job(result, console)
+    if then is not None:
+        then(job)
     raise typer.Exit(result.status or (status_if_full if result.fits is False else 0))
 
 

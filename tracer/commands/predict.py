@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +22,7 @@ from tracer.commands.usage import OUTPUTS, QUESTIONS, SCHEDULE
 from tracer.commands.workload_options import PredictedWorkload
 from tracer.exporters.screen.next_commands import after_prediction
 from tracer.exporters.screen.terminal import screen as terminal
+from tracer.null_gpu.job.place import Place as RankPlace
 from tracer.results.fit import FitTrial
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from tracer.null_gpu.cards import Card, Devices
     from tracer.results.prediction import LargestSize, Prediction
     from tracer.results.run_results import RunResults
+    from tracer.runs.null_job import Job
 
 _DOES_NOT_FIT = 3
 
@@ -70,7 +73,8 @@ def predict(
     )
     with errors_for_people(), kept_import_path():
         answers = place.answers
-        run_ranks(place, save_dir, quiet=screen.quiet, as_json=as_json, status_if_full=_DOES_NOT_FIT)
+        then = _advise_job(options) if advise and script is not None else None
+        run_ranks(place, save_dir, quiet=screen.quiet, as_json=as_json, status_if_full=_DOES_NOT_FIT, then=then)
         devices = check(options)
         if script is not None and place.card_text is not None and (asked := asked_trial()) is not None:
             answer_trial(asked, place.card_text, answers, script, arguments or [], is_module=module, num_steps=steps)
@@ -109,18 +113,23 @@ def _predict(options: Options, devices: Devices | None, *, is_there: bool) -> bo
 
         _write(replace(answer.results, advice=advice, verdict=verdict(answer)), options.save_dir, options)
     _answer(answer, largest, advice, options)
-    if options.script is not None and options.advise and devices is not None:
-        _advise_script(options, devices, answer)
+    if options.script is not None and options.advise and devices is not None and RankPlace.here() is None:
+        memory = answer.memory
+        base = FitTrial((), bool(answer.fits), memory.peak_allocated_bytes, memory.peak_reserved_bytes)
+        _advise_script(options, devices, base)
     return answer.fits
 
 
-def _advise_script(options: Options, devices: Devices, answer: Prediction) -> None:
+def _advise_job(options: Options) -> Callable[[Job], None]:
+    return lambda job: _advise_script(options, job.devices, job=job)
+
+
+def _advise_script(options: Options, devices: Devices, base: FitTrial | None = None, job: Job | None = None) -> None:
     """What each change made from outside would save; as fit.json, too, where files are written."""
     from tracer.exporters.json_documents.fit import write_fit_json
 
     own = (*(["-m"] if options.is_module else []), str(options.script), *options.arguments)
-    base = FitTrial((), bool(answer.fits), answer.memory.peak_allocated_bytes, answer.memory.peak_reserved_bytes)
-    report = told_alone(devices, own, base)
+    report = told_alone(devices, own, base, job)
     if options.save_dir is not None:
         write_fit_json(report, options.save_dir / "fit.json")
 

@@ -21,9 +21,11 @@ from tracer.commands.usage import DEVICE
 from tracer.errors import UsageError
 from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say
+from tracer.null_gpu.job.place import Place
 
 if TYPE_CHECKING:
     from tracer.null_gpu.cards import Devices
+    from tracer.runs.null_job import Job
     from tracer.runs.script_run import MakeLater, MakeSession
     from tracer.runs.session import Schedule
 
@@ -89,7 +91,12 @@ def run(
             with kept_import_path():
                 answer_trial(asked, on.on, on.answers, script, arguments or [], is_module=module)
             return
-        run_ranks(on, save_dir, quiet=screen.quiet)
+        own = (*(["-m"] if module else []), script, *(arguments or []))
+
+        def advise_job(job: Job) -> None:
+            _advise(job.devices, str(on.on), own, save_dir, job)
+
+        run_ranks(on, save_dir, quiet=screen.quiet, then=advise_job if advise else None)
         devices = start_on(on.on) if on.on is not None else None
     if devices is not None and not screen.quiet:
         say_where(devices)
@@ -113,9 +120,11 @@ def run(
         results = profile.session.results if isinstance(profile.session, ScriptTraining) else None
         if devices is not None and results is not None and (reason := elsewhere(results.device)):
             say(f"{reason} {USE_CUDA}")
-    if advise and devices is not None:
+    if advise and devices is not None and Place.here() is None:  # of a job all ranks together
         with errors_for_people():
-            _advise(devices, str(on.on), (*(["-m"] if module else []), script, *(arguments or [])), save_dir)
+            _advise(devices, str(on.on), own, save_dir)
+            if watch and not succeeded:
+                say("Note: Each trial ran the first steps alone: what grows later is not in it.")
     if not succeeded:
         raise typer.Exit(1)
 
@@ -199,17 +208,15 @@ def _check_advise(on: OnOptions, apply: str) -> None:
         raise UsageError(
             "--advise tries changes on the null GPU.", hint="Add --on with your GPU's name, such as --on h100."
         )
-    if on.job is not None:
-        raise UsageError("--advise asks about one GPU.", hint="fit --search with the same --on tries changes on a job.")
     if apply:
         raise UsageError("--advise tries changes of the script as it is.", hint="Leave out --apply.")
 
 
-def _advise(devices: Devices, card: str, own: tuple[str, ...], save_dir: Path) -> None:
+def _advise(devices: Devices, card: str, own: tuple[str, ...], save_dir: Path, job: Job | None = None) -> None:
     """Each change alone, fit.json, and the command that finds the fewest with which it fits."""
     from tracer.exporters.json_documents.fit import write_fit_json
 
-    report = told_alone(devices, own)
+    report = told_alone(devices, own, job=job)
     write_fit_json(report, save_dir / "fit.json")
     say(f"Next: {program_name()} fit --on {card} {shlex.join(own)} finds the fewest with which it fits.")
 

@@ -17,12 +17,14 @@ from torch.utils.checkpoint import checkpoint
 
 from tracer.advice.changes.optimizer_kernels import can_be_fused
 from tracer.capture.torch_private.torch_graph import running_node
+from tracer.runs.bucket_views import BucketViews
 from tracer.runs.frozen_on_host import move_frozen
 from tracer.runs.kept_on_host import SavedOnHost, StateOnHost
 from tracer.runs.loss_in_chunks import LossInChunks
 from tracer.runs.script_changes import (
     BF16,
     BF16_WEIGHTS,
+    BUCKET_VIEWS,
     CHECKPOINT,
     CHUNKED_LOSS,
     COMPILE,
@@ -58,6 +60,7 @@ class AppliedChanges:
         self._in_call = ExitStack()
         self._losses = LossInChunks()
         self._state = StateOnHost()
+        self._buckets = BucketViews()
         self._num_steps = 0
         self._has_called = False
         # Weak: what a program has replaced is not kept, and its `id` is another's soon.
@@ -76,6 +79,11 @@ class AppliedChanges:
         in_vain = (
             (COMPILE, not self.num_compiled, "the model has no repeated blocks."),
             (CHECKPOINT, not self.num_blocks, "the model has no repeated blocks."),
+            (
+                BUCKET_VIEWS,
+                has_stepped and not self._buckets.num_made,
+                "no DistributedDataParallel was made that copies gradients.",
+            ),
             (CHUNKED_LOSS, has_stepped and not self._losses.num_calls, "no large loss over classes was computed."),
             (
                 FROZEN_ON_HOST,
@@ -124,6 +132,8 @@ class AppliedChanges:
         if STATE_ON_HOST in self._changes:
             self._hooks.callback(register_optimizer_step_pre_hook(self._state.before_step).remove)
             self._hooks.callback(register_optimizer_step_post_hook(self._state.after_step).remove)
+        if BUCKET_VIEWS in self._changes:
+            self._hooks.enter_context(self._buckets.switched_on())
         if FREE_GRADIENTS in self._changes:
             self._hooks.callback(register_optimizer_step_post_hook(_free_gradients).remove)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tracer.advice.recommendation import Group
 from tracer.results.fit import FitTrial
-from tracer.runs.script_changes import CHECKPOINT, FROZEN_ON_HOST, SCRIPT_CHANGES, STATE_ON_HOST, ScriptChange
+from tracer.runs.script_changes import CHECKPOINT, FROZEN_ON_HOST, STATE_ON_HOST, ScriptChange, changes_of
 
 Changes = tuple[ScriptChange, ...]
 Try = Callable[[Changes], FitTrial]
@@ -16,17 +16,18 @@ _NUM_COSTLY = 2
 """How many costly changes come one by one before all of them are tried: where that fails, nothing is left to try."""
 
 
-def least_that_fits(make_trial: Try) -> tuple[Changes, FitTrial] | None:
+def least_that_fits(make_trial: Try, *, is_job: bool = False) -> tuple[Changes, FitTrial] | None:
     """The first set that fits, without what it does not need; None if none does.
 
     Sets grow in the order of what their changes give up: first all that give up nothing but memory, then one by one.
     """
-    free = tuple(change for change in SCRIPT_CHANGES if change.group == Group.MEMORY)
+    changes_there = changes_of(is_job=is_job)
+    free = tuple(change for change in changes_there if change.group == Group.MEMORY)
     on_host = (STATE_ON_HOST, FROZEN_ON_HOST)  # of most programs one of them is nothing
     costly = [
         (CHECKPOINT,),
         on_host,
-        *((change,) for change in SCRIPT_CHANGES if change not in {*free, CHECKPOINT, *on_host}),
+        *((change,) for change in changes_there if change not in {*free, CHECKPOINT, *on_host}),
     ]
     changes: Changes = ()
     known: dict[Changes, FitTrial] = {}

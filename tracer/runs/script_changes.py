@@ -22,12 +22,14 @@ class ScriptChange:
         group: What it gives up.
         words: What it does, for people.
         settings: Allocator settings, if the change is these and nothing else.
+        is_for_jobs: Whether it is nothing to a script of one process.
     """
 
     name: str
     group: Group
     words: str
     settings: str = ""
+    is_for_jobs: bool = False
 
 
 EXPANDABLE = ScriptChange(
@@ -52,6 +54,12 @@ COMPILE = ScriptChange(
     Group.MEMORY,
     "repeated blocks are compiled by torch.compile, each by itself; the first steps take longer",
 )
+BUCKET_VIEWS = ScriptChange(
+    "bucket-views",
+    Group.MEMORY,
+    "gradients are views of the buckets that DistributedDataParallel sends, not copies of them",
+    is_for_jobs=True,
+)
 CHECKPOINT = ScriptChange("checkpoint", Group.COMPUTE, "repeated blocks compute their activations again in backward")
 STATE_ON_HOST = ScriptChange(
     "state-on-host",
@@ -75,6 +83,7 @@ SCRIPT_CHANGES = (
     FUSED,
     FREE_GRADIENTS,
     CHUNKED_LOSS,
+    BUCKET_VIEWS,
     CHECKPOINT,
     STATE_ON_HOST,
     FROZEN_ON_HOST,
@@ -85,6 +94,11 @@ SCRIPT_CHANGES = (
 """What `fit` tries one after the other, and `fit --each` alone."""
 ALL_CHANGES = (COMPILE, *SCRIPT_CHANGES)
 """Compiling as well, which takes longer than all other trials: `fit --search` tries it."""
+
+
+def changes_of(*, is_job: bool) -> tuple[ScriptChange, ...]:
+    """All changes that can be something to a job, or to a script of one process."""
+    return tuple(change for change in SCRIPT_CHANGES if is_job or not change.is_for_jobs)
 
 
 def script_changes(text: str) -> tuple[ScriptChange, ...]:

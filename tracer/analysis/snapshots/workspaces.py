@@ -51,8 +51,9 @@ def kept_workspaces(state: DeviceState, lives: Lives, has_stack: Bools, in_layer
     """What the first call of cuBLAS made and nothing freed, as torch before 2.15 keeps it for each thread [lives].
 
     One of the uncommon size needs no other proof. One of a common size is the only one of its size that its line ever
-    made, behind a product's result; and the result is gone, where no layer made it after its line had made others, or
-    no layer's line had made two before. In backward, where there is no stack, it is the only one that is left.
+    made, right behind a product's result. In a layer that result is gone by now, or no line of a layer made two blocks
+    before; elsewhere it is gone, and its line has made it again since. In backward, where there is no stack, it is the
+    only one that is left.
 
     Args:
         state: State of the device.
@@ -62,7 +63,7 @@ def kept_workspaces(state: DeviceState, lives: Lives, has_stack: Bools, in_layer
         has_cpp: The recording has C++ frames, which would name it.
     """
     is_at_end = lives.end == len(state.trace)
-    is_kept = is_at_end & (lives.requested_bytes == WORKSPACE_BYTES) & (~has_stack | (not has_cpp))
+    is_kept: Bools = is_at_end & (lives.requested_bytes == WORKSPACE_BYTES) & (~has_stack | (not has_cpp))
     if has_cpp:
         return is_kept
     is_common = np.isin(lives.requested_bytes, (LARGE_WORKSPACE_BYTES, LT_WORKSPACE_BYTES))
