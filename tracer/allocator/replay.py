@@ -15,7 +15,6 @@ from tracer.allocator.settings import AllocatorSettings
 from tracer.allocator.sizes import SEGMENT_STEP_BYTES, SMALL_BYTES
 from tracer.allocator.start_state import StartState, load
 from tracer.allocator.state import NEWEST_TORCH
-from tracer.snapshot.replay import BEFORE
 
 BEFORE_THE_RECORDING = -1
 _NUM_PROBES = 8
@@ -198,8 +197,9 @@ class _Run:
     def _go_on_from(self, start: StartState) -> None:
         """What was there before, where it lay; blocks that a change does without are free from the start."""
         history = self._program.history
+        first = set(history.first_lives.tolist())
         for life, block in load(self._allocator, start, history).items():
-            if history.lives.begin[life] == BEFORE:
+            if life in first:
                 self._live[life] = block
             else:
                 self._allocator.give_back(block)
