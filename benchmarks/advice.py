@@ -19,6 +19,7 @@ from tracer.advice.change import Change
 from tracer.advice.planner import Outcome, advise, applied
 from tracer.advice.recommendation import Group, Recommendation
 from tracer.null_gpu.cards import A100
+from tracer.null_gpu.cudnn import cudnn_of
 from tracer.null_gpu.process import restart_on
 from tracer.runs.advising import shown_on_null_gpu
 from tracer.units import MIB
@@ -35,7 +36,8 @@ def main(names: Sequence[str]) -> None:
     for name in names or list(PROGRAMS):
         start_s = time.process_time()
         program = PROGRAMS[name]
-        advice = advise(partial(program, torch.device("cpu")), device="cuda", card=A100)
+        with cudnn_of(A100) as cudnn:
+            advice = advise(partial(program, torch.device("cpu")), device="cuda", card=A100, cudnn=cudnn)
         report = shown_on_null_gpu(advice, partial(program, torch.device("cuda")))
         before = shown_peak_bytes(program, ())
         print(

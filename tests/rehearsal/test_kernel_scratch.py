@@ -46,6 +46,15 @@ def layer_norm_of_rows(number: int) -> Step:
     return step
 
 
+def softmax(function: Any, *, is_transposed: bool = False, dtype: torch.dtype = torch.float32) -> Step:
+    def step() -> None:
+        result = function(leaf(4, 8, 16, dtype=dtype), -1)
+        given = result.transpose(1, 2) if is_transposed else result
+        given.backward(torch.randn(given.shape, dtype=dtype))
+
+    return step
+
+
 def embedding(number: int) -> Step:
     def step() -> None:
         weight = leaf(100, 16)
@@ -115,6 +124,14 @@ CASES: dict[str, tuple[str, Step, list[int]]] = {
     "layer norm, 65,536 rows": ("layer-norm", layer_norm_of_rows(65_536), []),
     "layer norm, one more": ("layer-norm", layer_norm_of_rows(65_537), [2049 * 64 * FLOAT] * 2),
     "embedding, few indices": ("embedding-backward", embedding(3072), []),
+    # the product; where the gradient comes with its axes exchanged, the product does, too, and is copied in order
+    "softmax": ("softmax-backward", softmax(F.softmax), [512 * FLOAT]),
+    "softmax, transposed": ("softmax-backward", softmax(F.softmax, is_transposed=True), [512 * FLOAT] * 2),
+    "softmax of half": ("softmax-backward", softmax(F.softmax, dtype=torch.bfloat16), [512 * 2]),
+    "logarithm of softmax": ("softmax-backward", softmax(F.log_softmax), []),
+    "logarithm of softmax, transposed": (
+        "softmax-backward", softmax(F.log_softmax, is_transposed=True), [512 * FLOAT],
+    ),
     "embedding, many indices": (
         # sorted and original indices, where each begins; of 100 of them sums, where they begin, 307 + 100 rows of sums
         "embedding-backward", embedding(3073),

@@ -19,7 +19,7 @@ from tracer.advice.recommendation import Group, Measured
 from tracer.exporters.json_documents.advice import advice_values
 from tracer.exporters.screen.advice import print_advice
 from tracer.exporters.screen.terminal import screen
-from tracer.null_gpu.cards import UNNAMED, Card
+from tracer.null_gpu.cards import A100, UNNAMED, Card
 from tracer.runs import advising
 from tracer.runs.advising import advise_on, loss_is_sum, measure, run_for_real, shown_on_null_gpu
 from tracer.units import MIB
@@ -130,23 +130,30 @@ def test_on_the_null_gpu_each_is_made_and_listed_by_what_it_saves_there(monkeypa
         assert saved == sorted(saved, reverse=True)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
-def test_changes_are_rehearsed_on_the_card_at_hand(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("device", "name", "label"),
+    [("cpu", "", ""), ("cuda:0", A100.name, A100.label), ("cuda:0", "NVIDIA P106-100", "")],
+)
+def test_changes_are_rehearsed_on_the_card_at_hand_and_a_known_ones_cudnn_is_asked(
+    device: str, name: str, label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class AskedError(Exception):
         pass
 
-    def asked(build: object, *, card: Card, **options: object) -> None:
+    def asked(build: object, *, card: Card, cudnn: object, **options: object) -> None:
         cards.append(card)
+        assert cudnn == f"cuDNN of {label}"
         raise AskedError
 
     cards: list[Card] = []
-    gpu = SimpleNamespace(total_memory=80 << 30, major=9, minor=0, multi_processor_count=132)
+    gpu = SimpleNamespace(name=name, total_memory=80 << 30, major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
     monkeypatch.setattr(advising, "advise", asked)
+    monkeypatch.setattr(advising, "cudnn_of", lambda card: nullcontext(f"cuDNN of {card.label}"))
     workload = stack()
     if device != "cpu":
         monkeypatch.setattr(advising, "random_states_kept", lambda of: nullcontext())
         workload = SimpleNamespace(device=torch.device(device))  # type: ignore[assignment]
     with pytest.raises(AskedError):
         advise_on(stack, workload)
-    assert cards == [UNNAMED if device == "cpu" else Card("", 80 << 30, capability=(9, 0), num_sms=132)]
+    assert cards == [UNNAMED if device == "cpu" else Card(label, 80 << 30, capability=(9, 0), num_sms=132)]

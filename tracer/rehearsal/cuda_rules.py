@@ -271,6 +271,15 @@ RULES: tuple[Rule, ...] = (
         },
     ),
     Rule(
+        "softmax-backward",
+        "aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out, host_softmax_backward",
+        "Softmax's backward multiplies gradient and result first; that of its logarithm copies what is not contiguous.",
+        scratch={
+            "aten::_softmax_backward_data": kernels.softmax_backward,
+            "aten::_log_softmax_backward_data": kernels.log_softmax_backward,
+        },
+    ),
+    Rule(
         "embedding-backward",
         "aten/src/ATen/native/cuda/Embedding.cu, embedding_dense_backward_cuda; EmbeddingBackwardKernel.cu",
         "More than 3,072 indices are sorted; each index, and each ten of one, has a row of sums. CUB's are not in it.",

@@ -91,6 +91,27 @@ def layer_norm_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
             yield Scratch(down * columns * parameter.element_size())
 
 
+# ---- softmax ---------------------------------------------------------------------------------------------------------
+
+
+def softmax_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """The product of gradient and result, and what of it or of the result is not in order."""
+    grad, output = call.args[:2]
+    product = output.numel() * max(grad.element_size(), output.element_size())
+    yield from scratch(product, product if _is_permuted(grad) else 0, *copy_bytes(output))
+
+
+def log_softmax_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Gradient and result in order, where they are not."""
+    return scratch(*copy_bytes(*call.args[:2]))
+
+
+def _is_permuted(tensor: Tensor) -> bool:
+    """Whether an element by element result has its axes in another order, since this one has."""
+    strides = [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1 and stride > 0]
+    return strides != sorted(strides, reverse=True)
+
+
 # ---- indices that are sorted -----------------------------------------------------------------------------------------
 
 _MOST_UNSORTED_INDICES = 3072

@@ -19,7 +19,8 @@ from tracer.advice.report import report_of
 from tracer.advice.wrapped import Wrapped
 from tracer.capture.device.devices import synchronize
 from tracer.null_gpu import process
-from tracer.null_gpu.cards import UNNAMED, Card
+from tracer.null_gpu.cards import CARDS, UNNAMED, Card
+from tracer.null_gpu.cudnn import cudnn_of
 from tracer.null_gpu.limit import WITHOUT_END_BYTES, limited_to
 from tracer.rehearsal.cpu_kernels import CpuKernels
 from tracer.results.null_run import caveat_of
@@ -70,14 +71,17 @@ def advise_on(
     device: Device = "cpu" if of.device.type == "cpu" else "cuda"
     with random_states_kept(of):
         cpu_kernels = CpuKernels() if device == "cpu" else None
-        advice = advise(
-            build,
-            device=device,
-            target_bytes=target_bytes,
-            progress=progress,
-            cpu_kernels=cpu_kernels,
-            card=_card(of.device),
-        )
+        card = _card(of.device)
+        with cudnn_of(card) as cudnn:
+            advice = advise(
+                build,
+                device=device,
+                target_bytes=target_bytes,
+                progress=progress,
+                cpu_kernels=cpu_kernels,
+                card=card,
+                cudnn=cudnn,
+            )
         if caveat_of(of.device):
             return shown_on_null_gpu(advice, build_there or build)
         measured: dict[str, Measured] = {}
@@ -112,7 +116,8 @@ def _card(device: torch.device) -> Card:
     if device.type != "cuda":
         return UNNAMED
     gpu = torch.cuda.get_device_properties(device)
-    return Card("", gpu.total_memory, capability=(gpu.major, gpu.minor), num_sms=gpu.multi_processor_count)
+    label = next((card.label for card in CARDS if card.name == gpu.name), "")  # of another cuDNN is not asked
+    return Card(label, gpu.total_memory, capability=(gpu.major, gpu.minor), num_sms=gpu.multi_processor_count)
 
 
 def _verified(
