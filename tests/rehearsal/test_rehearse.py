@@ -163,6 +163,21 @@ def test_a_number_is_formatted_as_it_is_read() -> None:
     assert read == {(2, "1.0")} and shown == ["1.000 1.0"] * 3
 
 
+def test_a_number_drawn_between_bounds_is_the_largest_of_them() -> None:
+    model, read = nn.Linear(8, 2), []
+
+    def step() -> None:
+        chosen = (4, 8, 16)[int(torch.empty(1).uniform_(0.0, 3.0).item())]
+        other = torch.rand(1)
+        other.add_(5.0)
+        drawn = (int(torch.rand(()).item() * 5), torch.randint(2, 5, (1,)).item(), torch.randint(7, (1,)).item())
+        read.append((chosen, *drawn, torch.empty(1).random_(2, 9).item(), other.item()))
+        model(torch.ones(chosen, 8)).sum()
+
+    rehearsed(step, model)
+    assert set(read) == {(16, 4, 4, 6, 8, 1.0)}
+
+
 def test_a_model_of_several_processes_is_refused() -> None:
     class DistributedDataParallel(nn.Sequential):
         """As torch's own, which needs a group of processes to be made."""

@@ -19,6 +19,7 @@ from tracer.capture.objects.plain_tensors import plain_tensors
 from tracer.capture.recording import OpKind
 from tracer.capture.torch_names import BACKWARD_FUNCTION, ENGINE_PREFIX, is_accumulate_grad
 from tracer.capture.torch_private import torch_dispatch, torch_fake, torch_graph, torch_tensors
+from tracer.rehearsal.drawn_numbers import DRAWN
 from tracer.rehearsal.how_many import ASKS_HOW_MANY
 from tracer.rehearsal.in_place import fits_in_place, in_place_in
 from tracer.rehearsal.kernel_results import RESULT_BYTES
@@ -171,6 +172,8 @@ class Recorder:
         # Counts of infinities among gradients: there are none, or the optimizer would never step.
         self._zeros: set[int] = set()
         self._new_zeros: int = NONE
+        # By storage: what a program reads in it that has drawn it.
+        self._drawn: dict[int, float] = {}
         # Of tensors with memory: their fake ones by storage, and what lets go of these when the storage is no more.
         self._stand_ins: dict[int, Tensor] = {}
         self._let_go: list[weakref.finalize[Any, Any]] = []
@@ -315,6 +318,7 @@ class Recorder:
             bits[storage] = bits.get(storage, 0) | READ
         for storage in self._written(known, args, kwargs):
             bits[storage] = bits.get(storage, 0) | WRITTEN
+            self._drawn.pop(storage, None)
         if known.may_be_gradient and not self._has_accumulated and self._node_is_accumulate:
             self._has_accumulated = True
             log.gradients.add(outside[0])
@@ -332,6 +336,8 @@ class Recorder:
                 in_order = [out[n] for n in known.order] if known.order else out
                 self._made(in_order, bits, known.result_bytes(args) if known.result_bytes is not None else None)
             self._new_zeros = self.number(out) if known.name in _MAKES_ZEROS else NONE
+            if known.name in DRAWN and (drawn := DRAWN[known.name](args, kwargs)) is not None:
+                self._drawn[self.number(out)] = drawn
             if known.name == _COUNTS_INFINITIES:
                 self._zeros.add(self.number(args[1]))
             if known.scratch:
@@ -385,7 +391,8 @@ class Recorder:
             if self.number(args[0]) in self._zeros:
                 return 0.0
             dtype = args[0].dtype
-            answer = False if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
+            plain = False if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
+            answer = self._drawn.get(self.number(args[0]), plain)
             self._note_read(answer)
             return answer
 

@@ -16,7 +16,7 @@ _REASONS: tuple[tuple[str, str, str], ...] = (
     (
         r"DynamicOutputShapeException",
         "how large the result of {} is depends on numbers, and a rehearsal has none",
-        "Rehearse with a part that has fixed shapes in its place.",
+        "--engine null-gpu runs it; else rehearse with a part that has fixed shapes in its place.",
     ),
     (
         r"DataDependentOutputException",

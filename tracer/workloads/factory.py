@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -172,7 +173,7 @@ def call_factory(name_of_factory: str, factory: Any, arguments: dict[str, Any], 
         return factory(**arguments)
     except (Exception, SystemExit) as error:
         hint = "Check the --model-arg options, or the factory itself."
-        if "NVIDIA driver" in str(error):
+        if re.search("NVIDIA driver|no accelerator device", str(error)):
             hint = "No GPU is here: leave out .cuda(), or take the null GPU: --on h100, without --engine rehearsal."
         raise UserModelError(f"{name_of_factory} raised {_words(error)}", hint=hint) from error
 
