@@ -88,8 +88,9 @@ def test_names_of_others_prove_nothing_of_the_kind(frame: Frame) -> None:
 
 def test_what_autograd_calls_on_its_threads_is_outermost_there() -> None:
     apply, own = Frame("apply", f"{TORCH}/autograd/function.py", 9), Frame("backward", "/home/me/f.py", 3)
-    found = facts_of_stacks(stacks([own, apply], [own, apply, Frame("main", "/home/me/train.py", 1)]))
-    assert has(found, Fact.ENGINE).tolist() == [True, False]
+    dispatch, main = Frame("__torch_dispatch__", "/home/me/subclass.py", 7), Frame("main", "/home/me/train.py", 1)
+    found = facts_of_stacks(stacks([own, apply], [own, apply, main], [own, dispatch], [own, dispatch, main]))
+    assert has(found, Fact.ENGINE).tolist() == [True, False, True, False]
 
 
 def test_who_calls_backward_is_told_by_the_outermost_frame() -> None:

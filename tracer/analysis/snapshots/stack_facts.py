@@ -74,6 +74,8 @@ _BACKWARD_CALLS = (("_tensor.py", "backward"), ("autograd/__init__.py", "backwar
 _OF_THE_MODEL = int(Fact.MODULE_FORWARD | Fact.BACKWARD_CALL | Fact.ENGINE)
 # What autograd calls on threads of its own: there it is the outermost Python frame.
 _CALLED_BY_ENGINE = ("autograd/function.py", "autograd/graph.py", "utils/checkpoint.py", "utils/hooks.py")
+_OF_SUBCLASSES = "__torch_dispatch__"
+"""An operator of a tensor subclass; where Python code runs the operator, that code's frame is outside of it."""
 
 
 def facts_of_stacks(stacks: Stacks) -> Ints:
@@ -218,7 +220,7 @@ def is_module_call(frame: Frame) -> bool:
 
 
 def _is_called_by_engine(frame: Frame) -> bool:
-    return is_python(frame) and torch_file(frame) in _CALLED_BY_ENGINE
+    return is_python(frame) and (torch_file(frame) in _CALLED_BY_ENGINE or frame.name == _OF_SUBCLASSES)
 
 
 def _makes_buckets(frame: Frame) -> bool:
