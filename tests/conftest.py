@@ -21,6 +21,7 @@ from hypothesis import settings
 from tests.bytecode import remove_bytecode, share_bytecode
 from tests.training_steps import Recorded, record_workload
 from tracer.capture.objects.live_tensors import LiveTensors
+from tracer.capture.torch_private.torch_compile import has_compiled
 from tracer.null_gpu.process import is_active
 
 # A busy machine is no fault of the code: no test may fail for the time that it took.
@@ -70,6 +71,14 @@ def nothing_of_other_tests() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    """No test compiles in this process: torch would leave hooks off every optimizer of the tests behind it."""
+    before = has_compiled()
+    yield
+    assert has_compiled() == before, "torch.compile has compiled here: this test belongs in a process of its own"
 
 
 @pytest.fixture(autouse=True, scope="session")
