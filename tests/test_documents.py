@@ -224,7 +224,7 @@ with profile_training(model, optimizer, save_dir="profile_before", schedule=Sche
 
 
 def run_here(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=300)
+    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=600)
 
 
 def run_loop(text: str, folder: Path) -> None:
