@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tracer.advice.changes.eight_bit_packages import installed_packages
 from tracer.runs.script_changes import changes_of
 
 pytestmark = pytest.mark.slow
@@ -68,6 +69,11 @@ def test_each_change_alone_says_what_it_saves(tmp_path: Path) -> None:
     assert "128.00 MiB less at the peak" in found["state-on-host"]
     # Hidden tensors and blocks' inputs, 8 x (128 + 32) MiB, but for what one block's backward brings back.
     assert "1.08 GiB less at the peak" in found["saved-on-host"]
+    # Of 2 x 4 bytes for each of 16 x 2,048 x 512 weights, 2 x 2 and 2 x (1 + 4/256) are left; biases stay as they are.
+    assert "64.00 MiB less at the peak" in found["bf16-state"]
+    assert "95.50 MiB less at the peak" in found["8-bit-state"]
+    note = "  8-bit-state: an estimate, since neither bitsandbytes nor torchao is installed"
+    assert installed_packages() or note in done.stdout
 
 
 def test_a_search_compiles_and_checkpoints_and_puts_the_cheapest_that_fits_first(tmp_path: Path) -> None:
@@ -134,7 +140,7 @@ def test_a_change_that_a_script_does_not_bear_is_said_and_left_out(tmp_path: Pat
     made = "expandable-segments, fused-optimizer, free-gradients, chunked-loss, checkpoint, state-on-host"
     assert f"{made}, saved-on-host: out of memory, with " in done.stderr
     # What comes after bf16 is tried without it, here in vain.
-    for name in ("bf16", "bf16-weights"):
+    for name in ("bf16", "bf16-state, bf16-weights"):
         assert f"{made}, saved-on-host, {name}: the script ended with an error before a step was done.\n" in done.stderr
     # And with all at once, which says nothing of the others.
     assert done.stderr.count("\n  AssertionError: no autocast here\n") == 3

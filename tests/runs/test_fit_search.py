@@ -11,10 +11,10 @@ from tracer.errors import UsageError
 from tracer.exporters.json_documents.fit import read_fit_json, write_fit_json
 from tracer.results.fit import FitReport, FitTrial
 from tracer.runs.fit_search import least_that_fits
-from tracer.runs.script_changes import CHECKPOINT, SCRIPT_CHANGES, changes_of, script_changes
+from tracer.runs.script_changes import CHECKPOINT, SCRIPT_CHANGES, changes_to_apply, script_changes
 
 GIB = 1 << 30
-NAMES = [change.name for change in changes_of(is_job=False)]
+NAMES = [change.name for change in changes_to_apply(is_job=False)]
 
 
 def searched(

@@ -30,6 +30,7 @@ from tracer.advice.changes import (
     optimizer_kernels,
     optimizer_state,
     precision,
+    small_state,
     zero_grad,
 )
 from tracer.advice.flops import FlopCount
@@ -58,6 +59,7 @@ KINDS: tuple[ModuleType, ...] = (
     chunked_loss,
     offload,
     optimizer_state,
+    small_state,
     allocator_settings,
 )
 """All kinds of changes. A new one is a file and a word here."""
@@ -207,6 +209,7 @@ def advise(
     trials = _Trials(build, device, options, settings)
     situation = trials.situation
     changes = [change for kind in KINDS for change in kind.candidates(situation)]
+    trials.not_tried += [NotTried(name, reason) for name, reason in small_state.not_tried(situation)]
     for number, change in enumerate(changes):
         trials.outcome((change,))
         progress(number + 1, len(changes))

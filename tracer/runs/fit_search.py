@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tracer.advice.recommendation import Group
 from tracer.results.fit import FitTrial
-from tracer.runs.script_changes import CHECKPOINT, FROZEN_ON_HOST, STATE_ON_HOST, ScriptChange, changes_of
+from tracer.runs.script_changes import CHECKPOINT, FROZEN_ON_HOST, STATE_ON_HOST, ScriptChange, changes_to_apply
 
 Changes = tuple[ScriptChange, ...]
 Try = Callable[[Changes], FitTrial]
@@ -21,7 +21,7 @@ def least_that_fits(make_trial: Try, *, is_job: bool = False) -> tuple[Changes, 
 
     Sets grow in the order of what their changes give up: first all that give up nothing but memory, then one by one.
     """
-    changes_there = changes_of(is_job=is_job)
+    changes_there = changes_to_apply(is_job=is_job)
     free = tuple(change for change in changes_there if change.group == Group.MEMORY)
     on_host = (STATE_ON_HOST, FROZEN_ON_HOST)  # of most programs one of them is nothing
     costly = [
