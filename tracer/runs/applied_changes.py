@@ -33,15 +33,26 @@ from tracer.runs.script_changes import (
     FROZEN_ON_HOST,
     FUSED,
     SAVED_ON_HOST,
+    SPARSE_GRADIENTS,
     STATE_IN_8_BITS,
     STATE_ON_HOST,
     ScriptChange,
 )
+from tracer.runs.sparse_tables import SparseTables
 from tracer.runs.state_in_8_bits import StateIn8Bits
 from tracer.runs.state_in_bf16 import StateInBf16
 from tracer.workloads.module_steps import repeated_blocks
 
-_ON_MODELS = {COMPILE, CHECKPOINT, CHUNKED_LOSS, FROZEN_ON_HOST, SAVED_ON_HOST, BF16, BF16_WEIGHTS}
+_ON_MODELS = {
+    COMPILE,
+    CHECKPOINT,
+    CHUNKED_LOSS,
+    SPARSE_GRADIENTS,
+    FROZEN_ON_HOST,
+    SAVED_ON_HOST,
+    BF16,
+    BF16_WEIGHTS,
+}
 _NO_STATE = "no optimizer has state in float32 that another change has not moved."
 _FUSED_ON_CUDA = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
@@ -68,6 +79,7 @@ class AppliedChanges:
         self._in_8_bits = StateIn8Bits()
         self._in_bf16 = StateInBf16(leaves=self._in_8_bits.is_one)
         self._buckets = BucketViews()
+        self._tables = SparseTables()
         self._num_steps = 0
         self._has_called = False
         # Weak: what a program has replaced is not kept, and its `id` is another's soon.
@@ -91,6 +103,7 @@ class AppliedChanges:
                 has_stepped and not self._buckets.num_made,
                 "no DistributedDataParallel was made that copies gradients.",
             ),
+            (SPARSE_GRADIENTS, self._has_called and not self._tables.num_made, self._tables.note),
             (CHUNKED_LOSS, has_stepped and not self._losses.num_calls, "no large loss over classes was computed."),
             (
                 FROZEN_ON_HOST,
@@ -174,6 +187,8 @@ class AppliedChanges:
         if module not in self._seen:
             if CHECKPOINT in self._changes:
                 self._checkpoint(module)
+            if SPARSE_GRADIENTS in self._changes:
+                self._tables.switch_on(module)
             if BF16_WEIGHTS in self._changes:
                 _convert(module)
             if FROZEN_ON_HOST in self._changes:
@@ -258,9 +273,14 @@ def _fuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Before its first step: state that is there already was made for the other kernels."""
     if optimizer.state:
         return
-    is_fused = type(optimizer) in _FUSED_ON_CUDA and can_be_fused(optimizer)
+    is_fused = type(optimizer) in _FUSED_ON_CUDA and can_be_fused(optimizer) and not _has_sparse(optimizer)
     for group in optimizer.param_groups:
         if group.get("foreach", False) is not False or is_fused:
             group["foreach"] = False
         if is_fused and not group.get("differentiable"):
             group["fused"] = True
+
+
+def _has_sparse(optimizer: torch.optim.Optimizer) -> bool:
+    grads = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
+    return any(grad is not None and grad.is_sparse for grad in grads)

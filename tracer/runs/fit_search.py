@@ -7,7 +7,14 @@ from dataclasses import replace
 
 from tracer.advice.recommendation import Group
 from tracer.results.fit import FitTrial
-from tracer.runs.script_changes import CHECKPOINT, FROZEN_ON_HOST, STATE_ON_HOST, ScriptChange, changes_to_apply
+from tracer.runs.script_changes import (
+    CHECKPOINT,
+    FROZEN_ON_HOST,
+    SPARSE_GRADIENTS,
+    STATE_ON_HOST,
+    ScriptChange,
+    changes_to_apply,
+)
 
 Changes = tuple[ScriptChange, ...]
 Try = Callable[[Changes], FitTrial]
@@ -37,6 +44,9 @@ def least_that_fits(make_trial: Try, *, is_job: bool = False) -> tuple[Changes, 
             return None
         tried = (*changes, *stage)
         trial = known.get(tried) or make_trial(tried)
+        if trial.has_ended_before and SPARSE_GRADIENTS in stage:  # clipping does not bear them, say
+            tried = tuple(change for change in tried if change is not SPARSE_GRADIENTS)
+            trial = make_trial(tried)
         if trial.has_ended_before:
             continue
         # What could not be made is of no use in a larger set either.

@@ -50,6 +50,11 @@ CHUNKED_LOSS = ScriptChange(
     Group.MEMORY,
     "a loss over classes is computed in chunks; a model of Hugging Face returns no logits in training",
 )
+SPARSE_GRADIENTS = ScriptChange(
+    "sparse-gradients",
+    Group.MEMORY,
+    "gradients of large embeddings have the rows alone that were looked up, where the optimizer takes them",
+)
 COMPILE = ScriptChange(
     "compile",
     Group.MEMORY,
@@ -94,6 +99,7 @@ SCRIPT_CHANGES = (
     FUSED,
     FREE_GRADIENTS,
     CHUNKED_LOSS,
+    SPARSE_GRADIENTS,
     BUCKET_VIEWS,
     CHECKPOINT,
     STATE_ON_HOST,
