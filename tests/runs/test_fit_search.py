@@ -54,6 +54,12 @@ def test_what_is_only_for_jobs_is_tried_in_jobs() -> None:
     assert asked[1] == "expandable-segments,fused-optimizer,free-gradients,chunked-loss,sparse-gradients,bucket-views"
 
 
+def test_of_a_job_sharding_comes_behind_checkpointing_and_before_the_host() -> None:
+    names, asked = searched(100, {"shard": 95, "state-on-host": 95}, is_job=True)
+    assert names == ("shard",) and asked[3].endswith("bucket-views,checkpoint,shard")
+    assert "shard" not in NAMES
+
+
 def test_of_what_costs_nothing_what_is_needed_stays() -> None:
     names, asked = searched(18, {"chunked-loss": 3, "checkpoint": 5})
     assert names == ("chunked-loss", "checkpoint")

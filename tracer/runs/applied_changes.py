@@ -33,11 +33,13 @@ from tracer.runs.script_changes import (
     FROZEN_ON_HOST,
     FUSED,
     SAVED_ON_HOST,
+    SHARD,
     SPARSE_GRADIENTS,
     STATE_IN_8_BITS,
     STATE_ON_HOST,
     ScriptChange,
 )
+from tracer.runs.sharded_instead import ShardedInstead
 from tracer.runs.sparse_tables import SparseTables
 from tracer.runs.state_in_8_bits import StateIn8Bits
 from tracer.runs.state_in_bf16 import StateInBf16
@@ -79,6 +81,7 @@ class AppliedChanges:
         self._in_8_bits = StateIn8Bits()
         self._in_bf16 = StateInBf16(leaves=self._in_8_bits.is_one)
         self._buckets = BucketViews()
+        self._sharded = ShardedInstead()
         self._tables = SparseTables()
         self._num_steps = 0
         self._has_called = False
@@ -103,6 +106,7 @@ class AppliedChanges:
                 has_stepped and not self._buckets.num_made,
                 "no DistributedDataParallel was made that copies gradients.",
             ),
+            (SHARD, has_stepped and not self._sharded.num_made, "no DistributedDataParallel was made."),
             (SPARSE_GRADIENTS, self._has_called and not self._tables.num_made, self._tables.note),
             (CHUNKED_LOSS, has_stepped and not self._losses.num_calls, "no large loss over classes was computed."),
             (
@@ -165,6 +169,9 @@ class AppliedChanges:
             self._hooks.callback(register_optimizer_step_post_hook(state.after_step).remove)
         if BUCKET_VIEWS in self._changes:
             self._hooks.enter_context(self._buckets.switched_on())
+        if SHARD in self._changes:  # behind bucket-views: there are no buckets then
+            self._hooks.enter_context(self._sharded.switched_on())
+            self._hooks.callback(register_optimizer_step_pre_hook(self._sharded.before_step).remove)
         if FREE_GRADIENTS in self._changes:
             self._hooks.callback(register_optimizer_step_post_hook(_free_gradients).remove)
 

@@ -10,6 +10,7 @@ from tracer.results.fit import FitTrial
 from tracer.runs.script_changes import (
     CHECKPOINT,
     FROZEN_ON_HOST,
+    SHARD,
     SPARSE_GRADIENTS,
     STATE_ON_HOST,
     ScriptChange,
@@ -33,8 +34,9 @@ def least_that_fits(make_trial: Try, *, is_job: bool = False) -> tuple[Changes, 
     on_host = (STATE_ON_HOST, FROZEN_ON_HOST)  # of most programs one of them is nothing
     costly = [
         (CHECKPOINT,),
+        *([(SHARD,)] if is_job else []),
         on_host,
-        *((change,) for change in changes_there if change not in {*free, CHECKPOINT, *on_host}),
+        *((change,) for change in changes_there if change not in {*free, CHECKPOINT, SHARD, *on_host}),
     ]
     changes: Changes = ()
     known: dict[Changes, FitTrial] = {}

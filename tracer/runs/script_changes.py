@@ -67,6 +67,12 @@ BUCKET_VIEWS = ScriptChange(
     is_for_jobs=True,
 )
 CHECKPOINT = ScriptChange("checkpoint", Group.COMPUTE, "repeated blocks compute their activations again in backward")
+SHARD = ScriptChange(
+    "shard",
+    Group.COMPUTE,
+    "FSDP2 in the place of DistributedDataParallel: each GPU has a part of weights, gradients and optimizer state",
+    is_for_jobs=True,
+)
 STATE_ON_HOST = ScriptChange(
     "state-on-host",
     Group.COMPUTE,
@@ -102,6 +108,7 @@ SCRIPT_CHANGES = (
     SPARSE_GRADIENTS,
     BUCKET_VIEWS,
     CHECKPOINT,
+    SHARD,
     STATE_ON_HOST,
     FROZEN_ON_HOST,
     SAVED_ON_HOST,
