@@ -104,6 +104,12 @@ def large_embedding(device: torch.device) -> ModuleWorkload:
     return _workload(nn.Sequential(nn.Embedding(200_000, 64), nn.Linear(64, 64)), (32, 16), device, tokens=200_000)
 
 
+def table_of_adagrad(device: torch.device) -> ModuleWorkload:
+    """The same, with an optimizer that takes sparse gradients."""
+    table = nn.Sequential(nn.Embedding(200_000, 64), nn.Linear(64, 64))
+    return _workload(table, (32, 16), device, tokens=200_000, kind=torch.optim.Adagrad)
+
+
 def optimizer_dominated(device: torch.device) -> ModuleWorkload:
     """Weights, and hardly anything else."""
     return _workload(nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))), (8, 1024), device)
@@ -301,8 +307,8 @@ def spectral(device: torch.device) -> ModuleWorkload:
 PROGRAMS: dict[str, Program] = {
     program.__name__: program
     for program in (
-        naive_attention, loss_inside, eager_hugging_face, unet, lstm, large_embedding, optimizer_dominated,
-        activation_dominated, in_place_convolutions, diffusion, experts, low_rank, momentum,
+        naive_attention, loss_inside, eager_hugging_face, unet, lstm, large_embedding, table_of_adagrad,
+        optimizer_dominated, activation_dominated, in_place_convolutions, diffusion, experts, low_rank, momentum,
         detection, evaluation, vision_transformer, translation, volumes, graph, spectral,
     )
 }  # fmt: skip

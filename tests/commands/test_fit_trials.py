@@ -27,23 +27,24 @@ def test_each_change_is_told_beside_the_script_as_it_is(
         names = tuple(change.name for change in changes)
         asked.append(names)
         if names == ("checkpoint",):
-            return FitTrial(names, fits=True, allocated_bytes=GIB - 64 * MIB, reserved_bytes=GIB)
+            return FitTrial(names, fits=True, allocated_bytes=GIB - 64 * MIB, reserved_bytes=GIB, flops=1333)
         if names == ("bf16",):
             return FitTrial(names, fits=False, notes=("ValueError: no",), has_ended_before=True)
         notes = ("chunked-loss: no large loss over classes was computed.",) if names == ("chunked-loss",) else ()
-        return FitTrial(names, fits=True, allocated_bytes=GIB, reserved_bytes=2 * GIB, notes=notes)
+        return FitTrial(names, fits=True, allocated_bytes=GIB, reserved_bytes=2 * GIB, notes=notes, flops=1000)
 
     monkeypatch.setattr(fit_trials, "make_trial", make_trial)
     base = FitTrial((), fits=True, allocated_bytes=GIB, reserved_bytes=2 * GIB) if is_known else None
     report = told_alone(DEVICES, ("train.py",), base)
     alone = [(change.name,) for change in changes_of(is_job=False)]
-    assert asked == (alone if is_known else [(), *alone])
+    assert asked == [(), *alone]  # the script as it is for its operations, where its memory is known
     assert [trial.apply for trial in report.trials] == [(), *alone] and report.apply == ()
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "What each change would save alone, made without editing the script:"
     assert ("as it is: 1.00 GiB allocated, 2.00 GiB reserved; fits with 5.51 GiB left." in lines) is not is_known
-    row = "checkpoint: 960.00 MiB allocated, 1.00 GiB reserved, 64.00 MiB less at the peak; fits with 6.51 GiB left."
-    assert row in lines
+    row = "checkpoint: 960.00 MiB allocated, 1.00 GiB reserved, 64.00 MiB less at the peak"
+    assert f"{row}, +33.3 % FLOPs; fits with 6.51 GiB left." in lines
+    assert sum("FLOPs" in line for line in lines) == 1
     assert "bf16: the script ended with an error before a step was done." in lines and "  ValueError: no" in lines
     assert "  chunked-loss: no large loss over classes was computed." in lines
 

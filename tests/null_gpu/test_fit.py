@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tracer.advice.changes.eight_bit_packages import installed_packages
 from tracer.runs.script_changes import changes_of
 
 pytestmark = pytest.mark.slow
@@ -55,7 +56,8 @@ def test_the_least_that_has_to_change_is_found(tmp_path: Path, card: str, status
 
 def test_each_change_alone_says_what_it_saves(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT, "utf-8")
-    command = [sys.executable, str(ROOT / "main.py"), "fit", "--each", "--on", "h100:8GiB", "train.py"]
+    command = [sys.executable, str(ROOT / "main.py"), "fit", "--each", "--on", "h100:8GiB"]
+    command += ["--save-dir", "out", "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ), check=False)
     assert done.returncode == 0, done.stderr
     found = {line.partition(":")[0]: line for line in done.stdout.splitlines() if not line.startswith(" ")}
@@ -64,10 +66,23 @@ def test_each_change_alone_says_what_it_saves(tmp_path: Path) -> None:
     assert "the same peak" in found["expandable-segments"]
     # The hidden tensor of a block is 16,384 x 2,048 x 4 bytes, 128 MiB; of eight blocks one at a time has it, not all.
     assert "896.00 MiB less at the peak" in found["checkpoint"]
+    # A linear layer has 2 x 16,384 x 512 x 2,048 operations forward and twice as many backward, but for the gradient of
+    # the model's input: 16 x 3 - 1 times that. Of each block the first layer computes again, of which backward needs
+    # the result: 8 times that.
+    assert ", +17.0 % FLOPs" in found["checkpoint"] and done.stdout.count("FLOPs") == 1
+    report = json.loads((tmp_path / "out" / "fit.json").read_text("utf-8"))
+    flops = {"".join(trial["apply"]): trial["flops"] for trial in report["trials"]}
+    layer = 2 * 16_384 * 512 * 2_048
+    assert flops[""] == flops["bf16"] == flops["8-bit-state"] == 47 * layer and flops["checkpoint"] == 55 * layer
     # Two averages of 16 weights of 2,048 x 512 x 4 bytes; the peak is in backward.
     assert "128.00 MiB less at the peak" in found["state-on-host"]
     # Hidden tensors and blocks' inputs, 8 x (128 + 32) MiB, but for what one block's backward brings back.
     assert "1.08 GiB less at the peak" in found["saved-on-host"]
+    # Of 2 x 4 bytes for each of 16 x 2,048 x 512 weights, 2 x 2 and 2 x (1 + 4/256) are left; biases stay as they are.
+    assert "64.00 MiB less at the peak" in found["bf16-state"]
+    assert "95.50 MiB less at the peak" in found["8-bit-state"]
+    note = "  8-bit-state: an estimate, since neither bitsandbytes nor torchao is installed"
+    assert installed_packages() or note in done.stdout
 
 
 def test_a_search_compiles_and_checkpoints_and_puts_the_cheapest_that_fits_first(tmp_path: Path) -> None:
@@ -134,7 +149,7 @@ def test_a_change_that_a_script_does_not_bear_is_said_and_left_out(tmp_path: Pat
     made = "expandable-segments, fused-optimizer, free-gradients, chunked-loss, checkpoint, state-on-host"
     assert f"{made}, saved-on-host: out of memory, with " in done.stderr
     # What comes after bf16 is tried without it, here in vain.
-    for name in ("bf16", "bf16-weights"):
+    for name in ("bf16", "bf16-state, bf16-weights"):
         assert f"{made}, saved-on-host, {name}: the script ended with an error before a step was done.\n" in done.stderr
     # And with all at once, which says nothing of the others.
     assert done.stderr.count("\n  AssertionError: no autocast here\n") == 3

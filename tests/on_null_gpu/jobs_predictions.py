@@ -98,8 +98,8 @@ def try_file(file: Path, num_steps: int = 0) -> tuple[bool, Sizes | None]:
         ran.append(_ran(file, profile))
         return ran[-1]
 
-    sizes = script_sizes(run, num_steps=num_steps)
-    return ran[-1], sizes
+    counted = script_sizes(run, num_steps=num_steps)
+    return (counted is None or counted.has_fit), None if counted is None else counted.sizes
 
 
 def _ran(file: Path, profile: ScriptProfile) -> bool:

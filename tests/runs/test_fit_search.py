@@ -11,10 +11,10 @@ from tracer.errors import UsageError
 from tracer.exporters.json_documents.fit import read_fit_json, write_fit_json
 from tracer.results.fit import FitReport, FitTrial
 from tracer.runs.fit_search import least_that_fits
-from tracer.runs.script_changes import CHECKPOINT, SCRIPT_CHANGES, changes_of, script_changes
+from tracer.runs.script_changes import CHECKPOINT, SCRIPT_CHANGES, changes_to_apply, script_changes
 
 GIB = 1 << 30
-NAMES = [change.name for change in changes_of(is_job=False)]
+NAMES = [change.name for change in changes_to_apply(is_job=False)]
 
 
 def searched(
@@ -43,7 +43,7 @@ def test_what_fits_needs_nothing() -> None:
 def test_what_is_not_needed_is_left_out() -> None:
     names, asked = searched(15, {"chunked-loss": 3, "checkpoint": 5, "bf16": 100})
     assert names == ("checkpoint",)
-    memory = "expandable-segments,fused-optimizer,free-gradients,chunked-loss"
+    memory = "expandable-segments,fused-optimizer,free-gradients,chunked-loss,sparse-gradients"
     # Without checkpoint it is known not to fit; all that costs nothing is left out at once.
     assert asked == ["", memory, f"{memory},checkpoint", "checkpoint"]
 
@@ -51,7 +51,13 @@ def test_what_is_not_needed_is_left_out() -> None:
 def test_what_is_only_for_jobs_is_tried_in_jobs() -> None:
     names, asked = searched(15, {"bucket-views": 5}, is_job=True)
     assert names == ("bucket-views",)
-    assert asked[1] == "expandable-segments,fused-optimizer,free-gradients,chunked-loss,bucket-views"
+    assert asked[1] == "expandable-segments,fused-optimizer,free-gradients,chunked-loss,sparse-gradients,bucket-views"
+
+
+def test_of_a_job_sharding_comes_behind_checkpointing_and_before_the_host() -> None:
+    names, asked = searched(100, {"shard": 95, "state-on-host": 95}, is_job=True)
+    assert names == ("shard",) and asked[3].endswith("bucket-views,checkpoint,shard")
+    assert "shard" not in NAMES
 
 
 def test_of_what_costs_nothing_what_is_needed_stays() -> None:
@@ -59,8 +65,10 @@ def test_of_what_costs_nothing_what_is_needed_stays() -> None:
     assert names == ("chunked-loss", "checkpoint")
     assert asked[3:] == [
         "checkpoint",
-        "fused-optimizer,free-gradients,chunked-loss,checkpoint",
-        "free-gradients,chunked-loss,checkpoint",
+        "fused-optimizer,free-gradients,chunked-loss,sparse-gradients,checkpoint",
+        "free-gradients,chunked-loss,sparse-gradients,checkpoint",
+        "chunked-loss,sparse-gradients,checkpoint",
+        "sparse-gradients,checkpoint",
         "chunked-loss,checkpoint",
     ]
 
@@ -70,6 +78,12 @@ def test_what_cannot_be_made_or_is_not_borne_is_in_no_later_set() -> None:
     assert names == ("bf16-weights",)
     assert not any("chunked-loss" in names for names in asked[2:])
     assert sum("checkpoint" in names for names in asked) == 1
+
+
+def test_what_does_not_bear_sparse_gradients_has_the_rest_of_what_costs_nothing() -> None:
+    names, asked = searched(15, {"chunked-loss": 5}, not_borne="sparse-gradients")
+    memory = "expandable-segments,fused-optimizer,free-gradients,chunked-loss"
+    assert names == ("chunked-loss",) and asked[1:3] == [f"{memory},sparse-gradients", memory]
 
 
 def test_where_nothing_helps_each_set_was_tried_once() -> None:

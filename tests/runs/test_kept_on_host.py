@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -56,73 +54,6 @@ def test_steps_with_their_state_on_the_host_are_the_same(moved: list[Tensor]) ->
     assert len(moved) == 8 and applied.notes == ()  # two averages of four parameters, each in one place for all steps
     waiting = {id(value) for values in optimizer.state.values() for value in values.values()}
     assert {id(tensor) for tensor in moved} <= waiting
-
-
-def test_state_of_one_part_is_on_the_device_at_a_time(moved: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, _ = trained(lambda: None)
-    own = inspect.unwrap(torch.optim.Adam.step, stop=lambda step: not hasattr(step, "hooked"))
-    stepped: list[int] = []
-
-    def step(optimizer: torch.optim.Adam, closure: Any = None) -> Any:
-        stepped.append(sum(len(group["params"]) for group in optimizer.param_groups))
-        return own(optimizer, closure)
-
-    monkeypatch.setattr(torch.optim.Adam, "step", step)
-    monkeypatch.setattr(kept_on_host, "_PART_BYTES", 40)  # a weight has 36 bytes, a bias 12
-    with AppliedChanges([STATE_ON_HOST]):
-        changed, optimizer = trained(lambda: None)
-    assert stepped == [1, 1, 1, 1, 0] * 3
-    assert len(optimizer.param_groups[0]["params"]) == 4
-    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), changed.parameters(), strict=True))
-
-
-TORCHS: tuple[tuple[type[torch.optim.Optimizer], dict[str, Any]], ...] = (
-    (torch.optim.Adadelta, {}),
-    (torch.optim.Adagrad, {}),
-    (torch.optim.Adam, {"amsgrad": True}),
-    (torch.optim.Adam, {"foreach": True}),
-    (torch.optim.Adamax, {}),
-    (torch.optim.AdamW, {"fused": True}),
-    (torch.optim.NAdam, {}),
-    (torch.optim.RAdam, {}),
-    (torch.optim.RMSprop, {"momentum": 0.5}),
-    (torch.optim.Rprop, {}),
-    (torch.optim.SGD, {"momentum": 0.5, "nesterov": True}),
-)
-
-
-@pytest.mark.parametrize(("kind", "options"), TORCHS, ids=lambda value: getattr(value, "__name__", None))
-def test_each_of_torchs_steps_in_parts_as_it_does_whole(
-    kind: type[torch.optim.Optimizer], options: dict[str, Any], moved: list[Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kept_on_host, "_PART_BYTES", 40)
-    weights = []
-    for changes in ([], [STATE_ON_HOST]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-        groups = [{"params": list(part.parameters()), "lr": lr} for part, lr in zip(model, (0.1, 0.2), strict=True)]
-        optimizer = kind(groups, **options)
-        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-        with AppliedChanges(changes):
-            for _ in range(3):
-                model(torch.ones(2, 3)).square().sum().backward()
-                optimizer.step()
-                schedule.step()
-        weights.append(list(model.parameters()))
-    assert moved and all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
-
-
-def test_a_hook_of_the_optimizers_own_comes_before_its_step(moved: list[Tensor]) -> None:
-    weight = nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.Adam([weight], lr=0.1)
-    seen: list[tuple[int, bool]] = []
-    optimizer.register_step_pre_hook(
-        lambda optimizer, *_: seen.append((len(optimizer.param_groups[0]["params"]), bool((weight == 1).all())))
-    )
-    weight.sum().backward()
-    with AppliedChanges([STATE_ON_HOST]):
-        optimizer.step()
-    assert seen == [(1, True)] and not (weight == 1).any()
 
 
 def test_state_comes_back_for_a_step_only(moved: list[Tensor]) -> None:

@@ -30,6 +30,8 @@ from tracer.advice.changes import (
     optimizer_kernels,
     optimizer_state,
     precision,
+    small_state,
+    sparse_gradients,
     zero_grad,
 )
 from tracer.advice.flops import FlopCount
@@ -58,12 +60,14 @@ KINDS: tuple[ModuleType, ...] = (
     chunked_loss,
     offload,
     optimizer_state,
+    small_state,
+    sparse_gradients,
     allocator_settings,
 )
 """All kinds of changes. A new one is a file and a word here."""
 # In which they are made: modules and the loss, then which optimizer, then how it works, then what is around the step.
 _ORDER = (
-    *("attention", "model loss", "checkpoint", "in place", "loss", "allocator", "evaluation"),
+    *("attention", "model loss", "checkpoint", "in place", "loss", "allocator", "evaluation", "sparse gradients"),
     *("optimizer state", "optimizer kernels", "gradients let go of", "gradients"),
     *("offload", "precision", "accumulate"),
 )
@@ -207,6 +211,8 @@ def advise(
     trials = _Trials(build, device, options, settings)
     situation = trials.situation
     changes = [change for kind in KINDS for change in kind.candidates(situation)]
+    for kind in (small_state, sparse_gradients):
+        trials.not_tried += [NotTried(name, reason) for name, reason in kind.not_tried(situation)]
     for number, change in enumerate(changes):
         trials.outcome((change,))
         progress(number + 1, len(changes))

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,8 @@ def each_alone(card: Card, base: FitTrial | None = None, job: Job | None = None)
         trials = [make_trial((), job=job, start=start) if base is None else base]
         if base is None:
             print("\n".join(trial_words(trials[0], card.usable_bytes)), flush=True)
+        elif base.fits and base.flops is None:  # what it takes is known, and not how many operations
+            trials = [replace(base, flops=make_trial((), job=job, start=start).flops)]
         for change in changes_of(is_job=job is not None):
             trials.append(make_trial((change,), job=job, start=start))
             print("\n".join(trial_words(trials[-1], card.usable_bytes, trials[0])), flush=True)
@@ -127,6 +130,7 @@ def make_trial(
         fits=all(rank["fits"] and rank["room"] >= nccl_bytes for rank in ranks.values()),
         allocated_bytes=values["allocated"],
         reserved_bytes=values["reserved"],
+        flops=values["flops"],
         notes=tuple(values["notes"]),
         arguments=more,
         worst_rank=None if job is None else worst,
@@ -229,12 +233,14 @@ def answer_trial(
     from tracer.runs.trial_channel import Channel
 
     def tried(applied: AppliedChanges, more: Sequence[str]) -> dict[str, Any]:
-        fits, sizes = script_trial(script, [*arguments, *more], is_module=is_module, num_steps=num_steps)
+        counted = script_trial(script, [*arguments, *more], is_module=is_module, num_steps=num_steps)
+        sizes = counted.sizes
         return {
-            "fits": fits,
+            "fits": counted.has_fit,
             "allocated": sizes.peak_allocated_bytes,
             "reserved": sizes.peak_reserved_bytes,
             "room": devices.card.usable_bytes - sizes.peak_allocated_bytes,
+            "flops": counted.flops,
             "notes": applied.notes,
         }
 

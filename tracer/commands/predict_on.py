@@ -18,7 +18,8 @@ from tracer.null_gpu.errors import NullGpuError
 
 if TYPE_CHECKING:
     from tracer.commands.predict_options import Options
-    from tracer.results.prediction import Prediction, Sizes
+    from tracer.results.prediction import Prediction
+    from tracer.runs.null_trial import ScriptSizes
     from tracer.runs.script_run import ScriptProfile
 
 _SETTINGS_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
@@ -147,7 +148,7 @@ def predict_script(
     return answer
 
 
-def script_trial(script: str, arguments: Sequence[str], *, is_module: bool, num_steps: int) -> tuple[bool, Sizes]:
+def script_trial(script: str, arguments: Sequence[str], *, is_module: bool, num_steps: int) -> ScriptSizes:
     """Whether a script fits there, and its peaks: the same steps as of `predict_script`, without a recording.
 
     Args:
@@ -167,9 +168,9 @@ def script_trial(script: str, arguments: Sequence[str], *, is_module: bool, num_
     raised: list[Exception] = []
     run = _runner(script, arguments, raised, is_module=is_module, quiet=True)
     sizes = script_sizes(run, num_steps=num_steps)
-    if sizes is None or any(not is_out_of_memory(error) for error in raised):
+    if sizes is None or (not sizes.has_fit and any(not is_out_of_memory(error) for error in raised)):
         raise _no_answer(script, raised)
-    return not raised, sizes
+    return sizes
 
 
 def _runner(

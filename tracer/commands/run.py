@@ -190,12 +190,14 @@ def _check_changes(names: str) -> None:
     """Settings of the allocator are set here, before torch reads them.
 
     Raises:
-        UsageError: There is no such change.
+        UsageError: There is no such change, or it needs what is not installed.
     """
     if names:
-        from tracer.runs.script_changes import script_changes, set_allocator
+        from tracer.runs.script_changes import check_installed, script_changes, set_allocator
 
-        set_allocator(script_changes(names))
+        changes = script_changes(names)
+        check_installed(changes)
+        set_allocator(changes)
 
 
 def _check_advise(on: OnOptions, apply: str) -> None:

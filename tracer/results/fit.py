@@ -37,6 +37,7 @@ class FitTrial:
         arguments: Arguments that were put behind the script's own.
         worst_rank: The rank that these bytes are of, in a job; None for one process.
         ranks: All that ran, in a job.
+        flops: Floating point operations of a step, of the worst rank in a job; None where they were not counted.
     """
 
     apply: tuple[str, ...]
@@ -48,6 +49,7 @@ class FitTrial:
     arguments: tuple[str, ...] = ()
     worst_rank: int | None = None
     ranks: tuple[RankTrial, ...] = ()
+    flops: int | None = None
 
     @property
     def lacks_room_for_nccl(self) -> bool:

@@ -23,6 +23,7 @@ from tracer.runs.kept_on_host import SavedOnHost, StateOnHost
 from tracer.runs.loss_in_chunks import LossInChunks
 from tracer.runs.script_changes import (
     BF16,
+    BF16_STATE,
     BF16_WEIGHTS,
     BUCKET_VIEWS,
     CHECKPOINT,
@@ -32,12 +33,29 @@ from tracer.runs.script_changes import (
     FROZEN_ON_HOST,
     FUSED,
     SAVED_ON_HOST,
+    SHARD,
+    SPARSE_GRADIENTS,
+    STATE_IN_8_BITS,
     STATE_ON_HOST,
     ScriptChange,
 )
+from tracer.runs.sharded_instead import ShardedInstead
+from tracer.runs.sparse_tables import SparseTables
+from tracer.runs.state_in_8_bits import StateIn8Bits
+from tracer.runs.state_in_bf16 import StateInBf16
 from tracer.workloads.module_steps import repeated_blocks
 
-_ON_MODELS = {COMPILE, CHECKPOINT, CHUNKED_LOSS, FROZEN_ON_HOST, SAVED_ON_HOST, BF16, BF16_WEIGHTS}
+_ON_MODELS = {
+    COMPILE,
+    CHECKPOINT,
+    CHUNKED_LOSS,
+    SPARSE_GRADIENTS,
+    FROZEN_ON_HOST,
+    SAVED_ON_HOST,
+    BF16,
+    BF16_WEIGHTS,
+}
+_NO_STATE = "no optimizer has state in float32 that another change has not moved."
 _FUSED_ON_CUDA = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
@@ -60,7 +78,11 @@ class AppliedChanges:
         self._in_call = ExitStack()
         self._losses = LossInChunks()
         self._state = StateOnHost()
+        self._in_8_bits = StateIn8Bits()
+        self._in_bf16 = StateInBf16(leaves=self._in_8_bits.is_one)
         self._buckets = BucketViews()
+        self._sharded = ShardedInstead()
+        self._tables = SparseTables()
         self._num_steps = 0
         self._has_called = False
         # Weak: what a program has replaced is not kept, and its `id` is another's soon.
@@ -73,7 +95,7 @@ class AppliedChanges:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What could not be made, a sentence each."""
+        """What could not be made, a sentence each; and lines for a script instead of what a library makes here."""
         # A program whose memory ended before its first step has not come to its loss yet, say.
         has_stepped = self._num_steps > 0
         in_vain = (
@@ -84,6 +106,8 @@ class AppliedChanges:
                 has_stepped and not self._buckets.num_made,
                 "no DistributedDataParallel was made that copies gradients.",
             ),
+            (SHARD, has_stepped and not self._sharded.num_made, "no DistributedDataParallel was made."),
+            (SPARSE_GRADIENTS, self._has_called and not self._tables.num_made, self._tables.note),
             (CHUNKED_LOSS, has_stepped and not self._losses.num_calls, "no large loss over classes was computed."),
             (
                 FROZEN_ON_HOST,
@@ -91,8 +115,15 @@ class AppliedChanges:
                 "no large weight of a repeated block is frozen.",
             ),
             (STATE_ON_HOST, has_stepped and not self._state.num_tensors, "no optimizer has state on a GPU."),
+            (
+                STATE_IN_8_BITS,
+                has_stepped and (not self._in_8_bits.num_made or self._in_8_bits.is_estimate),
+                self._in_8_bits.note or _NO_STATE,
+            ),
+            (BF16_STATE, has_stepped and not self._in_bf16.num_tensors, _NO_STATE),
         )
-        return tuple(f"{change.name}: {why}" for change, holds, why in in_vain if holds and change in self._changes)
+        notes = tuple(f"{change.name}: {why}" for change, holds, why in in_vain if holds and change in self._changes)
+        return (*notes, self._in_8_bits.in_script) if self._in_8_bits.in_script else notes
 
     def __enter__(self) -> Self:
         """Register the hooks that make the changes, or those that find out when they have to be chosen."""
@@ -129,11 +160,18 @@ class AppliedChanges:
         self._hooks.callback(register_optimizer_step_post_hook(self._after_step).remove)
         if FUSED in self._changes:
             self._hooks.callback(register_optimizer_step_pre_hook(_fuse).remove)
-        if STATE_ON_HOST in self._changes:
-            self._hooks.callback(register_optimizer_step_pre_hook(self._state.before_step).remove)
-            self._hooks.callback(register_optimizer_step_post_hook(self._state.after_step).remove)
+        of_state = ((STATE_ON_HOST, self._state), (STATE_IN_8_BITS, self._in_8_bits), (BF16_STATE, self._in_bf16))
+        made = [state for change, state in of_state if change in self._changes]
+        # The first that makes a step leaves the optimizer without parameters for the others, and gives them back last.
+        for state in made:
+            self._hooks.callback(register_optimizer_step_pre_hook(state.before_step).remove)
+        for state in reversed(made):
+            self._hooks.callback(register_optimizer_step_post_hook(state.after_step).remove)
         if BUCKET_VIEWS in self._changes:
             self._hooks.enter_context(self._buckets.switched_on())
+        if SHARD in self._changes:  # behind bucket-views: there are no buckets then
+            self._hooks.enter_context(self._sharded.switched_on())
+            self._hooks.callback(register_optimizer_step_pre_hook(self._sharded.before_step).remove)
         if FREE_GRADIENTS in self._changes:
             self._hooks.callback(register_optimizer_step_post_hook(_free_gradients).remove)
 
@@ -156,6 +194,8 @@ class AppliedChanges:
         if module not in self._seen:
             if CHECKPOINT in self._changes:
                 self._checkpoint(module)
+            if SPARSE_GRADIENTS in self._changes:
+                self._tables.switch_on(module)
             if BF16_WEIGHTS in self._changes:
                 _convert(module)
             if FROZEN_ON_HOST in self._changes:
@@ -240,9 +280,14 @@ def _fuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Before its first step: state that is there already was made for the other kernels."""
     if optimizer.state:
         return
-    is_fused = type(optimizer) in _FUSED_ON_CUDA and can_be_fused(optimizer)
+    is_fused = type(optimizer) in _FUSED_ON_CUDA and can_be_fused(optimizer) and not _has_sparse(optimizer)
     for group in optimizer.param_groups:
         if group.get("foreach", False) is not False or is_fused:
             group["foreach"] = False
         if is_fused and not group.get("differentiable"):
             group["fused"] = True
+
+
+def _has_sparse(optimizer: torch.optim.Optimizer) -> bool:
+    grads = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
+    return any(grad is not None and grad.is_sparse for grad in grads)

@@ -7,7 +7,15 @@ from dataclasses import replace
 
 from tracer.advice.recommendation import Group
 from tracer.results.fit import FitTrial
-from tracer.runs.script_changes import CHECKPOINT, FROZEN_ON_HOST, STATE_ON_HOST, ScriptChange, changes_of
+from tracer.runs.script_changes import (
+    CHECKPOINT,
+    FROZEN_ON_HOST,
+    SHARD,
+    SPARSE_GRADIENTS,
+    STATE_ON_HOST,
+    ScriptChange,
+    changes_to_apply,
+)
 
 Changes = tuple[ScriptChange, ...]
 Try = Callable[[Changes], FitTrial]
@@ -21,13 +29,14 @@ def least_that_fits(make_trial: Try, *, is_job: bool = False) -> tuple[Changes, 
 
     Sets grow in the order of what their changes give up: first all that give up nothing but memory, then one by one.
     """
-    changes_there = changes_of(is_job=is_job)
+    changes_there = changes_to_apply(is_job=is_job)
     free = tuple(change for change in changes_there if change.group == Group.MEMORY)
     on_host = (STATE_ON_HOST, FROZEN_ON_HOST)  # of most programs one of them is nothing
     costly = [
         (CHECKPOINT,),
+        *([(SHARD,)] if is_job else []),
         on_host,
-        *((change,) for change in changes_there if change not in {*free, CHECKPOINT, *on_host}),
+        *((change,) for change in changes_there if change not in {*free, CHECKPOINT, SHARD, *on_host}),
     ]
     changes: Changes = ()
     known: dict[Changes, FitTrial] = {}
@@ -37,6 +46,9 @@ def least_that_fits(make_trial: Try, *, is_job: bool = False) -> tuple[Changes, 
             return None
         tried = (*changes, *stage)
         trial = known.get(tried) or make_trial(tried)
+        if trial.has_ended_before and SPARSE_GRADIENTS in stage:  # clipping does not bear them, say
+            tried = tuple(change for change in tried if change is not SPARSE_GRADIENTS)
+            trial = make_trial(tried)
         if trial.has_ended_before:
             continue
         # What could not be made is of no use in a larger set either.

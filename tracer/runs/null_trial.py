@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
@@ -14,14 +15,30 @@ from tracer.results.prediction import Sizes
 from tracer.runs.counted_steps import CountedSteps
 from tracer.runs.null_prediction import sizes_of
 from tracer.runs.script_run import ScriptProfile
+from tracer.runs.step_flops import StepFlops
 from tracer.runs.step_requests import StepRequests
 
 _QUICK_BYTES = 1 << 20
 """Weights of less are filled in no time."""
 
 
-def script_sizes(run: Callable[[ScriptProfile], bool], *, num_steps: int) -> Sizes | None:
-    """Run a script until its memory repeats, or has run out.
+@dataclass(frozen=True, slots=True)
+class ScriptSizes:
+    """What a script takes.
+
+    Attributes:
+        sizes: The peaks of the device that was filled most.
+        has_fit: Whether all steps that were wanted have run; what comes behind them is for the operations alone.
+        flops: Floating point operations of a step; None where it is not known.
+    """
+
+    sizes: Sizes
+    has_fit: bool
+    flops: int | None
+
+
+def script_sizes(run: Callable[[ScriptProfile], bool], *, num_steps: int) -> ScriptSizes | None:
+    """Run a script until its memory repeats, or has run out, and a step further to count its operations.
 
     Large weights that it initializes on the host are left unwritten. That is most of the time that a large model takes
     to begin; but what it draws later with the host's generator is not what a run with them draws.
@@ -31,23 +48,42 @@ def script_sizes(run: Callable[[ScriptProfile], bool], *, num_steps: int) -> Siz
         num_steps: Number of steps that are run; 0 for as many as it takes until two take the same.
 
     Returns:
-        The peaks of the device that was filled most; None if no step was found in it.
+        What was counted; None if no step was found in it.
 
     Raises:
         TracerError: What it trained is not on a GPU.
     """
-    steps = StepRequests()
-    profile = ScriptProfile(CountedSteps.of, is_enough=lambda: steps.are_enough(num_steps))
+    steps, flops = StepRequests(), StepFlops()
+    known: list[Sizes] = []
+
+    def is_enough() -> bool:
+        if flops.is_on:
+            flops.end()
+            return True
+        if steps.are_enough(num_steps):
+            known.append(_largest_sizes())  # what counting takes is no part of it
+            flops.begin()
+        return False
+
+    profile = ScriptProfile(CountedSteps.of, is_enough=is_enough)
     with _unfilled_weights():
-        succeeded = run(profile)
+        try:
+            succeeded = run(profile)
+        finally:
+            flops.stop()
     session = profile.session
     if succeeded and not (isinstance(session, CountedSteps) and session.num_steps_done):
         return None
-    peaks = [sizes_of(f"cuda:{device}") for device in range(torch.cuda.device_count())]
-    peak = max(peaks, key=lambda sizes: sizes.peak_allocated_bytes)
+    peak = known[0] if known else _largest_sizes()
     if session is not None and not peak.peak_allocated_bytes and (reason := elsewhere(str(session.device))):
         raise TracerError(reason, hint=USE_CUDA)
-    return peak
+    return ScriptSizes(peak, succeeded or bool(known), flops.flops)
+
+
+def _largest_sizes() -> Sizes:
+    """The peaks of the device that was filled most."""
+    peaks = [sizes_of(f"cuda:{device}") for device in range(torch.cuda.device_count())]
+    return max(peaks, key=lambda sizes: sizes.peak_allocated_bytes)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tracer.advice.changes.eight_bit_packages import NOT_INSTALLED, PACKAGES, installed_packages
 from tracer.advice.recommendation import Group
 from tracer.errors import UsageError
 
@@ -49,6 +50,11 @@ CHUNKED_LOSS = ScriptChange(
     Group.MEMORY,
     "a loss over classes is computed in chunks; a model of Hugging Face returns no logits in training",
 )
+SPARSE_GRADIENTS = ScriptChange(
+    "sparse-gradients",
+    Group.MEMORY,
+    "gradients of large embeddings have the rows alone that were looked up, where the optimizer takes them",
+)
 COMPILE = ScriptChange(
     "compile",
     Group.MEMORY,
@@ -61,6 +67,12 @@ BUCKET_VIEWS = ScriptChange(
     is_for_jobs=True,
 )
 CHECKPOINT = ScriptChange("checkpoint", Group.COMPUTE, "repeated blocks compute their activations again in backward")
+SHARD = ScriptChange(
+    "shard",
+    Group.COMPUTE,
+    "FSDP2 in the place of DistributedDataParallel: each GPU has a part of weights, gradients and optimizer state",
+    is_for_jobs=True,
+)
 STATE_ON_HOST = ScriptChange(
     "state-on-host",
     Group.COMPUTE,
@@ -73,6 +85,16 @@ SAVED_ON_HOST = ScriptChange(
     "saved-on-host", Group.COMPUTE, "what forward saves for backward is copied to the host and back"
 )
 BF16 = ScriptChange("bf16", Group.ARITHMETIC, "the model runs under autocast in bfloat16")
+BF16_STATE = ScriptChange(
+    "bf16-state",
+    Group.ARITHMETIC,
+    "optimizer state is bfloat16 between steps, rounded at random so that small changes are not lost",
+)
+STATE_IN_8_BITS = ScriptChange(
+    "8-bit-state",
+    Group.ARITHMETIC,
+    "Adam's state is in 8 bits, by an optimizer of bitsandbytes or torchao, whichever is installed",
+)
 BF16_WEIGHTS = ScriptChange(
     "bf16-weights",
     Group.ARITHMETIC,
@@ -83,12 +105,16 @@ SCRIPT_CHANGES = (
     FUSED,
     FREE_GRADIENTS,
     CHUNKED_LOSS,
+    SPARSE_GRADIENTS,
     BUCKET_VIEWS,
     CHECKPOINT,
+    SHARD,
     STATE_ON_HOST,
     FROZEN_ON_HOST,
     SAVED_ON_HOST,
     BF16,
+    BF16_STATE,
+    STATE_IN_8_BITS,
     BF16_WEIGHTS,
 )
 """What `fit` tries one after the other, and `fit --each` alone."""
@@ -99,6 +125,28 @@ ALL_CHANGES = (COMPILE, *SCRIPT_CHANGES)
 def changes_of(*, is_job: bool) -> tuple[ScriptChange, ...]:
     """All changes that can be something to a job, or to a script of one process."""
     return tuple(change for change in SCRIPT_CHANGES if is_job or not change.is_for_jobs)
+
+
+def changes_to_apply(*, is_job: bool) -> tuple[ScriptChange, ...]:
+    """Those of them for which all is installed; the others can only be estimated."""
+    return tuple(change for change in changes_of(is_job=is_job) if not _lacks_library(change))
+
+
+def _lacks_library(change: ScriptChange) -> bool:
+    return change is STATE_IN_8_BITS and not installed_packages()
+
+
+def check_installed(changes: Sequence[ScriptChange]) -> None:
+    """Make sure that what changes need is installed.
+
+    Raises:
+        UsageError: It is not.
+    """
+    if any(_lacks_library(change) for change in changes):
+        raise UsageError(
+            f"{STATE_IN_8_BITS.name} cannot be made: {NOT_INSTALLED}.",
+            hint=f"Install {PACKAGES[0]} or {PACKAGES[1]}, or apply {BF16_STATE.name}.",
+        )
 
 
 def script_changes(text: str) -> tuple[ScriptChange, ...]:

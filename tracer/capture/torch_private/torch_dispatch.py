@@ -188,6 +188,32 @@ def dispatched_to(handle: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any])
     return Dispatched()  # type: ignore[no-untyped-call]
 
 
+def watched(see: Callable[[str, tuple[Any, ...], dict[str, Any], Any], None]) -> Any:
+    """A context in which a function is told of every operator of plain tensors that has run, below autograd.
+
+    Of a tensor that is put together of others, as a sharded one, these are told.
+
+    Args:
+        see: Given an operator's name with its namespace, its arguments, and what it returned.
+    """
+    from torch._subclasses import FakeTensor
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+    class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if any(issubclass(kind, FakeTensor) for kind in types):  # with which sharding is worked out
+                return func(*args, **(kwargs or {}))
+            if not all(kind in plain for kind in types):
+                return NotImplemented
+            out = func(*args, **(kwargs or {}))
+            see(schema_name(func), args, kwargs or {}, out)
+            return out
+
+    return Watched()  # type: ignore[no-untyped-call]
+
+
 def without_modes() -> Any:
     """A context in which operators run as if nobody watched: below `dispatched_to` and `fake_tensors`."""
     from torch.utils._python_dispatch import _disable_current_modes

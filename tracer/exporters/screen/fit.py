@@ -11,6 +11,8 @@ from tracer.exporters.screen.text import print_table, say, table
 from tracer.results.fit import FitReport, FitTrial
 from tracer.units import format_bytes
 
+_VISIBLE_SHARE = 0.0005
+
 
 def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None) -> tuple[str, ...]:
     """What came of it.
@@ -94,8 +96,17 @@ def _difference(trial: FitTrial, base: FitTrial | None) -> str:
         return ""
     saved_bytes = base.allocated_bytes - trial.allocated_bytes
     if saved_bytes == 0:
-        return ", the same peak"
-    return f", {format_bytes(abs(saved_bytes))} {'less' if saved_bytes > 0 else 'more'} at the peak"
+        return f", the same peak{_more_flops(trial, base)}"
+    words = f", {format_bytes(abs(saved_bytes))} {'less' if saved_bytes > 0 else 'more'} at the peak"
+    return words + _more_flops(trial, base)
+
+
+def _more_flops(trial: FitTrial, base: FitTrial) -> str:
+    """As the list of a model's changes has it; empty where there are as many, or they are not known."""
+    if not trial.flops or not base.flops:
+        return ""
+    more = trial.flops / base.flops - 1
+    return f", {100 * more:+.1f} % FLOPs" if abs(more) > _VISIBLE_SHARE else ""
 
 
 def command_words(
