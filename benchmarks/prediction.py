@@ -5,6 +5,7 @@
     python -m benchmarks.prediction --without cublas-workspace foreach   the error with each rule and without it
     python -m benchmarks.prediction --each                   a line for every run
     python -m benchmarks.prediction --cudnn                  with the workspaces that the cuDNN here would take
+    python -m benchmarks.prediction --cudnn FOLDER           that the one would which pip installed there
     python -m benchmarks.prediction --cudnn --deterministic  of its engines those that give the same result each time
     python -m benchmarks.prediction --kinds cnn              convolution networks alone
     python -m benchmarks.prediction --engine null-gpu        torch's own CUDA code alone; `rehearsal` for the other
@@ -46,6 +47,7 @@ from benchmarks.published_on_null_gpu import on_null_gpu
 from benchmarks.published_programs import Unknown, program_of
 from benchmarks.published_runs import TRUTH, PublishedRun, published_runs
 from tracer.null_gpu.cards import CARDS, UNNAMED, Card
+from tracer.null_gpu.cudnn import FOLDER_VARIABLE
 from tracer.units import GIB, MIB
 
 COMPUTE_CAPABILITIES = {
@@ -441,7 +443,9 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", default=[""], metavar="PREFIX", help="only rows whose name begins so")
     parser.add_argument("--without", nargs="+", default=[], metavar="RULE", help="the error without each of these")
     parser.add_argument("--each", action="store_true", help="also a line for every run")
-    parser.add_argument("--cudnn", action="store_true", help="ask the cuDNN here for convolutions' workspaces")
+    parser.add_argument(
+        "--cudnn", nargs="?", const="", metavar="FOLDER", help="ask the cuDNN here, or in a folder, for workspaces"
+    )
     parser.add_argument("--deterministic", action="store_true", help="torch.backends.cudnn.deterministic")
     parser.add_argument("--kinds", nargs="+", metavar="KIND", help="only models of these kinds, such as cnn")
     parser.add_argument("--engine", choices=(NULL_GPU, REHEARSAL), help="one of the two alone")
@@ -454,6 +458,8 @@ def main() -> None:
         print(f"There are no published runs in {TRUTH.parent.name}/{TRUTH.name}, so there is nothing to compare with.")
         return
     _import_libraries()
+    if options.cudnn:
+        os.environ[FOLDER_VARIABLE] = options.cudnn
     if options.deterministic:
         import torch
 
@@ -487,7 +493,7 @@ def _predicted(
 ) -> list[Prediction]:
     """All that could be, in the order of the runs; the others are named."""
     found = []
-    for each in predict_all(runs, engine, without, options.processes, options.cudnn):
+    for each in predict_all(runs, engine, without, options.processes, options.cudnn is not None):
         found.append(each)
         if options.each or each.problem:
             print(line_of(each), flush=True)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from tests.null_gpu.started import ROOT, needs_null_gpu
+from tracer.errors import TracerError
 from tracer.null_gpu.cards import Card, devices_of
-from tracer.null_gpu.cudnn import CudnnAnswers, answers_command
+from tracer.null_gpu.cudnn import FOLDER_VARIABLE, CudnnAnswers, answers_command, library_folders
 from tracer.null_gpu.process import environment
 
 pytestmark = [needs_null_gpu, pytest.mark.skipif(not answers_command(), reason="no cuDNN is installed")]
@@ -88,3 +91,41 @@ def test_where_memory_ends_the_next_engine_is_taken() -> None:
 )
 def test_where_cudnn_cannot_be_asked_there_is_one_engine(variables: dict[str, str], sizes: list[int]) -> None:
     assert said("workspaces", "H100", variables) == sizes
+
+
+def test_a_named_folder_is_asked_and_not_the_one_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pip lays it out, without the libraries that cuDNN loads besides: those are torch's."""
+    folder = tmp_path / "nvidia" / "cudnn" / "lib"
+    folder.mkdir(parents=True)
+    of_torch = next(each for each in library_folders() if list(each.glob("libcudnn.so*")))
+    for path in of_torch.glob("*.so*"):
+        (folder / path.name).symlink_to(path)
+    expected = answered("H100")
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    command = answers_command()
+    assert str(folder) in command
+    assert str(of_torch) not in command
+    assert answered("H100") == expected
+    assert environment([card("H100")])["NULL_GPU_CUDNN"].splitlines() == command
+
+
+@pytest.mark.parametrize("version", [90100, 90800, 0], ids=["too old", "ends with a question", "no cuDNN"])
+def test_a_named_cudnn_that_cannot_be_asked_is_an_error(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    with pytest.raises(TracerError, match=r"there is no libcudnn\.so in it"):
+        environment([card("H100")])
+    source = f"unsigned long cudnnGetVersion(void) {{ return {version}; }}" if version else "void other(void) {}"
+    compiler = shutil.which("cc")
+    assert compiler is not None  # the null GPU is built with it
+    (tmp_path / "it").mkdir()
+    subprocess.run(
+        [compiler, "-shared", "-xc", "-", "-o", str(tmp_path / "it" / "libcudnn.so.9")],
+        input=source,
+        text=True,
+        check=True,
+    )
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "it"))
+    with pytest.raises(TracerError, match=r"cannot be asked: it is older than 9\.8"):
+        CudnnAnswers(card("H100"))

@@ -1,7 +1,8 @@
 """cuDNN asked for a card that is not here: in a child process, by a description of the card.
 
-cuDNN 9.8 and newer plan for a device that is only described. The version asked is the one that torch here would load:
-another one chooses other engines for half of all convolutions, so no answer holds for another installation.
+cuDNN 9.8 and newer plan for a device that is only described. The version asked is the one that torch here would load,
+or that in the folder which TORCH_TIMELINE_CUDNN names: another one chooses other engines for half of all convolutions,
+so no answer holds for another installation.
 """
 
 from __future__ import annotations
@@ -13,16 +14,24 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tracer.null_gpu.cards import Card
+from tracer.errors import TracerError
+from tracer.null_gpu.cards import H100, Card
 
+FOLDER_VARIABLE = "TORCH_TIMELINE_CUDNN"
 _PROGRAM = Path(__file__).with_name("cudnn_answers.py")
 _PATIENCE_S = 60.0
+_PLAIN_CONVOLUTION = {
+    "operation": "forward", "dtype": "float32", "allow_tf32": True, "padding": [0, 0], "stride": [1, 1],
+    "dilation": [1, 1], "x": [[8, 64, 8, 8], [4096, 64, 8, 1]], "w": [[64, 64, 1, 1], [64, 1, 1, 1]],
+    "y": [[8, 64, 8, 8], [4096, 64, 8, 1]],
+}  # fmt: skip
 
 
 def device_properties(card: Card) -> dict[str, Any]:
@@ -65,11 +74,53 @@ def library_folders() -> list[Path]:
 
 
 def answers_command() -> list[str]:
-    """The program that answers and its arguments; none where there is no cuDNN."""
+    """The program that answers and its arguments; none where there is no cuDNN.
+
+    Raises:
+        TracerError: TORCH_TIMELINE_CUDNN names a folder without a cuDNN that could be asked.
+    """
+    if named := os.environ.get(FOLDER_VARIABLE):
+        return _command_in(Path(named).resolve())
     folders = library_folders()
-    if not any(list(folder.glob("libcudnn.so*")) for folder in folders):
-        return []
+    return _command(folders) if _has(folders, "libcudnn.so*") else []
+
+
+@cache
+def _command_in(named: Path) -> list[str]:
+    """That of the cuDNN in a folder, or installed there by `pip install --target`, once it has answered a question.
+
+    One that finds a cuBLAS of another CUDA says its version and then ends with the first question.
+    """
+    folders = [named, *sorted({path.parent for path in named.glob("nvidia/*/lib/*.so*")})]
+    if not _has(folders, "libcudnn.so*"):
+        raise TracerError(
+            f"{FOLDER_VARIABLE} names {named}, and there is no libcudnn.so in it.",
+            hint=f"Install one there: pip install --target {named} nvidia-cudnn-cu13.",
+        )
+    if not _has(folders, "libcublasLt.so*"):  # cuDNN ends the process without it
+        folders += [folder for folder in library_folders() if not _has([folder], "libcudnn.so*")]
+    command = _command(folders)
+    lines = f"{json.dumps(device_properties(H100))}\n{json.dumps(_PLAIN_CONVOLUTION)}\n"
+    ended = subprocess.run(command, env=_environment(), input=lines, capture_output=True, text=True, check=False)
+    if len(answers := ended.stdout.split()) < 2 or int(answers[1]) < 0:
+        raise TracerError(
+            f"The cuDNN in {named} cannot be asked: it is older than 9.8, or a library is missing that it loads.",
+            hint="Install a newer one with its cuBLAS: pip install --target FOLDER nvidia-cudnn-cu13.",
+        )
+    return command
+
+
+def _command(folders: Sequence[Path]) -> list[str]:
     return [sys.executable, str(_PROGRAM), *map(str, folders)]
+
+
+def _has(folders: Sequence[Path], pattern: str) -> bool:
+    return any(next(folder.glob(pattern), None) is not None for folder in folders)
+
+
+def _environment() -> dict[str, str]:
+    """Without the null GPU's libraries, which bear the names of the real ones."""
+    return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
 
 
 def answered_version() -> int:
@@ -107,6 +158,9 @@ class CudnnAnswers:
 
     Attributes:
         version: cuDNN's, such as 92600; 0 where none could be asked.
+
+    Raises:
+        TracerError: As `answers_command`.
     """
 
     def __init__(self, card: Card) -> None:
@@ -117,7 +171,7 @@ class CudnnAnswers:
             return
         self._process = subprocess.Popen(
             command,
-            env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
+            env=_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
