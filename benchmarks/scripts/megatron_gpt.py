@@ -17,6 +17,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 tensor, pipeline = int(sys.argv[1]), int(sys.argv[2])
@@ -29,14 +30,14 @@ model_parallel_cuda_manual_seed(0)
 config = TransformerConfig(
     num_layers=4, hidden_size=1024, num_attention_heads=16, bf16=True, params_dtype=torch.bfloat16,
     pipeline_dtype=torch.bfloat16, tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline,
-    sequence_parallel=tensor > 1, gradient_accumulation_fusion=False, attention_dropout=0.0, hidden_dropout=0.0,
+    gradient_accumulation_fusion=False, attention_dropout=0.0, hidden_dropout=0.0,
 )  # fmt: skip
 model = GPTModel(
     config, get_gpt_layer_local_spec(), VOCABULARY, LENGTH,
     pre_process=parallel_state.is_pipeline_first_stage(), post_process=parallel_state.is_pipeline_last_stage(),
 ).cuda()  # fmt: skip
 sharding = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
-wrapped = DistributedDataParallel(config, sharding, model)
+wrapped = DistributedDataParallel(config, sharding, Float16Module(config, model))
 optimizer = get_megatron_optimizer(OptimizerConfig(lr=1e-4, bf16=True, use_distributed_optimizer=True), [wrapped])
 config.finalize_model_grads_func, config.grad_scale_func = finalize_model_grads, optimizer.scale_loss
 
