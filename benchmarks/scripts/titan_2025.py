@@ -1,7 +1,7 @@
-"""torchtitan's own train.py of June 2025, as a rank of a job: FOLDER CONFIG [OPTIONS OF TORCHTITAN'S].
+"""torchtitan's own train.py of March or June 2025, as a rank of a job: FOLDER CONFIG [OPTIONS OF TORCHTITAN'S].
 
-FOLDER has torchtitan's sources at commit e7c0cae, CONFIG is one of Llama 3's. Replaced are its data (by zeros), its
-tokenizer (by the size of Llama 3's vocabulary) and tensorboard, which is off. Attention is flash's.
+FOLDER has torchtitan's sources at commit 9a2f578 or e7c0cae, CONFIG is one of Llama 3's. Replaced are its data (by
+zeros), its tokenizer (by the size of Llama 3's vocabulary) and tensorboard, which is off. Attention is flash's.
 """
 
 import os
@@ -33,19 +33,27 @@ class Loader:
 
 
 def build_data_loader(*, job_config: Any, **_: Any) -> Loader:
-    return Loader(job_config.training.local_batch_size, job_config.training.seq_len)
+    training = job_config.training
+    return Loader(getattr(training, "local_batch_size", None) or training.batch_size, training.seq_len)
+
+
+def build_tokenizer(*_: Any) -> SimpleNamespace:
+    return SimpleNamespace(n_words=VOCABULARY, eos_id=0)
 
 
 datasets: Any = ModuleType("torchtitan.datasets.hf_datasets")
 datasets.build_hf_dataloader = build_data_loader
 tokenizer: Any = ModuleType("torchtitan.datasets.tokenizer.tiktoken")
-tokenizer.build_tiktoken_tokenizer = lambda *_: SimpleNamespace(n_words=VOCABULARY, eos_id=0)
+tokenizer.build_tiktoken_tokenizer = build_tokenizer
+tokenizers: Any = ModuleType("torchtitan.datasets.tokenizer")
+tokenizers.TikTokenizer = build_tokenizer
 tensorboard: Any = ModuleType("torch.utils.tensorboard")
 tensorboard.SummaryWriter = object
-sys.modules |= {module.__name__: module for module in (datasets, tokenizer, tensorboard)}
+sys.modules |= {module.__name__: module for module in (datasets, tokenizers, tokenizer, tensorboard)}
 torch.backends.cuda.enable_cudnn_sdp(False)
 
-settings = (folder / "torchtitan/models/llama3/train_configs" / f"{config}.toml").read_text("utf-8")
+(found,) = (folder / "torchtitan/models").glob(f"llama*/train_configs/{config}.toml")
+settings = found.read_text("utf-8")
 for what in ("enable_profiling", "enable_tensorboard"):
     settings = settings.replace(f"{what} = true", f"{what} = false")
 own = f"settings-{os.environ.get('RANK', '0')}.toml"  # ranks run side by side
@@ -53,9 +61,9 @@ Path(own).write_text(settings, "utf-8")
 sys.path.insert(0, str(folder))
 sys.argv = [
     str(folder / "torchtitan/train.py"),
-    *("--job.config-file", own),
+    *("--job.config_file", own),
     *("--training.steps", str(STEPS)),
-    *("--metrics.log-freq", "1"),
+    *("--metrics.log_freq", "1"),
     *options,
 ]
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -8,10 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from tracer.capture.objects.training_objects import TrainingObjects
-from tracer.runs.loop_session import LoopSession, warn_at_users_line
+from tracer.runs.loop_session import LoopSession, device_of, warn_at_users_line
 from tracer.runs.session_folder import SessionFolder
 
 
@@ -118,3 +119,9 @@ def test_a_warning_names_the_line_outside_of_this_program() -> None:
     with pytest.warns(UserWarning, match="here") as told, ExitStack() as stack:  # as somebody's own block may end it
         stack.callback(warn_at_users_line, "here")
     assert told[0].filename == __file__
+
+
+def test_the_device_of_a_model_that_has_a_list_of_its_own_as_buffers() -> None:
+    model = nn.Linear(1, 1)
+    model.buffers = []  # type: ignore[assignment]  # Megatron-core's DistributedDataParallel
+    assert device_of(TrainingObjects(model, None)) == torch.device("cpu")

@@ -42,7 +42,7 @@ def turn_all_fake(
 
 
 def _tensors(modules: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> Iterator[Tensor]:
-    for tensor in (member for model in modules for member in (*model.parameters(), *model.buffers())):
+    for tensor in (member for model in modules for member in (*model.parameters(), *nn.Module.buffers(model))):
         if tensor.is_leaf and tensor.grad is not None:
             yield tensor.grad
         yield tensor

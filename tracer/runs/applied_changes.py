@@ -255,7 +255,7 @@ def _convert(module: nn.Module) -> None:
 
     The parameter objects stay the same, so that the optimizer still knows them.
     """
-    for tensor in (*module.parameters(), *module.buffers()):
+    for tensor in (*module.parameters(), *nn.Module.buffers(module)):
         if tensor.is_floating_point():
             tensor.data = tensor.data.to(torch.bfloat16)
 

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 import torch
+from torch import nn
 
 from tracer.capture.device import devices
 from tracer.capture.forked_child import in_forked_child
@@ -203,7 +204,7 @@ def device_of(objects: TrainingObjects) -> torch.device:
     """
     num_bytes: Counter[torch.device] = Counter()
     trained = (tensor for optimizer in objects.optimizers for _, tensor in objects.parameters_of(optimizer))
-    named = (tensor for model in objects.models.values() for tensor in (*model.parameters(), *model.buffers()))
+    named = (tensor for model in objects.models.values() for tensor in (*model.parameters(), *nn.Module.buffers(model)))
     for tensor in {id(tensor): tensor for tensor in (*named, *trained)}.values():
         if devices.is_accelerator(tensor.device):
             num_bytes[tensor.device] += tensor.numel() * tensor.element_size()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from tracer.analysis.profiles.findings import Findings
 from tracer.capture.device.devices import has_random_state, with_index
@@ -180,7 +181,8 @@ def run_step(workload: Workload, session: ProfileSession) -> list[float]:
 def random_states_kept(workload: Workload) -> Iterator[None]:
     """Put torch's random states, on the CPU and on the workload's devices, numpy's and Python's back at the end."""
     python, numpy = random.getstate(), np.random.get_state()
-    of_model = (tensor.device for tensor in itertools.chain(workload.model.parameters(), workload.model.buffers()))
+    model = workload.model
+    of_model = (tensor.device for tensor in itertools.chain(model.parameters(), nn.Module.buffers(model)))
     used = {with_index(device) for device in (workload.device, *of_model) if has_random_state(device)}
     by_type = itertools.groupby(sorted(used, key=str), key=lambda device: device.type)
     try:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 def is_on_meta(model: nn.Module) -> bool:
     """Whether all of its parameters and buffers are there."""
-    tensors = [*model.parameters(), *model.buffers()]
+    tensors = [*model.parameters(), *nn.Module.buffers(model)]
     return bool(tensors) and all(tensor.is_meta for tensor in tensors)
 
 

@@ -229,7 +229,7 @@ def _index(device: torch.device) -> tuple[str, int]:
 
 
 def _devices(model: nn.Module) -> set[torch.device]:
-    return {tensor.device for tensor in itertools.chain(model.parameters(), model.buffers())}
+    return {tensor.device for tensor in itertools.chain(model.parameters(), nn.Module.buffers(model))}
 
 
 def _module_workload(
