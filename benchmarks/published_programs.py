@@ -357,7 +357,7 @@ class _TimmLoop(Loop):
         if not self._static or "inputs" not in kept:
             kept["inputs"] = torch.randn(self._shape).contiguous(memory_format=self._format)
         optimizer.zero_grad(set_to_none=self._set_to_none)
-        with torch.autocast("cpu", torch.float16, enabled=self._amp):
+        with torch.autocast(torch.get_default_device().type, torch.float16, enabled=self._amp):
             output = self.model(kept["inputs"])
         if isinstance(output, tuple):
             output = output[0]
