@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+import torch._dynamo.config
 from torch.utils import checkpoint
 
 folder, config, options = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
@@ -52,6 +53,7 @@ tensorboard: Any = ModuleType("torch.utils.tensorboard")
 tensorboard.SummaryWriter = object
 sys.modules |= {datasets.__name__: datasets, tensorboard.__name__: tensorboard}
 checkpoint._pt2_selective_checkpoint_context_fn_gen = selective_contexts  # type: ignore[attr-defined]
+torch._dynamo.config._bypass_keys.add("_experimental_support_context_fn_in_torch_utils_checkpoint")
 torch.backends.cuda.enable_cudnn_sdp(False)
 torch.cuda.reset_peak_memory_stats = remembered(torch.cuda.reset_peak_memory_stats)
 

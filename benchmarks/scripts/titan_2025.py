@@ -19,22 +19,23 @@ VOCABULARY, STEPS = 128256, 4
 
 
 class Loader:
-    """Zeros without end; torchtitan asks for its state."""
+    """Zeros without end; torchtitan asks for its state. In June inputs had a name."""
 
-    def __init__(self, batch_size: int, length: int) -> None:
-        self.size = (batch_size, length)
+    def __init__(self, training: Any) -> None:
+        self.in_june = hasattr(training, "local_batch_size")
+        self.size = (training.local_batch_size if self.in_june else training.batch_size, training.seq_len)
 
-    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+    def __iter__(self) -> Iterator[Any]:
         while True:
-            yield {"input": torch.zeros(self.size, dtype=torch.int64)}, torch.zeros(self.size, dtype=torch.int64)
+            tokens, labels = (torch.zeros(self.size, dtype=torch.int64) for _ in range(2))
+            yield {"input": tokens} if self.in_june else tokens, labels
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
 
 def build_data_loader(*, job_config: Any, **_: Any) -> Loader:
-    training = job_config.training
-    return Loader(getattr(training, "local_batch_size", None) or training.batch_size, training.seq_len)
+    return Loader(job_config.training)
 
 
 def build_tokenizer(*_: Any) -> SimpleNamespace:

@@ -69,6 +69,10 @@ def the_first_ranks_objects_are_everybodys() -> None:
     mine: list[Any] = [None]
     dist.scatter_object_list(mine, [rank * 10 for rank in range(WORLD_SIZE)] if RANK == 0 else None, src=0)
     assert mine == [RANK * 10]
+    for device in (DEVICE, torch.device("cpu")):
+        numbers = torch.tensor([7, 8] if RANK == 0 else [-1, -1], device=device)
+        dist.broadcast(numbers, src=0)
+        assert numbers.tolist() == [7, 8]
     store = dist.distributed_c10d._get_default_store()
     if RANK == 0:
         store.set("port", "1234")

@@ -191,7 +191,7 @@ EVIDENCE_TEXT = {
     Evidence.HELD_BY_GRAPH: "saved for backward by a graph from before the recording",
     Evidence.LIBRARYS: "workspace that a library keeps between calls",
     Evidence.LIBRARYS_STATE: "cuDNN's random state for the dropout of recurrent layers",
-    Evidence.OF_COLLECTIVE: "made in code of FSDP, DDP or a pipeline that creates communication buffers",
+    Evidence.OF_COLLECTIVE: "made in code of FSDP, DDP, ZeRO or a pipeline that creates communication buffers",
     Evidence.GIVEN_TO_REDUCER: "from before the recording, written and read by DDP's reducer",
     Evidence.GIVEN_TO_COLLECTIVE: "from before the recording, no tensor of Python's, passed to a collective",
     Evidence.UNSEEN_SAVED: "made by another thread or outside torch, used by backward",

@@ -46,8 +46,8 @@ _OPTIMIZERS_FOLDER = "torch/optim/"
 STEP_WRAPPER = "wrapper"
 
 
-# Functions of FSDP2, FSDP and pipelines that make the buffers of what is sent, themselves or in what they call; "" is
-# any.
+# Functions of FSDP2, FSDP, pipelines and DeepSpeed's ZeRO that make the buffers of what is sent, themselves or in what
+# they call; "" is any.
 _COLLECTIVES = {
     "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py": ("",),
     "torch/distributed/fsdp/_fully_shard/_fsdp_param.py": (
@@ -66,6 +66,12 @@ _COLLECTIVES = {
     "torch/distributed/fsdp/_runtime_utils.py": ("_reduce_grad", "_reduce_grad_no_shard"),
     "torch/distributed/pipelining/_recv_buffers.py": ("allocate_buffer",),
     "torch/distributed/pipelining/stage.py": ("_create_act_recv_info", "_create_grad_recv_info"),
+    "deepspeed/runtime/zero/stage_1_and_2.py": ("setup_buckets",),
+    "deepspeed/runtime/zero/partition_parameters.py": (
+        "_all_gather_dtype",
+        "_all_gather_coalesced",
+        "_all_gather_sequential",
+    ),
 }
 # Those of DDP, whose buckets C++ makes: no Python is between.
 _DDP_FILE, _DDP_FUNCTIONS = "torch/nn/parallel/distributed.py", ("_ddp_init_helper", "_pre_forward")

@@ -200,5 +200,7 @@ def test_only_some_functions_of_some_files_make_such_buffers() -> None:
     assert makes_collectives_buffers(f"{folder}/_fsdp_param.py", "alloc_storage")
     assert not makes_collectives_buffers(f"{folder}/_fsdp_param.py", "to_sharded")
     assert not makes_collectives_buffers("/home/me/_reduce.py", "_reduce_grad")
+    assert makes_collectives_buffers("deepspeed/runtime/zero/stage_1_and_2.py", "setup_buckets")
+    assert not makes_collectives_buffers("deepspeed/runtime/zero/stage_1_and_2.py", "step")
     assert makes_buckets("torch/nn/parallel/distributed.py", "_pre_forward")
     assert not makes_buckets("torch/nn/parallel/distributed.py", "forward")

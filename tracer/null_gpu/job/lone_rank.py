@@ -11,11 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from tracer.capture.torch_private import torch_distributed
 from tracer.null_gpu import process
-from tracer.null_gpu.job.objects import Objects
+from tracer.null_gpu.job.objects import Objects, is_of_numbers
 from tracer.null_gpu.job.place import Place, left_by
 from tracer.null_gpu.job.store import LoneStore
 from tracer.null_gpu.nccl_buffers import NcclBuffers
@@ -24,6 +25,8 @@ from tracer.null_gpu.nccl_buffers import NcclBuffers
 @contextmanager
 def lone_rank(place: Place) -> Iterator[None]:
     """Process groups of any backend start at once, and object collectives give what ranks before this one have given.
+
+    So do broadcasts of a few integers, by which libraries compare what ranks have (DeepSpeed's ZeRO 3).
 
     What ranks after this one read is left in the job's folder in the end, and so are the groups that it was in.
 
@@ -50,7 +53,7 @@ def lone_rank(place: Place) -> Iterator[None]:
 def _functions(place: Place, see_groups: Callable[[], None]) -> dict[str, Callable[..., Any]]:
     """What torch.distributed's functions of these names do here."""
     objects = Objects(place.folder, place.rank)
-    initialise, destroy = dist.init_process_group, dist.destroy_process_group
+    initialise, destroy, broadcast_own = dist.init_process_group, dist.destroy_process_group, dist.broadcast
 
     def ranks_of(group: Any) -> list[int]:
         return dist.get_process_group_ranks(group or dist.group.WORLD)
@@ -80,6 +83,16 @@ def _functions(place: Place, see_groups: Callable[[], None]) -> dict[str, Callab
     def destroy_process_group(group: Any = None) -> None:
         see_groups()
         destroy(group)
+
+    def broadcast(
+        tensor: torch.Tensor, src: int | None = None, group: Any = None, async_op: bool = False,
+        group_src: int | None = None,
+    ) -> Any:  # fmt: skip
+        source = the_global(src, group_src, group, 0)
+        work = broadcast_own(tensor, source, group, async_op)
+        if is_of_numbers(tensor) and place.rank in (ranks := ranks_of(group)):
+            objects.share_numbers(tensor, source, ranks)
+        return work
 
     def broadcast_object_list(
         object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None,
@@ -114,7 +127,7 @@ def _functions(place: Place, see_groups: Callable[[], None]) -> dict[str, Callab
         """Return at once: no other rank is waited for."""
 
     own = (
-        init_process_group, destroy_process_group, split_group, broadcast_object_list, scatter_object_list,
+        init_process_group, destroy_process_group, split_group, broadcast, broadcast_object_list, scatter_object_list,
         send_object_list, recv_object_list, monitored_barrier,
     )  # fmt: skip
     return {function.__name__: function for function in own}

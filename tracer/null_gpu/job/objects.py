@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
 import pickle
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import torch
 
 from tracer.capture.torch_private import torch_distributed
 from tracer.errors import TracerError
 from tracer.null_gpu.job.earlier import run_earlier_ranks
+
+_MOST_NUMBERS: Final = 4096
+"""Larger tensors of integers are data, not what ranks tell each other."""
+
+
+def is_of_numbers(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a few integers, as ranks compare them."""
+    is_whole = not (tensor.is_floating_point() or tensor.is_complex())
+    return type(tensor) is torch.Tensor and is_whole and 0 < tensor.numel() <= _MOST_NUMBERS and tensor.is_contiguous()
 
 
 class Objects:
@@ -29,19 +41,36 @@ class Objects:
         self._folder, self._rank = folder, rank
         self._calls: Counter[tuple[object, ...]] = Counter()
 
-    def share(self, objects: list[Any], source: int, group: Sequence[int]) -> None:
+    def share(self, objects: list[Any], source: int, group: Sequence[int], *, kind: str = "all") -> None:
         """What the source has given all of a group at the same call; if it has not run, the list stays as it is.
 
         Args:
             objects: Objects of this rank; those of the source replace them.
             source: A rank.
             group: The ranks that take part.
+            kind: Of call; each has an order of its own.
         """
-        path = self._path("all", source, min(group), max(group), len(group))
+        path = self._path(kind, source, min(group), max(group), len(group))
         if source == self._rank:
             self._write(path, list(objects))
         elif path.exists():
             objects[:] = self._read(path)[: len(objects)]
+
+    def share_numbers(self, tensor: torch.Tensor, source: int, group: Sequence[int]) -> None:
+        """The same of a tensor's values: those of the source are copied into it.
+
+        Args:
+            tensor: Integers of this rank.
+            source: A rank.
+            group: The ranks that take part.
+        """
+        # Not by an operator, which would be a value that the program has read: the null GPU's memory is the host's.
+        held = bytearray(ctypes.string_at(tensor.data_ptr(), tensor.nbytes))
+        own = torch.frombuffer(held, dtype=tensor.dtype).tolist()
+        values = [own]
+        self.share(values, source, group, kind="numbers")
+        if values[0] != own:
+            tensor.copy_(torch.tensor(values[0], dtype=tensor.dtype).view_as(tensor))
 
     def send(self, objects: list[Any], destination: int) -> None:
         """Leave objects for another rank."""
