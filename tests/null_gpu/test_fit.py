@@ -191,3 +191,50 @@ def test_of_a_job_the_worst_rank_decides_which_values_fit(tmp_path: Path) -> Non
     assert report["arguments"] == ["--rows", "20000"] and report["apply"] == []
     assert [(rank["rank"], rank["fits"]) for rank in fits["ranks"]] == [(0, True), (1, True)]
     assert fits["ranks"][1]["allocated_bytes"] == fits["allocated_bytes"] > fits["ranks"][0]["allocated_bytes"]
+
+
+SHARDED = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(512, 2048), nn.Linear(2048, 512)
+
+    def forward(self, x):
+        return x + self.b(torch.relu(self.a(x)))
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+model = nn.Sequential(*[Block() for _ in range(4)]).cuda()
+if sys.argv[1] == "sharded":
+    for block in model:
+        fully_shard(block)
+    fully_shard(model)
+else:
+    model = DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(12):
+    optimizer.zero_grad()
+    model(torch.randn(1024, 512, device="cuda")).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_job_that_is_sharded_from_outside_takes_what_one_does_that_shards_itself(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SHARDED, "utf-8")
+    main = [sys.executable, str(ROOT / "main.py")]
+    peaks = []
+    for way, apply in (("sharded", []), ("parallel", ["--apply", "shard"]), ("parallel", [])):
+        command = [*main, "run", "--on", "2xh100", "--rank", "0", *apply, "--save-dir", "out", "train.py", way]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        (path,) = (tmp_path / "out").rglob("peak.json")
+        peaks.append(json.loads(path.read_text("utf-8"))["peak_bytes"])
+        path.unlink()
+    assert peaks[0] == peaks[1] < 0.8 * peaks[2]

@@ -10,9 +10,10 @@ import sys
 from typing import Any
 
 import torch
-from torch import distributed, multiprocessing, nn
+from torch import distributed, nn
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from tracer.errors import TracerError
@@ -88,4 +89,4 @@ def ran(rank: int, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    multiprocessing.spawn(ran, (sys.argv[1],), nprocs=2)  # type: ignore[no-untyped-call]
+    spawn(ran, (sys.argv[1],), nprocs=2)  # type: ignore[no-untyped-call]

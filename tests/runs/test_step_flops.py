@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import distributed, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
-from torch.distributed.tensor import DTensor, Replicate, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.flop_counter import FlopCounterMode
 
 from tracer.runs.applied_changes import AppliedChanges

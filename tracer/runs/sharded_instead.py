@@ -38,15 +38,16 @@ class ShardedInstead:
         signature = inspect.signature(original)
 
         @functools.wraps(original)
-        def made(self_: Any, *args: Any, **kwargs: Any) -> None:
-            if type(self_) is not DistributedDataParallel:
-                original(self_, *args, **kwargs)
+        def made(*args: Any, **kwargs: Any) -> None:
+            parallel = args[0]
+            if type(parallel) is not DistributedDataParallel:
+                original(*args, **kwargs)
                 return
-            options = signature.bind(self_, *args, **kwargs).arguments
+            options = signature.bind(*args, **kwargs).arguments
             self._shard(options["module"], options)
-            nn.Module.__init__(self_)
-            self_.module = options["module"]
-            self_.__class__ = _Sharded
+            nn.Module.__init__(parallel)
+            parallel.module = options["module"]
+            parallel.__class__ = _Sharded
 
         DistributedDataParallel.__init__ = made  # type: ignore[method-assign]
         try:
@@ -55,12 +56,13 @@ class ShardedInstead:
             DistributedDataParallel.__init__ = original  # type: ignore[method-assign]
 
     def _shard(self, model: nn.Module, options: dict[str, Any]) -> None:
-        group = options.get("process_group")
+        group = options.get("process_group") or distributed.group.WORLD
+        assert group is not None
         if options.get("init_sync", True):  # all ranks begin with the numbers of the first, as they would have
             for tensor in (*model.parameters(), *model.buffers()):
                 distributed.broadcast(tensor.detach(), group=group, group_src=0)
         device = next(model.parameters()).device.type
-        mesh = DeviceMesh.from_group(group or distributed.group.WORLD, device)
+        mesh = DeviceMesh.from_group(group, device)
         self._whole |= {id(parameter): weakref.ref(parameter) for parameter in model.parameters()}
         for block in repeated_blocks(model):
             fully_shard(block, mesh=mesh)

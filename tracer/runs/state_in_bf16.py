@@ -63,7 +63,7 @@ class StateInBf16(StateBetweenSteps):
         if value.stride() != place.stride():
             value = torch.empty_like(place, dtype=value.dtype).copy_(value)
         size, step = (value.numel(),), (1,)
-        pairs = (part.as_strided(size, step).split(_PIECE_ELEMENTS) for part in (value, place))
+        pairs = (torch.split(part.as_strided(size, step), _PIECE_ELEMENTS) for part in (value, place))
         for piece, into in zip(*pairs, strict=True):
             bits = piece.view(torch.int32)
             if process.is_active():  # what a null GPU would draw it would compute on the host
