@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import distributed, nn
@@ -73,3 +75,28 @@ def test_of_a_sharded_tensor_the_part_of_this_rank_counts_once() -> None:
         assert flops.flops == LAYER
     finally:
         distributed.destroy_process_group()
+
+
+class Quarter(torch.Tensor):
+    """Rows of which a quarter is here."""
+
+    part: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, rows: torch.Tensor) -> Any:
+        self = torch.Tensor._make_wrapper_subclass(cls, rows.shape)  # type: ignore[attr-defined]
+        self.part = rows[: ROWS // 4]
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(args[0].part, args[1])
+
+
+def test_of_a_tensor_that_is_put_together_of_others_what_these_do_counts() -> None:
+    flops = StepFlops()
+    rows = Quarter(torch.ones(ROWS, NARROW))
+    flops.begin()
+    _ = torch.ops.aten.mm(rows, torch.ones(NARROW, WIDE))
+    flops.end()
+    assert flops.flops == LAYER // 4
