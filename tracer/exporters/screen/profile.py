@@ -18,6 +18,7 @@ from tracer.analysis.profiles.lost_track import LostTrack
 from tracer.analysis.profiles.peak import AllocatorPeak, PeakReport
 from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 from tracer.capture.torch_names import step_words
+from tracer.exporters.screen.parallelism import parallelism_sentences
 from tracer.exporters.screen.paths import short_path, source_place
 from tracer.exporters.screen.text import print_table, say_wrapped
 from tracer.units import format_bytes
@@ -54,6 +55,7 @@ def print_peak(findings: Findings, console: Console, *, num_steps: int | None = 
         *growth_sentences(findings.growth, file_name=short_path),
         *_lost_track(findings.worst),
         *left_out(findings),
+        *parallelism_sentences(findings.worst),
         *compiled_sentences(findings, file_name=short_path),
         *unseen(findings.worst.recording, findings.worst.lifetimes),
     ):

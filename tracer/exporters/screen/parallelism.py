@@ -1,0 +1,99 @@
+"""What a job's way of being parallel costs at the peak, and logits and their like that are wider than the rest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
+from tracer.analysis.peak_row import PeakRow
+from tracer.analysis.profiles.findings import CycleFindings
+from tracer.capture.torch_names import GRADIENT_BUCKETS, in_buffers_of
+from tracer.exporters.python_stacks import PythonStacks
+from tracer.exporters.screen.paths import source_place
+from tracer.units import format_bytes, some
+
+LEAST_PERCENT: Final = 1
+"""Of the peak; less is not said."""
+LEAST_WIDE_PERCENT: Final = 10
+NUM_MODULES: Final = 2
+OTHER: Final = "other buffers of collectives"
+_NARROW: Final = ("bfloat16", "float16")
+_MADE_IN_STEPS: Final = tuple(
+    kind.name for kind in (Kind.ACTIVATION, Kind.AUTOGRAD_DETAIL, Kind.TEMPORARY, Kind.HELD, Kind.EVALUATION)
+)
+
+
+def parallelism_sentences(cycle: CycleFindings) -> tuple[str, ...]:
+    """What buffers of collectives hold, with the modules that they carry, and what is in 32 bits beside 16.
+
+    Args:
+        cycle: The cycle of the peak.
+    """
+    sentences = (_communication(cycle), wide_sentence(cycle.peak.rows, cycle.peak.peak_bytes))
+    return tuple(sentence for sentence in sentences if sentence is not None)
+
+
+def _communication(cycle: CycleFindings) -> str | None:
+    peak = cycle.peak
+    chosen = [row.category == Kind.COMMUNICATION.name for row in peak.rows]
+    total = sum(row.bytes for row, is_chosen in zip(peak.rows, chosen, strict=True) if is_chosen)
+    if total * 100 < peak.peak_bytes * LEAST_PERCENT:
+        return None
+    stacks = PythonStacks(cycle.recording)
+    modules: dict[str, Counter[str]] = {}
+    columns = (peak.row_of, peak.blocks.allocation, peak.blocks.size_bytes)
+    for row, allocation, size_bytes in zip(*(column.tolist() for column in columns), strict=True):
+        if chosen[row]:
+            words = _in_buffer(peak.rows[row], stacks, allocation)
+            modules.setdefault(words, Counter())[peak.rows[row].module or ""] += size_bytes
+    parts = sorted(modules.items(), key=lambda part: -part[1].total())
+    listed = [f"{format_bytes(found.total())} {words}{_of_modules(found)}" for words, found in parts]
+    return f"Communication at the peak: {', '.join(listed)}."
+
+
+def _in_buffer(row: PeakRow, stacks: PythonStacks, allocation: int) -> str:
+    if row.evidence == EVIDENCE_TEXT[Evidence.GIVEN_TO_REDUCER]:
+        return GRADIENT_BUCKETS
+    found = (in_buffers_of(frame["filename"], frame["name"]) for frame in stacks.of_allocation(allocation))
+    return next((words for words in found if words is not None), OTHER)
+
+
+def _of_modules(found: Counter[str]) -> str:
+    ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    named = [module for module, _ in ordered if module and not module.startswith("(")]
+    if not named:
+        return ""
+    more = [f"{some(len(named) - NUM_MODULES, 'more module')}"] if len(named) > NUM_MODULES else []
+    words = [*named[:NUM_MODULES], *more]
+    return f" ({' and '.join([', '.join(words[:-1]), words[-1]] if len(words) > 1 else words)})"
+
+
+def wide_sentence(rows: Iterable[PeakRow], peak_bytes: int) -> str | None:
+    """The line with most bytes of float32 that a step makes where it makes 16 bits too, as of logits that were cast.
+
+    Args:
+        rows: The rows of a peak.
+        peak_bytes: The peak; a line of less than a tenth of it is not named.
+    """
+    made = [row for row in rows if row.category in _MADE_IN_STEPS]
+    narrow = Counter[str]()
+    wide: dict[tuple[str, int | None], list[PeakRow]] = {}
+    for row in made:
+        if row.dtype in _NARROW:
+            narrow[row.dtype] += row.bytes
+        elif row.dtype == "float32" and row.file is not None:
+            wide.setdefault((row.file, row.line), []).append(row)
+    if not wide or narrow.total() * 100 < peak_bytes * LEAST_PERCENT:
+        return None
+    (file, line), found = max(wide.items(), key=lambda item: sum(row.bytes for row in item[1]))
+    size_bytes = sum(row.bytes for row in found)
+    if size_bytes * 100 < peak_bytes * LEAST_WIDE_PERCENT:
+        return None
+    largest = max(found, key=lambda row: row.bytes / row.count)
+    shape = " x ".join(f"{length:,}" for length in largest.shape or ())
+    return (
+        f"In float32 beside {narrow.most_common(1)[0][0]}: {format_bytes(size_bytes)} at {source_place(file, line)}"
+        + (f", the largest tensor {shape}." if shape else ".")
+    )
