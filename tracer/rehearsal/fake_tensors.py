@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tracer.capture.torch_private import torch_fake, torch_modules, torch_tensors
 from tracer.nested import leaves
+from tracer.workloads.module_tensors import all_tensors
 
 
 def turn_all_fake(
@@ -42,7 +43,7 @@ def turn_all_fake(
 
 
 def _tensors(modules: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> Iterator[Tensor]:
-    for tensor in (member for model in modules for member in (*model.parameters(), *nn.Module.buffers(model))):
+    for tensor in (member for model in modules for member in all_tensors(model)):
         if tensor.is_leaf and tensor.grad is not None:
             yield tensor.grad
         yield tensor

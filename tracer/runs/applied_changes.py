@@ -44,6 +44,7 @@ from tracer.runs.sparse_tables import SparseTables
 from tracer.runs.state_in_8_bits import StateIn8Bits
 from tracer.runs.state_in_bf16 import StateInBf16
 from tracer.workloads.module_steps import repeated_blocks
+from tracer.workloads.module_tensors import all_tensors
 
 _ON_MODELS = {
     COMPILE,
@@ -255,7 +256,7 @@ def _convert(module: nn.Module) -> None:
 
     The parameter objects stay the same, so that the optimizer still knows them.
     """
-    for tensor in (*module.parameters(), *nn.Module.buffers(module)):
+    for tensor in all_tensors(module):
         if tensor.is_floating_point():
             tensor.data = tensor.data.to(torch.bfloat16)
 

@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 import torch
-from torch import nn
 
 from tracer.capture.device import devices
 from tracer.capture.forked_child import in_forked_child
@@ -24,6 +23,7 @@ from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.errors import TracerError
 from tracer.runs.session_folder import SessionFolder
 from tracer.runs.termination import Termination, signals_deferred
+from tracer.workloads.module_tensors import all_tensors
 
 
 class LoopSession:
@@ -204,7 +204,7 @@ def device_of(objects: TrainingObjects) -> torch.device:
     """
     num_bytes: Counter[torch.device] = Counter()
     trained = (tensor for optimizer in objects.optimizers for _, tensor in objects.parameters_of(optimizer))
-    named = (tensor for model in objects.models.values() for tensor in (*model.parameters(), *nn.Module.buffers(model)))
+    named = (tensor for model in objects.models.values() for tensor in all_tensors(model))
     for tensor in {id(tensor): tensor for tensor in (*named, *trained)}.values():
         if devices.is_accelerator(tensor.device):
             num_bytes[tensor.device] += tensor.numel() * tensor.element_size()

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tracer.errors import TracerError
 from tracer.workloads.module_steps import repeated_blocks
+from tracer.workloads.module_tensors import all_tensors
 
 
 class ShardedInstead:
@@ -59,7 +60,7 @@ class ShardedInstead:
         group = options.get("process_group") or distributed.group.WORLD
         assert group is not None
         if options.get("init_sync", True):  # all ranks begin with the numbers of the first, as they would have
-            for tensor in (*model.parameters(), *model.buffers()):
+            for tensor in all_tensors(model):
                 distributed.broadcast(tensor.detach(), group=group, group_src=0)
         device = next(model.parameters()).device.type
         mesh = DeviceMesh.from_group(group, device)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
 from tracer.analysis.profiles.findings import Findings
 from tracer.capture.device.devices import has_random_state, with_index
@@ -27,6 +26,7 @@ from tracer.runs.results import ShownResults, failure_of, run_results
 from tracer.runs.session import ProfileSession, Schedule
 from tracer.runs.termination import Termination
 from tracer.workloads.module_steps import StepWorkload
+from tracer.workloads.module_tensors import all_tensors
 from tracer.workloads.workload import Workload, num_micro_batches
 
 Progress = Callable[[int, int], None]
@@ -181,8 +181,7 @@ def run_step(workload: Workload, session: ProfileSession) -> list[float]:
 def random_states_kept(workload: Workload) -> Iterator[None]:
     """Put torch's random states, on the CPU and on the workload's devices, numpy's and Python's back at the end."""
     python, numpy = random.getstate(), np.random.get_state()
-    model = workload.model
-    of_model = (tensor.device for tensor in itertools.chain(model.parameters(), nn.Module.buffers(model)))
+    of_model = (tensor.device for tensor in all_tensors(workload.model))
     used = {with_index(device) for device in (workload.device, *of_model) if has_random_state(device)}
     by_type = itertools.groupby(sorted(used, key=str), key=lambda device: device.type)
     try:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from tracer.workloads.module_tensors import all_tensors
+
 
 def is_on_meta(model: nn.Module) -> bool:
     """Whether all of its parameters and buffers are there."""
-    tensors = [*model.parameters(), *nn.Module.buffers(model)]
+    tensors = list(all_tensors(model))
     return bool(tensors) and all(tensor.is_meta for tensor in tensors)
 
 

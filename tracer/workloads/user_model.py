@@ -12,7 +12,6 @@ named `device`, `batch_size` or `seed`, the command line's are handed to it.
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -33,6 +32,7 @@ from tracer.workloads.module_steps import (
     gradient_scaler,
     loss_of,
 )
+from tracer.workloads.module_tensors import all_tensors
 from tracer.workloads.random_inputs import HINT, InputSpec, parse_input, random_batches
 from tracer.workloads.user_errors import UserModelError, WrongValueError, defined_at
 
@@ -229,7 +229,7 @@ def _index(device: torch.device) -> tuple[str, int]:
 
 
 def _devices(model: nn.Module) -> set[torch.device]:
-    return {tensor.device for tensor in itertools.chain(model.parameters(), nn.Module.buffers(model))}
+    return {tensor.device for tensor in all_tensors(model)}
 
 
 def _module_workload(

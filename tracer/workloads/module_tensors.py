@@ -1,0 +1,16 @@
+"""All tensors of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from torch import Tensor, nn
+
+
+def all_tensors(model: nn.Module) -> Iterator[Tensor]:
+    """Parameters and buffers of a model and of the modules in it, though an attribute has the name of a method.
+
+    Megatron-core's DistributedDataParallel has a list `buffers`.
+    """
+    return chain(nn.Module.parameters(model), nn.Module.buffers(model))
