@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
-from torch.nn.parallel import DistributedDataParallel
+from tracer.runs.parallel_made import parallel_made
 
 _OPTION = "gradient_as_bucket_view"
 
@@ -24,21 +22,11 @@ class BucketViews:
         """Begin with none."""
         self.num_made = 0
 
-    @contextmanager
-    def switched_on(self) -> Iterator[None]:
+    def switched_on(self) -> AbstractContextManager[None]:
         """Meanwhile the class is made so."""
-        original = DistributedDataParallel.__init__
-        signature = inspect.signature(original)
+        return parallel_made(self._make)
 
-        @functools.wraps(original)
-        def made(*args: Any, **kwargs: Any) -> None:
-            bound = signature.bind(*args, **kwargs)
-            self.num_made += not bound.arguments.get(_OPTION, False)
-            bound.arguments[_OPTION] = True
-            original(*bound.args, **bound.kwargs)
-
-        DistributedDataParallel.__init__ = made  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            DistributedDataParallel.__init__ = original  # type: ignore[method-assign]
+    def _make(self, original: Callable[..., None], bound: inspect.BoundArguments) -> None:
+        self.num_made += not bound.arguments.get(_OPTION, False)
+        bound.arguments[_OPTION] = True
+        original(*bound.args, **bound.kwargs)

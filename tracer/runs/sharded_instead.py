@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tracer.errors import TracerError
+from tracer.runs.parallel_made import parallel_made
 from tracer.workloads.module_steps import repeated_blocks
 from tracer.workloads.module_tensors import all_tensors
 
@@ -32,29 +32,20 @@ class ShardedInstead:
         self.num_made = 0
         self._whole: dict[int, weakref.ref[torch.Tensor]] = {}
 
-    @contextmanager
-    def switched_on(self) -> Iterator[None]:
+    def switched_on(self) -> AbstractContextManager[None]:
         """Meanwhile the class is made so; subclasses of the script's own are left alone."""
-        original = DistributedDataParallel.__init__
-        signature = inspect.signature(original)
+        return parallel_made(self._make)
 
-        @functools.wraps(original)
-        def made(*args: Any, **kwargs: Any) -> None:
-            parallel = args[0]
-            if type(parallel) is not DistributedDataParallel:
-                original(*args, **kwargs)
-                return
-            options = signature.bind(*args, **kwargs).arguments
-            self._shard(options["module"], options)
-            nn.Module.__init__(parallel)
-            parallel.module = options["module"]
-            parallel.__class__ = _Sharded
-
-        DistributedDataParallel.__init__ = made  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            DistributedDataParallel.__init__ = original  # type: ignore[method-assign]
+    def _make(self, original: Callable[..., None], bound: inspect.BoundArguments) -> None:
+        options = bound.arguments
+        parallel = options["self"]
+        if type(parallel) is not DistributedDataParallel:
+            original(*bound.args, **bound.kwargs)
+            return
+        self._shard(options["module"], options)
+        nn.Module.__init__(parallel)
+        parallel.module = options["module"]
+        parallel.__class__ = _Sharded
 
     def _shard(self, model: nn.Module, options: dict[str, Any]) -> None:
         group = options.get("process_group") or distributed.group.WORLD

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tracer.capture.torch_private.torch_modules import STEP_HOOKS
+from tracer.runs.made_steps import MadeSteps
 
 _STEP_BY_PARAMETER = (
     torch.optim.Adadelta,
@@ -48,8 +49,7 @@ class StateBetweenSteps(ABC):
         self._leaves = leaves
         self._places: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[tuple[int, str], Tensor]]
         self._places = weakref.WeakKeyDictionary()
-        self._own_groups: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[dict[str, Any]]]
-        self._own_groups = weakref.WeakKeyDictionary()
+        self._made_steps = MadeSteps()
 
     @abstractmethod
     def is_worthwhile(self, value: Tensor) -> bool:
@@ -78,8 +78,7 @@ class StateBetweenSteps(ABC):
         """
         if self._leaves(optimizer):
             return
-        own = self._own_groups.pop(optimizer, optimizer.param_groups)  # if a hook between the two raised
-        optimizer.param_groups = own
+        own = self._made_steps.begin(optimizer)
         if not _can_step_in_parts(optimizer, (*args[1:], *kwargs.values())):
             self._bring_back(optimizer, _parameters(own))
             return
@@ -92,15 +91,11 @@ class StateBetweenSteps(ABC):
                 self._put_away(optimizer, part["params"])
         finally:
             optimizer.param_groups = own
-        self._own_groups[optimizer] = own
-        optimizer.param_groups = [{**group, "params": []} for group in own]
+        self._made_steps.made(optimizer)
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Give the state the other form, in the same memory each time."""
-        own = self._own_groups.pop(optimizer, None)
-        if own is not None:
-            optimizer.param_groups = own
-        elif not self._leaves(optimizer):
+        if not self._made_steps.end(optimizer) and not self._leaves(optimizer):
             self._put_away(optimizer, _parameters(optimizer.param_groups))
 
     def _bring_back(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:

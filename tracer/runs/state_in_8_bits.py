@@ -12,6 +12,7 @@ from tracer.advice.changes.eight_bit_optimizers import EightBitLibrary, installe
 from tracer.advice.changes.eight_bit_packages import NOT_INSTALLED, PACKAGES
 from tracer.errors import TracerError
 from tracer.null_gpu import process
+from tracer.runs.made_steps import MadeSteps
 
 
 class StateIn8Bits:
@@ -37,8 +38,7 @@ class StateIn8Bits:
         self.in_script = ""
         self._inner: weakref.WeakKeyDictionary[torch.optim.Optimizer, torch.optim.Optimizer]
         self._inner = weakref.WeakKeyDictionary()
-        self._own_groups: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[dict[str, Any]]]
-        self._own_groups = weakref.WeakKeyDictionary()
+        self._made_steps = MadeSteps()
         self._left: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def is_one(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -58,8 +58,7 @@ class StateIn8Bits:
         """
         if optimizer in self._left or self.is_one(optimizer):  # the latter inside of a step that is made here
             return
-        own = self._own_groups.pop(optimizer, optimizer.param_groups)  # if a hook between the two raised
-        optimizer.param_groups = own
+        own = self._made_steps.begin(optimizer)
         if not any(group["params"] for group in own):  # another change has made the step
             return
         inner = self._inner.get(optimizer) or self._made(optimizer, (*args[1:], *kwargs.values()))
@@ -73,14 +72,11 @@ class StateIn8Bits:
             )
         keep_options(inner, own)
         inner.step()
-        self._own_groups[optimizer] = own
-        optimizer.param_groups = [{**group, "params": []} for group in own]
+        self._made_steps.made(optimizer)
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Give the optimizer its parameters again."""
-        own = self._own_groups.pop(optimizer, None)
-        if own is not None:
-            optimizer.param_groups = own
+        self._made_steps.end(optimizer)
 
     def _made(self, optimizer: torch.optim.Optimizer, arguments: Sequence[Any]) -> torch.optim.Optimizer | None:
         """What stands for it from its first step on; None, with a note, if nothing can."""
