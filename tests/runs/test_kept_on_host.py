@@ -69,6 +69,17 @@ def test_state_comes_back_for_a_step_only(moved: list[Tensor]) -> None:
     assert values["exp_avg"] is kept and len(moved) == 8
 
 
+def test_state_of_another_type_gets_another_place(moved: list[Tensor]) -> None:
+    state = StateOnHost()
+    _, optimizer = trained(lambda: None, OwnAdam)
+    state.after_step(optimizer, (), {})
+    values = next(iter(optimizer.state.values()))
+    values["exp_avg"] = values["exp_avg"].double() + 2**-30
+    expected = values["exp_avg"].clone()
+    state.after_step(optimizer, (), {})
+    assert values["exp_avg"] is moved[-1] and torch.equal(values["exp_avg"], expected)
+
+
 def test_saved_activations_go_to_the_host_and_parameters_stay(moved: list[Tensor]) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())

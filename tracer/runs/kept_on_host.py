@@ -48,7 +48,7 @@ class StateOnHost(StateBetweenSteps):
 
     def put_away(self, value: Tensor, place: Tensor | None) -> Tensor:
         """Copied to the host, to the same memory each time."""
-        return copied_to_host(value) if place is None else _copy(place, value)
+        return copied_to_host(value) if place is None or place.dtype != value.dtype else _copy(place, value)
 
     def brought_back(self, place: Tensor, device: torch.device) -> Tensor:
         """Copied to the device."""
