@@ -5,8 +5,6 @@ tokenizer (by the size of Llama 2's vocabulary), tensorboard, which is off, and 
 checkpointing then. The last lines say the largest bytes active and reserved of all steps.
 """
 
-import os
-import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 import torch
 import torch._dynamo.config
+from titan_start import begin
 from torch.utils import checkpoint
 
 folder, config, options = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
@@ -57,18 +56,6 @@ torch._dynamo.config._bypass_keys.add("_experimental_support_context_fn_in_torch
 torch.backends.cuda.enable_cudnn_sdp(False)
 torch.cuda.reset_peak_memory_stats = remembered(torch.cuda.reset_peak_memory_stats)
 
-settings = (folder / "train_configs" / f"{config}.toml").read_text("utf-8")
-for what in ("run_profiler", "enable_tensorboard"):
-    settings = settings.replace(f"{what} = true", f"{what} = false")
-own = f"settings-{os.environ.get('RANK', '0')}.toml"  # ranks run side by side
-Path(own).write_text(settings, "utf-8")
-sys.path.insert(0, str(folder))
-sys.argv = [
-    str(folder / "train.py"),
-    *("--job.config_file", own),
-    *("--training.steps", str(STEPS)),
-    *("--metrics.log_freq", "1"),
-    *options,
-]
-runpy.run_path(sys.argv[0], run_name="__main__")
+settings = folder / "train_configs" / f"{config}.toml"
+begin(folder, "train.py", settings, off=("run_profiler", "enable_tensorboard"), num_steps=STEPS, options=options)
 print(*(f"{name} {bytes_ / GIB:.2f} GiB" for name, bytes_ in largest.items()), sep=", ")

@@ -4,8 +4,6 @@ FOLDER has torchtitan's sources at commit 9a2f578 or e7c0cae, CONFIG is one of L
 zeros), its tokenizer (by the size of Llama 3's vocabulary) and tensorboard, which is off. Attention is flash's.
 """
 
-import os
-import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from titan_start import begin
 
 folder, config, options = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
 VOCABULARY, STEPS = 128256, 4
@@ -54,17 +53,11 @@ sys.modules |= {module.__name__: module for module in (datasets, tokenizers, tok
 torch.backends.cuda.enable_cudnn_sdp(False)
 
 (found,) = (folder / "torchtitan/models").glob(f"llama*/train_configs/{config}.toml")
-settings = found.read_text("utf-8")
-for what in ("enable_profiling", "enable_tensorboard"):
-    settings = settings.replace(f"{what} = true", f"{what} = false")
-own = f"settings-{os.environ.get('RANK', '0')}.toml"  # ranks run side by side
-Path(own).write_text(settings, "utf-8")
-sys.path.insert(0, str(folder))
-sys.argv = [
-    str(folder / "torchtitan/train.py"),
-    *("--job.config_file", own),
-    *("--training.steps", str(STEPS)),
-    *("--metrics.log_freq", "1"),
-    *options,
-]
-runpy.run_path(sys.argv[0], run_name="__main__")
+begin(
+    folder,
+    "torchtitan/train.py",
+    found,
+    off=("enable_profiling", "enable_tensorboard"),
+    num_steps=STEPS,
+    options=options,
+)
