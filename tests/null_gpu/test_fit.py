@@ -16,7 +16,7 @@ from tracer.runs.script_changes import changes_of
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = """
+BLOCK = """
 import torch
 from torch import nn
 
@@ -27,7 +27,10 @@ class Block(nn.Module):
 
     def forward(self, x):
         return x + self.b(torch.relu(self.a(x)))
-
+"""
+SCRIPT = (
+    BLOCK
+    + """
 model = nn.Sequential(*[Block() for _ in range(8)]).cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(12):
@@ -35,6 +38,7 @@ for _ in range(12):
     model(torch.randn(16384, 512, device="cuda")).square().mean().backward()
     optimizer.step()
 """
+)
 
 
 @pytest.mark.parametrize(
@@ -193,21 +197,13 @@ def test_of_a_job_the_worst_rank_decides_which_values_fit(tmp_path: Path) -> Non
     assert fits["ranks"][1]["allocated_bytes"] == fits["allocated_bytes"] > fits["ranks"][0]["allocated_bytes"]
 
 
-SHARDED = """
+SHARDED = (
+    BLOCK
+    + """
 import sys
-import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(512, 2048), nn.Linear(2048, 512)
-
-    def forward(self, x):
-        return x + self.b(torch.relu(self.a(x)))
 
 dist.init_process_group("nccl")
 torch.cuda.set_device(dist.get_rank())
@@ -224,6 +220,7 @@ for _ in range(12):
     model(torch.randn(1024, 512, device="cuda")).square().mean().backward()
     optimizer.step()
 """
+)
 
 
 def test_a_job_that_is_sharded_from_outside_takes_what_one_does_that_shards_itself(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +13,7 @@ from tests.analysis.profiles.test_collectives import BLOCK_BYTES, blocks, one_of
 from tests.truth.isolate import in_fresh_process
 from tracer.analysis.peak_row import PeakRow
 from tracer.capture.torch_names import in_buffers_of
-from tracer.exporters.screen.parallelism import parallelism_sentences, wide_sentence
+from tracer.exporters.screen.parallelism import _of_modules, parallelism_sentences, wide_sentence
 
 GIB = 2**30
 
@@ -52,6 +54,21 @@ def test_what_a_function_of_torchs_puts_into_its_buffers() -> None:
     assert in_buffers_of(param, "alloc_storage") is None
     assert in_buffers_of("train.py", "foreach_reduce") is None
     assert in_buffers_of("torch/nn/parallel/distributed.py", "_ddp_init_helper") == "buckets of gradients"
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ((), ""),
+        (("(training loop)", ""), ""),
+        (("a",), " (a)"),
+        (("a", "b"), " (a and b)"),
+        (("a", "b", "c"), " (a, b and 1 more module)"),
+        (("a", "b", "c", "d"), " (a, b and 2 more modules)"),
+    ],
+)
+def test_two_modules_are_named_and_the_others_counted(names: tuple[str, ...], words: str) -> None:
+    assert _of_modules(Counter({name: 9 - number for number, name in enumerate(names)})) == words
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
