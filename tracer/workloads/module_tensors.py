@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 
 def all_tensors(model: nn.Module) -> Iterator[Tensor]:
-    """Parameters and buffers of a model and of the modules in it, though an attribute has the name of a method.
+    """Parameters and buffers of a model and of the modules in it, though an attribute `buffers` may hide the method.
 
-    Megatron-core's DistributedDataParallel has a list `buffers`.
+    Megatron-core's DistributedDataParallel has a list of that name. A model's own `parameters` is heeded.
     """
-    return chain(nn.Module.parameters(model), nn.Module.buffers(model))
+    return chain(model.parameters(), nn.Module.buffers(model))
