@@ -15,6 +15,7 @@ from tests.analysis.profiles.test_unrecorded_storages import KEYS, WALK, events,
 from tests.histories import levels_of, recording_of
 from tests.snapshot.explained import explain_snapshot
 from tests.training_steps import WORKLOADS, Recorded, build_workload
+from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.allocator_join import join_history
 from tracer.analysis.profiles.block_lifetimes import follow_blocks
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
@@ -173,6 +174,30 @@ def test_a_snapshot_of_ours_gives_the_same_bytes_by_kind(
     write_memory_snapshot(snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels), path)
     (device,) = explain_snapshot(load_snapshot(path)).devices
     assert dict(peak_by_category(device)) == cycle.peak.by_category()
+
+
+def test_no_rule_of_the_reader_goes_against_a_label_that_says_only_since_when(
+    recorded: Callable[[str], Recorded], tmp_path: Path
+) -> None:
+    """What the profiler found nothing out about has the sizes of parameters here, and is not taken for one."""
+    cycle = find_in_cycle(recorded("lbfgs").recordings[0])
+    labels = labels_of(cycle.recording, cycle.attribution, cycle.blocks)
+    is_parameter = cycle.blocks.kind == Kind.PARAMETER
+    unknown = [
+        {**frame, "filename": f"<explained as {Kind.BEFORE_RECORDING.name.lower()}>"} if taken else frame
+        for frame, taken in zip(labels.frame, is_parameter.tolist(), strict=True)
+    ]
+    category = [
+        "unknown" if taken else word for word, taken in zip(labels.category, is_parameter.tolist(), strict=True)
+    ]
+    path = tmp_path / "memory_snapshot.pkl"
+    snapshot = snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=Labels(category, unknown))
+    write_memory_snapshot(snapshot, path)
+    (device,) = explain_snapshot(load_snapshot(path)).devices
+    expected = cycle.peak.by_category()
+    parameters_bytes = expected.pop("PARAMETER")
+    expected["BEFORE_RECORDING"] = expected.get("BEFORE_RECORDING", 0) + parameters_bytes
+    assert dict(peak_by_category(device)) == expected
 
 
 def test_what_was_made_unseen_is_in_the_snapshot_from_where_it_counts(tmp_path: Path) -> None:

@@ -273,4 +273,4 @@ def _kind_numbers(words: Sequence[str]) -> Ints:
 def _label_number(word: str) -> int:
     """The index into `KINDS` that our own label gives a block, also where it is that nothing is known; else -1."""
     kind = Kind.__members__.get(word.upper())
-    return KINDS.index(kind.words) if kind is not None and kind.words in KINDS else -1
+    return int(_NUMBER_OF_KIND[kind]) if kind is not None else -1
