@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +20,8 @@ os.environ.pop("UV_RUN_RECURSION_DEPTH", None)
 
 import torch
 from hypothesis import settings
+from torch.nn.modules import module
+from torch.optim import optimizer
 
 from tests.bytecode import remove_bytecode, share_bytecode
 from tests.training_steps import Recorded, record_workload
@@ -79,6 +84,28 @@ def nothing_compiled() -> Iterator[None]:
     before = has_compiled()
     yield
     assert has_compiled() == before, "torch.compile has compiled here: this test belongs in a process of its own"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No test leaves hooks on all optimizers or modules, or a changed path, to the tests behind it."""
+    before = _of_the_process()
+    yield
+    assert _of_the_process() == before, "this test left something behind: undo it, or take a process of its own"
+
+
+def _of_the_process() -> dict[str, Any]:
+    hooks = [
+        *(registry for name, registry in vars(optimizer).items() if name.startswith("_global_optimizer_")),
+        *(registry for name, registry in vars(module).items() if name.startswith("_global_") and "_hooks" in name),
+    ]
+    return {
+        "hooks": [hook for registry in hooks for hook in registry.values()],
+        "path": list(sys.path),
+        "folder": Path.cwd(),
+        "dtype": torch.get_default_dtype(),
+        "gradients": torch.is_grad_enabled(),
+    }
 
 
 @pytest.fixture(autouse=True, scope="session")

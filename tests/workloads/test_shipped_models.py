@@ -35,10 +35,9 @@ def test_names_that_are_ours_where_nobody_else_has_models() -> None:
 
 
 @pytest.mark.usefixtures("no_other_models")
-def test_a_package_of_the_users_hides_them_and_a_folder_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
+def test_a_package_of_the_users_hides_them_and_a_folder_does_not(tmp_path: Path) -> None:
+    # Not `monkeypatch.syspath_prepend`: undone behind the fixture's own change, it leaves the fixture's path behind.
+    sys.path.insert(0, str(tmp_path))
     (tmp_path / "models").mkdir()
     assert is_shipped("models.gpt")
     (tmp_path / "models" / "__init__.py").touch()

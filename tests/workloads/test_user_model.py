@@ -132,6 +132,12 @@ def nets(tmp_path: Path) -> str:
 
 
 @pytest.fixture(autouse=True)
+def own_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A factory's folder stays on the path as long as its program runs, which here is a test."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.fixture(autouse=True)
 def one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -19,6 +19,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from tests.capture.objects.compiled_watching import PROGRAMS
 from tracer.capture.objects.call_hooks import CallHooks
+from tracer.capture.objects.step_hooks import remove_hooks
 from tracer.capture.torch_private import torch_compile
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -82,6 +83,21 @@ def test_calls_and_steps_are_told_in_order() -> None:
     assert log == ["call", "before", "after"]
     hooks.stop()
     assert num_hooks(model, optimizer) == (0, 0, 0)
+
+
+def test_hooks_that_are_stopped_inside_a_step_leave_none_behind() -> None:
+    """As a session does that is told of the step's end by a hook: what is left of it comes to no further step."""
+    model, optimizer = net()
+    hooks, log = hooks_on(model, optimizer)
+    hooks.start()
+    ends = optimizer.register_step_post_hook(lambda *_: hooks.stop())
+    model(torch.randn(1, 3)).sum().backward()
+    optimizer.step()
+    ends.remove()
+    optimizer.step()
+    remove_hooks([])
+    assert num_hooks(model, optimizer) == (0, 0, 0)
+    assert log == ["call", "before"]
 
 
 def test_all_leave_when_a_compilation_begins_and_only_the_models_comes_back(compilation: Any) -> None:

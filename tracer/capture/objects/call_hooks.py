@@ -140,6 +140,8 @@ class CallHooks:
         remove_hooks(on_steps)
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._is_on:  # stopped inside of a step, which it is removed behind
+            return
         self._num_stepping += 1
         self._has_seen_steps = True
         # Not before: a session may begin at the end of a step, when torch walks over the hooks of that kind.
