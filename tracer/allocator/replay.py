@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 from tracer.allocator.blocks import Block
 from tracer.allocator.caching_allocator import CachingAllocator
 from tracer.allocator.driver import ABOVE_ALL_DEVICES, PackingDriver
 from tracer.allocator.history import History, Op
+from tracer.allocator.repeats import Repeats, find_repeats
 from tracer.allocator.requests import Requests
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings
@@ -18,12 +22,14 @@ from tracer.allocator.state import NEWEST_TORCH
 
 BEFORE_THE_RECORDING = -1
 _NUM_PROBES = 8
+_MAX_PERIODS = 32
+"""After which a state is no longer expected to come again; each look takes as long as a thousand operations."""
 _ALLOC, _FREE, _REQUEST, _COMPLETE, _RELEASE, _OOM = map(
     int, (Op.ALLOC, Op.FREE, Op.REQUEST_FREE, Op.COMPLETE_FREE, Op.RELEASE, Op.OOM)
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Program:
     """What a history asked for, without what its allocator made of that.
 
@@ -38,6 +44,11 @@ class Program:
     code: list[int]
     operand: list[int]
     entry: list[int]
+
+    @cached_property
+    def repeats(self) -> Repeats | None:
+        """Where it asks for the same again and again."""
+        return find_repeats(self.history, np.array(self.code, np.int64), np.array(self.operand, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +144,7 @@ def replay(
     allocator = CachingAllocator(
         settings, driver=driver, device_bytes=capacity if start is None else None, torch_version=torch_version
     )
-    run = _Run(program, settings, allocator, goes_on=goes_on, start=start)
+    run = _Run(program, settings, allocator, driver, goes_on=goes_on, start=start)
     failure = run.failure()
     return Outcome(
         reserved_peak_bytes=allocator.peak_reserved_bytes,
@@ -159,13 +170,14 @@ class _Run:
         program: Program,
         settings: AllocatorSettings,
         allocator: CachingAllocator,
+        driver: PackingDriver,
         *,
         goes_on: bool,
         start: StartState | None,
     ) -> None:
         self.unserved: list[int] = []
         self._goes_on, self._from = goes_on, start
-        self._program, self._allocator = program, allocator
+        self._program, self._allocator, self._driver = program, allocator, driver
         self._requests = Requests(program.history, settings, allocator)
         self._live: list[Block | None] = [None] * len(program.history.lives)
         self._position = BEFORE_THE_RECORDING
@@ -205,14 +217,85 @@ class _Run:
                 self._allocator.give_back(block)
 
     def _operations(self) -> None:
+        """All operations; of those that repeat themselves only until the allocator does so as well."""
+        repeats, at = self._program.repeats, 0
+        # The garbage collection goes by how often anything was looked for, which no two periods have in common.
+        if repeats is not None and not self._allocator.settings.garbage_collection_threshold:
+            for begin, end in repeats.stretches:
+                self._perform(at, begin)
+                at = self._repeat(repeats, begin, end)
+        self._perform(at, len(self._program.code))
+
+    def _repeat(self, repeats: Repeats, begin: int, end: int) -> int:
+        """Perform periods until the allocator is as it was a few before, and let all further ones have been the same.
+
+        Exact: what the allocator decides depends on its state and on what comes. A few, since blocks of one size
+        take turns: a batch that is freed when the next one is there has two places.
+
+        Returns:
+            Up to where the program was performed.
+        """
+        at, span, num_alike = begin, 1, 0
+        before, counters = self._state(repeats, at, end), self._counters()
+        while at + repeats.period <= end and span <= _MAX_PERIODS:
+            self._perform(at, at + repeats.period)
+            at, num_alike = at + repeats.period, num_alike + 1
+            now = self._state(repeats, at, end)
+            if now == before:
+                return self._skip(repeats, at, end, num_alike, counters)
+            if num_alike == span:  # Brent's way to find a cycle: look from a later state, for twice as long
+                before, counters, span, num_alike = now, self._counters(), 2 * span, 0
+        return at
+
+    def _state(self, repeats: Repeats, at: int, end: int) -> tuple[object, ...]:
+        """All that later decisions depend on; two are equal if the same requests then have the same answers.
+
+        Lives that end within the stretch are told apart by how soon, all others by their number. So, where two states
+        are equal, no life that was there at the first of them is freed between the second and the stretch's end.
+        """
+        live = self._live
+        alive = np.flatnonzero((repeats.made < at) & (repeats.gone >= at))
+        goes = repeats.gone[alive]
+        keys = np.where(goes < end, goes - at, -1 - alive)
+        held = {
+            key: block.address
+            for key, number in zip(keys.tolist(), alive.tolist(), strict=True)
+            if (block := live[number]) is not None
+        }
+        return held, self._allocator.arrangement(), self._driver.arrangement()
+
+    def _counters(self) -> tuple[int, int, int]:
+        allocator = self._allocator
+        return allocator.num_driver_calls, allocator.num_retries, allocator.num_ooms
+
+    def _skip(self, repeats: Repeats, at: int, end: int, num_alike: int, before: tuple[int, int, int]) -> int:
+        """As if further periods had been performed, so many at once as are like those from `before` to here."""
+        allocator, live, operand = self._allocator, self._live, self._program.operand
+        period = num_alike * repeats.period
+        times = (end - at) // period
+        skipped = times * period
+        allocator.num_driver_calls, allocator.num_retries, allocator.num_ooms = (
+            now + times * (now - then) for now, then in zip(self._counters(), before, strict=True)
+        )
+        if skipped:
+            recent = np.flatnonzero((repeats.made >= at - period) & (repeats.made < at) & (repeats.gone >= at))
+            for number in recent.tolist():
+                block, live[number] = live[number], None
+                later = operand[int(repeats.made[number]) + skipped]
+                live[later] = block
+                if block is not None and block.label == number:
+                    block.label = later
+        return at + skipped
+
+    def _perform(self, begin: int, end: int) -> None:
         program, live, requests = self._program, self._live, self._requests
         serve, give_back = self._allocator.serve, self._allocator.give_back
         requested, size, home = requests.requested, requests.size, requests.home
-        position = BEFORE_THE_RECORDING
+        position = begin
         # The hottest loop of a replay.
         try:
-            operations = zip(program.code, program.operand, strict=True)
-            for position, (op, number) in enumerate(operations):
+            operations = zip(program.code[begin:end], program.operand[begin:end], strict=True)
+            for position, (op, number) in enumerate(operations, begin):
                 if op == _ALLOC:
                     live[number] = serve(requested[number], size[number], home[number])
                 elif op == _FREE:
