@@ -17,6 +17,7 @@ from tests.pieces import Pieces, mlp_with_state, noise, raising, random_states, 
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tests.training_steps import WORKLOADS, build_workload
 from tracer.analysis.profiles.allocator_join import join_history
+from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import MAX_ENTRIES, AllocatorHistory
 from tracer.capture.device.devices import allocator_counters
 from tracer.capture.objects.known_storages import KnownStorages, Role
@@ -320,6 +321,13 @@ def test_a_model_is_where_an_accelerator_holds_most_of_it() -> None:
     assert device_of(TrainingObjects({"a": large, "b": small, "c": other})) == torch.device("cuda:1")
     again = elsewhere("cuda:0", 2)
     assert device_of(TrainingObjects({"a": large, "b": small, "c": other, "d": again})) == torch.device("cuda:0")
+
+
+def test_a_model_that_lies_on_the_cpu_is_where_the_accelerator_in_use_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FSDP keeps parameters on the CPU, and brings them to the device in parts."""
+    monkeypatch.setattr(devices, "device_in_use", lambda: torch.device("cuda:1"))
+    assert device_of(TrainingObjects(nn.Linear(1, 1))) == torch.device("cuda:1")
+    assert device_of(TrainingObjects(elsewhere("cuda:0", 8))) == torch.device("cuda:0")
 
 
 # ---- unused parameters -----------------------------------------------------------------------------------------------
