@@ -19,7 +19,7 @@ from tracer.null_gpu.job.earlier import earlier_ranks_by, run_earlier_ranks
 from tracer.null_gpu.job.objects import Objects
 from tracer.null_gpu.job.place import Place, groups_left, nccl_left, shared_bytes_left
 from tracer.null_gpu.job.ranks import ranks_that_differ
-from tracer.null_gpu.job.store import LoneStore
+from tracer.null_gpu.job.store import LoneStore, ProgramsStore
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.null_gpu.process import environment
 from tracer.runs.ranks import this_rank
@@ -28,6 +28,10 @@ TOGETHER = (
     "every_slot_has_this_ranks_own",
     "gloo_meets_nobody",
     "the_first_ranks_objects_are_everybodys",
+    "what_one_rank_gathers",
+    "a_sharded_checkpoint",
+    "stores_of_the_program",
+    "ranks_that_the_program_starts",
     "data_parallel",
     "flat_parameters",
     "a_mesh_without_a_group",
@@ -97,6 +101,26 @@ def test_a_store_waits_for_nobody() -> None:
         and not store.delete_key("own")
         and store.num_keys() == 2
     )
+
+
+def test_to_a_store_of_the_program_all_have_come() -> None:
+    jobs = LoneStore({"theirs": b"1"})
+    store = ProgramsStore(jobs, 4)
+    assert store.add("count", 2) == 2 and store.add("count", 0) == 8 and store.get("count") == b"8"
+    assert store.get("theirs") == b"1" and store.check(["never"]) and "count" in jobs.own
+    # A process group looks for signals of failure, which nobody has given.
+    assert not store.check(["default_pg/0//dump"])
+    assert not ProgramsStore(jobs, 1).check(["never"])
+
+
+def test_objects_without_which_a_rank_cannot_go_on_are_asked_for(tmp_path: Path) -> None:
+    def run() -> None:
+        Objects(tmp_path, 0).share(["plan"], 0, [0, 1, 2])
+
+    with earlier_ranks_by(run, tmp_path):
+        given: list[object] = [None]
+        Objects(tmp_path, 2).share(given, 0, [0, 1, 2], are_needed=True)
+    assert given == ["plan"]
 
 
 def test_objects_come_from_the_rank_that_gave_them_or_the_nearest_before(tmp_path: Path) -> None:
