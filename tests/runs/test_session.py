@@ -334,11 +334,12 @@ def test_a_model_that_lies_on_the_cpu_is_where_the_accelerator_in_use_is(monkeyp
 
 
 class TwoHeads(nn.Module):
-    """One head is never used, and one parameter wants no gradient."""
+    """One head is never used, a parameter wants no gradient, and another has no element, as in a shard of others."""
 
     def __init__(self) -> None:
         super().__init__()
         self.body, self.used, self.unused = nn.Linear(12, 4), nn.Linear(4, 3), nn.Linear(4, 3)
+        self.empty = nn.Parameter(torch.empty(0))
         self.body.bias.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
