@@ -154,6 +154,21 @@ def flat_parameters() -> None:
     dist.destroy_process_group()
 
 
+def the_state_of_flattened_parameters() -> None:
+    """Each rank has a part of one weight alone, and the state of all is gathered."""
+    dist.init_process_group()
+    layers = nn.Sequential(*[nn.Linear(64, 64, bias=False) for _ in range(WORLD_SIZE)])
+    net = FullyShardedDataParallel(layers, device_id=DEVICE, use_orig_params=True)
+    assert sum(parameter.numel() > 0 for parameter in net.parameters()) == 1
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.randn(8, 64, device=DEVICE)).sum().backward()
+    optimizer.step()
+    state = FullyShardedDataParallel.optim_state_dict(net, optimizer)["state"]
+    assert [sorted(of) for of in state.values()] == [["exp_avg", "exp_avg_sq", "step"]] * WORLD_SIZE
+    assert all(of["exp_avg"].shape == (64, 64) for of in state.values())
+    dist.destroy_process_group()
+
+
 def a_mesh_without_a_group() -> None:
     """The mesh starts the group itself; its rows and columns are groups of their own size."""
     mesh = init_device_mesh("cuda", (WORLD_SIZE // 2, 2), mesh_dim_names=("data", "tensor"))

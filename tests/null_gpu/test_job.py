@@ -34,6 +34,7 @@ TOGETHER = (
     "ranks_that_the_program_starts",
     "data_parallel",
     "flat_parameters",
+    "the_state_of_flattened_parameters",
     "a_mesh_without_a_group",
     "stages_of_a_pipeline",
     "tokens_of_experts",

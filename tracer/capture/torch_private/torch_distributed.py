@@ -180,6 +180,36 @@ def checkpoints_of_one_rank() -> Iterator[None]:
         yield
 
 
+def state_of_other_shards(own: Any) -> Any:
+    """What another rank would say of the optimizer's state of parameters that FSDP has flattened.
+
+    A rank has state of those parameters alone of which its shard has a part (`use_orig_params=True`); the others have
+    the rest. So each is said to have it, as one that is here has it.
+
+    Args:
+        own: What this rank says of its own, to all.
+
+    Returns:
+        None where this is about something else.
+    """
+    utils: Any = sys.modules.get("torch.distributed.fsdp._optim_utils")
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != getattr(utils, "__name__", ""):
+        frame = frame.f_back
+    if frame is None or not own:
+        return None
+    found = frame.f_locals
+    if frame.f_code.co_name == "_map_param_key_to_optim_keys":
+        trained = [parameter for parameter in found["param_key_to_param"].values() if parameter.requires_grad]
+        names = [tuple(found["param_to_fqns"][parameter]) for parameter in trained]
+        is_flattened = found["fqn_to_fsdp_param_info"]
+        return [*own, *(utils._OptimStateKey(some, True) for some in names if some[0] in is_flattened)]
+    if frame.f_code.co_name == "_allgather_state_info":
+        like = next((state for state in own.values() if state.tensors), None)
+        return None if like is None else {name: state if state.tensors else like for name, state in own.items()}
+    return None
+
+
 def gradients_of_stage() -> Any:
     """What a stage of a pipeline is about to be told by the next one: shapes of the gradients of what it has sent.
 

@@ -57,7 +57,7 @@ def _functions(place: Place, see_groups: Callable[[], None], until_end: ExitStac
     """What torch.distributed's functions of these names do here."""
     objects = Objects(place.folder, place.rank)
     initialise, destroy, broadcast_own = dist.init_process_group, dist.destroy_process_group, dist.broadcast
-    gather_own = dist.gather
+    gather_own, gather_objects_own = dist.gather, dist.all_gather_object
 
     def ranks_of(group: Any) -> list[int]:
         return dist.get_process_group_ranks(group or dist.group.WORLD)
@@ -115,6 +115,12 @@ def _functions(place: Place, see_groups: Callable[[], None], until_end: ExitStac
                 slot.copy_(tensor)
         return work
 
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None, **options: Any) -> None:
+        gather_objects_own(object_list, obj, group, **options)
+        if (theirs := torch_distributed.state_of_other_shards(obj)) is not None:
+            own = dist.get_rank(group)
+            object_list[:] = [obj if rank == own else theirs for rank in range(len(object_list))]
+
     def gather_object(
         obj: Any, object_gather_list: list[Any] | None = None, dst: int | None = None, group: Any = None,
         group_dst: int | None = None, weights_only: bool = False,
@@ -156,8 +162,8 @@ def _functions(place: Place, see_groups: Callable[[], None], until_end: ExitStac
         """Return at once: no other rank is waited for."""
 
     own = (
-        init_process_group, destroy_process_group, split_group, broadcast, gather, broadcast_object_list, gather_object,
-        scatter_object_list, send_object_list, recv_object_list, monitored_barrier,
+        init_process_group, destroy_process_group, split_group, broadcast, gather, broadcast_object_list,
+        all_gather_object, gather_object, scatter_object_list, send_object_list, recv_object_list, monitored_barrier,
     )  # fmt: skip
     return {function.__name__: function for function in own}
 
