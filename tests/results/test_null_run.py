@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.results import null_run
 
 
@@ -22,5 +23,5 @@ def test_of_cudnn_is_spoken_where_there_is_a_convolution(
     operator: str, is_said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(null_run, "answered_version", lambda: 0)
-    monkeypatch.setattr(null_run.NcclBuffers, "of_this_process", null_run.NcclBuffers)
+    monkeypatch.setattr(NcclBuffers, "of_this_process", NcclBuffers)
     assert any("cuDNN" in note for note in notes_with("aten::mm", operator)) == is_said
