@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -80,6 +81,64 @@ def the_first_ranks_objects_are_everybodys() -> None:
     dist.destroy_process_group()
 
 
+def what_one_rank_gathers() -> None:
+    dist.init_process_group("nccl", device_id=DEVICE)
+    own = torch.tensor([RANK, 14], device=DEVICE)
+    slots = [torch.empty_like(own) for _ in range(WORLD_SIZE)] if RANK == 0 else None
+    dist.gather(own, slots, dst=0)
+    assert slots is None or [slot.tolist() for slot in slots] == [[0, 14]] * WORLD_SIZE
+    objects: list[Any] | None = [None] * WORLD_SIZE if RANK == 0 else None
+    dist.gather_object({"rank": RANK}, objects, dst=0)
+    assert objects is None or objects == [{"rank": 0}] * WORLD_SIZE
+    dist.destroy_process_group()
+
+
+def a_sharded_checkpoint() -> None:
+    """Parts of other ranks are missing in it; a rank finds its own, if it is the one that writes what there is."""
+    import torch.distributed.checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    checkpoint: Any = torch.distributed.checkpoint
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    net: Any = fully_shard(nn.Linear(64, 64, device=DEVICE))
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.randn(8, 64, device=DEVICE)).sum().backward()
+    optimizer.step()
+    model, state = get_state_dict(net, optimizer)
+    for number in range(2):
+        checkpoint.save({"model": model, "optimizer": state}, checkpoint_id=f"checkpoint-{number}")
+    checkpoint.load({"model": model, "optimizer": state}, checkpoint_id="checkpoint-0")
+    written = Path("checkpoint-0", f"__{RANK}_0.distcp")
+    assert (written.stat().st_size > 0) == (RANK == 0)
+    dist.destroy_process_group()
+
+
+def stores_of_the_program() -> None:
+    """All have come: nobody is waited for, counted in vain, or asked for a flag that he never sets."""
+    stores: Any = dist
+    for store in (stores.TCPStore("127.0.0.1", 1, WORLD_SIZE, RANK == 0), stores.FileStore("shared", WORLD_SIZE)):
+        store.set(f"ready{RANK}", "yes")
+        store.wait([f"ready{rank}" for rank in range(WORLD_SIZE)])
+        store.add("arrived", 1)
+        while store.add("arrived", 0) < WORLD_SIZE or int(store.get("arrived")) < WORLD_SIZE:
+            pass
+        store.delete_key("arrived")
+        while not store.check([f"done{rank}" for rank in range(WORLD_SIZE)]):
+            pass
+        dist.init_process_group("nccl", store=store, rank=RANK, world_size=WORLD_SIZE)
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def ranks_that_the_program_starts() -> None:
+    began: list[Any] = []
+    processes: Any = torch.multiprocessing
+    processes.spawn(lambda *given: began.append(given), args=("data",), nprocs=WORLD_SIZE)
+    assert began == [(RANK, "data")]
+    context = processes.spawn(lambda index: began.append(index), nprocs=WORLD_SIZE, join=False)
+    assert context.join() and began[1:] == [RANK]
+
+
 def data_parallel() -> None:
     dist.init_process_group()
     net = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))).cuda()
@@ -92,6 +151,21 @@ def flat_parameters() -> None:
     net = FullyShardedDataParallel(nn.Linear(64, 64), device_id=DEVICE, sync_module_states=True)
     assert sum(parameter.numel() for parameter in net.parameters()) == -(-64 * 65 // WORLD_SIZE)
     train(net, 8, 64)
+    dist.destroy_process_group()
+
+
+def the_state_of_flattened_parameters() -> None:
+    """Each rank has a part of one weight alone, and the state of all is gathered."""
+    dist.init_process_group()
+    layers = nn.Sequential(*[nn.Linear(64, 64, bias=False) for _ in range(WORLD_SIZE)])
+    net = FullyShardedDataParallel(layers, device_id=DEVICE, use_orig_params=True)
+    assert sum(parameter.numel() > 0 for parameter in net.parameters()) == 1
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.randn(8, 64, device=DEVICE)).sum().backward()
+    optimizer.step()
+    state = FullyShardedDataParallel.optim_state_dict(net, optimizer)["state"]
+    assert [sorted(of) for of in state.values()] == [["exp_avg", "exp_avg_sq", "step"]] * WORLD_SIZE
+    assert all(of["exp_avg"].shape == (64, 64) for of in state.values())
     dist.destroy_process_group()
 
 

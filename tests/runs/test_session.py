@@ -17,6 +17,7 @@ from tests.pieces import Pieces, mlp_with_state, noise, raising, random_states, 
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tests.training_steps import WORKLOADS, build_workload
 from tracer.analysis.profiles.allocator_join import join_history
+from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import MAX_ENTRIES, AllocatorHistory
 from tracer.capture.device.devices import allocator_counters
 from tracer.capture.objects.known_storages import KnownStorages, Role
@@ -322,15 +323,23 @@ def test_a_model_is_where_an_accelerator_holds_most_of_it() -> None:
     assert device_of(TrainingObjects({"a": large, "b": small, "c": other, "d": again})) == torch.device("cuda:0")
 
 
+def test_a_model_that_lies_on_the_cpu_is_where_the_accelerator_in_use_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FSDP keeps parameters on the CPU, and brings them to the device in parts."""
+    monkeypatch.setattr(devices, "device_in_use", lambda: torch.device("cuda:1"))
+    assert device_of(TrainingObjects(nn.Linear(1, 1))) == torch.device("cuda:1")
+    assert device_of(TrainingObjects(elsewhere("cuda:0", 8))) == torch.device("cuda:0")
+
+
 # ---- unused parameters -----------------------------------------------------------------------------------------------
 
 
 class TwoHeads(nn.Module):
-    """One head is never used, and one parameter wants no gradient."""
+    """One head is never used, a parameter wants no gradient, and another has no element, as in a shard of others."""
 
     def __init__(self) -> None:
         super().__init__()
         self.body, self.used, self.unused = nn.Linear(12, 4), nn.Linear(4, 3), nn.Linear(4, 3)
+        self.empty = nn.Parameter(torch.empty(0))
         self.body.bias.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:

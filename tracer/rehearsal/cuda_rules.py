@@ -6,7 +6,6 @@ out by name, so that what it explains can be measured.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -107,8 +106,6 @@ def _with_scaler(workload: Workload) -> Workload:
 
 _MATRIX_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::addmv", "aten::dot")
 _ADDING = ("aten::addmm",)
-_KEEPS_WORKSPACES = "TORCH_CUBLAS_WORKSPACE_CACHE"
-_TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def _cublas_workspace(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
@@ -116,7 +113,7 @@ def _cublas_workspace(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     size_bytes = torch_cublas.workspace_bytes(gpu.card.capability)
     if not size_bytes:
         return
-    if _TORCH >= (2, 15) and os.environ.get(_KEEPS_WORKSPACES) != "1":
+    if not torch_cublas.are_workspaces_kept():
         if call.out.numel():
             yield Scratch(MIB if _is_by_cublaslt(call) else size_bytes)
         return

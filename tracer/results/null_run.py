@@ -58,7 +58,7 @@ def notes_of(findings: Findings | None) -> tuple[str, ...]:
 def _unknown(findings: Findings | None) -> Iterator[str]:
     """What a real GPU's memory holds beside, with its usual size where that is known."""
     names = _operators(findings)
-    if any("conv" in name for name in names):
+    if any("convolution" in name for name in names):
         version = answered_version()
         yield said_of_workspaces(version, "this card") if version else _NO_CUDNN
     if any("_fft_" in name for name in names):

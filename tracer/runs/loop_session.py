@@ -200,7 +200,7 @@ def warn_at_users_line(sentence: str) -> None:
 def device_of(objects: TrainingObjects) -> torch.device:
     """The accelerator that holds most of the models' parameters and buffers, and of what else optimizers update.
 
-    The CPU where none holds any.
+    Where none holds any, the one in use: FSDP may keep parameters on the CPU, and they go there in parts. Else the CPU.
     """
     num_bytes: Counter[torch.device] = Counter()
     trained = (tensor for optimizer in objects.optimizers for _, tensor in objects.parameters_of(optimizer))
@@ -208,4 +208,6 @@ def device_of(objects: TrainingObjects) -> torch.device:
     for tensor in {id(tensor): tensor for tensor in (*named, *trained)}.values():
         if devices.is_accelerator(tensor.device):
             num_bytes[tensor.device] += tensor.numel() * tensor.element_size()
-    return max(num_bytes, key=num_bytes.__getitem__, default=torch.device("cpu"))
+    if num_bytes:
+        return max(num_bytes, key=num_bytes.__getitem__)
+    return devices.device_in_use() or torch.device("cpu")

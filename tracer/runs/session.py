@@ -450,7 +450,12 @@ class ProfileSession(LoopSession):
             self._observer.observe(
                 [(Role.GRADIENT, name, gradient) for name, gradient in pairs if gradient is not None]
             )
-        return dict(zip(names, [gradient is not None for gradient in gradients], strict=True))
+        # What FSDP has flattened is empty where this rank's shard has no part of it, and then receives nothing.
+        return {
+            name: gradient is not None
+            for name, tensor, gradient in zip(names, tensors, gradients, strict=True)
+            if gradient is not None or tensor.numel()
+        }
 
     def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         with self._never_the_loops_fault():

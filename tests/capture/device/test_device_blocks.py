@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tracer.capture.device.device_blocks import DeviceBlocks, device_blocks, pool_bytes
+from tracer.capture.torch_private import torch_cublas
 from tracer.units import MIB
 
 DEVICE = torch.device("cuda", 0)
@@ -38,6 +39,7 @@ def blocks_on_an_a100(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.delenv("CUBLASLT_WORKSPACE_SIZE", raising=False)
+    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
 
 
 @pytest.mark.usefixtures("blocks_on_an_a100")
@@ -63,6 +65,26 @@ def test_buckets_are_as_large_as_the_program_says(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch._C, "_cuda_getCublasLtWorkspaceSize", lambda: 0, raising=False)
     assert device_blocks(DEVICE).buckets == ()
     assert device_blocks(DEVICE, bucket_bytes={512, 3}).buckets == ((1 << 30, 512),)
+
+
+@pytest.mark.usefixtures("blocks_on_an_a100")
+def test_a_bucket_as_large_as_a_workspace_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCublasWorkspaceSize", lambda: 512, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCublasLtWorkspaceSize", lambda: MIB, raising=False)
+    blocks = device_blocks(DEVICE, bucket_bytes={512})
+    assert blocks.buckets == ((1 << 30, 512),)
+    assert blocks.workspaces == (((1 << 30) + 512 + SMALL_BYTES, MIB),)
+
+
+@pytest.mark.usefixtures("blocks_on_an_a100")
+def test_where_each_call_has_a_workspace_of_its_own_none_lies_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_cublas, "_TORCH", (2, 15))
+    monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE")
+    monkeypatch.setattr(torch._C, "_cuda_getCublasWorkspaceSize", lambda: 512, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCublasLtWorkspaceSize", lambda: MIB, raising=False)
+    assert device_blocks(DEVICE).workspaces == ()
+    monkeypatch.setattr(torch_cublas, "_TORCH", (2, 14))
+    assert device_blocks(DEVICE).workspaces
 
 
 def test_other_devices_have_none() -> None:

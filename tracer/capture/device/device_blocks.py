@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tracer.capture.torch_private.torch_cublas import workspace_sizes
+from tracer.capture.torch_private.torch_cublas import are_workspaces_kept, workspace_sizes
 
 _Block = tuple[int, Mapping[str, Any]]
 _DEFAULT_POOL = (0, 0)
@@ -48,7 +48,8 @@ def device_blocks(device: torch.device, *, bucket_bytes: Collection[int] = ()) -
     segments = [segment for segment in _segments() if segment["device"] == device.index]
     private = [segment for segment in segments if tuple(segment.get("segment_pool_id", _DEFAULT_POOL)) != _DEFAULT_POOL]
     in_use = [(address, block) for address, block in _blocks(segments) if block["state"] == "active_allocated"]
-    wanted = workspace_sizes(device)
+    # A bucket may be as large as a workspace, of which there are one or two.
+    wanted = workspace_sizes(device).difference(bucket_bytes) if are_workspaces_kept() else set()
     requested_sizes = [(address, int(block.get("requested_size", 0))) for address, block in in_use]
     idle = (
         (address, address + int(block["size"])) for address, block in _blocks(private) if block["state"] == "inactive"

@@ -49,6 +49,15 @@ def with_index(device: torch.device) -> torch.device:
     return torch.device(device.type, index)
 
 
+def device_in_use() -> torch.device | None:
+    """The current accelerator, if its allocator has handed out anything in this process; it is not started for that."""
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or not getattr(module_of(accelerator), "is_initialized", lambda: False)():
+        return None
+    device = with_index(accelerator)
+    return device if peak_allocated_bytes(device) else None
+
+
 def profiler_activities(device: torch.device) -> list[ProfilerActivity]:
     """What the profiler is to record for a run on this device: the CPU, and the device's kernels where it can."""
     return [ProfilerActivity.CPU, *_kernel_activities(device)]

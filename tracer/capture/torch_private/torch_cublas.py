@@ -12,6 +12,12 @@ from tracer.units import KIB, MIB
 _TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 # Since when cards after Hopper are given as much as Hopper.
 _AS_MUCH_AS_HOPPER = (2, 12)
+_ONE_FOR_EACH_CALL = (2, 15)
+
+
+def are_workspaces_kept() -> bool:
+    """Whether torch keeps a workspace for each handle and stream; from 2.15 on each call has its own, unless told."""
+    return _TORCH < _ONE_FOR_EACH_CALL or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
 
 def workspace_bytes(capability: tuple[int, int]) -> int:

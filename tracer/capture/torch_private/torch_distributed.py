@@ -126,6 +126,90 @@ def called_instead(functions: dict[str, Callable[..., Any]]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def spawned_here(index: int, num_processes: int) -> Iterator[None]:
+    """Meanwhile a program that starts its ranks by `torch.multiprocessing` goes on as one of them, in this process.
+
+    Args:
+        index: Of the process that it goes on as.
+        num_processes: How many the program starts as ranks; another number is of workers, which start as ever.
+    """
+    spawning: Any = sys.modules["torch.multiprocessing.spawn"]
+    start_own = spawning.start_processes
+
+    def start_processes(
+        fn: Callable[..., None], args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *more: Any,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        if nprocs != num_processes or nprocs == 1:
+            return start_own(fn, args, nprocs, join, *more, **options)
+        fn(index, *args)
+        return None if join else spawning.ProcessContext([], [])
+
+    with (
+        patch.object(spawning, "start_processes", start_processes),
+        patch.object(torch.multiprocessing, "start_processes", start_processes),
+    ):
+        yield
+
+
+@contextmanager
+def checkpoints_of_one_rank() -> Iterator[None]:
+    """Meanwhile torch.distributed.checkpoint takes what one rank saves for a whole checkpoint, if it was imported.
+
+    Inside of itself it does nothing. Every rank seems to have the same part of each tensor. So parts are missing, which
+    is no error then, and what there is stays with the first rank, and is not shared out as what all ranks have.
+    """
+    planner: Any = sys.modules.get("torch.distributed.checkpoint.default_planner")
+    if planner is None or planner.dedup_save_plans.__module__ == __name__:
+        yield
+        return
+    validate, remove_doubles = planner._validate_global_plan, planner.dedup_save_plans
+
+    def validated(*_: Any) -> Any:
+        """As of a plan without an error: torch also says each that it finds."""
+        return validate([], planner.Metadata({}))
+
+    def without_doubles(all_plans: list[Any], *_: Any) -> Any:
+        return remove_doubles(all_plans, save_to_lowest_rank=True)
+
+    with (
+        patch.object(planner, "_validate_global_plan", validated),
+        patch.object(planner, "dedup_save_plans", without_doubles),
+    ):
+        yield
+
+
+def state_of_other_shards(own: Any) -> Any:
+    """What another rank would say of the optimizer's state of parameters that FSDP has flattened.
+
+    A rank has state of those parameters alone of which its shard has a part (`use_orig_params=True`); the others have
+    the rest. So each is said to have it, as one that is here has it.
+
+    Args:
+        own: What this rank says of its own, to all.
+
+    Returns:
+        None where this is about something else.
+    """
+    utils: Any = sys.modules.get("torch.distributed.fsdp._optim_utils")
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != getattr(utils, "__name__", ""):
+        frame = frame.f_back
+    if frame is None or not own:
+        return None
+    found = frame.f_locals
+    if frame.f_code.co_name == "_map_param_key_to_optim_keys":
+        trained = [parameter for parameter in found["param_key_to_param"].values() if parameter.requires_grad]
+        names = [tuple(found["param_to_fqns"][parameter]) for parameter in trained]
+        is_flattened = found["fqn_to_fsdp_param_info"]
+        return [*own, *(utils._OptimStateKey(some, True) for some in names if some[0] in is_flattened)]
+    if frame.f_code.co_name == "_allgather_state_info":
+        like = next((state for state in own.values() if state.tensors), None)
+        return None if like is None else {name: state if state.tensors else like for name, state in own.items()}
+    return None
+
+
 def gradients_of_stage() -> Any:
     """What a stage of a pipeline is about to be told by the next one: shapes of the gradients of what it has sent.
 

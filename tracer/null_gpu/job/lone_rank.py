@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +19,7 @@ from tracer.capture.torch_private import torch_distributed
 from tracer.null_gpu import process
 from tracer.null_gpu.job.objects import Objects, is_of_numbers
 from tracer.null_gpu.job.place import Place, left_by
-from tracer.null_gpu.job.store import LoneStore
+from tracer.null_gpu.job.store import LoneStore, ProgramsStore
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 
 
@@ -43,17 +44,20 @@ def lone_rank(place: Place) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(torch_distributed.every_rendezvous(store, place.rank, place.world_size))
             stack.enter_context(torch_distributed.gloo_alone())
-            stack.enter_context(torch_distributed.called_instead(_functions(place, see_groups)))
+            instead = _functions(place, see_groups, stack) | _stores(store, place.world_size)
+            stack.enter_context(torch_distributed.called_instead(instead))
+            stack.enter_context(torch_distributed.spawned_here(place.local_rank, place.num_local))
             yield
     finally:
         see_groups()
         _leave(place, store, groups)
 
 
-def _functions(place: Place, see_groups: Callable[[], None]) -> dict[str, Callable[..., Any]]:
+def _functions(place: Place, see_groups: Callable[[], None], until_end: ExitStack) -> dict[str, Callable[..., Any]]:
     """What torch.distributed's functions of these names do here."""
     objects = Objects(place.folder, place.rank)
     initialise, destroy, broadcast_own = dist.init_process_group, dist.destroy_process_group, dist.broadcast
+    gather_own, gather_objects_own = dist.gather, dist.all_gather_object
 
     def ranks_of(group: Any) -> list[int]:
         return dist.get_process_group_ranks(group or dist.group.WORLD)
@@ -96,17 +100,48 @@ def _functions(place: Place, see_groups: Callable[[], None]) -> dict[str, Callab
 
     def broadcast_object_list(
         object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None,
-        group_src: int | None = None,
+        group_src: int | None = None, weights_only: bool = False,
     ) -> None:  # fmt: skip
         objects.share(object_list, the_global(src, group_src, group, 0), ranks_of(group))
 
+    def gather(
+        tensor: torch.Tensor, gather_list: list[torch.Tensor] | None = None, dst: int | None = None, group: Any = None,
+        async_op: bool = False, group_dst: int | None = None,
+    ) -> Any:  # fmt: skip
+        work = gather_own(tensor, gather_list, dst, group, async_op, group_dst)
+        if gather_list and is_of_numbers(tensor):
+            # NCCL receives each slot by itself, and nobody sends.
+            for slot in gather_list:
+                slot.copy_(tensor)
+        return work
+
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None, **options: Any) -> None:
+        gather_objects_own(object_list, obj, group, **options)
+        if (theirs := torch_distributed.state_of_other_shards(obj)) is not None:
+            own = dist.get_rank(group)
+            object_list[:] = [obj if rank == own else theirs for rank in range(len(object_list))]
+
+    def gather_object(
+        obj: Any, object_gather_list: list[Any] | None = None, dst: int | None = None, group: Any = None,
+        group_dst: int | None = None, weights_only: bool = False,
+    ) -> None:  # fmt: skip
+        if place.rank == the_global(dst, group_dst, group, 0):
+            # Nobody else's part of a checkpoint is there, when torch compares what ranks are going to save.
+            until_end.enter_context(torch_distributed.checkpoints_of_one_rank())
+            given = pickle.dumps(obj)
+            if object_gather_list is None:
+                raise ValueError(
+                    "Argument ``object_gather_list`` must be specified on destination rank."
+                )  # torch's own
+            object_gather_list[:] = [pickle.loads(given) for _ in ranks_of(group)]
+
     def scatter_object_list(
         scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None,
-        src: int | None = None, group: Any = None, group_src: int | None = None,
+        src: int | None = None, group: Any = None, group_src: int | None = None, weights_only: bool = False,
     ) -> None:  # fmt: skip
         ranks = ranks_of(group)
         values = list(scatter_object_input_list or [None] * len(ranks))
-        objects.share(values, the_global(src, group_src, group, 0), ranks)
+        objects.share(values, the_global(src, group_src, group, 0), ranks, are_needed=True)
         scatter_object_output_list[0] = values[ranks.index(place.rank)]
 
     def send_object_list(
@@ -117,7 +152,7 @@ def _functions(place: Place, see_groups: Callable[[], None]) -> dict[str, Callab
 
     def recv_object_list(
         object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None,
-        group_src: int | None = None, use_batch: bool = False,
+        group_src: int | None = None, use_batch: bool = False, weights_only: bool = False,
     ) -> int:  # fmt: skip
         source = the_global(src, group_src, group, 0)
         objects.receive(object_list, source)
@@ -127,10 +162,32 @@ def _functions(place: Place, see_groups: Callable[[], None]) -> dict[str, Callab
         """Return at once: no other rank is waited for."""
 
     own = (
-        init_process_group, destroy_process_group, split_group, broadcast, broadcast_object_list, scatter_object_list,
-        send_object_list, recv_object_list, monitored_barrier,
+        init_process_group, destroy_process_group, split_group, broadcast, gather, broadcast_object_list,
+        all_gather_object, gather_object, scatter_object_list, send_object_list, recv_object_list, monitored_barrier,
     )  # fmt: skip
     return {function.__name__: function for function in own}
+
+
+def _stores(jobs: LoneStore, num_ranks: int) -> dict[str, Callable[..., Any]]:
+    """The classes of stores that wait for other processes, with one that does not wait in the place of each."""
+
+    class TCPStore(ProgramsStore):
+        """Nobody listens at the address."""
+
+        def __init__(
+            self, host_name: str, port: int, world_size: int | None = None, *_: object, **options: object
+        ) -> None:
+            super().__init__(jobs, world_size or num_ranks)
+            self.host, self.port = host_name, port
+
+    class FileStore(ProgramsStore):
+        """No file is written."""
+
+        def __init__(self, file_name: str, world_size: int = -1) -> None:
+            super().__init__(jobs, world_size if world_size > 0 else num_ranks)
+            self.path = file_name
+
+    return {"TCPStore": TCPStore, "FileStore": FileStore}
 
 
 def _leave(place: Place, store: LoneStore, groups: set[tuple[int, ...]]) -> None:

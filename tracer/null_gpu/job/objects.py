@@ -41,7 +41,9 @@ class Objects:
         self._folder, self._rank = folder, rank
         self._calls: Counter[tuple[object, ...]] = Counter()
 
-    def share(self, objects: list[Any], source: int, group: Sequence[int], *, kind: str = "all") -> None:
+    def share(
+        self, objects: list[Any], source: int, group: Sequence[int], *, kind: str = "all", are_needed: bool = False
+    ) -> None:
         """What the source has given all of a group at the same call; if it has not run, the list stays as it is.
 
         Args:
@@ -49,8 +51,11 @@ class Objects:
             source: A rank.
             group: The ranks that take part.
             kind: Of call; each has an order of its own.
+            are_needed: Whether this rank has none that would do; the first rank then runs meanwhile, if it can.
         """
         path = self._path(kind, source, min(group), max(group), len(group))
+        if are_needed and source < self._rank and not path.exists():
+            run_earlier_ranks(self._folder)
         if source == self._rank:
             self._write(path, list(objects))
         elif path.exists():

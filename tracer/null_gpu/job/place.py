@@ -40,15 +40,25 @@ class Place:
         rank, world_size, per_node = (int(variables[name]) for name in names)
         return cls(rank, world_size, per_node, Path(folder))
 
+    @property
+    def local_rank(self) -> int:
+        """Its number on its node."""
+        return self.rank % self.per_node
+
+    @property
+    def num_local(self) -> int:
+        """How many ranks its node has."""
+        return min(self.per_node, self.world_size)
+
     def variables(self) -> dict[str, str]:
         """Environment variables of torchrun, and the folder's. Nobody listens at the address."""
-        node, local_rank = divmod(self.rank, self.per_node)
+        node = self.rank // self.per_node
         num_nodes = -(-self.world_size // self.per_node)
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world_size),
-            "LOCAL_RANK": str(local_rank),
-            "LOCAL_WORLD_SIZE": str(min(self.per_node, self.world_size)),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.num_local),
             "GROUP_RANK": str(node),
             "GROUP_WORLD_SIZE": str(num_nodes),
             "ROLE_NAME": "default",

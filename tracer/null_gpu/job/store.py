@@ -10,6 +10,8 @@ from torch.distributed.distributed_c10d import Store
 
 # NCCL's unique id has so many bytes, and ranks other than the first read one.
 _UNKNOWN = bytes(128)
+# What torch puts before the keys of process groups.
+_GROUPS = "default_pg/"
 
 
 class LoneStore(Store):
@@ -93,6 +95,39 @@ class LoneStore(Store):
     def has_extended_api(self) -> bool:
         """`append`, `multi_get` and `multi_set` are there."""
         return True
+
+
+class ProgramsStore(LoneStore):
+    """A store that the program made by itself, to which all ranks have come: flags are set, and all have counted."""
+
+    def __init__(self, jobs: LoneStore, world_size: int) -> None:
+        """A store with the keys of the job's.
+
+        Args:
+            jobs: The store of the job.
+            world_size: How many processes use it.
+        """
+        super().__init__()
+        self.own, self._before, self._by_rank = jobs.own, jobs._before, jobs._by_rank
+        self._world_size = world_size
+        self._counted: set[str] = set()
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter; whoever adds nothing is told what it is when all ranks have added as much."""
+        self._counted.add(key)
+        count = super().add(key, amount)
+        return count if amount else count * self._world_size
+
+    def get(self, key: str) -> bytes:
+        """What was set; of a counter, what it is when all ranks have added as much."""
+        value = super().get(key)
+        return str(int(value) * self._world_size).encode() if key in self._counted and key in self.own else value
+
+    def check(self, keys: Iterable[str]) -> bool:
+        """Whether they are set: another rank's are. A process group in it looks for signals of failure, too."""
+        keys = list(keys)
+        is_alone = self._world_size == 1 or any(key.startswith(_GROUPS) for key in keys)
+        return super().check(keys) if is_alone else True
 
 
 def _series(key: str) -> str | None:
