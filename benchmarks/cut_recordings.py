@@ -1,12 +1,14 @@
 """Kinds of blocks in recordings that end anywhere, against what the recorded programs held.
 
     python -m benchmarks.cut_recordings [--programs 12] [--half mended|judging] [--keep FOLDER] [--without-cpp]
+    python -m benchmarks.cut_recordings --further [NAME ...] [--keep FOLDER] [--without-cpp]
 
 Programs of tests/truth and drawn ones (`benchmarks.random_programs`) run on the null GPU under torch's own recording;
 `benchmarks.recorded_program` notes beside it what each block is. Each recording is cut at 20 entries: history up to
 there, segments as they were then; in four of the cuts, one in each quarter, the next request fails. Judged are the
 blocks at each cut's peak, in requested bytes.
 
+`--further` takes the programs of `benchmarks.further_programs` in their place, which the rules were mended with.
 `--keep` leaves the recordings in a folder and takes those that are there.
 The rules may be mended on the half of the programs named `mended`; the other half judges. Exits with 1 if a target is
 missed.
@@ -28,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.further_programs import PROGRAMS as FURTHER
 from benchmarks.snapshot_kinds import SILENT, only_python
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.findings import replay_snapshot
@@ -46,6 +49,7 @@ NUM_CUTS, QUARTERS = 20, 4
 MIN_RIGHT, MAX_WRONG, MIN_LIKELY = 95.0, 0.5, 99.0
 _LIMIT_S = 300
 _WORKSPACE = ("orkspace", "CublasHandlePool", "getCurrentCUDABlasHandle")
+_BUCKETS = "c10d::Reducer::"
 
 
 @dataclass
@@ -111,7 +115,7 @@ def cut(trace: Sequence[Row], end: int, *, fails: bool) -> Row:
     segments: dict[int, Row] = {}
     blocks: dict[int, Row] = {}
     for entry in kept:
-        action, address, size = entry["action"], entry["addr"], entry["size"]
+        action, address, size = entry["action"], entry.get("addr", 0), entry["size"]
         if action == "segment_alloc":
             segments[address] = {
                 "device": 0, "address": address, "total_size": size, "stream": entry["stream"], "is_expandable": False,
@@ -181,6 +185,11 @@ def _true_kind(entry: Row, served: int, end: int, seen: set[str], recorded: Row)
     """One block's; what was seen in several roles may be called by each of them, but for a parameter."""
     if any(word in frame["name"] for frame in entry["frames"] for word in _WORKSPACE):
         return frozenset({Kind.WORKSPACE})
+    if end <= recorded["seen"][0][0]:
+        # Gone before the program was first looked at: a weight that was moved, or a copy on the way to one.
+        return frozenset({Kind.PARAMETER, Kind.BUFFER, Kind.TEMPORARY, Kind.HELD})
+    if not seen and any(_BUCKETS in frame["name"] for frame in entry["frames"]):
+        return frozenset({Kind.COMMUNICATION, Kind.TEMPORARY})
     if seen & {"parameter", "buffer"}:
         return frozenset({Kind.PARAMETER, Kind.BUFFER})
     if seen:
@@ -260,6 +269,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=int, default=12)
     parser.add_argument("--half", choices=("mended", "judging", "both"), default="both")
+    parser.add_argument("--further", nargs="*", metavar="NAME")
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--without-cpp", action="store_true")
     parser.add_argument("--details", action="store_true")
@@ -267,7 +277,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        names = names_of(arguments.programs, arguments.half)
+        names = (
+            names_of(arguments.programs, arguments.half)
+            if arguments.further is None
+            else [f"further:{name}" for name in arguments.further or FURTHER]
+        )
         with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as workers:
             recordings = dict(zip(names, workers.map(lambda name: record(name, folder), names), strict=True))
     found = {name: judge(one, without_cpp=arguments.without_cpp) for name, one in recordings.items() if one}

@@ -2,8 +2,9 @@
 
     python -m benchmarks.recorded_program NAME FILE
 
-`NAME` is a program of tests/truth, or `random:SEED`. Run by `benchmarks.cut_recordings`. An object is joined with its
-block by its address and by how many allocations had been served when it was seen: the last of them at that address.
+`NAME` is a program of tests/truth, `further:NAME` of `benchmarks.further_programs`, or `random:SEED`. Run by
+`benchmarks.cut_recordings`. An object is joined with its block by its address and by how many allocations had been
+served when it was seen: the last of them at that address.
 Nothing here allocates on the device, or is a part of what judges recordings.
 """
 
@@ -64,8 +65,10 @@ def see_program(notes: Notes, program: Program) -> None:
     parameters += [
         parameter for one in program.optimizers for group in one.param_groups for parameter in group["params"]
     ]
+    # In the course of a functional_call a module's parameter may be the result of an operation.
+    parameters = [parameter for parameter in parameters if parameter.is_leaf]
     notes.see("parameter", parameters)
-    notes.see("gradient", [parameter.grad for parameter in parameters if parameter.is_leaf])
+    notes.see("gradient", [parameter.grad for parameter in parameters])
     notes.see("buffer", [buffer for model in models for buffer in model.buffers()])
     notes.see("optimizer state", [optimizer.state for optimizer in program.optimizers])
     if program.batch is not None:
@@ -174,22 +177,23 @@ def steps_count_from_one() -> None:
 
 def record(name: str) -> dict[str, Any]:
     """Run it, and return torch's snapshot and what is true of its blocks."""
-    from tests.truth.catalogue import entry_of
-
     torch.set_default_device("cuda")
     if torch.__version__ < "2.15":
         steps_count_from_one()
     torch.manual_seed(0)
     torch.cuda.memory._record_memory_history(stacks="all", max_entries=1_000_000)
     first = _served()
-    program = (
-        random_program(int(name.removeprefix("random:"))) if name.startswith("random:") else entry_of(name).build()
-    )
+    program = _built(name)
     notes = Notes()
     see_program(notes, program)
     observe(notes, program)
     for _ in range(NUM_STEPS):
-        program.step()
+        try:
+            program.step()
+        except torch.OutOfMemoryError:
+            notes.iterations.append(_served())
+            see_program(notes, program)
+            break
         notes.iterations.append(_served())
         see_program(notes, program)
     gc.collect()
@@ -201,6 +205,19 @@ def record(name: str) -> dict[str, Any]:
         "steps": [(begin - first, end - first) for begin, end in notes.steps],
         "iterations": [end - first for end in notes.iterations],
     }
+
+
+def _built(name: str) -> Program:
+    kind, _, rest = name.partition(":")
+    if kind == "random":
+        return random_program(int(rest))
+    if kind == "further":
+        from benchmarks.further_programs import PROGRAMS
+
+        return PROGRAMS[rest]()
+    from tests.truth.catalogue import entry_of
+
+    return entry_of(name).build()
 
 
 def main() -> None:

@@ -158,6 +158,11 @@ class Evidence(IntEnum):
     COMPILED_TAKEN_OVER = 71
     LIBRARYS = 72
     COMPILED_RECOMPUTED = 73
+    FREED_AS_BUFFER = 85
+    REPLACES_BUFFER = 86
+    REPLACED_BY_LINE = 87
+    REPLACES_BY_LINE = 88
+    KEPT_ALONE = 89
     OF_COLLECTIVE = 74
     GIVEN_TO_COLLECTIVE = 75
     FREED_BEHIND_BACKWARD = 76
@@ -235,6 +240,12 @@ EVIDENCE_TEXT = {
     Evidence.FREED_BY_GRAD_ASSIGNMENT: "freed by an assignment to .grad",
     Evidence.FREED_BY_DATA_ASSIGNMENT: "freed by an assignment to .data",
     Evidence.REPLACES_PARAMETER: "made in an optimizer's step as the new memory of a parameter",
+    Evidence.FREED_AS_BUFFER: "freed as a module's buffer got another tensor",
+    Evidence.REPLACES_BUFFER: "made by the line that freed a buffer of its size, right before",
+    Evidence.REPLACED_BY_LINE: (
+        "its stack is in code that creates parameters; freed by the line that made another of its size"
+    ),
+    Evidence.REPLACES_BY_LINE: "made by the line that freed a parameter of its size, right before",
     Evidence.FREED_IN_STEP: "likely: allocated before the recording, freed in an optimizer's step",
     Evidence.STEP_STACK_BEFORE: "allocated before the recording, with a stack in an optimizer's step",
     Evidence.BACKWARD_STACK_BEFORE: "likely: allocated before the recording, never freed, with a stack in backward",
@@ -264,6 +275,9 @@ EVIDENCE_TEXT = {
     ),
     Evidence.HELD_OVER_BACKWARD: (
         "made in a module or a function of torch.nn, alive after a backward, freed by the program's own code"
+    ),
+    Evidence.KEPT_ALONE: (
+        "likely: all else that this call of a model made is freed, and the model was called again since"
     ),
     Evidence.IN_FLIGHT: "likely: made in a backward that was not over, of a size that no parameter has",
     Evidence.FROZEN_SET: (

@@ -18,7 +18,7 @@ from tracer.analysis.snapshots.counting import NONE
 
 Block = dict[str, Any]
 # A block of which no rule knows anything: made in the recording by C++ alone, in use at the end.
-NUMBERS = ("constructor", "layer", "stack_kind")
+NUMBERS = ("call", "constructor", "layer", "stack_kind")
 PLAIN: Block = {field.name: NONE if field.name in NUMBERS else False for field in fields(BlockFacts)}
 PLAIN |= {"is_at_end": True, "has_cpp": True}
 GONE = {"is_at_end": False}
@@ -65,6 +65,7 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
             {**BACKWARD, **GONE, "freed_by_zero_grad": True},
             {**BEFORE, **GONE, "freed_by_zero_grad": True},
             {**BEFORE, **GONE, "freed_by_zero_grad": True, "grad_was_set": True},
+            {**SILENT, **GONE, "freed_by_zero_grad": True},
         ],
     ),
     (
@@ -82,7 +83,28 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
         [
             {**BEFORE, **GONE, "data_was_set": True, "freed_in_step": True},
             {**STEP, **GONE, "data_was_set": True, "outlives_step": True},
+            {**OUTSIDE, **GONE, "data_was_set": True, "buffer_was_set": True},
         ],
+    ),
+    (
+        Evidence.FREED_AS_BUFFER,
+        Kind.BUFFER,
+        [
+            {**BEFORE, **GONE, "buffer_was_set": True},
+            {**MODULE, **UNCLEAR, "buffer_was_set": True, "takes_buffers_place": True},
+            {**OUTSIDE, **GONE, "buffer_was_set": True, "in_module_setup": True},
+        ],
+    ),
+    (
+        Evidence.REPLACES_BUFFER,
+        Kind.BUFFER,
+        [{**MODULE, "takes_buffers_place": True}, {**MODULE, **LET_GO, "takes_buffers_place": True}],
+    ),
+    (Evidence.REPLACED_BY_LINE, Kind.PARAMETER, [{**OUTSIDE, **LET_GO, "in_module_setup": True, "is_replaced": True}]),
+    (
+        Evidence.REPLACES_BY_LINE,
+        Kind.PARAMETER,
+        [{**MODULE, "takes_parameters_place": True}, {**MODULE, **LET_GO, "takes_parameters_place": True}],
     ),
     (
         Evidence.BACKWARD_TO_STEP,
@@ -273,6 +295,7 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
         ],
     ),
     (Evidence.FED_TO_FORWARD, Kind.INPUT, [FED, {**FED, **UNCLEAR, "meets_backward": True}, {**FED, **HELD}]),
+    (Evidence.KEPT_ALONE, Kind.HELD, [{**MODULE, "is_kept_alone": True}, {**KEPT, "is_kept_alone": True}]),
     (
         Evidence.HELD_OVER_STEP,
         Kind.HELD,
@@ -364,11 +387,17 @@ NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
             {**BEFORE, "is_one_set": True},
             {**BEFORE, "has_only_forward": True},
             {**SILENT_TWICE, "freed_in_silence": False},  # the result of torch.autograd.grad
+            {**BACKWARD, "meets_step": True, "is_of_grad_call": True},
+            {**SILENT, "meets_step": True, "is_of_parameters_size": True, "is_of_grad_call": True},
+            {**BACKWARD, "is_left_by_backward": True, "is_of_grad_call": True},
+            {**BACKWARD, **GONE, "buffer_was_set": True},
         )
     ),
     # Released in the backward that made it, as what is recomputed; and not released by what had saved it.
     ({**BACKWARD, **SAVED_TWICE, "outlives_backward": False}, Kind.TEMPORARY, Evidence.WITHIN_BACKWARD),
     ({**BACKWARD, **SAVED_TWICE, "freed_as_saved": False}, Kind.TEMPORARY, Evidence.WITHIN_BACKWARD),
+    # What a graph had saved that goes with a buffer.
+    ({**OUTSIDE, **RELEASED, "buffer_was_set": True}, Kind.ACTIVATION, Evidence.RELEASED_BY_AUTOGRAD),
     # Constructed, and let go of by the step that put another in its place.
     (
         {**OUTSIDE, **UNCLEAR, "constructor": 3, "is_constructed": True, "freed_in_step": True},
@@ -438,7 +467,7 @@ def possible(table: BlockFacts) -> Any:
     """What contradicts itself is no block: freed and in use, without a stack and in a place, silent and loud."""
     freed = (
         table.freed_by_autograd | table.freed_by_zero_grad | table.freed_in_step | table.freed_in_silence
-        | table.data_was_set | table.grad_was_set | table.freed_by_program
+        | table.data_was_set | table.grad_was_set | table.freed_by_program | table.buffer_was_set
     )  # fmt: skip
     placed = table.in_backward | table.in_step | table.in_module | table.in_autocast | (table.constructor != NONE)
     no = (
@@ -450,6 +479,10 @@ def possible(table: BlockFacts) -> Any:
         table.has_stack | ~table.is_before | ~table.is_at_end
     )
     no |= table.has_only_forward & table.is_frozen_set
+    takes_place = table.takes_buffers_place | table.takes_parameters_place
+    no |= takes_place & (table.in_module_setup | table.in_backward | table.in_step | table.is_before | ~table.has_stack)
+    no |= table.is_replaced & (~table.in_module_setup | table.in_backward)
+    no |= table.is_kept_alone & (~table.in_module | table.meets_backward)
     no |= table.in_silence & (table.stack_kind != NONE)
     no |= table.is_left_by_backward & ~(table.is_at_end & ~table.is_before & (table.in_backward | table.in_silence))
     no |= table.outlives_step & ~table.in_step

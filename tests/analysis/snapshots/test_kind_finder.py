@@ -278,7 +278,10 @@ class TestKinds:
         assert self.kind(tmp_path, five, all_five) == "activation"
         assert self.kind(tmp_path, five[:4], all_five) == "not known", "of so few who knows what inference keeps"
         ran = entry("alloc", BASE + MIB, 1, frames=BACKWARD)
-        assert self.kind(tmp_path, [made, ran], end) == "activation"
+        output, two = {**made, "addr": BASE + 3 * MIB}, [block(BASE, MIB), block(BASE + 3 * MIB, MIB)]
+        device = explain(tmp_path / "s", [made, output, ran], [segment(BASE, 4 * MIB, two)])
+        assert {group.kind for group in device.peak.groups if group.bytes == MIB} == {"activation", "not known"}
+        assert self.kind(tmp_path, [made, ran], end) == "not known", "the last that a call leaves may be its output"
         steps = [entry("alloc", BASE + MIB, 1, frames=frames) for frames in (BACKWARD, IN_STEP, FORWARD, IN_STEP)]
         assert self.kind(tmp_path, [made, *steps], end) == "not known"  # two steps long: a cache, not an activation
 

@@ -75,6 +75,47 @@ def test_a_workspace_is_made_right_after_the_products_result(
     assert [found for found, _ in device.kinds.kinds_and_evidence(rows)] == kinds
 
 
+@pytest.mark.parametrize(("meanwhile", "kind"), [(16, "workspace"), (LARGE + 512, "temporary")])
+def test_what_a_reduction_sums_in_is_no_result_of_a_workspaces_size(tmp_path: Path, meanwhile: int, kind: str) -> None:
+    """Its counters come and go meanwhile, which are small; else blocks of the size may be the program's own."""
+    counters = BASE + 40 * MIB
+    trace = [entry("alloc", BASE, LARGE), entry("alloc", counters, meanwhile)]
+    trace += [*freed(counters, meanwhile), *freed(BASE, LARGE), entry("alloc", BASE, LARGE), *freed(BASE, LARGE)]
+    trace += [entry("alloc", BASE, 1, frames=PYTHON_STEP), *freed(BASE, 1, frames=[MAIN])]
+    (device,) = replay_snapshot(load(tmp_path / "s", snapshot(trace, []))).devices
+    lives = device.replay.lives
+    rows = np.flatnonzero((lives.requested_bytes == LARGE) & (lives.begin == 6))
+    assert [found for found, _ in device.kinds.kinds_and_evidence(rows)] == [kind]
+
+
+@pytest.mark.parametrize("has_product", [True, False])
+def test_a_layers_workspace_of_cublaslt_tells_what_its_backward_works_in(tmp_path: Path, has_product: bool) -> None:
+    """Also where results are as large; without a product in forward, it may be one of them."""
+    linear = [frame("forward", f"{TORCH}/nn/modules/linear.py", 130), *PYTHON_FORWARD]
+    result, lt = BASE + 40 * MIB, BASE + 80 * MIB
+    trace = [entry("alloc", result, LARGE, frames=linear if has_product else [MAIN])]
+    trace += [entry("alloc", lt, LT_WORKSPACE_BYTES, frames=linear), *freed(lt, LT_WORKSPACE_BYTES, frames=[MAIN])]
+    trace += [entry("alloc", BASE, LARGE), *freed(BASE, LARGE), *freed(result, LARGE)]
+    trace += [entry("alloc", BASE, 1, frames=PYTHON_STEP), *freed(BASE, 1, frames=[MAIN])]
+    (device,) = replay_snapshot(load(tmp_path / "s", snapshot(trace, []))).devices
+    lives = device.replay.lives
+    rows = np.flatnonzero((lives.requested_bytes == LARGE) & (lives.addr == BASE))
+    found = [kind for kind, _ in device.kinds.kinds_and_evidence(rows)]
+    assert found == ["workspace" if has_product else "temporary"]
+
+
+@pytest.mark.parametrize(("file", "kind"), [("linear", "workspace"), ("conv", "not known")])
+def test_a_convolution_keeps_no_workspace(tmp_path: Path, file: str, kind: str) -> None:
+    """Autocast's copy and the result have its line, as a product's result and the workspace."""
+    layer = [frame("forward", f"{TORCH}/nn/modules/{file}.py", 130), *PYTHON_FORWARD]
+    trace = [entry("alloc", BASE + 80 * MIB, 512, frames=layer), entry("alloc", BASE, LARGE, frames=layer)]
+    trace += [entry("alloc", BASE + 90 * MIB, 1, frames=PYTHON_STEP), *freed(BASE + 90 * MIB, 1, frames=[MAIN])]
+    left = [segment(at, LARGE, [block(at, size)]) for at, size in ((BASE, LARGE), (BASE + 80 * MIB, 512))]
+    (device,) = replay_snapshot(load(tmp_path / "s", snapshot(trace, left))).devices
+    rows = np.flatnonzero(device.replay.lives.addr == BASE)
+    assert [found for found, _ in device.kinds.kinds_and_evidence(rows)] == [kind]
+
+
 LAST = entry("alloc", BASE, LARGE, frames=PYTHON_FORWARD)
 OTHER = entry("alloc", BASE + 40 * MIB, 512, frames=PYTHON_FORWARD)
 

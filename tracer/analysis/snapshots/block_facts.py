@@ -45,6 +45,7 @@ class BlockFacts:
         in_backward: It is in a node that autograd evaluates.
         in_step: It was made in an optimizer's step.
         in_silence: It has none, in a recording of a training's Python frames alone: autograd's threads have none.
+        is_of_grad_call: Made in the backward that a call of `torch.autograd.grad` ran, which writes no .grad.
         freed_by_autograd: Freed in a node that autograd evaluates, or as autograd let go of what it had saved.
         freed_as_saved: Freed where autograd lets go of what an operation saved for backward.
         freed_by_program: By a known stack that is none of autograd's, of an optimizer's or of an assignment to .grad.
@@ -54,11 +55,18 @@ class BlockFacts:
         freed_in_silence: Without a stack, likewise.
         data_was_set: By an assignment to .data.
         grad_was_set: By an assignment to .grad.
+        buffer_was_set: As a module's buffer got another tensor.
         outlives_step: It was in use when the step that made it was over.
         meets_step: It was in use when the next step began.
         meets_backward: Backward ran while it was in use.
         is_long_lived: Two or more steps began while it was in use.
-        is_last_layers: The last layer with a weight before a backward made it: a program may hold it as its output.
+        is_last_layers: The last layer with a weight before a backward made it, or it is the last that a call of a model
+            left: a program may hold it as its output.
+        call: The call of a model that it was made in: the entries in modules that one line calls, with none outside of
+            them in between; -1 for none.
+        is_called_again: That line has called a model again since.
+        is_kept_alone: In use where the model has been called again, and all else that its call made was freed before
+            any backward, eight blocks or more: an output that the program keeps.
         is_held_of_few: In use at the end, past a backward and a step; and of what forward had made for that backward
             at least eight times as many blocks were let go of by autograd.
         is_fed: It was in use when a forward began, and made after the backward, step or zero_grad before that one; if
@@ -75,6 +83,9 @@ class BlockFacts:
         is_first_made: Of its size, the first constructor that made one made it: a model's, before its optimizer's.
         is_constructed: Made by constructors, kept or freed by a step, and there are as many gradients of its size.
         is_replacing: Made by the stack that made what took the place of a known parameter.
+        is_replaced: Made where modules create parameters, and replaced by a line of the program's outside of steps.
+        takes_parameters_place: It took the place of such a one, or of what was freed by an assignment to .data.
+        takes_buffers_place: It took the place of a buffer.
         has_size_of_staying: A block of its size was there before and is never freed.
         is_as_many_as_gradients: There before, never freed, and of a size of which there are as many gradients.
         is_of_parameters_size: A parameter has its size.
@@ -109,6 +120,7 @@ class BlockFacts:
     in_backward: Bools
     in_step: Bools
     in_silence: Bools
+    is_of_grad_call: Bools
     freed_by_autograd: Bools
     freed_as_saved: Bools
     freed_by_program: Bools
@@ -118,11 +130,15 @@ class BlockFacts:
     freed_in_silence: Bools
     data_was_set: Bools
     grad_was_set: Bools
+    buffer_was_set: Bools
     outlives_step: Bools
     meets_step: Bools
     meets_backward: Bools
     is_long_lived: Bools
     is_last_layers: Bools
+    call: Ints
+    is_called_again: Bools
+    is_kept_alone: Bools
     is_held_of_few: Bools
     is_fed: Bools
     has_cpp: Bools
@@ -134,6 +150,9 @@ class BlockFacts:
     is_first_made: Bools
     is_constructed: Bools
     is_replacing: Bools
+    is_replaced: Bools
+    takes_parameters_place: Bools
+    takes_buffers_place: Bools
     has_size_of_staying: Bools
     is_as_many_as_gradients: Bools
     is_of_parameters_size: Bools
@@ -168,7 +187,7 @@ class BlockFacts:
 
 _NOT_THE_PROGRAMS = (
     Fact.ENGINE, Fact.RELEASE_SAVED, Fact.BACKWARD_CALL, Fact.OPTIMIZER_STEP, Fact.ZERO_GRAD, Fact.SET_GRAD,
-    Fact.SET_DATA,
+    Fact.SET_DATA, Fact.SET_BUFFER,
 )  # fmt: skip
 
 
@@ -207,6 +226,15 @@ class DevicePhases:
             has(self.of_entry, Fact.MODULE_FORWARD).any() and not len(self.steps.start) and not self.num_backward[-1]
         )
 
+    def is_of_grad_call(self, entry: Ints) -> Bools:
+        """Which entries are of a backward right behind an entry of `torch.autograd.grad`, which makes its root."""
+        is_called = np.append(has(self.of_entry, Fact.GRAD_CALL), False)
+        is_of_call = np.zeros(len(entry), dtype=np.bool_)
+        for runs in (self.backwards, self.silences):
+            run = runs.containing(entry)
+            is_of_call |= (run >= 0) & is_called[np.append(runs.start, 0)[run] - 1]
+        return is_of_call
+
 
 def _next_forward(is_forward: Bools, is_learning: Bools) -> Ints:
     """Where the next forward begins after an entry that is between two; `FAR` after all others [entries + 1]."""
@@ -240,6 +268,8 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
     in_layer = has(born, Fact.LAYER)
     is_brief = brief_workspaces(state, lives, has_stack, in_layer)
     free_is_known = lives.free_entry >= 0
+    calls, lines = _calls_of_models(sites.model_calls[state.trace.stack])
+    call = np.where(has(born, Fact.MODULE_FORWARD) & (begin > BEFORE), np.append(calls, -1)[np.maximum(begin, 0)], -1)
     in_a_step = phases.steps.containing(lives.free_entry) >= 0
     return BlockFacts(
         is_before=begin == BEFORE,
@@ -247,7 +277,9 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         has_stack=has_stack,
         in_workspace=has(born, Fact.WORKSPACE),
         is_brief_workspace=is_brief,
-        is_workspace_kept=kept_workspaces(state, lives, has_stack, in_layer, has_cpp=phases.has_cpp),
+        is_workspace_kept=kept_workspaces(
+            state, lives, has_stack, in_layer & ~has(born, Fact.CONVOLUTION), has_cpp=phases.has_cpp
+        ),
         in_state_setup=has(born, Fact.OPTIMIZER_STATE),
         in_collective=has(born, Fact.COLLECTIVE),
         in_accumulate=has(born, Fact.ACCUMULATE_GRAD),
@@ -261,6 +293,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         in_backward=has(born, Fact.ENGINE),
         in_step=in_step,
         in_silence=is_silent & ~has_stack & (begin > BEFORE),
+        is_of_grad_call=phases.is_of_grad_call(begin),
         freed_by_autograd=has(freed, Fact.ENGINE, Fact.RELEASE_SAVED),
         freed_as_saved=has(freed, Fact.RELEASE_SAVED),
         freed_by_program=has(freed, Fact.STACK) & ~has(freed, *_NOT_THE_PROGRAMS),
@@ -270,13 +303,18 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         freed_in_silence=is_silent & free_is_known & _is_stackless(state, lives.free_entry),
         data_was_set=has(freed, Fact.SET_DATA),
         grad_was_set=has(freed, Fact.SET_GRAD),
+        buffer_was_set=has(freed, Fact.SET_BUFFER),
         outlives_step=in_step & (end >= phases.whole_steps.end_after(begin)),
         meets_step=end > phases.steps.next_start(begin),
         meets_backward=_changes(phases.num_backward, begin, end),
         is_long_lived=_num_started(phases.steps, end) - _num_started(phases.steps, begin) >= 2,
         is_last_layers=_last_before(
             phases.backwards, begin, has(born, Fact.LAYER) & ~has(born, Fact.ENGINE, Fact.WORKSPACE) & ~is_brief
-        ),
+        )
+        | _last_of_calls(calls, call, begin, end),
+        call=call,
+        is_called_again=_are_called_again(lines)[call],
+        is_kept_alone=no,
         is_held_of_few=no,
         is_fed=_is_fed(state, lives, phases, sites),
         has_cpp=no | phases.has_cpp,
@@ -288,6 +326,9 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         is_first_made=no,
         is_constructed=no,
         is_replacing=no,
+        is_replaced=no,
+        takes_parameters_place=no,
+        takes_buffers_place=no,
         has_size_of_staying=no,
         is_as_many_as_gradients=no,
         is_of_parameters_size=no,
@@ -304,13 +345,15 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
 def _facts_of_frees(state: DeviceState, lives: Lives, facts: Ints) -> Ints:
     """The facts of the stacks that freed the blocks.
 
-    A recording with `context="alloc"` repeats at the free the stack of the allocation, which proves nothing.
+    A recording with `context="alloc"` repeats at every free the stack of the allocation, which proves nothing.
     """
     if not len(state.trace):
         return np.zeros(len(lives), dtype=np.int64)
     entry = lives.free_entry
     stack = np.where(entry >= 0, state.trace.stack[np.maximum(entry, 0)], NO_STACK)
-    return np.where(stack == lives.stack, 0, facts[stack])
+    is_repeated = stack == lives.stack
+    are_all = is_repeated[(stack != NO_STACK) & (lives.begin > BEFORE)].all()
+    return np.where(is_repeated & are_all, 0, facts[stack])
 
 
 def _is_fed(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Sites) -> Bools:
@@ -332,6 +375,37 @@ def _last_before(stretches: Stretches, begin: Ints, chosen: Bools) -> Bools:
     is_last = np.zeros(len(begin), dtype=np.bool_)
     is_last[rows[place[place >= 0]]] = True
     return is_last
+
+
+def _calls_of_models(line: Ints) -> tuple[Ints, Ints]:
+    """The number of the call that each entry is in, or -1; and the line of each call [entries], [calls].
+
+    Args:
+        line: The line that calls the outermost module of each entry, or -1 [entries].
+    """
+    begins = np.append(True, line[1:] != line[:-1])[: len(line)] & (line >= 0)
+    return np.where(line >= 0, np.cumsum(begins) - 1, -1), line[begins]
+
+
+def _last_of_calls(calls: Ints, call: Ints, begin: Ints, end: Ints) -> Bools:
+    """Which blocks are the last ones of their calls of models that are in use when those are over."""
+    entries = np.flatnonzero(calls >= 0)
+    over = np.zeros(int(calls.max(initial=-1)) + 2, dtype=np.int64)
+    over[calls[entries]] = entries  # of one call, the last entry
+    rows = np.flatnonzero((call >= 0) & (end > over[call]))
+    rows = rows[np.argsort(begin[rows], kind="stable")]
+    last = np.zeros(len(over), dtype=np.int64)
+    last[call[rows]] = rows
+    is_last = np.zeros(len(call), dtype=np.bool_)
+    is_last[rows] = last[call[rows]] == rows
+    return is_last
+
+
+def _are_called_again(line: Ints) -> Bools:
+    """Which calls have another one of their line behind them; the last is for -1 [calls + 1]."""
+    last = np.zeros(int(line.max(initial=-1)) + 1, dtype=np.int64)
+    last[line] = np.arange(len(line))
+    return np.append(last[line] > np.arange(len(line)), False)
 
 
 def _is_stackless(state: DeviceState, entry: Ints) -> Bools:

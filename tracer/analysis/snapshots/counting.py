@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -67,7 +67,7 @@ def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -
     staying = _is_staying(facts, kind == Kind.UNKNOWN)
     of_parameters = size[staying | (facts.is_at_end & (kind == Kind.PARAMETER))]
     derives_twice = _derives_twice(facts, size, of_parameters)
-    is_left = _is_left_by_backward(facts, size, of_parameters) & ~_others_are_no_gradients(lives, kind)
+    is_left = _is_left_by_backward(facts, size, of_parameters) & ~_others_are_no_gradients(facts, lives, kind)
     # Of a second derivative, what is not over is on its way, or saved for it.
     is_left &= ~(facts.in_backward & ~facts.outlives_backward & derives_twice)
     gradients = _gradients_at_once(facts, lives, np.where(is_left, Kind.GRADIENT, kind))
@@ -87,6 +87,7 @@ def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -
         is_left_by_backward=is_left,
         is_in_flight=_is_in_flight(facts, size) & np.bool_(not derives_twice),
         is_held_of_few=_is_held_of_few(facts, lives),
+        is_kept_alone=_is_kept_alone(facts),
         has_size_of_staying=has_size_of(size, np.append(size[staying], parameters)),
         is_as_many_as_gradients=as_many,
         is_of_parameters_size=has_size_of(size, parameters),
@@ -118,15 +119,18 @@ def _derives_twice(facts: BlockFacts, size: Ints, of_parameters: Ints) -> bool:
     return bool((no_gradient | (left & facts.freed_as_saved)).any())
 
 
-def _others_are_no_gradients(lives: Lives, kind: Ints) -> Bools:
+def _others_are_no_gradients(facts: BlockFacts, lives: Lives, kind: Ints) -> Bools:
     """Whether blocks of the same stack and size are proved to be temporary or saved, and none to be a gradient.
 
-    What a weight gets from its first use waits for the second one's, of the size of its gradient.
+    What a weight gets from its first use waits for the second one's, of the size of its gradient; not past the end of
+    backward: there the others were added to a gradient that was there.
     """
-    pair = _by_stack_and_size(lives)
-    is_other = np.isin(kind, (Kind.TEMPORARY, Kind.ACTIVATION)) & (lives.stack != NO_STACK)
-    others, gradients = (np.bincount(pair[chosen], minlength=len(pair)) for chosen in (is_other, kind == Kind.GRADIENT))
-    no_gradients: Bools = (others[pair] > 0) & (gradients[pair] == 0)
+    pair, has_stack = _by_stack_and_size(lives), lives.stack != NO_STACK
+    temporary, saved, gradients = (
+        np.bincount(pair[has_stack & (kind == each)], minlength=len(pair))[pair] > 0
+        for each in (Kind.TEMPORARY, Kind.ACTIVATION, Kind.GRADIENT)
+    )
+    no_gradients: Bools = (saved | (temporary & ~facts.outlives_backward)) & ~gradients
     return no_gradients
 
 
@@ -153,6 +157,18 @@ def _is_held_of_few(facts: BlockFacts, lives: Lives) -> Bools:
     num_kept = np.bincount(forward[kept], minlength=len(of_backward) + 1)
     is_held: Bools = kept & (num_kept * _GONE_PER_HELD <= gone)[forward]
     return is_held
+
+
+def _is_kept_alone(facts: BlockFacts) -> Bools:
+    """What is in use of a call of a model whose other results are gone, where no backward ran."""
+    made = facts.outside & (facts.call != NONE) & ~facts.in_workspace & ~facts.is_brief_workspace
+    num_calls = int(facts.call.max(initial=NONE)) + 1
+    kept, gone = (
+        np.bincount(facts.call[chosen], minlength=num_calls + 1)[facts.call]
+        for chosen in (made & facts.is_at_end, made & ~facts.is_at_end & ~facts.may_meet_backward)
+    )
+    is_alone: Bools = made & facts.is_at_end & (kept == 1) & (gone >= _GONE_PER_HELD)
+    return is_alone & facts.is_called_again & ~facts.meets_backward
 
 
 def _is_kept_by_forward(facts: BlockFacts, lives: Lives) -> Bools:
@@ -243,8 +259,10 @@ def _gradients_at_once(facts: BlockFacts, lives: Lives, kind: Ints) -> tuple[Int
     return most_at_once(lives.requested_bytes[rows], lives.begin[rows], lives.end[rows])
 
 
-def with_parameters(facts: BlockFacts, lives: Lives, kind: Ints) -> BlockFacts:
-    """The facts, and which blocks are parameters as their constructors made them, and what took their place in a step.
+def with_parameters(
+    facts: BlockFacts, lives: Lives, kind: Ints, is_of_line: Callable[[Ints, Ints], Bools]
+) -> BlockFacts:
+    """The facts, and which blocks are parameters as their constructors made them, and what took their place.
 
     `p.data = p.data - ...` makes the new one and lets go of the old one right away: of the blocks of its size, the
     last one made before the old one went is the new one. Arguments as of `with_counts`.
@@ -253,6 +271,7 @@ def with_parameters(facts: BlockFacts, lives: Lives, kind: Ints) -> BlockFacts:
         facts: Facts of every block.
         lives: The blocks.
         kind: What the rules say so far [lives].
+        is_of_line: Whether the program's own line that freed each of some rows made the row beside it.
     """
     size = lives.requested_bytes
     constructed = (facts.constructor != NONE) & (facts.is_at_end | facts.freed_in_step)
@@ -264,20 +283,60 @@ def with_parameters(facts: BlockFacts, lives: Lives, kind: Ints) -> BlockFacts:
         is_first_made=first_made,
         is_constructed=as_many_as(constructed, size, *_gradients_at_once(facts, lives, kind)),
     )
-    return replace(facts, is_replacing=_is_replacing(facts, lives))
+    before = _LastMade(lives)
+    buffers = facts.buffer_was_set & ~facts.freed_by_autograd
+    of_setup = facts.in_module_setup & facts.freed_by_program & ~facts.freed_in_step
+    replaced, of_line = _replaced_by_line(facts, lives, before, of_setup | facts.data_was_set, is_of_line)
+    return replace(
+        facts,
+        is_replacing=_is_replacing(facts, before),
+        is_replaced=of_setup & replaced,
+        takes_parameters_place=of_line,
+        takes_buffers_place=_replaced_by_line(facts, lives, before, buffers, is_of_line)[1],
+    )
 
 
-def _is_replacing(facts: BlockFacts, lives: Lives) -> Bools:
+def _replaced_by_line(
+    facts: BlockFacts, lives: Lives, before: _LastMade, chosen: Bools, is_of_line: Callable[[Ints, Ints], Bools]
+) -> tuple[Bools, Bools]:
+    """Which blocks a line replaces, as `weight.data = weight.data * 0.9` does: it makes the new one, frees the old one.
+
+    Args:
+        facts: Facts of every block.
+        lives: The blocks.
+        before: Of the same blocks.
+        chosen: Those to begin with.
+        is_of_line: As of `with_parameters`.
+
+    Returns:
+        What was replaced, of the chosen ones and of what took their place; and what took their place.
+    """
+    is_old, is_new = np.zeros(len(facts), dtype=np.bool_), np.zeros(len(facts), dtype=np.bool_)
+    olds = np.flatnonzero(chosen & ~facts.freed_in_step & (lives.free_entry >= 0))
+    while len(olds):
+        news = before.free_of(olds)
+        may_be = (news != NONE) & (news != olds)
+        may_be[may_be] &= (facts.outside & ~facts.in_module_setup & ~is_new)[news[may_be]]
+        may_be[may_be] &= lives.end[news[may_be]] > lives.free_entry[olds[may_be]]
+        olds, news = olds[may_be], news[may_be]
+        of_line = is_of_line(olds, news)
+        is_old[olds[of_line]] = is_new[news[of_line]] = True
+        olds = np.unique(news[of_line])
+        olds = olds[(facts.freed_by_program | facts.data_was_set | facts.buffer_was_set)[olds]]
+    return is_old, is_new
+
+
+def _is_replacing(facts: BlockFacts, before: _LastMade) -> Bools:
     set_anew = (facts.data_was_set & ~facts.in_backward) | facts.in_module_setup | facts.is_constructed
     olds, stacks = np.flatnonzero(facts.freed_in_step & set_anew), [np.zeros(0, dtype=np.int32)]
     for _ in range(_MAX_ASSIGNMENTS):
-        news = _last_made_before(lives, olds)
+        news = before.free_of(olds)
         news = news[(news >= 0) & (news != olds) & facts.in_step[news]]
-        stacks.append(lives.stack[news[facts.outlives_step[news]]])
+        stacks.append(before.stack[news[facts.outlives_step[news]]])
         # What was assigned and does not outlive the step was replaced in it: decay first, then the update.
         olds = news[~facts.outlives_step[news] & facts.freed_in_step[news]]
     distinct = np.unique(np.concatenate(stacks))
-    return facts.outlives_step & np.isin(lives.stack, distinct[distinct != NO_STACK])
+    return facts.outlives_step & np.isin(before.stack, distinct[distinct != NO_STACK])
 
 
 def _is_of_first_maker(chosen: Bools, size: Ints, maker: Ints, begin: Ints) -> Bools:
@@ -290,14 +349,21 @@ def _is_of_first_maker(chosen: Bools, size: Ints, maker: Ints, begin: Ints) -> B
     return is_of_first
 
 
-def _last_made_before(lives: Lives, rows: Ints) -> Ints:
-    """The last block of each row's size that was made before the row was freed, or -1."""
-    if not len(rows):
-        return np.zeros(0, dtype=np.int64)
-    _, rank = np.unique(lives.requested_bytes, return_inverse=True)
-    span = int(lives.end.max()) + 2
-    key = rank.reshape(-1) * span + lives.begin + 1
-    order = np.argsort(key, kind="stable")
-    wanted = rank.reshape(-1)[rows] * span + lives.free_entry[rows] + 1
-    news = order[np.maximum(np.searchsorted(key[order], wanted) - 1, 0)]
-    return np.where(lives.requested_bytes[news] == lives.requested_bytes[rows], news, NONE)
+class _LastMade:
+    """The last block of a size that was made before another one of it was freed."""
+
+    def __init__(self, lives: Lives) -> None:
+        self._lives, self.stack = lives, lives.stack
+        _, rank = np.unique(lives.requested_bytes, return_inverse=True)
+        self._rank, self._span = rank.reshape(-1), int(lives.end.max(initial=0)) + 2
+        key = self._rank * self._span + lives.begin + 1
+        self._order = np.argsort(key, kind="stable")
+        self._key = key[self._order]
+
+    def free_of(self, rows: Ints) -> Ints:
+        """The last block of each row's size that was made before the row was freed, or `NONE`."""
+        if not len(rows):
+            return np.zeros(0, dtype=np.int64)
+        wanted = self._rank[rows] * self._span + self._lives.free_entry[rows] + 1
+        news = self._order[np.maximum(np.searchsorted(self._key, wanted) - 1, 0)]
+        return np.where(self._rank[news] == self._rank[rows], news, NONE)

@@ -183,7 +183,14 @@ class KindFinder:
     @cached_property
     def _facts(self) -> BlockFacts:
         facts = facts_of(self._state, self._lives, self._phases, self._sites)
-        return with_parameters(facts, self._lives, apply_rules(facts, PROOFS)[0])
+        return with_parameters(facts, self._lives, apply_rules(facts, PROOFS)[0], self._is_of_line)
+
+    def _is_of_line(self, olds: Ints, news: Ints) -> Bools:
+        """Whether the program's own line that freed each of the first made the block beside it."""
+        freed, made = self._state.trace.stack[self._lives.free_entry[olds]], self._lives.stack[news]
+        lines = self._sites.users_lines
+        pairs = zip(freed.tolist(), made.tolist(), strict=True)
+        return np.array([lines(old)[:1] == lines(new)[:1] != () for old, new in pairs], dtype=np.bool_)
 
     @cached_property
     def _proved(self) -> Ints:

@@ -25,6 +25,7 @@ from tracer.analysis.snapshots.stack_facts import (
     facts_of_stacks,
     is_module_call,
     layers_of_stacks,
+    model_calls_of_stacks,
     optimizers_constructors,
 )
 from tracer.arrays import Bools, Ints
@@ -96,6 +97,11 @@ class Sites:
     def optimizers_constructors(self) -> Bools:
         """Which stacks are in the constructor of an optimizer of the program's [stacks]."""
         return optimizers_constructors(self._stacks, self.facts)
+
+    @cached_property
+    def model_calls(self) -> Ints:
+        """The number of the line that calls every stack's outermost module, -1 where none does [stacks]."""
+        return model_calls_of_stacks(self._stacks, self.facts)
 
     @cached_property
     def layers(self) -> Ints:

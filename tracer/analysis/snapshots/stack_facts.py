@@ -31,6 +31,9 @@ class Fact(IntFlag):
     MODULE_SETUP = 512  # where modules create parameters and buffers or move them to a device
     MODULE_FORWARD = 1024  # inside the call of a module
     SET_DATA = 2048  # somebody assigns to a tensor's .data
+    SET_BUFFER = 4194304  # a module's buffer gets another tensor
+    CONVOLUTION = 16777216  # inside the forward of a convolutional layer
+    GRAD_CALL = 8388608  # inside the call of torch.autograd.grad, on the side of the program
     SET_GRAD = 4096  # somebody assigns to a tensor's .grad
     AUTOCAST = 8192  # autocast makes a copy in fewer bits
     BACKWARD_CALL = 16384  # inside the call of backward, on the side of the program
@@ -52,7 +55,11 @@ _OF_CPP = (
     (re.compile(r"torch::autograd::AccumulateGrad::"), Fact.ACCUMULATE_GRAD),
     (_RELEASE, Fact.RELEASE_SAVED),
     (_WORKSPACE, Fact.WORKSPACE),
-    (re.compile(r"THPVariable_set_data\b|VariableHooks::set_data\b"), Fact.SET_DATA),
+    # Only an assignment to .data gives a tensor the memory of another; torch's wheels name no more of it than that.
+    (
+        re.compile(r"THPVariable_set_data\b|VariableHooks::set_data\b|\bTensorImpl::copy_tensor_metadata\b"),
+        Fact.SET_DATA,
+    ),
     (re.compile(r"THPVariable_set_grad\b"), Fact.SET_GRAD),
     (re.compile(r"\bautocast::cached_cast\("), Fact.AUTOCAST),
     (re.compile(r"\bc10d::Reducer::initialize_buckets\("), Fact.COLLECTIVE),
@@ -182,6 +189,23 @@ def calls_backward(stacks: Stacks, facts: Ints) -> Bools:
     return calls & ~has(facts, Fact.BACKWARD_CALL, Fact.ENGINE)
 
 
+def model_calls_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
+    """A number for the line that calls every stack's outermost module; -1 where none does, and in backward [stacks].
+
+    Args:
+        stacks: Stacks of a snapshot.
+        facts: Facts of every stack [stacks].
+    """
+    numbers: dict[Frame, int] = {}
+    call = np.full(len(stacks), -1, dtype=np.int64)
+    for stack in np.flatnonzero(has(facts, Fact.MODULE_FORWARD) & ~has(facts, Fact.ENGINE)).tolist():
+        outer = [frame for frame in reversed(stacks[stack]) if is_python(frame)]
+        at = next(place for place, frame in enumerate(outer) if is_module_call(frame))
+        if at:
+            call[stack] = numbers.setdefault(outer[at - 1], len(numbers))
+    return call
+
+
 def layers_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
     """A number for every stack in the forward of a layer with one weight, by its Python frames; else -1 [stacks].
 
@@ -250,14 +274,18 @@ def _python_facts(frame: Frame) -> Fact:
         facts |= Fact.ENGINE
     if (path, frame.name) in _BACKWARD_CALLS:
         facts |= Fact.BACKWARD_CALL
+    if (path, frame.name) == ("autograd/__init__.py", "grad"):
+        facts |= Fact.GRAD_CALL
     if makes_collectives_buffers(_named_by_torch(frame), frame.name):
         facts |= Fact.COLLECTIVE
     if path.startswith("optim/"):
         facts |= _optimizer_facts(frame.name, path)
     if path.startswith(("nn/modules/", "nn/init.py")) and frame.name in _MODULE_SETUP_NAMES:
         facts |= Fact.MODULE_SETUP
+    if (path, frame.name) == ("nn/modules/module.py", "register_buffer"):
+        facts |= Fact.SET_BUFFER
     if path in _LAYERS and frame.name in ("forward", "_conv_forward"):
-        facts |= Fact.LAYER
+        facts |= Fact.LAYER | (Fact.CONVOLUTION if path == "nn/modules/conv.py" else Fact.NONE)
     if (path, frame.name) == ("nn/parameter.py", "__deepcopy__"):
         facts |= Fact.PARAMETER_COPY
     if path == "nn/functional.py":

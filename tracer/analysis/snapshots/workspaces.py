@@ -36,14 +36,13 @@ def brief_workspaces(state: DeviceState, lives: Lives, has_stack: Bools, in_laye
     # The last one may be in use yet.
     is_last = is_allocated & (lives.alloc_entry == _last_made(state)) & (lives.end == len(state.trace))
     at_once = is_allocated & (lives.free_entry == lives.alloc_entry + 1)
-    large = at_once & is_large
-    if at_once[is_large & ~is_last].all():
+    large, of_lt = at_once & is_large, at_once & in_layer & after_result & (lives.requested_bytes == LT_WORKSPACE_BYTES)
+    if at_once[is_large & ~is_last & ~_is_of_reduction(state, lives)].all():
         large |= is_last & is_large & large.any()
     else:
         of_product = large & (in_layer | after_result)
-        large = of_product | (large & ~has_stack & of_product.any())
-    is_workspace: Bools = large | ((at_once | is_last) & (lives.requested_bytes == WORKSPACE_BYTES))
-    is_workspace |= at_once & in_layer & after_result & (lives.requested_bytes == LT_WORKSPACE_BYTES)
+        large = of_product | (large & ~has_stack & (of_product | of_lt).any())
+    is_workspace: Bools = large | ((at_once | is_last) & (lives.requested_bytes == WORKSPACE_BYTES)) | of_lt
     return is_workspace
 
 
@@ -59,7 +58,8 @@ def kept_workspaces(state: DeviceState, lives: Lives, has_stack: Bools, in_layer
         state: State of the device.
         lives: Its blocks.
         has_stack: The stack that made it is known [lives].
-        in_layer: It was made in the forward of a layer with one weight [lives].
+        in_layer: It was made in the forward of a layer with one weight, which is no convolution: cuDNN keeps none
+            [lives].
         has_cpp: The recording has C++ frames, which would name it.
     """
     is_at_end = lives.end == len(state.trace)
@@ -78,6 +78,25 @@ def kept_workspaces(state: DeviceState, lives: Lives, has_stack: Bools, in_layer
     if silent.sum() == 1 and (is_kept & (lives.requested_bytes == LARGE_WORKSPACE_BYTES)).any():
         is_kept |= silent
     return is_kept
+
+
+def _is_of_reduction(state: DeviceState, lives: Lives) -> Bools:
+    """Which blocks a reduction made to sum in, which is no result's size: its counters come and go meanwhile, no more.
+
+    Source: ATen/native/cuda/Reduce.cuh, `gpu_reduce_kernel`: buffer and semaphores.
+    """
+    is_request = np.isin(state.trace.action, (Action.ALLOC, Action.FREE_REQUESTED))
+    place = np.concatenate([[0], np.cumsum(is_request)])
+    made_before, made = _made_before(lives), np.zeros(len(lives), dtype=np.bool_)
+    made[made_before] = (
+        (lives.alloc_entry[made_before] >= 0)
+        & (place[lives.alloc_entry] == place[lives.alloc_entry[made_before]] + 1)
+        & (place[lives.free_entry] == place[lives.alloc_entry] + 1)
+        & (place[lives.free_entry[made_before]] == place[lives.free_entry] + 1)
+        & (lives.stack == lives.stack[made_before])
+        & (lives.requested_bytes < lives.requested_bytes[made_before])
+    )
+    return made
 
 
 def _num_of_its_line(lives: Lives) -> Ints:
