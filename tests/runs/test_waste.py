@@ -164,3 +164,31 @@ def kept_before_it_failed(tmp_path: Path) -> None:
 
     found += profiled(tmp_path, run).waste
     assert [(one.kind, one.path) for one in found] == [(WasteKind.TENSORS, "kept[...]")]
+
+
+def test_each_of_two_holders_from_before_the_recording_has_its_own_bytes(tmp_path: Path) -> None:
+    in_a_fresh_process(two_holders_before, tmp_path)
+
+
+def two_holders_before(tmp_path: Path) -> None:
+    """Of one list few large tensors, of another one many small ones: which has more of them does not matter."""
+
+    def run(profile: Callable[..., TrainingProfile]) -> TrainingProfile:
+        model, few, many = nn.Sequential(nn.Linear(32, 64), nn.Tanh()), [], []
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        with profile(model, optimizer) as session:
+            for number in range(6):
+                x = pair(64)[0]
+                model(x).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if number < 1:
+                    few.append(model(pair(4096)[0]))
+                    many += [model(pair(512)[0]) for _ in range(3)]
+                session.step()
+        return session
+
+    found = {one.path.partition("[")[0]: one.bytes for one in profiled(tmp_path, run).waste}
+    each = (32 + 64) * 4
+    assert found["few"] == pytest.approx(4096 * each, rel=0.4)
+    assert found["many"] == pytest.approx(3 * 512 * each, rel=0.4)

@@ -135,15 +135,18 @@ class _Search:
         if not addresses_of:
             yield waste
             return
-        if waste.kind != WasteKind.WEIGHTS:  # made at one line, and held in one way but for what comes and goes
-            yield self._held(waste, max(addresses_of, key=lambda holder: len(addresses_of[holder])))
+        # Made at one line, and held in one way but for what comes and goes; without a line, whatever lay there before.
+        if waste.kind != WasteKind.WEIGHTS and (waste.line is not None or len(addresses_of) == 1):
+            yield self._held(
+                waste, max(addresses_of, key=lambda holder: sum(chosen[address] for address in addresses_of[holder]))
+            )
             return
         for holder, addresses in addresses_of.items():
             sizes = tuple(chosen[address] for address in addresses)
             yield self._held(
                 replace(
                     waste,
-                    kind=WasteKind.TENSORS,
+                    kind=WasteKind.TENSORS if waste.kind == WasteKind.WEIGHTS else waste.kind,
                     bytes=sum(sizes),
                     count=len(sizes),
                     addresses=tuple(addresses),

@@ -71,3 +71,13 @@ def test_an_advice_is_given_if_the_request_is_then_served(changes: dict[str, Any
     refuted, unknown = (advice_on(failure(**changes, serves=served)) for served in (False, None))
     assert advice not in refuted and "fails here as well" in refuted
     assert advice not in unknown and "record from the start" in unknown
+
+
+@pytest.mark.parametrize(("device", "is_warned"), [(12, True), (13, False)])
+def test_memory_in_one_piece_is_no_cure_where_little_of_it_is_left(device: int, is_warned: bool) -> None:
+    """Of 60 MiB in use, 5 % are 3 MiB."""
+    told = advice_on(failure(device=device, serves=True))
+    assert f"with {device - 10}.00 MiB to spare" in told
+    assert "expandable_segments:True" in told
+    assert ("runs out of memory there" in told) == is_warned
+    assert "runs out of memory there" not in advice_on(failure(device=device, serves=False))

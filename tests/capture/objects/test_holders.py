@@ -307,6 +307,19 @@ def test_the_variables_of_a_script_are_its_globals_and_not_those_of_who_runs_it(
     assert (found.path, found.variable) == ("hist[...]", "global variable of leak.py")
 
 
+def test_the_variables_of_a_script_that_has_ended_are_its_globals_and_not_attributes_of_its_functions() -> None:
+    """Neither a module nor a frame has them any more, but what the script has defined keeps them."""
+    gc.unfreeze()
+    variables: dict[str, Any] = {"__name__": "__main__", "__file__": "/somewhere/leak.py"}
+    variables["hist"] = [tensor() for _ in range(3)]
+    exec("class Net:\n    def forward(self): ...", variables)
+    kept, places = variables["Net"], [place(one) for one in variables["hist"]]
+    del variables
+    found = only(places)
+    assert (found.path, found.variable) == ("hist[...]", "global variable of leak.py")
+    del kept
+
+
 def test_an_attribute_of_the_object_at_work_names_its_class() -> None:
     class Worker(Trainer):
         def work(self) -> Holder:

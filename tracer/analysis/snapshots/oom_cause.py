@@ -113,15 +113,23 @@ def _pending(failure: Failure) -> str:
 def _fragmentation(failure: Failure) -> str:
     if failure.is_expandable:
         return (
-            "It would have fit if the free memory were in one piece, although segments are expandable: look for many "
-            "small blocks that stay between large ones."
+            "This request would have fit if the free memory were in one piece, although segments are expandable: look "
+            "for many small blocks that stay between large ones."
         )
-    return "It would have fit if the free memory were in one piece. " + _if_served(
+    spare = failure.usable.free_bytes + (failure.device_free_bytes or 0) - failure.asked_bytes
+    advice = _if_served(
         failure,
         "expandable segments",
         "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         "expandable_segments:True",
     )
+    fits = f"This request would have fit if the free memory were in one piece, with {format_bytes(spare)} to spare."
+    if not failure.serves("expandable segments") or spare >= _LEAST_SHARE * failure.memory.allocated_bytes:
+        return f"{fits} {advice}"
+    return (
+        f"{fits} {advice} If the program asks for more than that later, it runs out of memory there. "
+        f"{_where_to_look(failure.groups)}"
+    ).strip()
 
 
 def _other_pools(failure: Failure) -> str:

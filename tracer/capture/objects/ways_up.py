@@ -99,7 +99,7 @@ class WaysUp:
             above.roots.extend((vertex, root) for root in roots)
         for vertex, holder in self._graph.referrers(vertex for vertex in level if vertex not in classes):
             referred.add(vertex)
-            if holder in self._modules:
+            if holder in self._modules or self._are_globals(holder):
                 named = self._globals(holder, vertex)
                 above.roots.extend((vertex, root) for root in named if root not in without)
             elif holder not in without and (holder, vertex) not in without and not self._is_no_holder(holder):
@@ -107,6 +107,14 @@ class WaysUp:
         bare = (vertex for vertex in level if vertex not in referred and vertex not in classes)
         above.loose.extend(vertex for vertex in bare if vertex not in self._locals and self._is_held_by_c(vertex))
         return above
+
+    def _are_globals(self, vertex: int) -> bool:
+        """Whether a dictionary is of a script that has ended: no module and no frame has it, but its functions do."""
+        values = self._graph.objects.get(vertex)
+        if type(values) is not dict or "__builtins__" not in values or type(values.get("__name__")) is not str:
+            return False
+        self._modules[vertex] = (values["__name__"], values)
+        return True
 
     def _globals(self, module: int, vertex: int) -> Iterator[Root]:
         name, values = self._modules[module]
