@@ -253,6 +253,14 @@ def test_every_rule_of_growing_in_every_cycle_is_needed() -> None:
     assert find_growth([cycle(*more_bytes, held=0), cycle(*more_bytes, held=108)]) is None  # as many blocks as before
 
 
+def test_two_steps_that_leave_different_things_are_no_growth() -> None:
+    """As of a barrier's few bytes and, in the next step, the result of an evaluation that the one after replaces."""
+    different = cycle((0, 8, 0), (1, 9, 1))
+    assert find_growth([different]) is None
+    assert find_growth([cycle((0, 8, 0), (1, 9, 1), (1, 1, 0))]) is not None  # A has a part in both
+    assert find_growth([different, different]) is not None  # four steps
+
+
 def test_the_sentence_names_three_places_and_the_sum_of_the_rest() -> None:
     sites = [Site(Kind.ACTIVATION, "aten::mul", "net", "/code/train.py", line) for line in range(5)]
     places = tuple(GrowingPlace(site, 1024 * (5 - at)) for at, site in enumerate(sites))

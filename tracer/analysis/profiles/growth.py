@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from tracer.analysis.profiles.survivors import Site, Survivors
 
+_ENOUGH_STEPS = 4
+"""From so many on it is no chance that each of them left something."""
+
 
 @dataclass(frozen=True, slots=True)
 class GrowingPlace:
@@ -38,9 +41,10 @@ class Growth:
 def find_growth(cycles: Sequence[Survivors]) -> Growth | None:
     """Decide whether the memory of a run grows.
 
-    It does if every judged step of every cycle, two at least, leaves more bytes and more blocks than there were. It
-    also does if every cycle, two at least, leaves more, one site among what it leaves, and the next cycle begins with
-    that still there: something is kept in every second step. Of what only the first step makes, neither holds.
+    It does if every judged step of every cycle, two at least, leaves more bytes and more blocks than there were; of
+    fewer than four steps, if one site has a part in each, since two may each make what only they make. It also does if
+    every cycle, two at least, leaves more, one site among what it leaves, and the next cycle begins with that still
+    there: something is kept in every second step. Of what only the first step makes, none holds.
 
     Args:
         cycles: Cycles of one device, in order.
@@ -58,7 +62,14 @@ def find_growth(cycles: Sequence[Survivors]) -> Growth | None:
 
 def _grows_in_every_step(cycles: Sequence[Survivors]) -> bool:
     changes = [cycle.changes() for cycle in cycles]
-    return bool(changes) and all((in_bytes > 0).all() and (in_blocks > 0).all() for in_bytes, in_blocks in changes)
+    if not changes or not all((in_bytes > 0).all() and (in_blocks > 0).all() for in_bytes, in_blocks in changes):
+        return False
+    of_each = [
+        {cycle.sites[site] for site in cycle.site[cycle.step == step].tolist() if site >= 0}
+        for cycle in cycles
+        for step in range(cycle.num_judged)
+    ]
+    return len(of_each) >= _ENOUGH_STEPS or bool(set.intersection(*of_each))
 
 
 def _grows_in_every_cycle(cycles: Sequence[Survivors]) -> bool:
