@@ -23,6 +23,7 @@ from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.reserved_ranges import reserved_ranges
 from tracer.capture.torch_private.torch_history import allocator_history_enabled
 from tracer.exporters.screen.failure import failure_lines
+from tracer.runs.kept import kept_run, results_of
 from tracer.runs.session import Schedule
 from tracer.runs.training import TrainingProfile, profile_training
 
@@ -284,6 +285,40 @@ def run_out_in(where: str, at_step: int = 2, on: int = 0) -> RanOut:
         capacity=capacity,
         file=failed.site.file,
     )
+
+
+def run_out_while_validating(*, with_gradients: bool = True, trains_in: str = "training") -> tuple[str, str, str]:
+    """A validation that adds up its losses: what is advised, what is to be tried first, and the advice read again.
+
+    Args:
+        with_gradients: Whether its calls record them; if not, memory ends at a request of its own.
+        trains_in: The mode that the training is in.
+    """
+    leave_bytes(0, 64 << 20)
+    model = nn.Sequential(nn.Linear(16, 1024), nn.GELU(), nn.Linear(1024, 16)).to("cuda:0")
+    model.train(trains_in == "training")
+    optimizer = torch.optim.SGD(model.parameters())
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        suppress(torch.OutOfMemoryError),
+        profile_training(model, optimizer, save_dir=folder, schedule=PLAN) as session,
+    ):
+        for _ in range(3):
+            model(torch.randn(32, 16, device="cuda:0")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            session.step()
+        model.eval()
+        total = torch.zeros((), device="cuda:0")
+        with torch.set_grad_enabled(with_gradients):
+            for _ in range(20):
+                total = total + model(torch.randn(1024, 16, device="cuda:0")).square().mean()
+        torch.empty(100 << 20, dtype=torch.uint8, device="cuda:0")
+    results: Any = session.results
+    again = results_of(kept_run(results)).failed_allocation
+    assert again is not None
+    first = results.first_changes.changes
+    return results.failed_allocation.advice, first[0].words if first else "", again.advice
 
 
 def history_of_somebody_else() -> tuple[bool, int]:

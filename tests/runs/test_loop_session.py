@@ -115,6 +115,24 @@ def test_a_forked_child_leaves_all_to_its_parent(tmp_path: Path) -> None:
     assert session.events == ["on", "off", "finish"]
 
 
+def test_evaluation_is_told_from_a_training_in_that_mode() -> None:
+    """Only where some step ended in training mode is evaluation mode an evaluation's."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    session = Session()
+    session._objects = TrainingObjects(model, None)
+    model.eval()
+    session._note_mode()
+    assert not session._is_evaluating()
+    model.train()
+    session._note_mode()
+    assert not session._is_evaluating()
+    model[0].eval()  # a frozen part
+    assert not session._is_evaluating()
+    model.eval()
+    session._note_mode()
+    assert session._is_evaluating()
+
+
 def test_a_warning_names_the_line_outside_of_this_program() -> None:
     with pytest.warns(UserWarning, match="here") as told, ExitStack() as stack:  # as somebody's own block may end it
         stack.callback(warn_at_users_line, "here")

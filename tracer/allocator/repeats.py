@@ -8,7 +8,6 @@ import numpy as np
 
 from tracer.allocator.history import History, Op
 from tracer.arrays import Bools, Ints
-from tracer.snapshot.replay import BEFORE
 
 _WINDOW = 32
 """Operations in a row that are looked for again further back."""
@@ -75,7 +74,9 @@ def _ages(history: History, code: Ints, life: Ints, made: Ints, is_end: Bools) -
     """How long ago what is freed was asked for; what happens once only is like nothing else [operations]."""
     position = np.arange(len(code))
     age = np.where(is_end & (made[life] >= 0), position - made[life], 0)
-    happens_once = (is_end & (history.lives.begin[life] == BEFORE)) | (code == Op.OOM)
+    was_there = np.zeros(len(history.lives), np.bool_)
+    was_there[history.first_lives] = True
+    happens_once = (is_end & was_there[life]) | (code == Op.OOM)
     ages: Ints = np.where(happens_once, -1 - position, age)
     return ages
 

@@ -92,6 +92,7 @@ class KeptRun:
         num_steps: Steps that ended.
         failure: What ended the run early, in the lines that were shown; none if nothing did.
         ran_out_of_memory: Whether that was for want of memory.
+        was_evaluating: Whether what is trained was in evaluation mode then.
         notes: Sentences on what could not be observed.
         settings: What the run was made with, by name.
         origin: When, where and with what it was made.
@@ -124,6 +125,7 @@ class KeptRun:
     eager: dict[str, Any] | None = None
     waste: tuple[KeptWaste, ...] = ()
     values_read: ValuesRead | None = None
+    was_evaluating: bool = False
 
     @property
     def num_events(self) -> int:

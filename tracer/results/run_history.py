@@ -52,7 +52,7 @@ class RunHistory:
         return device_out_of_memory(self.columns) if self.columns is not None else None
 
     def failed_allocation(
-        self, findings: Findings | None, known: KnownStorages, device: str
+        self, findings: Findings | None, known: KnownStorages, device: str, *, was_evaluating: bool = False
     ) -> FailedAllocation | None:
         """The last allocation that a device of this one's type had no memory for, explained.
 
@@ -60,11 +60,14 @@ class RunHistory:
             findings: Findings of the run, to name what filled the device; None where there are none.
             known: Live tensors observed during the run.
             device: Name of a device, of which the type counts.
+            was_evaluating: What is trained was in evaluation mode.
         """
         if (columns := self.columns) is None:
             return None
         kind = device.partition(":")[0]
-        return self._or_note(lambda: failed_allocation(columns, findings, known, device_type=kind))
+        return self._or_note(
+            lambda: failed_allocation(columns, findings, known, device_type=kind, was_evaluating=was_evaluating)
+        )
 
     def _or_note(self, answer: Callable[[], _Answer]) -> _Answer | None:
         try:

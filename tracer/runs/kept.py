@@ -36,6 +36,7 @@ def kept_run(results: RunResults) -> KeptRun:
         num_steps=results.num_steps,
         failure=tuple(failure_lines(results)),
         ran_out_of_memory=failure is not None and failure.out_of_memory,
+        was_evaluating=results.failed_allocation is not None and results.failed_allocation.in_evaluation,
         notes=tuple(note for note in results.notes if note not in results.history.notes),
         settings=results.settings,
         origin=results.origin,
@@ -70,7 +71,9 @@ def results_of(run: KeptRun) -> RunResults:
     is_same = findings is not None and run.trace is not None and findings.cycles[run.trace.cycle] is findings.worst
     if run.trace is not None and not is_same:
         notes.append("The trace that was kept is of another cycle than the one with the largest peak.")
-    failed = history.failed_allocation(findings, run.known, run.device) if run.ran_out_of_memory else None
+    failed = None
+    if run.ran_out_of_memory:
+        failed = history.failed_allocation(findings, run.known, run.device, was_evaluating=run.was_evaluating)
     return RunResults(
         findings=findings,
         timings=run.timings,

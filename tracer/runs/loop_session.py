@@ -38,6 +38,7 @@ class LoopSession:
         num_steps_done: Steps that have ended.
         fault: What went wrong in the session itself, or None.
         is_in_child: Whether this process was forked by the one whose session it is; nothing is done then.
+        failed_in_evaluation: What is trained was in evaluation mode when the loop failed.
     """
 
     _name: ClassVar[str] = "Profiling"
@@ -54,8 +55,8 @@ class LoopSession:
         self.device = devices.with_index(torch.device(device)) if device is not None else device_of(objects)
         self.num_steps_done = 0
         self.fault: Exception | None = None
-        self.is_in_child = False
-        self._has_begun = False
+        self.is_in_child = self.failed_in_evaluation = False
+        self._has_begun = self._trains_in_training_mode = False
         self._termination = Termination()
         self._forget_forks: Callable[[], object] = lambda: None
 
@@ -125,6 +126,16 @@ class LoopSession:
         finally:
             self._let_go()
             self._termination.close()
+
+    def _note_mode(self) -> None:
+        """At the end of a step: whether what is trained is in training mode then, as it is in some loops only."""
+        if not self._trains_in_training_mode and self._objects is not None:
+            self._trains_in_training_mode = any(model.training for model in self._objects.models.values())
+
+    def _is_evaluating(self) -> bool:
+        """Whether what was trained in training mode is in evaluation mode now."""
+        models = self._objects.models.values() if self._objects is not None else ()
+        return self._trains_in_training_mode and not any(model.training for model in models)
 
     def _check_begun(self) -> None:
         """A step outside of any block would be lost without a word.

@@ -262,6 +262,7 @@ class ProfileSession(LoopSession):
         if error is not None:
             self._ours(self.history.dump)
             self._ours(lambda: self._look_where_memory_ran_out(error))
+            self.failed_in_evaluation = self._is_evaluating()
             if is_out_of_memory(error) and not is_recorded:
                 self._ours(lambda: self._observe_everything(is_walk=True, batch=self._called_with()))
         if profiler is not None:
@@ -314,6 +315,7 @@ class ProfileSession(LoopSession):
         if self._profiler is None:
             return
         with self._never_the_loops_fault():
+            self._note_mode()
             self._hooks.renew()
             self._note_transforms()
             now, after = (self._action_after(more) for more in (0, 1))
@@ -554,7 +556,10 @@ class ProfileSession(LoopSession):
     def failed_allocation(self) -> FailedAllocation | None:
         """The last allocation that a device had no memory for, explained from the allocator's history."""
         findings = self._found()
-        return self.run_history.failed_allocation(findings, self.known, str(self.device_of(findings)))
+        device = str(self.device_of(findings))
+        return self.run_history.failed_allocation(
+            findings, self.known, device, was_evaluating=self.failed_in_evaluation
+        )
 
     def device_of(self, findings: Findings | None) -> torch.device:
         """The device that findings are about; where there are none, the one that the run is likely to be about."""

@@ -233,6 +233,7 @@ class TrainingWatch(LoopSession):
         self._table.add(row)
         if "num_allocations" in row:
             self._ends.append((self.num_steps_done, row["num_allocations"]))
+        self._note_mode()
         self._hooks.renew()
         if self._objects is not None:
             self._objects.forget_names()
@@ -379,6 +380,7 @@ class TrainingWatch(LoopSession):
             notes=tuple(self._missing(snapshot is not None)),
             settings=self._settings,
             found_before=tuple(self._found_before),
+            is_evaluating=self._is_evaluating(),
         )
 
     def _step_ends(self) -> StepEnds | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from tracer.analysis.profiles.held_now import held_now
 from tracer.analysis.snapshots.findings import ReplayedDevice, explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.groups import Group, group_rows
-from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory
+from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory, in_evaluation
 from tracer.analysis.snapshots.outlived_steps import OutlivedGroup, StepEnds, first_whole_step, outlived_groups
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.steps.step_findings import explain_steps
@@ -59,6 +59,7 @@ class Moment:
         notes: Sentences on what is missing.
         settings: What to remember of the run.
         found_before: What earlier reports of the run found.
+        is_evaluating: What is trained is in evaluation mode.
     """
 
     device: torch.device
@@ -74,6 +75,7 @@ class Moment:
     notes: tuple[str, ...] = ()
     settings: Mapping[str, object] = field(default_factory=dict)
     found_before: tuple[WatchReport, ...] = ()
+    is_evaluating: bool = False
 
 
 def watch_report(moment: Moment) -> WatchReport:
@@ -163,11 +165,12 @@ class _Explanation:
         explained = replayed.devices[0]
         alive = explained.replay.lives.alive_after(len(explained.state.trace) - 1)
         ends = self._moment.ends
+        event = finding.oom[-1] if finding.oom and self._moment.error is not None else None
         return _History(
             device=explained,
             sites=replayed.sites,
             groups=group_rows(explained.replay.lives, alive, kinds=explained.kinds, sites=replayed.sites),
-            out_of_memory=finding.oom[-1] if finding.oom and self._moment.error is not None else None,
+            out_of_memory=in_evaluation(event) if event is not None and self._moment.is_evaluating else event,
             num_steps=max(0, int(ends.step[-1]) - first_whole_step(explained, ends) + 1)
             if ends is not None and len(ends.step)
             else None,

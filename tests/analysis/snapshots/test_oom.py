@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tests.snapshot.dumps import Row, block, entry, freed, segment, snapshot
 from tests.snapshot.explained import explain_snapshot
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.analysis.snapshots.findings import DeviceFinding
-from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.analysis.snapshots.oom import OutOfMemory, in_evaluation
 from tracer.snapshot.load import snapshot_in_memory
 
 
@@ -231,3 +232,14 @@ def test_a_missing_number_is_not_zero(tmp_path: Path) -> None:
     assert "does not say how much the device had free" in event.advice and "missing" not in event.advice
     text = printed(explain_snapshot(load(tmp_path / "t", snapshot([oom], [held]))))
     assert "free on the device        not recorded" in text
+
+
+@pytest.mark.parametrize(("kept", "is_said"), [(20, True), (19, False)])
+def test_what_an_evaluation_keeps_is_said_from_a_fifth_on(kept: int, is_said: bool, tmp_path: Path) -> None:
+    (event,) = TestOutOfMemory().explain(tmp_path, asked=2 * MIB, free=0).oom
+    (group,) = event.groups
+    groups = (replace(group, kind="activation", bytes=kept), replace(group, kind="parameter", bytes=100 - kept))
+    found = in_evaluation(replace(event, groups=groups, requested_bytes=100))
+    assert found.in_evaluation is is_said
+    assert found.advice.endswith(event.advice) and ("torch.no_grad()" in found.advice) is is_said
+    assert ("keeps 20 B for a backward pass" in found.advice) is is_said

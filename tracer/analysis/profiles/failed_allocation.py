@@ -17,7 +17,7 @@ from tracer.analysis.profiles.held_now import held_at_failure
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.first_changes import FirstChanges, first_changes
 from tracer.analysis.snapshots.modelled import model_device
-from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory, last_out_of_memory
+from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory, in_evaluation, last_out_of_memory
 from tracer.arrays import Bool, PerBlock
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.snapshot.columns import Snapshot
@@ -39,7 +39,12 @@ class FailedAllocation:
 
 
 def failed_allocation(
-    snapshot: Snapshot, findings: Findings | None, known: KnownStorages, *, device_type: str
+    snapshot: Snapshot,
+    findings: Findings | None,
+    known: KnownStorages,
+    *,
+    device_type: str,
+    was_evaluating: bool = False,
 ) -> FailedAllocation | None:
     """Explain the last allocation that a device had no memory for.
 
@@ -48,6 +53,7 @@ def failed_allocation(
         findings: Findings of the recording that the failure ended; None if nothing was recorded.
         known: Objects that somebody held during the run.
         device_type: Type of the devices in the history, such as `cuda`.
+        was_evaluating: What is trained was in evaluation mode.
 
     Returns:
         None if no device ran out of memory.
@@ -66,8 +72,10 @@ def failed_allocation(
     replayed = replay_snapshot(snapshot, device=index, held=held, held_now={index: now})
     (one,) = replayed.devices
     event = last_out_of_memory(snapshot, one.state, one.replay, kinds=one.kinds, sites=replayed.sites)
+    if was_evaluating:
+        event = in_evaluation(event)
     modelled = model_device(snapshot, one.state, one.replay)
-    return FailedAllocation(event, first_changes(replayed, one, modelled))
+    return FailedAllocation(event, first_changes(replayed, one, modelled, in_evaluation=event.in_evaluation))
 
 
 def with_recorded_kinds(

@@ -100,13 +100,16 @@ class _Candidate:
     is_whole_line: bool = False
 
 
-def first_changes(replayed: ReplayedSnapshot, device: ReplayedDevice, modelled: Modelled | None) -> FirstChanges | None:
+def first_changes(
+    replayed: ReplayedSnapshot, device: ReplayedDevice, modelled: Modelled | None, *, in_evaluation: bool = False
+) -> FirstChanges | None:
     """Try what may help, and keep what does: by a hundredth of the peak at least, or failed requests are served.
 
     Args:
         replayed: The snapshot.
         device: One of its devices.
         modelled: The same on the model of the allocator.
+        in_evaluation: At its end the model was in evaluation mode, and kept much for a backward pass all the same.
 
     Returns:
         None where nothing can be replayed.
@@ -115,6 +118,8 @@ def first_changes(replayed: ReplayedSnapshot, device: ReplayedDevice, modelled: 
         return None
     modelled = modelled.as_it_failed
     candidates = [*_of_reserving(device, modelled), *_of_blocks(device, replayed.sites, replayed.snapshot.stacks)]
+    if in_evaluation:
+        candidates += _kept_in_evaluation(device)
     tried = [(candidate, _tried(candidate, modelled)) for candidate in candidates]
     helping = [(candidate, change) for candidate, change in tried if change is not None and _helps(change, modelled)]
     helping.sort(key=lambda pair: (pair[0].is_whole_line, -pair[1].num_served, -pair[1].saved_bytes))
@@ -223,6 +228,19 @@ def _freed_sooner(device: ReplayedDevice, sites: Sites, rows: Ints) -> Iterator[
         lambda modelled: with_earlier_frees(modelled, rows, entry),
         sites.site(int(lives.stack[largest])),
     )
+
+
+def _kept_in_evaluation(device: ReplayedDevice) -> Iterator[_Candidate]:
+    """What forward keeps at the end for a backward pass that does not come."""
+    lives = device.replay.lives
+    at_end = lives.alive_after(len(device.state.trace) - 1)
+    rows = at_end[device.kinds.kind_numbers(at_end) == _number(Kind.ACTIVATION)]
+    rows = rows[lives.begin[rows] > BEFORE]
+    if len(rows) and _is_worth(device, without=rows):
+        yield _Candidate(
+            f"evaluate under `with torch.no_grad():`, where forward does not keep {_blocks(rows)} for a backward pass",
+            lambda modelled: without_blocks(modelled, rows),
+        )
 
 
 def _gradients_freed_sooner(device: ReplayedDevice, is_gradient: Bools) -> Iterator[_Candidate]:

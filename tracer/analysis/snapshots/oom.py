@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from tracer.allocator.sizes import SMALL_BYTES, round_size
+from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.fragmentation import fragmentation_after, usable_after
 from tracer.analysis.snapshots.groups import Group, group_rows
 from tracer.analysis.snapshots.kind_finder import KindFinder
@@ -14,9 +16,12 @@ from tracer.analysis.snapshots.trials import Trials
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import Replay
+from tracer.units import format_bytes
 
 # A program that catches the error may try again forever; its first failures say it all.
 MAX_EXPLAINED = 50
+_LEAST_KEPT_SHARE: Final = 0.2
+"""Of what was in use: less is not why an evaluation fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ class OutOfMemory:
         groups: What was in use, by line and kind; sums to `requested_bytes`.
         cause: Cause in a word or two.
         advice: The cause in a sentence, and what to do first.
+        in_evaluation: The model was in evaluation mode, and kept much for a backward pass all the same.
     """
 
     entry: int
@@ -62,6 +68,22 @@ class OutOfMemory:
     groups: tuple[Group, ...]
     cause: Cause
     advice: str
+    in_evaluation: bool = False
+
+
+def in_evaluation(event: OutOfMemory) -> OutOfMemory:
+    """The same of a model that was trained, and is in evaluation mode now; what it keeps for backward is said first.
+
+    Without gradients forward keeps nothing: a validation that fails so has no `torch.no_grad()` around it.
+    """
+    kept_bytes = sum(group.bytes for group in event.groups if group.kind == Kind.ACTIVATION.words)
+    if kept_bytes < _LEAST_KEPT_SHARE * event.requested_bytes:
+        return event
+    sentence = (
+        f"The model is in evaluation mode, and forward keeps {format_bytes(kept_bytes)} for a backward pass: call it "
+        "under `with torch.no_grad():`, and keep loss.item() in place of a loss."
+    )
+    return replace(event, in_evaluation=True, advice=f"{sentence} {event.advice}")
 
 
 def explain_ooms(

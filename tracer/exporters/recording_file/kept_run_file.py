@@ -94,6 +94,7 @@ def _document(kept: KeptRun) -> dict[str, Any]:
         "notes": list(kept.notes),
         "failure": list(kept.failure),
         "ran_out_of_memory": kept.ran_out_of_memory,
+        "was_evaluating": kept.was_evaluating,
         "unused_parameters": None if kept.unused_parameters is None else list(kept.unused_parameters),
         "timings": None if timings is None else {"device": timings.device, "clock": timings.clock},
         "waste": [asdict(waste) | {"line": _line(waste.line), "held_at": _line(waste.held_at)} for waste in kept.waste],
@@ -187,6 +188,8 @@ def kept_run_from(columns: Columns) -> KeptRun:
         num_steps=document.number("num_steps"),
         failure=document.texts("failure"),
         ran_out_of_memory=document.truth("ran_out_of_memory"),
+        # As the caveat below.
+        was_evaluating=document.truth("was_evaluating") if "was_evaluating" in document.unchecked() else False,
         notes=document.texts("notes"),
         settings=document.settings("settings"),
         origin=RunOrigin(
