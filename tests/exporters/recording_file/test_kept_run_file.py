@@ -112,6 +112,15 @@ def with_run(**changes: Any) -> Columns:
     return Columns(columns | {"run": np.frombuffer(json.dumps(run).encode(), np.uint8)})
 
 
+def test_a_recording_from_before_evaluation_was_noted_is_read() -> None:
+    columns = kept_run_columns(kept_on_cpu())
+    run = json.loads(columns["run"].tobytes())
+    del run["was_evaluating"]
+    older = Columns(columns | {"run": np.frombuffer(json.dumps(run).encode(), np.uint8)})
+    assert kept_run_from(older).was_evaluating is False
+    assert kept_run_from(with_run(was_evaluating=True)).was_evaluating is True
+
+
 def test_a_later_version_is_refused_by_its_number() -> None:
     with pytest.raises(RecordingError, match="of format version 2, and this program reads up to 1") as caught:
         kept_run_from(with_run(version=2))
