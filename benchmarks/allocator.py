@@ -3,6 +3,7 @@
     python -m benchmarks.allocator                     a modelled recording of a million operations
     python -m benchmarks.allocator --operations 200000
     python -m benchmarks.allocator --recordings DIR    also how many decisions of other people's recordings come out
+    python -m benchmarks.allocator --same-steps        replays of a training whose steps are alike, and of all of it
 
 The recording is made by the model itself, so that every decision in it is one of torch's allocator: a training run of
 many layers with its parameters and optimizer state, activations that backward frees in reverse, and temporaries of
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -77,10 +79,10 @@ print(loaded - start, prepared - loaded, reproduced - prepared, replayed - repro
 class Training:
     """A modelled training run that records its history."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, scales: tuple[float, ...] = (1.0, 1.0, 1.0, 0.7, 1.3)) -> None:
         from tests.allocator.recording_allocator import RecordingAllocator
 
-        self._rng = random.Random(seed)
+        self._rng, self._scales = random.Random(seed), scales
         self._allocator = RecordingAllocator()
         self._stacks = [_stack(self._rng) for _ in range(400)]
         rng = self._rng
@@ -100,7 +102,7 @@ class Training:
 
     def _step(self) -> None:
         make, free, rng = self._allocator.allocate, self._allocator.free, self._rng
-        scale = rng.choice((1.0, 1.0, 1.0, 0.7, 1.3))  # sequences of several lengths
+        scale = rng.choice(self._scales)  # sequences of several lengths
         saved = []
         for layer in range(NUM_LAYERS):
             for part in range(4):
@@ -134,7 +136,11 @@ def main() -> None:
     parser.add_argument("--operations", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--recordings", type=Path)
+    parser.add_argument("--same-steps", action="store_true")
     arguments = parser.parse_args()
+    if arguments.same_steps:
+        _same_steps(arguments.operations, arguments.rounds)
+        return
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "training.pickle"
         snapshot = Training(0).run(arguments.operations)
@@ -177,6 +183,37 @@ def _table(file: Path, rounds: int) -> bool:
     ratio = median(c.processor_seconds for c in table) / median(c.processor_seconds for c in alone)
     print(f"table to snapshot alone, processor: {ratio:.2f} (at most {MAX_TABLE_TO_SNAPSHOT})")
     return ratio > MAX_TABLE_TO_SNAPSHOT
+
+
+def _same_steps(num_operations: int, rounds: int) -> None:
+    """Replays that take what repeats itself as performed, beside replays of all operations; both come to the same."""
+    from tracer.allocator.history import read_history
+    from tracer.allocator.replay import program_of, replay
+    from tracer.allocator.settings import parse_settings
+    from tracer.snapshot.load import snapshot_in_memory
+    from tracer.snapshot.replay import replay as lives_of
+
+    snapshot = snapshot_in_memory(Training(0, scales=(1.0,)).run(num_operations))
+    (state,) = snapshot.devices
+    program = program_of(read_history(snapshot, state, lives_of(state, snapshot.settings)))
+    whole = replace(program)
+    vars(whole)["repeats"] = None
+    begin = time.process_time()
+    found = program.repeats
+    seconds = time.process_time() - begin
+    print(f"{len(program.code):,} operations; whether they repeat ({found is not None}) is found in {seconds:.2f} s")
+    print("seconds of a processor")
+    for text in ("", *SIX):
+        times: dict[str, list[float]] = {"repeats": [], "whole": []}
+        for _ in range(rounds):
+            outcomes = []
+            for name, one in (("repeats", program), ("whole", whole)):
+                begin = time.process_time()
+                outcomes.append(replay(one, parse_settings(text)))
+                times[name].append(time.process_time() - begin)
+            assert outcomes[0] == outcomes[1]
+        ours, all_of_it = median(times["repeats"]), median(times["whole"])
+        print(f"{text or 'as recorded'}: {ours:.3f}, all operations {all_of_it:.3f}, ratio {ours / all_of_it:.2f}")
 
 
 def _agreement(folder: Path) -> None:
