@@ -9,6 +9,8 @@ from typing import Any
 from tests.allocator.recording_allocator import RecordingAllocator
 from tracer.allocator.blocks import PENDING, USED, Block
 from tracer.allocator.history import History, read_history
+from tracer.allocator.replay import Program as Requests
+from tracer.allocator.replay import program_of
 from tracer.allocator.reproduce import reproduce
 from tracer.allocator.reproduction import Reproduction
 from tracer.allocator.reserving import OutOfMemoryError
@@ -113,3 +115,10 @@ def reproduced(
     settings, history, start = parts(snapshot, state)
     found = reproduce(state, history, start, settings, torch_version=torch_version, device_bytes=device_bytes)
     return found, start
+
+
+def requests_of(program: Program) -> Requests:
+    """What a program asked for, by its recording."""
+    loaded = device_of(program.snapshot())
+    found, _ = reproduced(*loaded)
+    return program_of(parts(*loaded)[1], found.releases_by_program)

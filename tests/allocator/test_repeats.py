@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.allocator.recorded import MIB, Program, device_of, parts, reproduced
+from tests.allocator.recorded import MIB, Program, requests_of
 from tracer.allocator import replay as replay_module
 from tracer.allocator.blocks import USED, Block
 from tracer.allocator.driver import PackingDriver
 from tracer.allocator.history import Op
 from tracer.allocator.replay import Program as Requests
-from tracer.allocator.replay import program_of, replay
+from tracer.allocator.replay import replay
 from tracer.allocator.settings import AllocatorSettings, parse_settings
 
 Act = tuple[str, int, int]
@@ -58,12 +58,6 @@ class Loop(Program):
         block = self.variables.pop(variable, None)
         if block is not None and block.state is USED:
             self.allocator.free(block)
-
-
-def requests_of(program: Program) -> Requests:
-    loaded = device_of(program.snapshot())
-    found, _ = reproduced(*loaded)
-    return program_of(parts(*loaded)[1], found.releases_by_program)
 
 
 def in_full(requests: Requests) -> Requests:
@@ -230,26 +224,16 @@ def test_skipping_changes_no_outcome(
 
 def _without(requests: Requests, every: int) -> Requests:
     """As in `changed_requests`: some requests are gone, their frees are not; a few blocks are freed twice."""
-    code, operand = np.array(requests.code), np.array(requests.operand)
-    position = np.arange(len(code))
-    is_kept = ~((code == Op.ALLOC) & (position % every == 0))
-    is_early = (code == Op.ALLOC) & is_kept & (position % every == 1)
-    rows = [
-        row
-        for kept, early, row in zip(
-            is_kept.tolist(),
-            is_early.tolist(),
-            zip(requests.code, requests.operand, requests.entry, strict=True),
-            strict=True,
-        )
-        if kept
-        for row in ((row, (int(Op.FREE), *row[1:])) if early else (row,))
-    ]
-    lives = requests.history.lives
-    begin = lives.begin.copy()
-    begin[operand[~is_kept]] = np.iinfo(np.int64).max
-    history = replace(requests.history, lives=replace(lives, begin=begin))
-    if not rows:
-        return Requests(history, [], [], [])
-    changed_code, changed_operand, entry = (list(column) for column in zip(*rows, strict=True))
-    return Requests(history, changed_code, changed_operand, entry)
+    rows: list[tuple[int, int, int]] = []
+    begin = requests.history.lives.begin.copy()
+    for place, row in enumerate(zip(requests.code, requests.operand, requests.entry, strict=True)):
+        code, life, entry = row
+        if code == Op.ALLOC and place % every == 0:
+            begin[life] = np.iinfo(np.int64).max
+            continue
+        rows.append(row)
+        if code == Op.ALLOC and place % every == 1:
+            rows.append((int(Op.FREE), life, entry))
+    history = replace(requests.history, lives=replace(requests.history.lives, begin=begin))
+    changed_code, changed_operand, entries = ([row[column] for row in rows] for column in range(3))
+    return Requests(history, changed_code, changed_operand, entries)

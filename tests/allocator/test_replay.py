@@ -6,29 +6,15 @@ from typing import Any
 
 import pytest
 
-from tests.allocator.recorded import GIB, MIB, Program, device_of, parts, reproduced
+from tests.allocator.recorded import GIB, MIB, Program, requests_of
 from tests.allocator.recording_allocator import RecordingAllocator
 from tests.snapshot.dumps import write
 from tracer.allocator.history import Op
-from tracer.allocator.replay import (
-    BEFORE_THE_RECORDING,
-    program_of,
-    replay,
-    smallest_capacity,
-)
-from tracer.allocator.replay import (
-    Program as Requests,
-)
+from tracer.allocator.replay import BEFORE_THE_RECORDING, replay, smallest_capacity
 from tracer.allocator.settings import AllocatorSettings, parse_settings
 from tracer.snapshot.load import load_snapshot
 
 DEFAULT = AllocatorSettings()
-
-
-def requests_of(program: Program) -> Requests:
-    loaded = device_of(program.snapshot())
-    found, _ = reproduced(*loaded)
-    return program_of(parts(*loaded)[1], found.releases_by_program)
 
 
 @pytest.mark.parametrize("conf", ["", "expandable_segments:True", "max_split_size_mb:64", "roundup_power2_divisions:4"])
