@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -99,8 +99,8 @@ class WaysUp:
             above.roots.extend((vertex, root) for root in roots)
         for vertex, holder in self._graph.referrers(vertex for vertex in level if vertex not in classes):
             referred.add(vertex)
-            if holder in self._modules or self._are_globals(holder):
-                named = self._globals(holder, vertex)
+            if (module := self._module_of(holder)) is not None:
+                named = self._globals(holder, *module, vertex)
                 above.roots.extend((vertex, root) for root in named if root not in without)
             elif holder not in without and (holder, vertex) not in without and not self._is_no_holder(holder):
                 above.holders.append((vertex, holder))
@@ -108,16 +108,16 @@ class WaysUp:
         above.loose.extend(vertex for vertex in bare if vertex not in self._locals and self._is_held_by_c(vertex))
         return above
 
-    def _are_globals(self, vertex: int) -> bool:
-        """Whether a dictionary is of a script that has ended: no module and no frame has it, but its functions do."""
+    def _module_of(self, vertex: int) -> tuple[str, dict[str, Any]] | None:
+        """Name and globals, of a script that has ended as well: no module and no frame has them, its functions do."""
+        if (module := self._modules.get(vertex)) is not None:
+            return module
         values = self._graph.objects.get(vertex)
         if type(values) is not dict or "__builtins__" not in values or type(values.get("__name__")) is not str:
-            return False
-        self._modules[vertex] = (values["__name__"], values)
-        return True
+            return None
+        return values["__name__"], values
 
-    def _globals(self, module: int, vertex: int) -> Iterator[Root]:
-        name, values = self._modules[module]
+    def _globals(self, module: int, name: str, values: dict[str, Any], vertex: int) -> Iterator[Root]:
         file = str(values.get("__file__") or "")
         is_main = name == "__main__"
         shown = file.replace("\\", "/").rpartition("/")[2] if is_main and file else name
@@ -152,7 +152,7 @@ class WaysUp:
         return {vertex for vertex in seen if vertex < 0}
 
     def _leads_on(self, vertex: int) -> bool:
-        if vertex not in self._graph.objects or vertex in self._modules or is_class(vertex, self._graph):
+        if vertex not in self._graph.objects or self._module_of(vertex) or is_class(vertex, self._graph):
             return False
         return type(self._graph.objects[vertex]) is not types.ModuleType
 
