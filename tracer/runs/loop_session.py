@@ -38,7 +38,6 @@ class LoopSession:
         num_steps_done: Steps that have ended.
         fault: What went wrong in the session itself, or None.
         is_in_child: Whether this process was forked by the one whose session it is; nothing is done then.
-        failed_in_evaluation: What is trained was in evaluation mode when the loop failed.
     """
 
     _name: ClassVar[str] = "Profiling"
@@ -55,7 +54,7 @@ class LoopSession:
         self.device = devices.with_index(torch.device(device)) if device is not None else device_of(objects)
         self.num_steps_done = 0
         self.fault: Exception | None = None
-        self.is_in_child = self.failed_in_evaluation = False
+        self.is_in_child = False
         self._has_begun = self._trains_in_training_mode = False
         self._termination = Termination()
         self._forget_forks: Callable[[], object] = lambda: None

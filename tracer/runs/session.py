@@ -187,7 +187,7 @@ class ProfileSession(LoopSession):
         # The optimizer that steps and was given a closure, and how often it has called the model so far.
         self._asking: torch.optim.Optimizer | None = None
         self._num_evaluations = 0
-        self._looked_for_waste = False
+        self._looked_for_waste = self._failed_in_evaluation = False
         self._arguments: list[weakref.ref[Tensor]] = []
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
@@ -262,7 +262,7 @@ class ProfileSession(LoopSession):
         if error is not None:
             self._ours(self.history.dump)
             self._ours(lambda: self._look_where_memory_ran_out(error))
-            self.failed_in_evaluation = self._is_evaluating()
+            self._ours(self._note_evaluation)
             if is_out_of_memory(error) and not is_recorded:
                 self._ours(lambda: self._observe_everything(is_walk=True, batch=self._called_with()))
         if profiler is not None:
@@ -298,6 +298,10 @@ class ProfileSession(LoopSession):
         if not self.device_is_named:
             self.device = self.device_of_failure
             self._tracer.preferred = str(self.device)
+
+    def _note_evaluation(self) -> None:
+        """Whether what is trained was in evaluation mode when the loop failed."""
+        self._failed_in_evaluation = self._is_evaluating()
 
     def _look_for_meta(self) -> None:
         """Whether the model has parameters without memory."""
@@ -558,7 +562,7 @@ class ProfileSession(LoopSession):
         findings = self._found()
         device = str(self.device_of(findings))
         return self.run_history.failed_allocation(
-            findings, self.known, device, was_evaluating=self.failed_in_evaluation
+            findings, self.known, device, was_evaluating=self._failed_in_evaluation
         )
 
     def device_of(self, findings: Findings | None) -> torch.device:
