@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from tests.truth.program import Batch, Program
+from tests.truth.program import Batch, Program, supervised
 
 WIDTH, SIZE = 1024, 2048
 
@@ -81,6 +81,16 @@ def tokens_of(size: int = 8, length: int = 256) -> Tensor:
     return torch.randint(8000, (size, length))
 
 
+def _on_words(model: nn.Module, optimizer: torch.optim.Optimizer) -> Program:
+    """Usual steps of a language model."""
+
+    def two() -> tuple[Tensor, Tensor]:
+        tokens = tokens_of()
+        return tokens, tokens
+
+    return supervised(model, optimizer, two, lambda logits, tokens: of_words(logits.float(), tokens))
+
+
 def buffers_replaced_in_forward() -> Program:
     """A layer keeps a mean of its inputs and its latest scores as buffers, anew in every forward."""
 
@@ -101,18 +111,10 @@ def buffers_replaced_in_forward() -> Program:
             result: Tensor = self.second(h)
             return result
 
-    model, batch = nn.Sequential(Remembers(), nn.ReLU(), Remembers(), nn.Linear(WIDTH, 64)), Batch()
+    model = nn.Sequential(Remembers(), nn.ReLU(), Remembers(), nn.Linear(WIDTH, 64))
     optimizer = torch.optim.AdamW(model.parameters())
 
-    def step() -> Tensor:
-        x = batch.of(torch.randn(SIZE, WIDTH))
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return Program(step, model, [optimizer], batch)
+    return supervised(model, optimizer, lambda: (x := torch.randn(SIZE, WIDTH), x), lambda y, _: y.square().mean())
 
 
 def meta_learning() -> Program:
@@ -402,38 +404,22 @@ def adapters() -> Program:
             result: Tensor = self.layer(x) + F.dropout(x, 0.05) @ self.a.T @ self.b.T
             return result
 
-    model, batch = Words().to(torch.bfloat16).requires_grad_(False), Batch()
+    model = Words().to(torch.bfloat16).requires_grad_(False)
     for block in model.blocks:
         for name, layer in list(block.named_children()):
             if isinstance(layer, nn.Linear):
                 setattr(block, name, Adapted(layer))
     optimizer = torch.optim.AdamW(one for one in model.parameters() if one.requires_grad)
 
-    def step() -> Tensor:
-        tokens = batch.of(tokens_of())
-        loss = of_words(model(tokens).float(), tokens)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return Program(step, model, [optimizer], batch)
+    return _on_words(model, optimizer)
 
 
 def tied_weights() -> Program:
     """The embedding is the head."""
-    model, batch = Words(tied=True), Batch()
+    model = Words(tied=True)
     optimizer = torch.optim.AdamW(model.parameters())
 
-    def step() -> Tensor:
-        tokens = batch.of(tokens_of())
-        loss = of_words(model(tokens), tokens)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return Program(step, model, [optimizer], batch)
+    return _on_words(model, optimizer)
 
 
 def quantised_weights() -> Program:
@@ -452,18 +438,10 @@ def quantised_weights() -> Program:
             return F.linear(x, self.weight.to(x.dtype) * self.scale)
 
     layers = [layer for _ in range(4) for layer in (Quantised(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU())]
-    model, batch = nn.Sequential(nn.Linear(WIDTH, WIDTH), *layers, nn.Linear(WIDTH, 64)), Batch()
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), *layers, nn.Linear(WIDTH, 64))
     optimizer = torch.optim.AdamW(one for one in model.parameters() if one.requires_grad)
 
-    def step() -> Tensor:
-        x = batch.of(torch.randn(SIZE, WIDTH))
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return Program(step, model, [optimizer], batch)
+    return supervised(model, optimizer, lambda: (x := torch.randn(SIZE, WIDTH), x), lambda y, _: y.square().mean())
 
 
 def data_parallel_words() -> Program:
@@ -472,18 +450,10 @@ def data_parallel_words() -> Program:
 
     _start()
     torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
-    model, batch = nn.parallel.DistributedDataParallel(Words(num_blocks=2)), Batch()
+    model = nn.parallel.DistributedDataParallel(Words(num_blocks=2))
     optimizer = torch.optim.AdamW(model.parameters())
 
-    def step() -> Tensor:
-        tokens = batch.of(tokens_of())
-        loss = of_words(model(tokens), tokens)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return Program(step, model, [optimizer], batch)
+    return _on_words(model, optimizer)
 
 
 def policy_gradient() -> Program:
