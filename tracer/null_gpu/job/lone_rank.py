@@ -44,7 +44,12 @@ def lone_rank(place: Place) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(torch_distributed.every_rendezvous(store, place.rank, place.world_size))
             stack.enter_context(torch_distributed.gloo_alone())
-            instead = _functions(place, see_groups, stack) | _stores(store, place.world_size)
+            objects = Objects(place.folder, place.rank)
+            instead = (
+                _functions_of_groups(place, see_groups, objects)
+                | _functions_of_objects(place, objects, stack)
+                | _stores(store, place.world_size)
+            )
             stack.enter_context(torch_distributed.called_instead(instead))
             stack.enter_context(torch_distributed.spawned_here(place.local_rank, place.num_local))
             yield
@@ -53,19 +58,28 @@ def lone_rank(place: Place) -> Iterator[None]:
         _leave(place, store, groups)
 
 
-def _functions(place: Place, see_groups: Callable[[], None], until_end: ExitStack) -> dict[str, Callable[..., Any]]:
-    """What torch.distributed's functions of these names do here."""
-    objects = Objects(place.folder, place.rank)
-    initialise, destroy, broadcast_own = dist.init_process_group, dist.destroy_process_group, dist.broadcast
-    gather_own, gather_objects_own = dist.gather, dist.all_gather_object
+def _ranks_of(group: Any) -> list[int]:
+    return dist.get_process_group_ranks(group or dist.group.WORLD)
 
-    def ranks_of(group: Any) -> list[int]:
-        return dist.get_process_group_ranks(group or dist.group.WORLD)
 
-    def the_global(rank: int | None, rank_in_group: int | None, group: Any, otherwise: int) -> int:
-        if rank is not None:
-            return rank
-        return otherwise if rank_in_group is None else ranks_of(group)[rank_in_group]
+def _global_rank(rank: int | None, rank_in_group: int | None, group: Any) -> int:
+    """The rank that a call names in either way; the first where it names none."""
+    if rank is not None:
+        return rank
+    return 0 if rank_in_group is None else _ranks_of(group)[rank_in_group]
+
+
+_Functions = dict[str, Callable[..., Any]]
+
+
+def _by_name(*functions: Callable[..., Any]) -> _Functions:
+    return {function.__name__: function for function in functions}
+
+
+def _functions_of_groups(place: Place, see_groups: Callable[[], None], objects: Objects) -> _Functions:
+    """What torch.distributed's functions on groups and tensors do here."""
+    initialise, destroy = dist.init_process_group, dist.destroy_process_group
+    broadcast_own, gather_own = dist.broadcast, dist.gather
 
     def init_process_group(*arguments: Any, **options: Any) -> None:
         initialise(*arguments, **options)
@@ -79,7 +93,7 @@ def _functions(place: Place, see_groups: Callable[[], None], until_end: ExitStac
         parent_pg: Any = None, split_ranks: list[list[int]] | None = None, timeout: Any = None, pg_options: Any = None,
         group_desc: str | None = None, **more: Any,
     ) -> Any:  # fmt: skip
-        parents = ranks_of(parent_pg)
+        parents = _ranks_of(parent_pg)
         split = [[parents[index] for index in part] for part in split_ranks or []]
         groups = [dist.new_group(part, timeout, None, pg_options, group_desc=group_desc) for part in split]
         return next((group for group, part in zip(groups, split, strict=True) if place.rank in part), None)
@@ -92,17 +106,11 @@ def _functions(place: Place, see_groups: Callable[[], None], until_end: ExitStac
         tensor: torch.Tensor, src: int | None = None, group: Any = None, async_op: bool = False,
         group_src: int | None = None,
     ) -> Any:  # fmt: skip
-        source = the_global(src, group_src, group, 0)
+        source = _global_rank(src, group_src, group)
         work = broadcast_own(tensor, source, group, async_op)
-        if is_of_numbers(tensor) and place.rank in (ranks := ranks_of(group)):
+        if is_of_numbers(tensor) and place.rank in (ranks := _ranks_of(group)):
             objects.share_numbers(tensor, source, ranks)
         return work
-
-    def broadcast_object_list(
-        object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None,
-        group_src: int | None = None, weights_only: bool = False,
-    ) -> None:  # fmt: skip
-        objects.share(object_list, the_global(src, group_src, group, 0), ranks_of(group))
 
     def gather(
         tensor: torch.Tensor, gather_list: list[torch.Tensor] | None = None, dst: int | None = None, group: Any = None,
@@ -115,6 +123,22 @@ def _functions(place: Place, see_groups: Callable[[], None], until_end: ExitStac
                 slot.copy_(tensor)
         return work
 
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Return at once: no other rank is waited for."""
+
+    return _by_name(init_process_group, destroy_process_group, split_group, broadcast, gather, monitored_barrier)
+
+
+def _functions_of_objects(place: Place, objects: Objects, until_end: ExitStack) -> _Functions:
+    """What torch.distributed's functions on objects do here."""
+    gather_objects_own = dist.all_gather_object
+
+    def broadcast_object_list(
+        object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None,
+        group_src: int | None = None, weights_only: bool = False,
+    ) -> None:  # fmt: skip
+        objects.share(object_list, _global_rank(src, group_src, group), _ranks_of(group))
+
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None, **options: Any) -> None:
         gather_objects_own(object_list, obj, group, **options)
         if (theirs := torch_distributed.state_of_other_shards(obj)) is not None:
@@ -125,50 +149,43 @@ def _functions(place: Place, see_groups: Callable[[], None], until_end: ExitStac
         obj: Any, object_gather_list: list[Any] | None = None, dst: int | None = None, group: Any = None,
         group_dst: int | None = None, weights_only: bool = False,
     ) -> None:  # fmt: skip
-        if place.rank == the_global(dst, group_dst, group, 0):
+        if place.rank == _global_rank(dst, group_dst, group):
             # Nobody else's part of a checkpoint is there, when torch compares what ranks are going to save.
             until_end.enter_context(torch_distributed.checkpoints_of_one_rank())
             given = pickle.dumps(obj)
-            if object_gather_list is None:
-                raise ValueError(
-                    "Argument ``object_gather_list`` must be specified on destination rank."
-                )  # torch's own
-            object_gather_list[:] = [pickle.loads(given) for _ in ranks_of(group)]
+            if object_gather_list is None:  # in torch's words
+                raise ValueError("Argument ``object_gather_list`` must be specified on destination rank.")
+            object_gather_list[:] = [pickle.loads(given) for _ in _ranks_of(group)]
 
     def scatter_object_list(
         scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None,
         src: int | None = None, group: Any = None, group_src: int | None = None, weights_only: bool = False,
     ) -> None:  # fmt: skip
-        ranks = ranks_of(group)
+        ranks = _ranks_of(group)
         values = list(scatter_object_input_list or [None] * len(ranks))
-        objects.share(values, the_global(src, group_src, group, 0), ranks, are_needed=True)
+        objects.share(values, _global_rank(src, group_src, group), ranks, are_needed=True)
         scatter_object_output_list[0] = values[ranks.index(place.rank)]
 
     def send_object_list(
         object_list: list[Any], dst: int | None = None, group: Any = None, device: Any = None,
         group_dst: int | None = None, use_batch: bool = False,
     ) -> None:  # fmt: skip
-        objects.send(object_list, the_global(dst, group_dst, group, 0))
+        objects.send(object_list, _global_rank(dst, group_dst, group))
 
     def recv_object_list(
         object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None,
         group_src: int | None = None, use_batch: bool = False, weights_only: bool = False,
     ) -> int:  # fmt: skip
-        source = the_global(src, group_src, group, 0)
+        source = _global_rank(src, group_src, group)
         objects.receive(object_list, source)
         return source
 
-    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Return at once: no other rank is waited for."""
-
-    own = (
-        init_process_group, destroy_process_group, split_group, broadcast, gather, broadcast_object_list,
-        all_gather_object, gather_object, scatter_object_list, send_object_list, recv_object_list, monitored_barrier,
-    )  # fmt: skip
-    return {function.__name__: function for function in own}
+    return _by_name(
+        broadcast_object_list, all_gather_object, gather_object, scatter_object_list, send_object_list, recv_object_list
+    )
 
 
-def _stores(jobs: LoneStore, num_ranks: int) -> dict[str, Callable[..., Any]]:
+def _stores(jobs: LoneStore, num_ranks: int) -> _Functions:
     """The classes of stores that wait for other processes, with one that does not wait in the place of each."""
 
     class TCPStore(ProgramsStore):
