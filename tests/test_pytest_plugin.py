@@ -96,6 +96,12 @@ def test_markdown_shows_names_as_they_are(tmp_path: Path) -> None:
     assert "Peak 1.00 MiB → 2.00 MiB (+1,048,576 B, +100.0 %)" in text and "\nIt grew.\n" in text
 
 
+def test_one_that_is_not_there_is_to_be_written_first(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError, match="Cannot read") as caught:
+        read_baseline(tmp_path / "peaks.json")
+    assert "--update" in caught.value.hint and "--gpu-memory-update in pytest" in caught.value.hint
+
+
 TESTS = """
 import pytest, torch
 

@@ -14,6 +14,7 @@ from tracer.exporters.json_documents.peak import saved_peak_document, saved_peak
 VERSION = 1
 _FORMAT = "torch-timeline baseline"
 _HINT = "Name the file that --update wrote, or another one to be written."
+_FIRST = "Write it first, with --update, or --gpu-memory-update in pytest; or name another file."
 
 
 def write_baseline(peaks: Mapping[str, SavedPeak], path: Path) -> None:
@@ -43,7 +44,7 @@ def read_baseline(path: Path) -> dict[str, SavedPeak]:
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:
-        raise SnapshotError(f"Cannot read {path}: {error.strerror or error}.", hint=_HINT) from error
+        raise SnapshotError(f"Cannot read {path}: {error.strerror or error}.", hint=_FIRST) from error
     except (ValueError, RecursionError) as error:
         raise SnapshotError(f"{path} is not JSON that can be read.", hint=_HINT) from error
     peaks = document.get("peaks") if isinstance(document, dict) and document.get("format") == _FORMAT else None
