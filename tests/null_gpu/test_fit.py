@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tracer.advice.changes.eight_bit_packages import installed_packages
+from tracer.commands.fit_trials import TRIAL
+from tracer.commands.shared_start import SharedStart
 from tracer.runs.script_changes import changes_of
 
 pytestmark = pytest.mark.slow
@@ -235,3 +237,18 @@ def test_a_job_that_is_sharded_from_outside_takes_what_one_does_that_shards_itse
         peaks.append(json.loads(path.read_text("utf-8"))["peak_bytes"])
         path.unlink()
     assert peaks[0] == peaks[1] < 0.8 * peaks[2]
+
+
+@pytest.mark.parametrize("asks", ["torch.cuda.is_available()", "torch.cuda.device_count()"])
+def test_trials_are_forks_although_the_script_asks_for_a_gpu_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
+    (tmp_path / "train.py").write_text(f"import torch\nassert {asks}\n" + SCRIPT, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, str(ROOT / "main.py"), "fit", "--on", "h100", "train.py"])
+    answered = []
+    with SharedStart(TRIAL) as start:
+        for number in range(2):
+            (folder := tmp_path / str(number)).mkdir()
+            answered.append(start.answers((), folder))
+    assert answered == [True, True]

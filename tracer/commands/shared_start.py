@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 _ONE_THREAD = "OMP_NUM_THREADS"
+_COUNT_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 class SharedStart:
@@ -62,8 +63,9 @@ class SharedStart:
         to_read, self._requests = os.pipe()
         self._replies, to_write = os.pipe()
         asked = json.dumps({"requests": to_read, "replies": to_write})
-        # A fork would miss the threads of a library that works in several.
-        variables = {_ONE_THREAD: "1", **os.environ, self._variable: asked}
+        # A fork lacks the threads of a library that works in several. torch refuses CUDA in a fork of a process that
+        # asked the runtime for the number of GPUs, as `torch.cuda.is_available()` does unless it may ask NVML.
+        variables = {_ONE_THREAD: "1", **os.environ, _COUNT_BY_NVML: "1", self._variable: asked}
         self._process = subprocess.Popen(
             [sys.executable, *sys.orig_argv[1:]],
             env=variables,
