@@ -276,7 +276,7 @@ def run_out_in(where: str, at_step: int = 2, on: int = 0) -> RanOut:
         device_free_bytes=failed.device_free_bytes,
         allocated_bytes=failed.allocated_bytes,
         reserved_bytes=failed.reserved_bytes,
-        groups=tuple((group.kind, group.bytes) for group in failed.groups),
+        groups=tuple((group.kind.words, group.bytes) for group in failed.groups),
         group_bytes=sum(group.bytes for group in failed.groups),
         requested_bytes=failed.requested_bytes,
         state=dict(results.failure.allocator),

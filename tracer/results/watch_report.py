@@ -139,5 +139,5 @@ class WatchReport:
         """Bytes in use by kind, the largest first; they sum to the groups'."""
         sums: dict[str, int] = {}
         for group in self.groups:
-            sums[group.kind] = sums.get(group.kind, 0) + group.bytes
+            sums[group.kind.words] = sums.get(group.kind.words, 0) + group.bytes
         return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))

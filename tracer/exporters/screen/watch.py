@@ -197,8 +197,8 @@ def _table_of_groups(groups: tuple[Group, ...]) -> Iterator[str]:
     # Whether the ring still has the allocation says nothing about a block.
     sums: dict[tuple[str, str], tuple[int, int]] = {}
     for group in groups:
-        size, count = sums.get((group.kind, place(group.site)), (0, 0))
-        sums[group.kind, place(group.site)] = size + group.bytes, count + group.count
+        size, count = sums.get((group.kind.words, place(group.site)), (0, 0))
+        sums[group.kind.words, place(group.site)] = size + group.bytes, count + group.count
     rows = sorted(sums.items(), key=lambda item: -item[1][0])
     for (kind, where), (size, count) in rows[:_MAX_GROUPS]:
         yield f"  {format_bytes(size):>12} {count:>7,}  {kind:<16} {where}"
