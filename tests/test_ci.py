@@ -1,4 +1,4 @@
-"""What README.md and CONTRIBUTING.md promise of the tests is what the build machine runs."""
+"""What README.md promises of the program and of the tests is what the build machine runs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ def in_force(command: list[str]) -> list[str]:
     return [each for each in before if each[:2] == ["uv", "sync"]][-1]
 
 
-def test_the_documented_command_runs_and_then_what_it_leaves_out() -> None:
-    (command,) = re.findall(
-        r"^pip install uv && (uv run pytest.*)$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
-    )
-    for each in (shlex.split(command), [*shlex.split(command), "-m", "slow"]):
+def test_the_readmes_two_commands_run_the_program_and_the_tests() -> None:
+    """One under the other, each enough on a fresh machine; the script runs the second, then what it leaves out."""
+    first, second = re.findall(r"^pip install uv && (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert (first, second) == ("uv run main.py", "uv run pytest")
+    assert (ROOT / "main.py").is_file()
+    for each in (shlex.split(second), [*shlex.split(second), "-m", "slow"]):
         assert "--all-groups" in in_force(each)
 
 
