@@ -1,4 +1,4 @@
-"""A watched training where there is no allocator with a history: the CPU. The rest is in tests/accelerator."""
+"""A watched training where there is no allocator with a history: the CPU. tests/on_null_gpu has the rest."""
 
 from __future__ import annotations
 
