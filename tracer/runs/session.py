@@ -37,7 +37,7 @@ from tracer.errors import RecordingError, UsageError
 from tracer.results.failure import is_out_of_memory
 from tracer.results.null_run import caveat_of
 from tracer.results.run_history import RunHistory
-from tracer.runs.loop_session import LoopSession
+from tracer.runs.loop_session import LoopSession, fault_text, warn_at_users_line
 from tracer.runs.waste import find_held_waste
 from tracer.timeline_tracer import TimelineTracer
 from tracer.units import format_bytes
@@ -344,8 +344,11 @@ class ProfileSession(LoopSession):
         if self._looked_for_waste or self._peak_alone or self._keeps_wrapped or not self.has_recording:
             return
         self._looked_for_waste = True
-        with suppress(RecordingError):  # nothing was allocated meanwhile
-            self.waste = find_held_waste(self.findings, error=error)
+        try:
+            with suppress(RecordingError):  # nothing was allocated meanwhile
+                self.waste = find_held_waste(self.findings, error=error)
+        except Exception as fault:  # the recording is whole without it
+            warn_at_users_line(f"Holders of unneeded memory were not found: {fault_text(fault)}")
 
     def _note_transforms(self) -> None:
         """torch.profiler, if it records shapes, keeps what torch.func wraps alive: from now on it records none.
