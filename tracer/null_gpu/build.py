@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -157,9 +158,17 @@ def _run_all(commands: Iterable[list[str]]) -> None:
 def _run(command: list[str], text: str = "") -> str:
     ended = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if ended.returncode:
-        problem = next((line for line in ended.stderr.splitlines() if "error" in line), ended.stderr.strip()[:200])
+        lines = ended.stderr.strip().splitlines() or [_how_it_ended(command[0], ended.returncode)]
+        problem = next((line for line in lines if "error" in line), lines[-1][:200])
         raise NullGpuError(
             f"The null GPU could not be compiled: {problem}",
             hint="Please report this sentence together with `python -m torch.utils.collect_env`.",
         )
     return ended.stdout
+
+
+def _how_it_ended(program: str, status: int) -> str:
+    name = Path(program).name
+    if status == -signal.SIGKILL:
+        return f"{name} was killed, as it is where memory runs out."
+    return f"{name} ended " + (f"by {signal.Signals(-status).name}." if status < 0 else f"with status {status}.")
