@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tracer.null_gpu.build import libraries, library
-from tracer.null_gpu.cards import Card
+from tracer.null_gpu.cards import MAX_DEVICES, Card
 from tracer.null_gpu.cudnn import answers_command, device_properties
 from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.toolchain import torch_folder
 from tracer.units import GIB, format_bytes
 
-MAX_DEVICES = 16
 # Python, torch and its libraries, threads' stacks.
 _OF_THE_PROGRAM_BYTES = 24 * GIB
 
