@@ -298,6 +298,13 @@ def test_what_a_script_lacks_is_its_own_matter(tmp_path: Path) -> None:
     assert done.returncode == 1 and "train.py itself ended with FileNotFoundError" in done.stderr
 
 
+def test_a_script_without_room_before_its_first_step_does_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\ntorch.empty(3 << 30, device='cuda')", "utf-8")
+    done = called(tmp_path, "predict", "train.py", "--on", "h100:2GiB")
+    assert done.returncode == 3, done.stderr
+    assert "Does not fit in H100 (2.00 GiB): out of memory before the first step at train.py:2." in done.stdout
+
+
 def test_workspaces_that_cublas_keeps_are_workspaces(script: Path, tmp_path: Path) -> None:
     """Of one cycle, in which they are made, and of one before which they were."""
     for num_warmup in (0, 1):

@@ -310,6 +310,40 @@ def test_the_worst_rank_is_one_whose_memory_ended_behind_its_recorded_steps(tmp_
     assert 5 * (256 << 20) < ranks[1]["peak_bytes"] < 6 * (256 << 20)
 
 
+GUEST = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+dist.init_process_group("nccl")
+local = int(os.environ["LOCAL_RANK"])
+loaded = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")  # each rank's is on GPU 0
+net = nn.parallel.DistributedDataParallel(nn.Linear(256, 256).to(local), device_ids=[local])
+optimizer = torch.optim.SGD(net.parameters())
+for _ in range(4):
+    net(torch.randn(64, 256, device=local)).sum().backward()
+    optimizer.step()
+"""
+
+
+@needs_null_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize(("card", "status"), [("2xh100:8GiB", 3), ("2xh100:10GiB", 0)])
+def test_memory_on_another_ranks_gpu_counts_there(card: str, status: int, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(GUEST, "utf-8")
+    ended = called(tmp_path, "predict", "--on", card, "train.py")
+    said = " ".join(ended.stdout.split())
+    assert ended.returncode == status, ended.stderr
+    assert "Rank 0 alone fits in" in said
+    if status:
+        assert (
+            "Rank 1 does not fit: OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB (train.py:8)" in said
+        )
+        assert "Others take 4." in said and "of GPU 0 of its node" in said
+    else:
+        assert "other ranks 4.49 GiB" in said and "It fits." in said
+
+
 # Two real processes over gloo are the judge of one that is alone: the same kernels of the CPU, the same requests.
 ON_CPU = """
 import os

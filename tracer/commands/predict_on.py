@@ -136,6 +136,8 @@ def predict_script(
         TracerError: There is no such script, or nothing was found in it.
     """
     from tracer.commands.script import check_script
+    from tracer.results.failure import is_out_of_memory
+    from tracer.runs.null_prediction import no_room_before
     from tracer.runs.null_prediction import predict_script as predicted
 
     check_script(script, is_module=is_module)
@@ -143,6 +145,8 @@ def predict_script(
     run = _runner(script, arguments, raised, is_module=is_module, quiet=quiet)
     settings = {"script": script, "arguments": " ".join(arguments)}
     answer = predicted(run, devices, num_steps=num_steps, settings=settings)
+    if answer is None and raised and is_out_of_memory(raised[0]):
+        return no_room_before(raised[0], devices)
     if answer is None:
         raise _no_answer(script, raised)
     return answer

@@ -59,6 +59,7 @@ def run_script(
     Raises:
         SystemExit: The script's own, with its status.
     """
+    from tracer.runs.rank_failure import leave_failure
     from tracer.runs.script_run import FirstStepsDone
 
     try:
@@ -70,6 +71,7 @@ def run_script(
     except FirstStepsDone:
         return True
     except Exception as error:
+        leave_failure(error)
         if not is_answer(error):
             sys.stderr.writelines(traceback.format_exception(type(error), error, _of_script(error)))
         return False
