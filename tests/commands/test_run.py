@@ -182,9 +182,12 @@ def test_frames_that_are_hidden_are_not_in_a_traceback() -> None:
     assert files == ["train.py", "train.py", Path(__file__).name]
 
 
-def test_before_a_first_step_that_fails_nothing_was_recorded(tmp_path: Path) -> None:
-    done = run(tmp_path, script(tmp_path, TRAIN.replace("    loss.backward", "    sys.exit() if number else 1 / 0")))
-    assert "The loop failed in step 1, and the first one that is recorded is step 2: --n-wait-steps 0" in done.stderr
+def test_a_first_step_that_fails_is_explained(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, TRAIN.replace("    loss.backward()", "    raise ValueError('no data')")))
+    assert done.returncode == 1
+    assert "ValueError: no data" in done.stderr and "Note: " not in done.stderr
+    assert " in forward of step 1; " in done.stdout
+    assert peak(tmp_path)["peak_bytes"] > 0
 
 
 def test_quiet_prints_nothing_of_its_own(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ _MUCH_MORE = 1.01
 class ScriptTraining(TrainingProfile):
     """The session of `run`: steps are found, and the answer is printed after the script's last line."""
 
-    _steps_end_in_operators = True
+    _steps_end_in_operators = _may_have_one_step = True
     _has_failed: bool | None = None
     """Whether the script raised; None where there is nothing to tell, or all is told."""
     _peak_before_bytes = _peak_recorded_bytes = 0

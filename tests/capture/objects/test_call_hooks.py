@@ -85,6 +85,28 @@ def test_calls_and_steps_are_told_in_order() -> None:
     assert num_hooks(model, optimizer) == (0, 0, 0)
 
 
+def test_a_wrapper_whose_inner_optimizer_steps_is_no_note_and_one_without_is() -> None:
+    """As Lightning's, which is made without `Optimizer.__init__` and so takes no hooks."""
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner: object) -> None:
+            self.inner = inner
+
+        def step(self, closure: Any = None) -> None:
+            """Nothing that hooks hear of."""
+
+    model, optimizer = net()
+    notes = []
+    for inner in (optimizer, None):
+        wrapper = Wrapper(inner)
+        hooks, _ = hooks_on(model, wrapper)
+        hooks.start()
+        notes.append(hooks.refused)
+        hooks.stop()
+    assert notes[0] == ()
+    assert notes[1][0].startswith("The gradients of Wrapper are not observed")
+
+
 def test_hooks_that_are_stopped_inside_a_step_leave_none_behind() -> None:
     """As a session does that is told of the step's end by a hook: what is left of it comes to no further step."""
     model, optimizer = net()
