@@ -1,6 +1,9 @@
 """A thread that every signal wakes, for where the main thread, which alone runs handlers, does not come to run them.
 
 It waits in C++ while a backward runs, or for other ranks. A program without handlers would end there at once.
+
+That the thread wakes is all that a backward needs whose Python code the profiler traces on autograd's own thread:
+CPython 3.11 repeats a traced thread's instruction while a signal is pending, until another thread takes the GIL.
 """
 
 from __future__ import annotations
@@ -16,11 +19,6 @@ from contextlib import suppress
 from enum import Enum
 from typing import Final
 
-from tracer.capture.torch_private import torch_graph
-from tracer.capture.traced_threads import REPEATS_INSTRUCTIONS, leave_untraced
-
-_GRACE_S: Final = 0.2
-"""A backward that ends within this time keeps its recording."""
 LIMIT_S: Final = 3.0
 """How long a signal that ends the program may wait for the main thread."""
 _LOOK_EVERY_S: Final = 0.1
@@ -85,10 +83,6 @@ class SignalWatch:
             if self._before != -1:
                 with suppress(OSError):
                     os.write(self._before, numbers)
-            if self._is_over.wait(_GRACE_S):
-                return
-            if REPEATS_INSTRUCTIONS and torch_graph.is_main_thread_in_backward():
-                leave_untraced()
             for number in set(numbers):
                 self._see_to_the_end(number)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Iterator, Sequence
 from functools import cache
 from operator import attrgetter
@@ -105,9 +103,3 @@ def node_number(node: Any) -> int:
 def next_node_number() -> int:
     """The sequence number that the next node made on this thread will have."""
     return int(torch._C._autograd._get_sequence_nr())
-
-
-def is_main_thread_in_backward() -> bool:
-    """Whether the main thread waits for a backward, be it `backward` or `grad`."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return frame is not None and frame.f_code is torch.autograd.graph._engine_run_backward.__code__
