@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -104,8 +104,10 @@ def run(
     from tracer.results.null_run import USE_CUDA, elsewhere
     from tracer.runs.script_run import ScriptProfile
     from tracer.runs.script_sessions import ScriptTraining
+    from tracer.runs.termination import Termination
 
-    with errors_for_people(), kept_import_path(), values_on(answers), _made(apply) as notes:
+    ended = closing(Termination())
+    with errors_for_people(), kept_import_path(), values_on(answers), _made(apply) as notes, ended as termination:
         steps = (schedule.of_calls() if inference else schedule).schedule()
         check_folder(save_dir)
         check_script(script, is_module=module)
@@ -115,6 +117,7 @@ def run(
             make_later=None if watch else _later(common),
             is_inference=inference,
         )
+        termination.watch()
         succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=screen.quiet)
         say_all(notes() if not screen.quiet else ())
         results = profile.session.results if isinstance(profile.session, ScriptTraining) else None

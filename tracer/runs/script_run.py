@@ -27,6 +27,7 @@ from tracer.runs.script_models import callable_alive, named, trained_alive
 from tracer.runs.script_sessions import LaterWatch, ScriptTraining
 from tracer.runs.steps_by_hand import StepsByHand
 from tracer.runs.steps_of_calls import StepsOfCalls
+from tracer.runs.termination import signals_deferred
 from tracer.runs.training import TrainingProfile
 from tracer.runs.watch import TrainingWatch
 
@@ -134,14 +135,15 @@ class ScriptProfile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Look no longer; write what was recorded, if that was not done yet. A forked child does nothing."""
-        self._forget_forks()
-        if self._of_calls is not None and error is None:
-            self._step_ended()
-        self._look_no_longer()
-        self._has_failed = error is not None
-        self._close(error)
-        if self.later is not None:
-            self.later.__exit__(kind, error, trace)
+        with signals_deferred(error):
+            self._forget_forks()
+            if self._of_calls is not None and error is None:
+                self._end_step()
+            self._look_no_longer()
+            self._has_failed = error is not None
+            self._close(error)
+            if self.later is not None:
+                self.later.__exit__(kind, error, trace)
 
     def _leave_to_parent(self) -> None:
         self.is_in_child = self._is_over = True
@@ -160,13 +162,14 @@ class ScriptProfile:
 
     def _begin(self, module: nn.Module | None, args: tuple[Any, ...] = ()) -> None:
         """Begin a session; a user's mistake ends the script, and a fault of ours does not."""
-        try:
-            self._begin_session(module, args)
-        except TracerError:
-            raise
-        except Exception as fault:
-            self._fault, self._is_over = fault, True
-            self._look_no_longer()
+        with signals_deferred():
+            try:
+                self._begin_session(module, args)
+            except TracerError:
+                raise
+            except Exception as fault:
+                self._fault, self._is_over = fault, True
+                self._look_no_longer()
 
     def _begin_session(self, module: nn.Module | None, args: tuple[Any, ...]) -> None:
         if self._is_inference and module is not None:
@@ -209,6 +212,10 @@ class ScriptProfile:
             self._step_ended()
 
     def _step_ended(self) -> None:
+        with signals_deferred():
+            self._end_step()
+
+    def _end_step(self) -> None:
         if self.later is not None:
             self.later.step()
         if self._is_over or self.session is None:

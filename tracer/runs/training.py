@@ -22,7 +22,7 @@ from tracer.capture.objects.storage_observer import input_tensors
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.sources.error_line import error_line
 from tracer.capture.sources.project_files import project_root
-from tracer.errors import OutputError, RecordingError, TracerError, UsageError
+from tracer.errors import OutputError, RecordingError, Terminated, TracerError, UsageError
 from tracer.exporters.loggers import loggers, scalars
 from tracer.exporters.notebook import Paragraph, display_in_notebook
 from tracer.exporters.screen.profile import NUM_ROWS
@@ -259,6 +259,11 @@ class TrainingProfile(ProfileSession):
             if error is not None and self._is_first_lost(error):
                 error.add_note(self._what_is_missing())
             self._tell(has_failed=error is not None)
+
+    def _write_before_the_end(self, error: Terminated) -> None:
+        if self.has_recording and not self._is_announced:
+            self.results = self._results(error)
+            self._write(self.results)
 
     def _log(self, results: RunResults) -> None:
         """Figures and page, to other people's loggers; what they raise is said, and ends nothing."""

@@ -188,13 +188,17 @@ class TrainingWatch(LoopSession):
         if is_out_of_memory(error):
             event = _OUT_OF_MEMORY
         elif isinstance(error, Terminated):
-            event = "ended by SIGTERM"
+            event = str(error)
         elif isinstance(error, KeyboardInterrupt):
             event = "interrupted"
         else:
             event = f"ended by {type(error).__name__}"
         is_told = event == _OUT_OF_MEMORY and self._ran_out_at == self.num_steps_done
         self._write(event, error, keep_snapshot=is_told)
+
+    def _write_before_the_end(self, error: Terminated) -> None:
+        if self._is_on:
+            self._last_words(error)
 
     def _switch_off(self, error: BaseException | None) -> None:
         self._is_on = False
