@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, not_said, say_all
-from tracer.commands.on_card import OnOptions, start_on, values_on
+from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
 from tracer.commands.options import number, option, with_options
 from tracer.commands.predict_on import predict_script
 from tracer.commands.run_options import AsJson, ScreenOptions
@@ -84,7 +84,7 @@ def check(
             peak = _worst_of(job, quiet=screen.quiet)
         else:
             devices = start_on(on.on)
-            with values_on(on.answers):
+            with on_null_gpu(on, None, quiet=screen.quiet):
                 answer = predict_script(
                     script, arguments or [], devices, is_module=module, num_steps=steps, quiet=screen.quiet
                 )

@@ -99,7 +99,7 @@ def fit(
         tried = combinations(values)
         check_script(script, is_module=module)
         if (asked := asked_trial()) is not None:
-            answer_trial(asked, on.on, on.answers, script, arguments or [], is_module=module, num_steps=steps)
+            answer_trial(asked, on.on, on, script, arguments or [], is_module=module, num_steps=steps)
             return
         own = (*(["-m"] if module else []), script, *(arguments or []))
         if each:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracer.commands.on_card import start_on, values_on
+from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
 from tracer.commands.predict_on import script_trial
 from tracer.commands.shared_start import SharedStart
 from tracer.errors import TracerError
@@ -22,7 +22,7 @@ from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.cards import Card
 from tracer.null_gpu.job.place import Place
 from tracer.null_gpu.nccl_buffers import NcclBuffers
-from tracer.null_gpu.values.answers import Answer
+from tracer.null_gpu.writes import own_files
 from tracer.results.fit import FitReport, FitTrial, RankTrial
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def asked_trial() -> dict[str, Any] | None:
 def answer_trial(
     asked: Mapping[str, Any],
     card: str,
-    answers: Mapping[tuple[str, int], Answer],
+    on: OnOptions,
     script: str,
     arguments: Sequence[str],
     *,
@@ -228,7 +228,7 @@ def answer_trial(
     Args:
         asked: What `asked_trial` returned.
         card: The GPU, as `--on` names it.
-        answers: What lines read of it.
+        on: What is said of it.
         script: Its path, or a module's name.
         arguments: Its own.
         is_module: Whether it is a module.
@@ -254,7 +254,7 @@ def answer_trial(
             "notes": applied.notes,
         }
 
-    with values_on(answers):
+    with on_null_gpu(on, None, quiet=True):
         if "requests" in asked:
             with ForkedTrials(Channel(asked["requests"], asked["replies"])) as trials:
                 document = tried(trials.applied, ())
@@ -267,4 +267,5 @@ def answer_trial(
 
 def _leave(document: Mapping[str, Any], folder: Path) -> None:
     place = Place.here()
-    (folder / f"{place.rank if place is not None else 0}.json").write_text(json.dumps(document), "utf-8")
+    with own_files():
+        (folder / f"{place.rank if place is not None else 0}.json").write_text(json.dumps(document), "utf-8")

@@ -13,7 +13,7 @@ import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
 from tracer.commands.fit_trials import answer_trial, asked_trial, told_alone
-from tracer.commands.on_card import OnOptions, run_ranks, say_where, start_on, values_on
+from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import option, with_options
 from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptSchedule
 from tracer.commands.script import check_script, run_script
@@ -83,13 +83,13 @@ def run(
         torch-timeline run --save-dir profile train.py --epochs 3
     """
     with errors_for_people():
-        answers = on.answers
+        _ = on.answers  # a mistake in them is said first
         _check_changes(apply)
         if advise:
             _check_advise(on, apply)
         if on.on is not None and (asked := asked_trial()) is not None:
             with kept_import_path():
-                answer_trial(asked, on.on, on.answers, script, arguments or [], is_module=module)
+                answer_trial(asked, on.on, on, script, arguments or [], is_module=module)
             return
         own = (*(["-m"] if module else []), script, *(arguments or []))
 
@@ -106,8 +106,8 @@ def run(
     from tracer.runs.script_sessions import ScriptTraining
     from tracer.runs.termination import Termination
 
-    ended = closing(Termination())
-    with errors_for_people(), kept_import_path(), values_on(answers), _made(apply) as notes, ended as termination:
+    here, ended = on_null_gpu(on, save_dir, quiet=screen.quiet), closing(Termination())
+    with errors_for_people(), kept_import_path(), here, _made(apply) as notes, ended as termination:
         steps = (schedule.of_calls() if inference else schedule).schedule()
         check_folder(save_dir)
         check_script(script, is_module=module)

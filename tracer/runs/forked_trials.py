@@ -22,6 +22,8 @@ from tracer.capture.torch_private.torch_cuda_start import (
     set_allocator_settings,
 )
 from tracer.runs.applied_changes import AppliedChanges
+from tracer.runs.null_writes import delete as delete_writes
+from tracer.runs.null_writes import in_fork as writes_in_fork
 from tracer.runs.script_changes import ALLOCATOR_SETTINGS, ScriptChange, script_changes, set_allocator
 from tracer.runs.trial_channel import Channel
 
@@ -60,6 +62,7 @@ class ForkedTrials:
         if self._is_fork:
             for child in set(multiprocessing.active_children()) - self._children_before:
                 child.terminate()
+            delete_writes()
             os._exit(0 if error is None else 1)
         self._end()
         self.applied.__exit__(kind, error, trace)
@@ -69,6 +72,7 @@ class ForkedTrials:
         self._end()
         asked = self._fork_for_each() if _is_alone(self._channel) else self._channel.next()
         if asked is None:
+            delete_writes()
             os._exit(0)
         self.folder = Path(asked["folder"])
         self._channel.close()
@@ -88,6 +92,7 @@ class ForkedTrials:
             child = fork_to_go_on()
             if child == 0:
                 self._is_fork = True
+                writes_in_fork()
                 self._children_before = set(multiprocessing.active_children())
                 can_begin_in_fork()
                 return asked

@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tracer.null_gpu.writes import own_files
+
 fcntl: Any
 try:
     import fcntl
@@ -32,6 +34,10 @@ class OwnFolder:
 
     def take(self) -> Path:
         """Lock the folder, or one of its own below it if another session has it; returns the one locked."""
+        with own_files():
+            return self._take()
+
+    def _take(self) -> Path:
         if not self._has_locked(self.path):
             self.is_another = True
             self.path /= f"process{os.getpid()}"
@@ -67,7 +73,7 @@ class OwnFolder:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
         self.leave_to_parent()
         if self._made:
-            with suppress(OSError):
+            with suppress(OSError), own_files():
                 self.path.rmdir()
 
     def leave_to_parent(self) -> None:
