@@ -324,6 +324,27 @@ def test_nobody_elses_private_attributes_are_read() -> None:
     assert {module: found for module in ours if (found := private_attributes(source_of(module)))} == {}
 
 
+# The answers of programs to programs, and bars, whose words are the program's own.
+_OTHER_PRINTERS = {
+    "tracer/null_gpu/cudnn_answers.py",
+    "tracer/null_gpu/nvidia_smi.py",
+    "tracer/commands/profile.py",
+    "tracer/commands/predict_largest.py",
+}
+
+
+def test_all_that_is_printed_goes_through_one_file() -> None:
+    """It spells what a terminal would obey."""
+    printing = {"print", "Console", "typer.echo", "typer.secho", "sys.stdout.write", "sys.stderr.write"}
+    found = {
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / "tracer").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in printing
+    }
+    assert found <= _OTHER_PRINTERS | {"tracer/exporters/screen/terminal.py"}
+
+
 def test_names_of_torchs_own_are_in_one_file() -> None:
     found = {module for module in MODULES if names_of_torch(source_of(module))}
     assert found == {TORCH_NAMES, *NAMES_OF_STACKS, *NAMES_SOURCES}

@@ -18,7 +18,7 @@ from tracer.commands.predict_on import script_trial
 from tracer.commands.shared_start import SharedStart
 from tracer.errors import TracerError
 from tracer.exporters.screen.fit import trial_words
-from tracer.exporters.screen.terminal import say
+from tracer.exporters.screen.terminal import say, show
 from tracer.null_gpu.cards import Card
 from tracer.null_gpu.job.place import Place
 from tracer.null_gpu.nccl_buffers import NcclBuffers
@@ -54,12 +54,12 @@ def each_alone(card: Card, base: FitTrial | None = None, job: Job | None = None)
     with shared_start(job) as start:
         trials = [make_trial((), job=job, start=start) if base is None else base]
         if base is None:
-            print("\n".join(trial_words(trials[0], card.usable_bytes)), flush=True)
+            show("\n".join(trial_words(trials[0], card.usable_bytes)))
         elif base.fits and base.flops is None:  # what it takes is known, and not how many operations
             trials = [replace(base, flops=make_trial((), job=job, start=start).flops)]
         for change in changes_of(is_job=job is not None):
             trials.append(make_trial((change,), job=job, start=start))
-            print("\n".join(trial_words(trials[-1], card.usable_bytes, trials[0])), flush=True)
+            show("\n".join(trial_words(trials[-1], card.usable_bytes, trials[0])))
         return trials
 
 
@@ -77,7 +77,7 @@ def told_alone(
     Raises:
         TracerError: The script ended otherwise than for want of memory, and without any change.
     """
-    print("\nWhat each change would save alone, made without editing the script:", flush=True)
+    show("\nWhat each change would save alone, made without editing the script:")
     trials = each_alone(devices.card, base, job)
     return FitReport(devices.words, devices.card.usable_bytes, own, tuple(trials), first_that_fits(trials))
 

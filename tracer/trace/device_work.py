@@ -88,7 +88,7 @@ def device_work(tables: TraceTables, thread_of: dict[int, int], base_ns: int, op
     start = work["start_ns"] + base_ns
     order = np.argsort(start, kind="stable")
     work, start = work[order], start[order]
-    names = tuple(tables.names)
+    names = tuple(tables.texts())
     used = np.unique(work["name"])
     collective = used[[_COLLECTIVE.match(names[name]) is not None for name in used.tolist()]] if len(used) else used
     operator = np.where(names_operators(work), _row_of(operators["external_id"], work["external_id"]), -1)

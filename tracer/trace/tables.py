@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.errors import RecordingError
+from tracer.snapshot.printable import printable
 
 MAX_EVENTS: Final = 200_000_000
 NOT_COUNTED: Final = -(1 << 63)
@@ -105,7 +106,7 @@ class TraceTables:
     """The tables of one trace, and the values that their numbers stand for.
 
     Attributes:
-        names: Texts: names of events and places in code.
+        names: Names of events and places in code, as the file has them.
         threads: Pairs of process and thread.
         devices: Pairs of type and index, as torch's allocator events have them.
         shapes: Distinct sets of input shapes.
@@ -154,6 +155,10 @@ class TraceTables:
     def calls(self) -> Table:
         """Calls of the device's driver, as `CALL_ROW`."""
         return np.frombuffer(self._calls, CALL_ROW)
+
+    def texts(self) -> list[str]:
+        """Names by their numbers, made safe to be shown."""
+        return list(map(printable, self.names))
 
     def replace(self, name: str, rows: Table) -> None:
         """Set one of the tables: `operators`, `python`, `memory`, `work` or `calls`."""
