@@ -24,6 +24,7 @@ from torch.nn.modules import module
 from torch.optim import optimizer
 
 from tests.bytecode import remove_bytecode, share_bytecode
+from tests.processes import end_servers, share_servers
 from tests.training_steps import Recorded, record_workload
 from tracer.capture.objects.live_tensors import LiveTensors
 from tracer.capture.torch_private.torch_compile import has_compiled
@@ -42,10 +43,12 @@ ON_NULL_GPU = {
 
 def pytest_configure() -> None:
     share_bytecode()
+    share_servers()
 
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()
+    end_servers()
     remove_bytecode()
 
 
