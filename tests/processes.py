@@ -223,7 +223,9 @@ def _serve(path: str) -> tuple[str, str, bytes]:
         try:
             connection, _ = listening.accept()
         except TimeoutError:
-            if not Path(path).exists() or not _runs(int(os.environ[f"{FOLDER_VARIABLE}_OF"])):
+            if not _runs(int(os.environ[f"{FOLDER_VARIABLE}_OF"])):
+                shutil.rmtree(Path(path).parent, ignore_errors=True)
+            if not Path(path).exists():
                 os._exit(0)
             continue
         if os.fork() == 0:
