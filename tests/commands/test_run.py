@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import textwrap
 import traceback
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import run_python
 from tracer.commands.script import _of_script
 from tracer.exporters.screen.next_commands import from_checkout
 
@@ -85,8 +85,7 @@ MODULE = "from . import other\nprint('package', __package__)\n" + TRAIN
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "main.py"), "run", "--save-dir", str(folder / "out"), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    return run_python(ROOT / "main.py", "run", "--save-dir", folder / "out", *arguments, folder=folder)
 
 
 def script(folder: Path, text: str) -> str:

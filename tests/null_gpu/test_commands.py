@@ -7,12 +7,12 @@ import os
 import re
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.processes import run_python
 from tracer.exporters.page.html import data_of_html
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.errors import NullGpuError
@@ -69,9 +69,8 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def called(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "main.py"), *arguments]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=variables)
+    return run_python(ROOT / "main.py", *arguments, folder=folder, variables=variables)
 
 
 def peak_of(folder: Path) -> dict[str, Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
-import sys
 import weakref
 from collections import OrderedDict
 from functools import cache
@@ -18,6 +16,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from tests.capture.objects.compiled_watching import PROGRAMS
+from tests.processes import run_python
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.step_hooks import remove_hooks
 from tracer.capture.torch_private import torch_compile
@@ -223,8 +222,8 @@ def test_nothing_is_kept_alive_afterwards() -> None:
 @cache
 def trained() -> dict[str, Any]:
     """Every program, with and without a session, in a process of its own."""
-    command = [sys.executable, "-m", "tests.capture.objects.compiled_watching"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = run_python("-m", "tests.capture.objects.compiled_watching", folder=ROOT)
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
