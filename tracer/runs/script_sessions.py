@@ -8,11 +8,12 @@ from typing import Self
 from tracer.capture.device.devices import peak_allocated_bytes
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.exporters.screen.terminal import say, say_beside_bars
+from tracer.exporters.screen.watch import growth_lines
 from tracer.results.failure import is_out_of_memory, without_gpu
 from tracer.results.watch_report import WatchReport
 from tracer.runs.ranks import ran_out_later
 from tracer.runs.training import TrainingProfile
-from tracer.runs.watch import WATCH_JSON, WATCH_SNAPSHOT, WATCH_TEXT, TrainingWatch
+from tracer.runs.watch import GROWS, WATCH_JSON, WATCH_SNAPSHOT, WATCH_TEXT, TrainingWatch
 from tracer.units import format_bytes, some
 
 _MUCH_MORE = 1.01
@@ -110,7 +111,23 @@ def larger_elsewhere(recorded_bytes: int, before_bytes: int, until_then_bytes: i
 
 
 class ScriptWatch(TrainingWatch):
-    """The session of `run --watch`."""
+    """The session of `run --watch`: its report is printed once, after the script's last line and its traceback."""
+
+    _last_lines: tuple[str, ...] = ()
+
+    def _tell(self, report: WatchReport, *, is_last: bool) -> None:
+        if is_last:
+            self._last_lines = tuple(self._lines_of(report)) if self._says else ()
+        elif report.event.what == GROWS and self._says:
+            say_beside_bars(f"After step {report.event.step:,}: {growth_lines(report)[0]}")
+            say_beside_bars(f"Written: {self.folder / WATCH_TEXT}. The report follows when the script ends.")
+        else:
+            super()._tell(report, is_last=is_last)
+
+    def tell(self) -> None:
+        """Print the report, when the script has ended; once."""
+        lines, self._last_lines = self._last_lines, ()
+        self._say(lines)
 
     def _tell_of_optimizers(self, objects: TrainingObjects) -> None:
         """Nothing, as in `ScriptTraining`."""
