@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -157,3 +158,21 @@ def test_a_script_that_runs_another_one_has_not_ended_with_it(tmp_path: Path, mo
     profile.script_ended = lambda: told.append(hasattr(sys.modules["__main__"], "still_there"))  # type: ignore[method-assign]
     assert run_script(profile, str(tmp_path / "train.py"), [])
     assert told == [True]
+
+
+def test_a_script_that_goes_on_behind_its_recorded_steps_has_made_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody counts them on the CPU; where a watch does, it says how many there were."""
+    words = []
+    for num_steps, counted in ((3, None), (7, None), (7, 7)):
+        profile = ScriptProfile(
+            lambda models, optimizers: ScriptTraining(
+                models, optimizers, save_dir=tmp_path, schedule=Schedule(0, 1, 2, 1), screen="full", top=0
+            )
+        )
+        train(profile, num_steps)
+        profile.later = counted and MagicMock(num_steps_done=counted, explained_in=None)
+        profile.tell()
+        words += re.findall(r"of step (\d of \d|\d)", capsys.readouterr().out)
+    assert words == ["2 of 3", "2", "2 of 7"]

@@ -133,7 +133,10 @@ class ScriptProfile:
             if isinstance(watch, ScriptWatch):
                 watch.tell()
         if isinstance(self.session, ScriptTraining):
-            self.session.tell(self.later.explained_in if self.later is not None else None)
+            if self.later is None:
+                self.session.tell()
+            else:
+                self.session.tell(self.later.explained_in, self.later.num_steps_done)
 
     def script_ended(self) -> None:
         """The script's last line has run, and its variables are still there: a watch says what they hold."""

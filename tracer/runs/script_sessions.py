@@ -25,6 +25,7 @@ class ScriptTraining(TrainingProfile):
     _steps_end_in_operators = _may_have_one_step = True
     _has_failed: bool | None = None
     """Whether the script raised; None where there is nothing to tell, or all is told."""
+    _num_steps_counted_on: int | None = None
     _peak_before_bytes = _peak_recorded_bytes = 0
     """The allocator's own peak when the session began, and when it ended."""
 
@@ -33,17 +34,23 @@ class ScriptTraining(TrainingProfile):
         self._peak_before_bytes = peak_allocated_bytes(self.device) or 0
         return super().__enter__()
 
-    def tell(self, explained_in: Path | None = None) -> None:
+    def tell(self, explained_in: Path | None = None, num_steps: int | None = None) -> None:
         """Print what was found, when the script has ended; once.
 
         Args:
             explained_in: A file on memory that has ended, or grew, after the recorded steps.
+            num_steps: How many steps the script has made, where they were counted on after the recorded ones.
         """
+        self._num_steps_counted_on = num_steps
         has_failed, self._has_failed = self._has_failed, None
         if has_failed is not None:
             if self._screen == "full" and self._folder.is_of_first_rank and (note := self._of_another_time()):
                 say(f"Note: {note}{f' See {explained_in}.' if explained_in is not None else ''}")
             super()._tell(has_failed=has_failed)
+
+    @property
+    def _num_steps_in_all(self) -> int | None:
+        return self._num_steps_counted_on if self.is_complete else self.num_steps_done
 
     def _of_another_time(self) -> str:
         """A sentence if the script used more memory than in any recorded step; else empty."""

@@ -108,14 +108,23 @@ def _print_modules(peak: PeakReport, console: Console, top: int) -> None:
 
 
 def _print_phases(cycle: CycleFindings, console: Console) -> None:
-    rows = [phase for phase in cycle.step_phases if phase.step == (cycle.peak.step or phase.step)]
+    """The phases of the peak's step in order of time, the peak's own among them; nothing where there are none."""
+    peak = cycle.peak
+    rows = [
+        (phase.end_ns, phase.step, phase.phase, phase.peak_bytes)
+        for phase in cycle.step_phases
+        if phase.step == (peak.step or phase.step)
+    ]
+    if peak.phase and not any((peak.step, peak.phase) == row[1:3] for row in rows):
+        rows = sorted([*rows, (peak.time_ns, peak.step or "", peak.phase, peak.peak_bytes)])
+    if len(rows) < 2:  # the headline says as much
+        return
     phases = Table(box=None, padding=(0, 1), pad_edge=False)
     for label in ("step", "phase", "most bytes", ""):
         phases.add_column(label, justify="right" if label == "most bytes" else "left")
-    for phase in rows:
-        most = format_bytes(phase.peak_bytes)
-        mark = "<- peak" if phase.phase == cycle.peak.phase else ""
-        phases.add_row(step_words(phase.step).removeprefix("step "), phase.phase, most, mark)
+    for _, step, phase, peak_bytes in rows:
+        mark = "<- peak" if (step, phase) == (peak.step or "", peak.phase) else ""
+        phases.add_row(step_words(step).removeprefix("step ") or "-", phase, format_bytes(peak_bytes), mark)
     print_table("The step, phase by phase", phases, console)
 
 
@@ -175,7 +184,7 @@ def _counts(findings: Findings) -> str:
             f"Reserved from the driver at that moment: {format_bytes(peak.reserved_bytes)}, "
             f"of which {format_bytes(unused)} held no tensor."
         )
-    spread = {cycle.peak.peak_bytes for cycle in findings.cycles}
+    spread = {cycle.peak.peak_bytes for cycle in findings.cycles if cycle.is_whole}
     if len(spread) > 1:
         lines.append(f"Cycles differ: from {format_bytes(min(spread))} to {format_bytes(max(spread))}.")
     return "\n".join(lines)
