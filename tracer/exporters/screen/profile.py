@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tracer.analysis.kinds import meaning_of, words_of
-from tracer.analysis.module_tree import module_tree
+from tracer.analysis.module_tree import ModuleNode, module_tree
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.caveats import counted, growth_sentences, left_out, not_recorded, unseen
 from tracer.analysis.profiles.compiled_words import compiled_sentences
@@ -93,18 +93,27 @@ def _line_totals(rows: Iterable[PeakRow]) -> list[tuple[str, int]]:
 
 
 def _print_modules(peak: PeakReport, console: Console, top: int) -> None:
-    """The largest modules as a tree; each line holds what is below it, so the lines do not add up."""
+    """The largest modules as a tree: each line holds what is below it, and the outermost ones sum to the peak."""
     root = module_tree(peak.rows)
     smallest = peak.peak_bytes // 50
+    shown = [
+        (depth, node)
+        for depth, node in root.walk()
+        if 0 < depth <= MODULE_DEPTH and (node.total_bytes >= smallest or _is_only_one(node, root.children, smallest))
+    ][: top + MORE_MODULES]
     lines = [
         ("  " * (depth - 1) + (node.path if depth == 1 else f".{node.path.rpartition('.')[2]}"), node.total_bytes, 0)
-        for depth, node in root.walk()
-        if 0 < depth <= MODULE_DEPTH and node.total_bytes >= smallest
+        for depth, node in shown
     ]
-    shown = lines[: top + MORE_MODULES]
-    if len(lines) > len(shown):
-        shown.append((f"and {len(lines) - len(shown)} more of at least 2 %", 0, 0))
-    _print_bytes("By module, with the modules inside it", "module", shown, peak.peak_bytes, console)
+    outermost = [node for depth, node in shown if depth == 1]
+    if num_more := len(root.children) - len(outermost):
+        lines.append((f"{num_more} more", root.total_bytes - sum(node.total_bytes for node in outermost), 0))
+    _print_bytes("By module, with the modules inside it", "module", lines, peak.peak_bytes, console)
+
+
+def _is_only_one(node: ModuleNode, outermost: list[ModuleNode], smallest: int) -> bool:
+    """Whether a module is the only one that would be left out: its own line is as short as "1 more"."""
+    return [one for one in outermost if one.total_bytes < smallest] == [node]
 
 
 def _print_phases(cycle: CycleFindings, console: Console) -> None:
@@ -210,6 +219,10 @@ def print_categories(peak: PeakReport, console: Console) -> None:
 
 def print_lines(peak: PeakReport, console: Console, top: int) -> None:
     """Print the peak by line; below a library's line, the user's line that led to it."""
+    if peak.rows and not any(row.file for row in peak.rows):
+        console.print()
+        say_wrapped(console, "By line: no line of your code made any of it.")
+        return
     callers = {_caller(row) for row in peak.rows if row.caller_file}
     is_one = len(callers) == 1
 
