@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracer.capture.deferred_handlers import handlers_dropped
 from tracer.commands.common import say_all
@@ -66,7 +66,7 @@ def run_script(
 
     with ExitStack() as ended:
         try:
-            with profile, _as_main(script, arguments, is_module=is_module):
+            with profile, _as_main(script, arguments, is_module=is_module), _told_of_end(profile.script_ended):
                 try:
                     if is_module:
                         runpy.run_module(script, run_name="__main__", alter_sys=True)
@@ -105,6 +105,24 @@ def _as_main(script: str, arguments: list[str], *, is_module: bool) -> Iterator[
         yield
     finally:
         sys.argv = before
+
+
+@contextmanager
+def _told_of_end(ended: Callable[[], None]) -> Iterator[None]:
+    """Call back when the script's last line has run: runpy lets go of its variables before it returns."""
+    run: Any = runpy._run_code  # type: ignore[attr-defined]
+
+    def run_code(*arguments: Any, **options: Any) -> Any:
+        runpy._run_code = run  # type: ignore[attr-defined]  # the script may use runpy, too
+        variables = run(*arguments, **options)
+        ended()
+        return variables
+
+    runpy._run_code = run_code  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        runpy._run_code = run  # type: ignore[attr-defined]
 
 
 def _of_script(error: BaseException) -> TracebackType | None:

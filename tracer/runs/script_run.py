@@ -24,7 +24,7 @@ from tracer.exporters.screen.terminal import say
 from tracer.runs.counted_steps import CountedSteps
 from tracer.runs.loop_session import fault_text
 from tracer.runs.script_models import callable_alive, named, trained_alive
-from tracer.runs.script_sessions import LaterWatch, ScriptTraining
+from tracer.runs.script_sessions import LaterWatch, ScriptTraining, ScriptWatch
 from tracer.runs.steps_by_hand import StepsByHand
 from tracer.runs.steps_of_calls import StepsOfCalls
 from tracer.runs.termination import signals_deferred
@@ -128,8 +128,24 @@ class ScriptProfile:
 
     def tell(self) -> None:
         """Print what was found; the script has ended."""
-        if isinstance(self.session, ScriptTraining) and not self.is_in_child:
-            self.session.tell(self.later.explained_in if self.later is not None else None)
+        if self.is_in_child:
+            return
+        for watch in (self.session, self.later):
+            if isinstance(watch, ScriptWatch):
+                watch.tell()
+        if isinstance(self.session, ScriptTraining):
+            if self.later is None:
+                self.session.tell()
+            else:
+                self.session.tell(self.later.explained_in, self.later.num_steps_done)
+
+    def script_ended(self) -> None:
+        """The script's last line has run, and its variables are still there: a watch says what they hold."""
+        if isinstance(self.session, ScriptWatch) and not self.is_in_child:
+            if self._of_calls is not None:
+                self._step_ended()
+            self._look_no_longer()
+            self._close(None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -328,7 +328,7 @@ class TrainingProfile(ProfileSession):
             self._complain(left_sentence(left))
         if self._screen == "full" and self._folder.is_of_first_rank:
             try:
-                print_screen(self.results, self.written, top=self._top)
+                print_screen(self.results, self.written, top=self._top, num_steps=self._num_steps_in_all)
             except OutputError as problem:
                 self._complain(f"{problem} {problem.hint}")
             return
@@ -337,6 +337,11 @@ class TrainingProfile(ProfileSession):
         for file in self.written:
             if file.error is not None:
                 self._complain(" ".join(written_lines(file)))
+
+    @property
+    def _num_steps_in_all(self) -> int | None:
+        """How many steps the loop made, if that is known."""
+        return self.num_steps_done
 
     def _is_first_lost(self, error: BaseException) -> bool:
         """Whether the loop failed before anything was recorded, and the allocator's history does not explain it."""
@@ -399,8 +404,10 @@ def _without_traceback(error: BaseException) -> BaseException:
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def print_screen(results: RunResults, written: Collection[Written] = (), *, top: int = NUM_ROWS) -> None:
-    """Print the files on stderr, then the answer on stdout.
+def print_screen(
+    results: RunResults, written: Collection[Written] = (), *, top: int = NUM_ROWS, num_steps: int | None
+) -> None:
+    """Print the files on stderr, then the answer on stdout; `num_steps` is how many the loop made, if that is known.
 
     Raises:
         OutputError: stdout does not take it.
@@ -414,7 +421,7 @@ def print_screen(results: RunResults, written: Collection[Written] = (), *, top:
     for note in results.notes:
         say(f"Note: {note}")
     with screen() as console:
-        print_results(results, console, top=top)
+        print_results(results, console, top=top, num_steps=num_steps)
     folder = next((file.path.parent for file in written), Path())
     for line in after_run(folder, names_of(written)):
         say(line)
