@@ -157,11 +157,16 @@ def _anew(
 
 def _run_command(variables: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
     """What it said if it failed, and 0: nobody else takes memory of its card."""
+    from tracer.runs.child_processes import ChildProcesses
+
     command = [sys.executable, *sys.orig_argv[1:]]
-    done = subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, errors="replace", check=False
-    )
-    return _said(done.stderr.splitlines()) if done.returncode else (), 0
+    with tempfile.TemporaryFile() as said:
+        status = ChildProcesses().run(
+            lambda: subprocess.Popen(command, env={**os.environ, **variables}, stdout=subprocess.DEVNULL, stderr=said)
+        )
+        said.seek(0)
+        lines = said.read().decode(errors="replace").splitlines()
+    return _said(lines) if status else (), 0
 
 
 def _run_ranks(job: Job, variables: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
@@ -228,6 +233,7 @@ def answer_trial(
     """
     devices = start_on(card)
     from tracer.runs.applied_changes import AppliedChanges
+    from tracer.runs.child_processes import end_with_parent
     from tracer.runs.forked_trials import ForkedTrials
     from tracer.runs.script_changes import script_changes
     from tracer.runs.trial_channel import Channel
@@ -244,6 +250,7 @@ def answer_trial(
             "notes": applied.notes,
         }
 
+    end_with_parent()
     with values_on(answers):
         if "requests" in asked:
             with ForkedTrials(Channel(asked["requests"], asked["replies"])) as trials:

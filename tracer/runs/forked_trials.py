@@ -22,6 +22,7 @@ from tracer.capture.torch_private.torch_cuda_start import (
     set_allocator_settings,
 )
 from tracer.runs.applied_changes import AppliedChanges
+from tracer.runs.child_processes import end_with_parent
 from tracer.runs.script_changes import ALLOCATOR_SETTINGS, ScriptChange, script_changes, set_allocator
 from tracer.runs.trial_channel import Channel
 
@@ -87,6 +88,7 @@ class ForkedTrials:
             sys.stderr.flush()
             child = fork_to_go_on()
             if child == 0:
+                end_with_parent()
                 self._is_fork = True
                 self._children_before = set(multiprocessing.active_children())
                 can_begin_in_fork()
