@@ -169,11 +169,16 @@ def _anew(
 
 def _run_command(variables: Mapping[str, str]) -> tuple[tuple[str, ...], None]:
     """What it said if it failed."""
+    from tracer.runs.child_processes import ChildProcesses
+
     command = [sys.executable, *sys.orig_argv[1:]]
-    done = subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, errors="replace", check=False
-    )
-    return _said(done.stderr.splitlines()) if done.returncode else (), None
+    with tempfile.TemporaryFile() as said:
+        status = ChildProcesses().run(
+            lambda: subprocess.Popen(command, env={**os.environ, **variables}, stdout=subprocess.DEVNULL, stderr=said)
+        )
+        said.seek(0)
+        lines = said.read().decode(errors="replace").splitlines()
+    return _said(lines) if status else (), None
 
 
 def _run_ranks(job: Job, variables: Mapping[str, str]) -> tuple[tuple[str, ...], NullJob]:
@@ -239,6 +244,7 @@ def answer_trial(
     """
     start_on(card)
     from tracer.runs.applied_changes import AppliedChanges
+    from tracer.runs.child_processes import end_with_parent
     from tracer.runs.forked_trials import ForkedTrials
     from tracer.runs.script_changes import script_changes
     from tracer.runs.trial_channel import Channel
@@ -254,6 +260,7 @@ def answer_trial(
             "notes": applied.notes,
         }
 
+    end_with_parent()
     with on_null_gpu(on, None, quiet=True):
         if "requests" in asked:
             with ForkedTrials(Channel(asked["requests"], asked["replies"])) as trials:
