@@ -18,6 +18,7 @@ from tracer.commands.options import option, with_options
 from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptSchedule
 from tracer.commands.script import check_script, run_script
 from tracer.commands.usage import DEVICE
+from tracer.commands.workload_options import check_device
 from tracer.errors import UsageError
 from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say
@@ -98,6 +99,8 @@ def run(
 
         run_ranks(on, save_dir, quiet=screen.quiet, then=advise_job if advise else None)
         devices = start_on(on.on) if on.on is not None else None
+        if device is not None:
+            check_device(device)
     if devices is not None and not screen.quiet:
         say_where(devices)
     from tracer.exporters.files import check_folder
