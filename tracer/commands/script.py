@@ -58,6 +58,7 @@ def run_script(
 
     Raises:
         SystemExit: The script's own, with its status.
+        TracerError: It cannot be profiled.
     """
     from tracer.runs.script_run import FirstStepsDone
 
@@ -69,6 +70,8 @@ def run_script(
                 runpy.run_path(script, run_name="__main__")
     except FirstStepsDone:
         return True
+    except TracerError:  # a mistake of the user's, said by whoever called
+        raise
     except Exception as error:
         if not is_answer(error):
             sys.stderr.writelines(traceback.format_exception(type(error), error, _of_script(error)))
