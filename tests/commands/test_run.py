@@ -118,6 +118,16 @@ def test_a_script_runs_to_its_end_and_its_peak_is_explained(tmp_path: Path) -> N
     assert 7 in lines_of
 
 
+@pytest.mark.parametrize("device", ["cuda:9", "xpu:9", "tpu!"])
+def test_a_device_that_is_not_there_is_said_before_the_script_trains(device: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "--device", device, script(tmp_path, TRAIN))
+    assert done.returncode == (2 if device == "tpu!" else 1)
+    assert "trained" not in done.stdout
+    assert [line.partition(" ")[0] for line in done.stderr.splitlines()][:2] == ["Error:", "Hint:"], done.stderr
+    assert len(done.stderr.splitlines()) == 2
+    assert device in done.stderr
+
+
 def test_tensors_under_an_optimizer_are_trained_without_a_model(tmp_path: Path) -> None:
     done = run(tmp_path, script(tmp_path, TENSORS))
     assert done.returncode == 0, done.stderr

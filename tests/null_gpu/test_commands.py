@@ -334,3 +334,13 @@ def test_listed_changes_are_made_there_and_have_bytes_and_nothing_else(tmp_path:
     predicted = json.loads(asked.stdout)
     assert predicted["advice"]["peak_bytes"] == advice["peak_bytes"] == pytest.approx(peak, rel=1e-3)
     assert [row["measured"] for row in predicted["advice"]["rows"]] == [row["measured"] for row in advice["rows"]]
+
+
+def test_an_allocator_that_the_script_sets_is_used_and_one_without_a_history_is_a_sentence(tmp_path: Path) -> None:
+    first = "import os\nos.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'backend:cudaMallocAsync'\n"
+    (tmp_path / "train.py").write_text(first + TRAIN, "utf-8")
+    ended = called(tmp_path, "run", "--on", "h100", "train.py")
+    assert ended.returncode == 1
+    assert "Error: The CUDA allocator cudaMallocAsync records no allocations" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "step" not in ended.stdout

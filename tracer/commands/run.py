@@ -17,7 +17,9 @@ from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where
 from tracer.commands.options import option, with_options
 from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptSchedule
 from tracer.commands.script import check_script, run_script
+from tracer.commands.script_environment import set_environment_of
 from tracer.commands.usage import DEVICE
+from tracer.commands.workload_options import check_device
 from tracer.errors import UsageError
 from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say
@@ -84,6 +86,7 @@ def run(
     """
     with errors_for_people():
         _ = on.answers  # a mistake in them is said first
+        late = set_environment_of(script, is_module=module)
         _check_changes(apply)
         if advise:
             _check_advise(on, apply)
@@ -98,8 +101,11 @@ def run(
 
         run_ranks(on, save_dir, quiet=screen.quiet, then=advise_job if advise else None)
         devices = start_on(on.on) if on.on is not None else None
+        if device is not None:
+            check_device(device)
     if devices is not None and not screen.quiet:
         say_where(devices)
+    say_all(late if not screen.quiet else ())
     from tracer.exporters.files import check_folder
     from tracer.results.null_run import USE_CUDA, elsewhere
     from tracer.runs.script_run import ScriptProfile

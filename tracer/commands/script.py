@@ -59,6 +59,7 @@ def run_script(
 
     Raises:
         SystemExit: The script's own, with its status.
+        TracerError: It cannot be profiled.
     """
     from tracer.runs.rank_failure import leave_failure
     from tracer.runs.script_run import FirstStepsDone
@@ -76,6 +77,8 @@ def run_script(
                     ended.enter_context(handlers_dropped())
         except FirstStepsDone:
             return True
+        except TracerError:  # a mistake of the user's, said by whoever called
+            raise
         except Exception as error:
             leave_failure(error)
             if not is_answer(error):

@@ -107,6 +107,8 @@ class ScriptProfile:
         if self._fault is not None:
             return (f"The script was not profiled, and went on: {fault_text(self._fault)}",)
         if self.session is None:
+            if self._has_failed:  # the error says why
+                return ()
             return (NO_CALL if self._is_inference else f"{NO_MODEL}{self._of_inference}",)
         return () if self.session.is_complete or self._has_stepped or self._has_failed else (NO_STEP,)
 
@@ -156,7 +158,7 @@ class ScriptProfile:
             if self._of_calls is not None and error is None:
                 self._end_step()
             self._look_no_longer()
-            self._has_failed = error is not None
+            self._has_failed = isinstance(error, TracerError) or (error is not None and self.session is not None)
             self._close(error)
             if self.later is not None:
                 self.later.__exit__(kind, error, trace)
@@ -182,6 +184,8 @@ class ScriptProfile:
             try:
                 self._begin_session(module, args)
             except TracerError:
+                self.session, self._is_over, self._has_failed = None, True, True
+                self._look_no_longer()
                 raise
             except Exception as fault:
                 self._fault, self._is_over = fault, True
