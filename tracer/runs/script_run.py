@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tracer.capture.device.devices import is_accelerator
+from tracer.capture.device.graph_captures import GRAPH_CAPTURES
 from tracer.capture.forked_child import in_forked_child
 from tracer.capture.objects.live_tensors import objects_of
 from tracer.capture.objects.step_hooks import remove_hooks
@@ -126,6 +127,7 @@ class ScriptProfile:
         stepped = torch.compiler.disable(self._optimizer_stepped)  # type: ignore[no-untyped-call]
         self._unhook_optimizers = register_optimizer_step_post_hook(stepped).remove
         self._stop_watching = torch_compile.on_compile_start(self._compilation_begins)
+        GRAPH_CAPTURES.start()
         return self
 
     def tell(self) -> None:
@@ -160,6 +162,7 @@ class ScriptProfile:
             self._look_no_longer()
             self._has_failed = isinstance(error, TracerError) or (error is not None and self.session is not None)
             self._close(error)
+            GRAPH_CAPTURES.stop()
             if self.later is not None:
                 self.later.__exit__(kind, error, trace)
 

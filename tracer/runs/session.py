@@ -17,11 +17,13 @@ from torch.profiler import ProfilerAction
 
 from tracer.analysis.profiles.failed_allocation import FailedAllocation
 from tracer.analysis.profiles.findings import Findings, without_wrapped
+from tracer.analysis.profiles.graph_pools import graph_pools
 from tracer.analysis.profiles.waste import Waste
 from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.device.device_blocks import device_blocks
+from tracer.capture.device.graph_captures import GRAPH_CAPTURES, LivePool
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.gradients_seen import GradientsSeen
 from tracer.capture.objects.known_storages import KnownStorages, Role
@@ -159,6 +161,7 @@ class ProfileSession(LoopSession):
         self._is_timed = not caveat_of(self.device)
         self.history = AllocatorHistory(self.device, is_timed=self._is_timed)
         self._observer = StorageObserver()
+        self._graph_pools: tuple[LivePool, ...] = ()
         self._moved = MovedParameters()
         self._compile_watch = CompileWatch()
         self.module_names = objects.module_names()
@@ -216,6 +219,7 @@ class ProfileSession(LoopSession):
             self._profiler = self._first.profiler
         self._stop_hearing = torch_profiler.on_preparing(self._another_begins)
         self._compile_watch.start()
+        GRAPH_CAPTURES.start()
         self._hooks.start()
         self._cycle_begins(is_recorded=self._action_after(0) in _RECORDING)
         (self._first or self._profiler).__enter__()
@@ -288,6 +292,7 @@ class ProfileSession(LoopSession):
         self._ours(self._stop_hearing)
         self._ours(self._hooks.stop)
         self._ours(self._compile_watch.stop)
+        self._ours(GRAPH_CAPTURES.stop)
         self._ours(self.history.stop)
         self._ours(self._quiet.close)
         self._ours(self._observer.stop)
@@ -478,6 +483,7 @@ class ProfileSession(LoopSession):
         torch_profiler.let_go_of_recording(profiler)
         self._look_for_meta()
         self._observe_everything(is_walk=is_next_recorded and self._profiler is not None)
+        self._graph_pools = GRAPH_CAPTURES.pools(self.device)
         if self._tracer.num_cycles == self.schedule.num_repeats:
             self.history.dump()
         if not is_next_recorded:
@@ -615,6 +621,8 @@ class ProfileSession(LoopSession):
             sentences.append(
                 f"Tensors without an address of their own are known only by what operators did: {', '.join(kinds)}."
             )
+        if (fault := GRAPH_CAPTURES.fault) is not None:
+            sentences.append(f"The capture of a CUDA graph could not be recorded: {type(fault).__name__}: {fault}")
         if self._observer.sees_transforms:
             sentences.append(_KEEPS_WRAPPED if self._keeps_wrapped else _RECORDS_NO_SHAPES)
         if self._is_on_meta:
@@ -648,9 +656,16 @@ class ProfileSession(LoopSession):
         alone, history = self._tracer.findings, self.run_history
         if self._joined != (alone, history):
             self._joined = alone, history
-            self._findings = history.joined(without_wrapped(alone) if self._keeps_wrapped else alone, self.known)
+            joined = history.joined(without_wrapped(alone) if self._keeps_wrapped else alone, self.known)
+            self._findings = self._with_graph_pools(joined)
         assert self._findings is not None
         return self._findings
+
+    def _with_graph_pools(self, findings: Findings) -> Findings:
+        if not self._graph_pools or findings.device != str(self.device):
+            return findings
+        pools = graph_pools(self._graph_pools, findings, known=self.known, module_names=self.module_names)
+        return replace(findings, graph_pools=pools)
 
     @property
     def failed_allocation(self) -> FailedAllocation | None:
