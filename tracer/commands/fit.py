@@ -97,6 +97,10 @@ def fit(
                 hint="Use one of them at a time, or --search with --try for both.",
             )
         tried = combinations(values)
+        if save_dir is not None:
+            from tracer.exporters.files import check_folder
+
+            check_folder(save_dir)
         check_script(script, is_module=module)
         if (asked := asked_trial()) is not None:
             answer_trial(asked, on.on, on.answers, script, arguments or [], is_module=module, num_steps=steps)

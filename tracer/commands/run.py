@@ -115,7 +115,12 @@ def run(
             make_later=None if watch else _later(common),
             is_inference=inference,
         )
-        succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=screen.quiet)
+        try:
+            succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=screen.quiet)
+        except SystemExit as ended:
+            if ended.code or not profile.is_incomplete:
+                raise
+            raise typer.Exit(1) from None
         say_all(notes() if not screen.quiet else ())
         results = profile.session.results if isinstance(profile.session, ScriptTraining) else None
         if devices is not None and results is not None and (reason := elsewhere(results.device)):
@@ -125,7 +130,7 @@ def run(
             _advise(devices, str(on.on), own, save_dir)
             if watch and not succeeded:
                 say("Note: Each trial ran the first steps alone: what grows later is not in it.")
-    if not succeeded:
+    if not succeeded or profile.is_incomplete:
         raise typer.Exit(1)
 
 

@@ -87,6 +87,11 @@ class LoopSession:
     def _finish(self, error: BaseException | None) -> None:
         """What is left to do when all is off."""
 
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether the session failed at something: its files or its answer are not all there."""
+        return self.fault is not None
+
     # ------------------------------------------------------------------------------------------------- the life cycle
     def __enter__(self) -> Self:
         """Switch the recording on."""
