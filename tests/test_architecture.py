@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 # Room: rooms that it may import, besides itself. The first room that a module's name starts with is its own.
-_BASE = {"tracer.arrays", "tracer.errors", "tracer.units", "tracer.collector", "tracer.command_line", "tracer.nested"}
+_BASE = {"tracer.arrays", "tracer.errors", "tracer.units", "tracer.collector", "tracer.command_line", "tracer.nested",
+         "tracer.working_folder"}  # fmt: skip
 _RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator", "tracer.trace"}
 _MEANS = {*_RECORDS, "tracer.analysis"}
 _NULL_GPU = {"tracer.null_gpu", "tracer.null_gpu.job", "tracer.null_gpu.values"}
@@ -28,6 +29,7 @@ ROOMS: dict[str, set[str]] = {
     "tracer.collector": set(),
     "tracer.command_line": set(),
     "tracer.nested": set(),
+    "tracer.working_folder": set(),
     "tracer.null_gpu.values": {"tracer.capture", "tracer.errors", "tracer.null_gpu", "tracer.units"},
     "tracer.null_gpu.job": {"tracer.capture", "tracer.errors", "tracer.null_gpu"},
     "tracer.null_gpu": {"tracer.errors", "tracer.units"},

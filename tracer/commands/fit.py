@@ -98,6 +98,10 @@ def fit(
                 hint="Use one of them at a time, or --search with --try for both.",
             )
         tried = combinations(values)
+        if save_dir is not None:
+            from tracer.exporters.files import check_folder
+
+            check_folder(save_dir)
         check_script(script, is_module=module)
         set_environment_of(script, is_module=module)
         if (asked := asked_trial()) is not None:

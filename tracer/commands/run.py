@@ -124,7 +124,12 @@ def run(
             is_inference=inference,
         )
         termination.watch()
-        succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=screen.quiet)
+        try:
+            succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=screen.quiet)
+        except SystemExit as exit_:
+            if exit_.code or not profile.is_incomplete:
+                raise
+            raise typer.Exit(1) from None
         say_all(notes() if not screen.quiet else ())
         results = profile.session.results if isinstance(profile.session, ScriptTraining) else None
         if devices is not None and results is not None and (reason := elsewhere(results.device)):
@@ -134,7 +139,7 @@ def run(
             _advise(devices, str(on.on), own, save_dir)
             if watch and not succeeded:
                 say("Note: Each trial ran the first steps alone: what grows later is not in it.")
-    if not succeeded:
+    if not succeeded or profile.is_incomplete:
         raise typer.Exit(1)
 
 

@@ -90,6 +90,11 @@ class LoopSession:
     def _write_before_the_end(self, error: Terminated) -> None:
         """Write what there is: a signal ends the process, whose main thread does not come back. In another thread."""
 
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether the session failed at something: its files or its answer are not all there."""
+        return self.fault is not None
+
     # ------------------------------------------------------------------------------------------------- the life cycle
     def __enter__(self) -> Self:
         """Switch the recording on."""

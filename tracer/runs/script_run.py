@@ -114,6 +114,12 @@ class ScriptProfile:
         return () if self.session.is_complete or self._has_stepped or self._has_failed else (NO_STEP,)
 
     @property
+    def is_incomplete(self) -> bool:
+        """Whether files or answers are missing by a fault that is not the script's."""
+        sessions = (session for session in (self.session, self.later) if session is not None)
+        return self._fault is not None or any(session.is_incomplete for session in sessions)
+
+    @property
     def _of_inference(self) -> str:
         """What to do where models were called all the same."""
         sentence = " It called a model without training it: with --inference, `run` explains such calls."

@@ -343,6 +343,11 @@ class TrainingProfile(ProfileSession):
         """How many steps the loop made, if that is known."""
         return self.num_steps_done
 
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether a file could not be written, too."""
+        return super().is_incomplete or any(file.has_failed for file in self.written)
+
     def _is_first_lost(self, error: BaseException) -> bool:
         """Whether the loop failed before anything was recorded, and the allocator's history does not explain it."""
         assert self.results is not None
