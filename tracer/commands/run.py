@@ -18,7 +18,7 @@ from tracer.commands.options import option, with_options
 from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptSchedule
 from tracer.commands.script import check_script, run_script
 from tracer.commands.usage import DEVICE
-from tracer.errors import UsageError
+from tracer.errors import Terminated, UsageError
 from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.job.place import Place
@@ -115,7 +115,13 @@ def run(
             make_later=None if watch else _later(common),
             is_inference=inference,
         )
-        succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=screen.quiet)
+        succeeded, own_end = True, None
+        try:
+            succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=screen.quiet)
+        except Terminated:
+            raise
+        except SystemExit as end:  # many scripts end with sys.exit(main())
+            own_end = end
         say_all(notes() if not screen.quiet else ())
         results = profile.session.results if isinstance(profile.session, ScriptTraining) else None
         if devices is not None and results is not None and (reason := elsewhere(results.device)):
@@ -125,6 +131,8 @@ def run(
             _advise(devices, str(on.on), own, save_dir)
             if watch and not succeeded:
                 say("Note: Each trial ran the first steps alone: what grows later is not in it.")
+    if own_end is not None:
+        raise own_end
     if not succeeded:
         raise typer.Exit(1)
 
