@@ -304,6 +304,27 @@ def test_a_script_without_room_before_its_first_step_does_not_fit(tmp_path: Path
     assert "Does not fit in H100 (2.00 GiB): out of memory before the first step at train.py:2." in done.stdout
 
 
+EXITS = """
+import sys
+import torch
+net = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(net.parameters())
+for _ in range(2 if sys.argv[1] == "0" else 0):
+    net(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def test_a_script_that_ends_by_sys_exit_has_an_answer(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(EXITS, "utf-8")
+    done = called(tmp_path, "predict", "--on", "h100", "train.py", "--", "0")
+    assert done.returncode == 0 and "Fits in H100" in done.stdout, done.stderr
+    done = called(tmp_path, "check", "--on", "h100", "--update", "train.py", "--", "2")
+    assert done.returncode == 1 and "train.py itself ended with status 2" in done.stderr
+    assert not (tmp_path / "peaks.json").exists()
+
+
 def test_workspaces_that_cublas_keeps_are_workspaces(script: Path, tmp_path: Path) -> None:
     """Of one cycle, in which they are made, and of one before which they were."""
     for num_warmup in (0, 1):

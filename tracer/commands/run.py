@@ -20,7 +20,7 @@ from tracer.commands.script import check_script, run_script
 from tracer.commands.script_environment import set_environment_of
 from tracer.commands.usage import DEVICE
 from tracer.commands.workload_options import check_device
-from tracer.errors import UsageError
+from tracer.errors import Terminated, UsageError
 from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.job.place import Place
@@ -124,12 +124,13 @@ def run(
             is_inference=inference,
         )
         termination.watch()
+        succeeded, own_end = True, None
         try:
             succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=screen.quiet)
-        except SystemExit as exit_:
-            if exit_.code or not profile.is_incomplete:
-                raise
-            raise typer.Exit(1) from None
+        except Terminated:
+            raise
+        except SystemExit as end:  # many scripts end with sys.exit(main())
+            own_end = end
         say_all(notes() if not screen.quiet else ())
         results = profile.session.results if isinstance(profile.session, ScriptTraining) else None
         if devices is not None and results is not None and (reason := elsewhere(results.device)):
@@ -139,6 +140,8 @@ def run(
             _advise(devices, str(on.on), own, save_dir)
             if watch and not succeeded:
                 say("Note: Each trial ran the first steps alone: what grows later is not in it.")
+    if own_end is not None and (own_end.code or not profile.is_incomplete):
+        raise own_end
     if not succeeded or profile.is_incomplete:
         raise typer.Exit(1)
 

@@ -211,7 +211,8 @@ def predict_script(
         )
     if reason := elsewhere(results.device):
         raise TracerError(reason, hint=USE_CUDA)
-    sizes, failed_at = sizes_of(results.device), _place(results)
+    has_exited = results.failure is not None and isinstance(results.failure.error, SystemExit)
+    sizes, failed_at = sizes_of(results.device), None if has_exited else _place(results)
     place = Place.here()
     ran = f"{results.num_steps} {'step' if results.num_steps == 1 else 'steps'} ran"
     assumption = f"{ran}; what comes later, such as an evaluation, is not in it."
@@ -224,7 +225,7 @@ def predict_script(
     )
 
 
-def no_room_before(error: Exception, devices: Devices) -> Prediction:
+def no_room_before(error: BaseException, devices: Devices) -> Prediction:
     """The prediction of a script that ran out of memory before a step of it could be recorded.
 
     Args:
