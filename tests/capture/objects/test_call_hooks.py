@@ -219,25 +219,33 @@ def test_nothing_is_kept_alive_afterwards() -> None:
         gc.enable()
 
 
+# A program, and how many steps come before the session.
+QUICK = ("wrapped 0", "optimizer_alone 0")
+OTHERS = tuple(
+    f"{one.__name__} {before}" for one in PROGRAMS for before in (0, 3) if f"{one.__name__} {before}" not in QUICK
+)
+CASES = [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in OTHERS)]
+
+
 @cache
-def trained() -> dict[str, Any]:
-    """Every program, with and without a session, in a process of its own."""
-    done = run_python("-m", "tests.capture.objects.compiled_watching", folder=ROOT)
+def trained(cases: tuple[str, ...]) -> dict[str, Any]:
+    """Programs, with and without a session, in a process of their own."""
+    done = run_python("-m", "tests.capture.objects.compiled_watching", *cases, folder=ROOT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("num_before", [0, 3])
-@pytest.mark.parametrize("program", [one.__name__ for one in PROGRAMS])
-def test_a_watched_compiled_program_is_compiled_as_an_unwatched_one(program: str, num_before: int) -> None:
+def figures(case: str) -> Any:
+    return trained(QUICK if case in QUICK else OTHERS)[case]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_watched_compiled_program_is_compiled_as_an_unwatched_one(case: str) -> None:
     """As often, into as many graphs, with as many breaks, step by step; it trains the same and keeps no batch alive."""
-    alone, watched = trained()[f"{program} {num_before}"]
+    alone, watched = figures(case)
     assert sum(alone["compiled"][-1]) > 0
     assert watched["compiled"] == alone["compiled"]
     assert watched["losses"] == alone["losses"]
     assert watched["alive"] == alone["alive"]
-
-
-@pytest.mark.parametrize("program", ["wrapped", "whole_graph", "optimizer_alone"])
-def test_the_batch_of_a_compiled_model_is_seen_from_outside(program: str) -> None:
-    assert "batch[0]" in trained()[f"{program} 0"][1]["names"]
+    if case in ("wrapped 0", "whole_graph 0", "optimizer_alone 0"):
+        assert "batch[0]" in watched["names"], "the batch of a compiled model is seen from outside"
