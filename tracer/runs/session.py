@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -43,11 +44,13 @@ from tracer.runs.first_step import FirstStep, only_the_first
 from tracer.runs.loop_session import LoopSession, fault_text, warn_at_users_line
 from tracer.runs.waste import find_held_waste
 from tracer.timeline_tracer import TimelineTracer
-from tracer.units import format_bytes
+from tracer.units import MIB, format_bytes, some
 
 # Memory runs out in the first step, or in the second, when there is optimizer state: the allocator's history, which
 # costs some microseconds an allocation, is on in these even if they are not recorded.
 _NUM_FIRST_STEPS = 2
+_LEAST_MAPPED_BYTES = MIB
+"""Of mapped files: less is no sentence."""
 _ON_META = (
     "Parameters of the model are on the meta device, where nothing is allocated: what a step takes elsewhere is not in "
     "the peak. predict says what it would be."
@@ -631,6 +634,8 @@ class ProfileSession(LoopSession):
             sentences.append(lacking)
         if findings is not None and findings.other_devices:
             sentences.append(_other_devices(findings.device, findings.other_devices, named=self.device_is_named))
+        if sum(self._observer.mapped_bytes.values()) >= _LEAST_MAPPED_BYTES:
+            sentences.append(_mapped_files(self._observer.mapped_bytes))
         if self._walks_were_cut:
             sentences.append("More graphs are alive than were examined: part of what they keep may be missing.")
         return tuple(sentences)
@@ -706,6 +711,16 @@ class ProfileSession(LoopSession):
 def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether an optimizer's `step(closure)` was given one; the optimizer itself is the first argument."""
     return any(value is not None for value in (*args[1:2], kwargs.get("closure")))
+
+
+def _mapped_files(mapped_bytes: Mapping[str, int]) -> str:
+    """A sentence on the mapped files that tensors of no model show."""
+    largest = max(mapped_bytes, key=mapped_bytes.__getitem__)
+    name = Path(largest).name + (f" and {some(len(mapped_bytes) - 1, 'other')}" if len(mapped_bytes) > 1 else "")
+    return (
+        f"{format_bytes(sum(mapped_bytes.values()))} in tensors outside of models are mapped from files ({name}). "
+        "Mapped files are not allocated, and are not counted."
+    )
 
 
 def _other_devices(device: str, others: Mapping[str, int], *, named: bool) -> str:
