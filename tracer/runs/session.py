@@ -38,6 +38,7 @@ from tracer.results.failure import is_out_of_memory
 from tracer.results.null_run import caveat_of
 from tracer.results.run_history import RunHistory
 from tracer.runs.loop_session import LoopSession
+from tracer.runs.recording_cost import RecordingCost
 from tracer.runs.waste import find_held_waste
 from tracer.timeline_tracer import TimelineTracer
 from tracer.units import format_bytes
@@ -188,6 +189,7 @@ class ProfileSession(LoopSession):
         self._asking: torch.optim.Optimizer | None = None
         self._num_evaluations = 0
         self._looked_for_waste = self._failed_in_evaluation = False
+        self._cost, self._has_enough = RecordingCost(), False
         self._arguments: list[weakref.ref[Tensor]] = []
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
@@ -211,6 +213,7 @@ class ProfileSession(LoopSession):
         self._hooks.start()
         self._cycle_begins(is_recorded=self._action_after(0) in _RECORDING)
         self._profiler.__enter__()
+        self._cost.begin_step()
 
     def _new_profiler(self) -> Any:
         """torch's, whose schedule begins behind the steps that were waited for."""
@@ -218,6 +221,8 @@ class ProfileSession(LoopSession):
 
         def action(step: int) -> ProfilerAction:
             own = step - self._num_steps_waited
+            if self._has_enough:
+                return ProfilerAction.NONE
             return ProfilerAction(schedule(own)) if own >= 0 else ProfilerAction.NONE
 
         return torch.profiler.profile(
@@ -319,25 +324,46 @@ class ProfileSession(LoopSession):
         if self._profiler is None:
             return
         with self._never_the_loops_fault():
-            self._note_mode()
-            self._hooks.renew()
-            self._note_transforms()
-            now, after = (self._action_after(more) for more in (0, 1))
-            self._observe_moved_parameters()
-            if self._is_recording and not self._has_stepped:
-                self._observe_gradients_left()
-            self._step_begins()
-            if now == ProfilerAction.NONE != after and self._is_another_at_work:
-                self._num_steps_waited += 1
-                self._profiler.step_num += 1
-                return
-            if after in _RECORDING and now not in _RECORDING:
-                self._cycle_begins(is_recorded=True)
-            elif self.num_steps_done >= _NUM_FIRST_STEPS and now not in _RECORDING:
-                self.history.stop()
-            self._profiler.step()
-            if self._tracer.num_cycles == self.schedule.num_repeats:
-                self._look_for_waste()
+            self._end_step(is_last=self._cost.end_step(is_recorded=self._is_recording))
+            self._cost.begin_step()
+
+    def _end_step(self, *, is_last: bool) -> None:
+        self._note_mode()
+        self._hooks.renew()
+        self._note_transforms()
+        now, after = (self._action_after(more) for more in (0, 1))
+        self._observe_moved_parameters()
+        if self._is_recording and not self._has_stepped:
+            self._observe_gradients_left()
+        self._step_begins()
+        if now == ProfilerAction.NONE != after and self._is_another_at_work:
+            self._num_steps_waited += 1
+            self._profiler.step_num += 1
+            return
+        if after in _RECORDING and now not in _RECORDING:
+            self._cycle_begins(is_recorded=True)
+        elif self.num_steps_done >= _NUM_FIRST_STEPS and now not in _RECORDING:
+            self.history.stop()
+        if is_last:
+            self._has_enough = True
+            self._profiler.current_action = ProfilerAction.RECORD_AND_SAVE
+        self._cost.begin_reading()
+        self._profiler.step()
+        if self._is_all_recorded:
+            self._look_for_waste()
+
+    @property
+    def _is_all_recorded(self) -> bool:
+        """Whether nothing more will be recorded."""
+        return self._has_enough or self._tracer.num_cycles == self.schedule.num_repeats
+
+    def _end_costly_recording(self) -> None:
+        """End the recording within a step."""
+        self._has_enough = True
+        profiler, self._profiler = self._profiler, None
+        profiler.__exit__(None, None, None)
+        torch_profiler.let_go_of(profiler)
+        self._look_for_waste()
 
     def _look_for_waste(self, error: BaseException | None = None) -> None:
         """Find what holds unneeded memory, while the loop's variables are those of the last cycle's end."""
@@ -380,9 +406,11 @@ class ProfileSession(LoopSession):
         self.module_names.update(compiled_wrapper_names(self.module_names))
         self._tracer(profiler)
         torch_profiler.let_go_of_recording(profiler)
+        if not is_next_recorded and not self._is_all_recorded:
+            self._has_enough = self._cost.is_reading_long()
         self._look_for_meta()
         self._observe_everything(is_walk=is_next_recorded and self._profiler is not None)
-        if self._tracer.num_cycles == self.schedule.num_repeats:
+        if self._is_all_recorded:
             self.history.dump()
         if not is_next_recorded:
             self.history.stop()
@@ -521,6 +549,8 @@ class ProfileSession(LoopSession):
             )
         if self._observer.sees_transforms:
             sentences.append(_KEEPS_WRAPPED if self._keeps_wrapped else _RECORDS_NO_SHAPES)
+        if note := self._cost.note:
+            sentences.append(note)
         if self._is_on_meta:
             sentences.append(_ON_META)
         if (lacking := self._lacking(findings)) is not None:
