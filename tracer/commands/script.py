@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from tracer.commands.common import say_all
+from tracer.commands.script_modules import modules_of
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
 
@@ -87,9 +88,11 @@ def _as_main(script: str, arguments: list[str], *, is_module: bool) -> Iterator[
     """The arguments and the import path that the script expects."""
     before = sys.argv
     sys.argv = [script, *arguments]
-    sys.path.insert(0, "" if is_module else str(Path(script).resolve().parent))
+    folder = Path.cwd() if is_module else Path(script).resolve().parent
+    sys.path.insert(0, "" if is_module else str(folder))
     try:
-        yield
+        with modules_of(folder):
+            yield
     finally:
         sys.argv = before
 
