@@ -16,7 +16,7 @@ from tracer.commands.fit_trials import answer_trial, asked_trial, told_alone
 from tracer.commands.on_card import OnOptions, run_ranks, say_where, start_on, values_on
 from tracer.commands.options import option, with_options
 from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptSchedule
-from tracer.commands.script import check_script, run_script
+from tracer.commands.script import BEFORE_SCRIPT, check_script, run_script
 from tracer.commands.usage import DEVICE
 from tracer.errors import UsageError
 from tracer.exporters.screen.next_commands import program_name
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from tracer.runs.session import Schedule
 
 __tracebackhide__ = True  # a line of this file explains nothing about the script
+
+_WRONG_USAGE = 2
+_OURS = {"--on", "--save-dir", "--keep-recording", "--watch", "--inference", "--apply", "--advise"}
 
 LATER = "later"
 """Below the folder of the results: what is said of memory that ends, or grows, after the recorded steps."""
@@ -118,6 +121,8 @@ def run(
         try:
             succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=screen.quiet)
         except SystemExit as ended:
+            if ended.code == _WRONG_USAGE and _OURS.intersection(arguments or []):
+                say(f"Hint: {BEFORE_SCRIPT}")
             if ended.code or not profile.is_incomplete:
                 raise
             raise typer.Exit(1) from None

@@ -105,6 +105,8 @@ class ScriptProfile:
         """Sentences on what could not be found; none where everything was recorded."""
         if self._fault is not None:
             return (f"The script was not profiled, and went on: {fault_text(self._fault)}",)
+        if self.session is None and self._has_failed:  # the script's own error says why
+            return ()
         if self.session is None:
             return (NO_CALL if self._is_inference else f"{NO_MODEL}{self._of_inference}",)
         return () if self.session.is_complete or self._has_stepped or self._has_failed else (NO_STEP,)
