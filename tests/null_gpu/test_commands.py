@@ -7,12 +7,12 @@ import os
 import re
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.processes import run_python
 from tracer.exporters.page.html import data_of_html
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.errors import NullGpuError
@@ -69,9 +69,8 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def called(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "main.py"), *arguments]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=variables)
+    return run_python(ROOT / "main.py", *arguments, folder=folder, variables=variables)
 
 
 def peak_of(folder: Path) -> dict[str, Any]:
@@ -356,3 +355,13 @@ def test_listed_changes_are_made_there_and_have_bytes_and_nothing_else(tmp_path:
     predicted = json.loads(asked.stdout)
     assert predicted["advice"]["peak_bytes"] == advice["peak_bytes"] == pytest.approx(peak, rel=1e-3)
     assert [row["measured"] for row in predicted["advice"]["rows"]] == [row["measured"] for row in advice["rows"]]
+
+
+def test_an_allocator_that_the_script_sets_is_used_and_one_without_a_history_is_a_sentence(tmp_path: Path) -> None:
+    first = "import os\nos.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'backend:cudaMallocAsync'\n"
+    (tmp_path / "train.py").write_text(first + TRAIN, "utf-8")
+    ended = called(tmp_path, "run", "--on", "h100", "train.py")
+    assert ended.returncode == 1
+    assert "Error: The CUDA allocator cudaMallocAsync records no allocations" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "step" not in ended.stdout

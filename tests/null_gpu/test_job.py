@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.null_gpu.started import ROOT, needs_null_gpu
+from tests.processes import run_python
 from tracer.errors import TracerError
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.job.earlier import earlier_ranks_by, run_earlier_ranks
@@ -182,10 +183,7 @@ def test_shared_objects_of_a_rank_that_did_not_run_are_ones_own(tmp_path: Path) 
 def run_rank(rank: int, folder: Path, world_size: int = 4) -> subprocess.CompletedProcess[str]:
     variables = environment([H100] * world_size) | Place(rank, world_size, world_size, folder).variables()
     variables |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "tests.null_gpu.job_programs", *TOGETHER],
-        cwd=folder, env=variables, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    return run_python("-m", "tests.null_gpu.job_programs", *TOGETHER, folder=folder, variables=variables, limit_s=600)
 
 
 @needs_null_gpu
@@ -231,11 +229,8 @@ print("rank", dist.is_initialized(), os.environ["RANK"])
 
 
 def called(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "main.py"), *arguments]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=500, check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    variables = os.environ | {"OMP_NUM_THREADS": "1"}
+    return run_python(ROOT / "main.py", *arguments, folder=folder, variables=variables, limit_s=500)
 
 
 def by_category(peak: dict[str, Any]) -> Counter[str]:

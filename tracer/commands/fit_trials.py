@@ -13,16 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracer.commands.on_card import start_on, values_on
+from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
 from tracer.commands.predict_on import script_trial
 from tracer.commands.shared_start import SharedStart
 from tracer.errors import TracerError
 from tracer.exporters.screen.fit import trial_words
-from tracer.exporters.screen.terminal import say
+from tracer.exporters.screen.terminal import say, show
 from tracer.null_gpu.cards import Card
 from tracer.null_gpu.job.place import Place
 from tracer.null_gpu.nccl_buffers import NcclBuffers
-from tracer.null_gpu.values.answers import Answer
+from tracer.null_gpu.writes import own_files
 from tracer.results.fit import FitReport, FitTrial, RankTrial
 
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ def each_alone(card: Card, base: FitTrial | None = None, job: Job | None = None)
     with shared_start(job) as start:
         trials = [make_trial((), job=job, start=start) if base is None else base]
         if base is None:
-            print("\n".join(trial_words(trials[0], card.usable_bytes)), flush=True)
+            show("\n".join(trial_words(trials[0], card.usable_bytes)))
         elif base.fits and base.flops is None:  # what it takes is known, and not how many operations
             trials = [replace(base, flops=make_trial((), job=job, start=start).flops)]
         for change in changes_of(is_job=job is not None):
             trials.append(make_trial((change,), job=job, start=start))
-            print("\n".join(trial_words(trials[-1], card.usable_bytes, trials[0])), flush=True)
+            show("\n".join(trial_words(trials[-1], card.usable_bytes, trials[0])))
         return trials
 
 
@@ -77,7 +77,7 @@ def told_alone(
     Raises:
         TracerError: The script ended otherwise than for want of memory, and without any change.
     """
-    print("\nWhat each change would save alone, made without editing the script:", flush=True)
+    show("\nWhat each change would save alone, made without editing the script:")
     trials = each_alone(devices.card, base, job)
     return FitReport(devices.words, devices.card.usable_bytes, own, tuple(trials), first_that_fits(trials))
 
@@ -169,11 +169,16 @@ def _anew(
 
 def _run_command(variables: Mapping[str, str]) -> tuple[tuple[str, ...], None]:
     """What it said if it failed."""
+    from tracer.runs.child_processes import ChildProcesses
+
     command = [sys.executable, *sys.orig_argv[1:]]
-    done = subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, errors="replace", check=False
-    )
-    return _said(done.stderr.splitlines()) if done.returncode else (), None
+    with tempfile.TemporaryFile() as said:
+        status = ChildProcesses().run(
+            lambda: subprocess.Popen(command, env={**os.environ, **variables}, stdout=subprocess.DEVNULL, stderr=said)
+        )
+        said.seek(0)
+        lines = said.read().decode(errors="replace").splitlines()
+    return _said(lines) if status else (), None
 
 
 def _run_ranks(job: Job, variables: Mapping[str, str]) -> tuple[tuple[str, ...], NullJob]:
@@ -216,7 +221,7 @@ def asked_trial() -> dict[str, Any] | None:
 def answer_trial(
     asked: Mapping[str, Any],
     card: str,
-    answers: Mapping[tuple[str, int], Answer],
+    on: OnOptions,
     script: str,
     arguments: Sequence[str],
     *,
@@ -228,7 +233,7 @@ def answer_trial(
     Args:
         asked: What `asked_trial` returned.
         card: The GPU, as `--on` names it.
-        answers: What lines read of it.
+        on: What is said of it.
         script: Its path, or a module's name.
         arguments: Its own.
         is_module: Whether it is a module.
@@ -239,6 +244,7 @@ def answer_trial(
     """
     start_on(card)
     from tracer.runs.applied_changes import AppliedChanges
+    from tracer.runs.child_processes import end_with_parent
     from tracer.runs.forked_trials import ForkedTrials
     from tracer.runs.script_changes import script_changes
     from tracer.runs.trial_channel import Channel
@@ -254,7 +260,8 @@ def answer_trial(
             "notes": applied.notes,
         }
 
-    with values_on(answers):
+    end_with_parent()
+    with on_null_gpu(on, None, quiet=True):
         if "requests" in asked:
             with ForkedTrials(Channel(asked["requests"], asked["replies"])) as trials:
                 document = tried(trials.applied, ())
@@ -267,4 +274,5 @@ def answer_trial(
 
 def _leave(document: Mapping[str, Any], folder: Path) -> None:
     place = Place.here()
-    (folder / f"{place.rank if place is not None else 0}.json").write_text(json.dumps(document), "utf-8")
+    with own_files():
+        (folder / f"{place.rank if place is not None else 0}.json").write_text(json.dumps(document), "utf-8")

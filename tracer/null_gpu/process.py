@@ -10,14 +10,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tracer.null_gpu.build import libraries, library
-from tracer.null_gpu.cards import CONTEXT_BYTES, Card
+from tracer.null_gpu.build import INDUCTOR, TRITON, libraries, library
+from tracer.null_gpu.cards import CONTEXT_BYTES, MAX_DEVICES, Card
 from tracer.null_gpu.cudnn import answers_command, device_properties
 from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.toolchain import torch_folder
 from tracer.units import GIB, format_bytes
 
-MAX_DEVICES = 16
 # Python, torch and its libraries, threads' stacks.
 _OF_THE_PROGRAM_BYTES = 24 * GIB
 
@@ -90,8 +89,8 @@ def environment(
     variables["PATH"] = os.pathsep.join([str(path.parent / "bin"), variables.get("PATH", os.defpath)])
     variables["TRITON_LIBCUDA_PATH"] = str(path.parent)
     # What a compiler measured on a device that computes nothing is noise: it stays out of real devices' caches.
-    variables.setdefault("TORCHINDUCTOR_CACHE_DIR", str(path.parent.parent / "inductor"))
-    variables.setdefault("TRITON_CACHE_DIR", str(path.parent.parent / "triton"))
+    variables.setdefault("TORCHINDUCTOR_CACHE_DIR", str(path.parent.parent / INDUCTOR))
+    variables.setdefault("TRITON_CACHE_DIR", str(path.parent.parent / TRITON))
     return variables
 
 

@@ -20,6 +20,7 @@ from tracer.capture.run_origin import RunOrigin
 from tracer.errors import RecordingError
 from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
+from tracer.snapshot.printable import printable
 from tracer.snapshot.remarks import Remarks
 from tracer.trace.load import TraceFile, load_trace
 from tracer.trace.text import pieces_of
@@ -161,4 +162,4 @@ def _device_name(header: Mapping[str, Any]) -> str:
     devices = header.get("deviceProperties")
     first = devices[0] if type(devices) is list and devices else None
     name = first.get("name") if type(first) is dict else None
-    return name[:200] if type(name) is str else ""
+    return printable(name[:200]) if type(name) is str else ""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -20,11 +20,12 @@ from tracer.errors import UsageError
 from tracer.exporters.files import write_atomically
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import Devices
-from tracer.null_gpu.job.earlier import earlier_ranks_by
+from tracer.null_gpu.job.earlier import earlier_ranks_are_asked_for, earlier_ranks_by
 from tracer.null_gpu.job.place import Place, groups_left, nccl_left, shared_bytes_left, taken_left
 from tracer.null_gpu.job.ranks import ranks_that_differ
 from tracer.results.files import RANK_JSON
 from tracer.results.null_job import NullJob, RankRun
+from tracer.runs.child_processes import ChildProcesses, end_with_parent
 from tracer.runs.null_job_page import write_ranks_page
 from tracer.runs.rank_failure import failure_left
 from tracer.runs.ranks import RanksSummary, rank_folder, read_some, write_ranks
@@ -33,8 +34,6 @@ from tracer.units import format_bytes
 
 OUTPUT: Final = "output.txt"
 _LAST_LINES: Final = 12
-_children: list[subprocess.Popen[bytes]] = []
-"""The ranks that run at this moment; one job runs in a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +44,13 @@ class Job:
         devices: One for each rank.
         per_node: How many ranks a node has.
         ranks: Ranks to run; None for those that can differ.
+        processes: The ranks that run at this moment.
     """
 
     devices: Devices
     per_node: int
     ranks: tuple[int, ...] | None = None
+    processes: ChildProcesses = field(default_factory=ChildProcesses, compare=False, repr=False)
 
     @property
     def world_size(self) -> int:
@@ -66,6 +67,7 @@ def as_this_rank() -> Iterator[None]:
         return
     from tracer.null_gpu.job.lone_rank import lone_rank
 
+    end_with_parent()
     with lone_rank(place):
         yield
 
@@ -214,7 +216,7 @@ def _side_by_side(
             return list(pool.map(lambda rank: _run_unseen(job, rank, folder, save_dir, tell), ranks))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            _end_all()
+            job.processes.end()
             raise
 
 
@@ -264,29 +266,17 @@ def _run(job: Job, rank: int, folder: Path, output: Path | None, taken: Mapping[
     sys.stdout.flush()
     sys.stderr.flush()
     with output.open("wb") if output is not None else nullcontext() as file:
-        child = subprocess.Popen(
-            [sys.executable, *sys.orig_argv[1:]],
-            env=variables,
-            stdin=None if output is None else subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
+        status = job.processes.run(
+            lambda: subprocess.Popen(
+                [sys.executable, *sys.orig_argv[1:]],
+                env=variables,
+                stdin=None if output is None else subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            ),
+            may_wait=lambda: earlier_ranks_are_asked_for(folder),
         )
-        _children.append(child)
-        try:
-            status = child.wait()
-        except BaseException:
-            _end_all()
-            raise
-        finally:
-            child.wait()
-            _children.remove(child)
     return RankRun(rank, status, time.monotonic() - began)
-
-
-def _end_all() -> None:
-    """What ends this process ends its ranks. A second Ctrl-C does not disturb one that it has reached already."""
-    for child in _children:
-        child.terminate()
 
 
 def _end(ran: RankRun) -> str:

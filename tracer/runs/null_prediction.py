@@ -216,7 +216,7 @@ def predict_script(
     place = Place.here()
     ran = f"{results.num_steps} {'step' if results.num_steps == 1 else 'steps'} ran"
     assumption = f"{ran}; what comes later, such as an evaluation, is not in it."
-    if not (num_steps or failed_at or steps.have_repeated):
+    if results.num_steps > 1 and not (num_steps or failed_at or steps.have_repeated):
         assumption += f" No two of them needed the same memory: use --steps {2 * MOST_STEPS} to run more."
     return replace(
         _prediction(results, devices.card, devices.count, sizes, fullest_sizes(), failed_at, of_script=assumption),

@@ -144,12 +144,15 @@ class _Groups:
     """Blocks of one cause and one line, put together."""
 
     def __init__(self, findings: Findings, blocks: IdleBlocks, kinds: Rows) -> None:
+        self.findings = findings
         self.cycle, self.last = findings.worst, findings.cycles[-1]
         self.blocks, self.kinds = blocks, kinds
         self.lines = _Lines(self.cycle)
 
     def found(self) -> tuple[Waste, ...]:
         sites = _sites(self.cycle, self.blocks.block)
+        if any(pool.has_backward for pool in self.findings.graph_pools):  # a replay fills them where they lie
+            self.kinds[self.kinds == int(WasteKind.GRADIENTS)] = NO_KIND
         groups: dict[tuple[WasteKind, SourceLine | None], list[int]] = {}
         for at in np.flatnonzero(self.kinds != NO_KIND).tolist():
             kind = WasteKind(int(self.kinds[at]))

@@ -16,6 +16,7 @@ from pathlib import Path
 from tracer.capture.sources.compiled_code import is_generated
 from tracer.capture.sources.notebook_cells import cell_name, is_cell
 from tracer.capture.sources.remembered import remembered
+from tracer.working_folder import working_folder
 
 
 def _folder_of_torch() -> Path:
@@ -37,7 +38,7 @@ def _prefixes() -> tuple[Path, ...]:
     Source: `torch.profiler.python_tracer._prefix_regex`.
     """
     raw = [*site.getsitepackages(), *sys.path, site.getuserbase(), site.getusersitepackages(), str(_TORCH.parent)]
-    absolute = {os.path.abspath(path) for path in raw if path}  # noqa: PTH100 - links are left alone, as torch does
+    absolute = {os.path.abspath(working_folder() / path) for path in raw if path}  # noqa: PTH100 - links are left alone, as torch does
     return tuple(Path(path) for path in sorted(absolute, reverse=True))
 
 
@@ -124,4 +125,4 @@ def _hidden_files() -> frozenset[str]:
     # None stands for a module that must not be imported, and lazy ones are not to be woken up.
     modules = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
     hidden = (names.get("__file__") for names in modules if names.get("__tracebackhide__") is True)
-    return frozenset(os.path.abspath(file) for file in hidden if file)  # noqa: PTH100 - as the profiler has them
+    return frozenset(os.path.abspath(working_folder() / file) for file in hidden if file)  # noqa: PTH100 - as the profiler has them

@@ -51,13 +51,14 @@ def _large(results: RunResults) -> tuple[UnneededMemory, ...]:
     return large(unneeded_memory(results.waste, device=results.findings.device), results.findings.worst.peak.peak_bytes)
 
 
-def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS) -> None:
+def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS, num_steps: int | None = None) -> None:
     """Print what the results have: what ran out of memory, the peak, the times, the gradients, the loss.
 
     Args:
         results: Results of a run.
         console: Where to print.
         top: Rows of each table; what the others hold together is said.
+        num_steps: How many steps were made in all, if that is known.
     """
     if results.origin.caveat:
         say(console)
@@ -67,7 +68,7 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS)
     if results.first_changes is not None:
         print_first_changes(results.first_changes, console)
     if results.findings is not None:
-        print_peak(results.findings, console, num_steps=results.num_steps, top=top)
+        print_peak(results.findings, console, num_steps=num_steps, top=top)
     if (diff := results.against_eager) is not None:
         print_against_eager(diff, eager_sentences(diff), console, top=top)
     if results.advice is not None:
