@@ -39,7 +39,10 @@ def judged(now: SavedPeak, limits: Limits, before: SavedPeak | None = None, cave
 
 def test_as_much_as_the_limit_is_allowed_and_one_byte_more_is_explained() -> None:
     now = peak(("gradient", MIB), ("parameter", 3 * MIB))
-    assert judged(now, Limits(4 * MIB, "h100", "1%")) == ([], "   4.00 MiB allocated, 4.00 MiB reserved on h100, 4.00 MiB allowed")
+    assert judged(now, Limits(4 * MIB, "h100", "1%")) == (
+        [],
+        "   4.00 MiB allocated, 4.00 MiB reserved on h100, 4.00 MiB allowed",
+    )
     (first, *rows), _ = judged(now, Limits(4 * MIB - 1, "h100", "1%"))
     assert first == "4.00 MiB were allocated at most on h100; the limit is 4.00 MiB, 1 B less."
     assert [row.split() for row in rows] == [
