@@ -81,11 +81,11 @@ def _restarted(command: Sequence[str], variables: dict[str, str]) -> dict[str, s
     from tracer.null_gpu.cards import devices_of
     from tracer.null_gpu.process import environment
 
-    if "--on" not in command or "fit" in command or _is_of_null_gpu(variables):
+    if "--on" not in command or {"fit", "check"} & set(command) or _is_of_null_gpu(variables):
         return variables
     with suppress(TracerError):
         devices = devices_of(command[command.index("--on") + 1])
-        if devices.count == 1:
+        if devices.count == 1 and devices.card is not None and devices.card.name:
             return environment([devices.card], variables)
     return variables
 
@@ -270,6 +270,7 @@ def _set_environment(variables: Mapping[str, str]) -> None:
 
     os.environ.clear()
     os.environ.update(variables)
+    tempfile.tempdir = None  # asked for when torch was loaded
     if "OMP_NUM_THREADS" in variables:  # which OpenMP has read when torch was loaded
         torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
 
