@@ -7,7 +7,6 @@ all of its workers: one has the null GPU's libraries in place of CUDA's. Each st
 from __future__ import annotations
 
 import atexit
-import fcntl
 import gc
 import hashlib
 import importlib
@@ -177,6 +176,8 @@ def end_servers() -> None:
 
 
 def _connected(is_on_null_gpu: bool) -> socket.socket:
+    import fcntl  # not on Windows, where what is here cannot be called
+
     share_servers()
     folder = Path(os.environ[FOLDER_VARIABLE])
     of_this_checkout = hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]
@@ -237,6 +238,8 @@ def _serve(path: str) -> tuple[str, str, bytes]:
     size, streams, _, _ = socket.recv_fds(connection, 8, 4)
     request = pickle.loads(_received(connection, *struct.unpack("!Q", size)))
     if (pid := os.fork()) == 0:
+        import fcntl
+
         connection.close()
         high = [fcntl.fcntl(stream, fcntl.F_DUPFD, 64) for stream in streams]
         for number, stream in enumerate(high):
