@@ -22,6 +22,7 @@ from tracer.exporters.recording_file.kept_run_file import load_kept_run
 from tracer.runs import outputs, session
 from tracer.runs.loop_session import LoopSession
 from tracer.runs.outputs import OUTPUTS
+from tracer.runs.script_sessions import ScriptTraining
 from tracer.runs.session import Schedule
 from tracer.runs.termination import WritingInterrupted
 from tracer.runs.training import profile_training
@@ -252,3 +253,28 @@ def test_a_watch_says_what_ended_it(number: int, tmp_path: Path) -> None:
         watch.step()
         send(number)
     assert {"watch.txt", "watch.json"} <= names(tmp_path)
+
+
+def test_a_limit_between_two_steps_leaves_a_recording_that_begins_there(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a first step that was recorded too, the schedule's profiler begins where the program is at work."""
+    begin = session.ProfileSession._begin_schedule
+    monkeypatch.setattr(
+        session.ProfileSession, "_begin_schedule", lambda *arguments: [send(limit), begin(*arguments)].clear()
+    )
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    plan = Schedule(num_wait_steps=1, num_warmup_steps=0, num_active_steps=1, num_repeats=1)
+    caught = 0
+    with ScriptTraining({"model": model}, optimizer, save_dir=tmp_path, schedule=plan, screen="none") as running:
+        for _ in range(plan.num_steps + 1):
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            try:
+                running.step()
+            except LateError:
+                caught += 1
+    assert (caught, running.fault) == (1, None)
+    assert running.results is not None
+    assert running.results.findings is not None

@@ -309,7 +309,8 @@ class ScriptProfile:
 
     def _compilation_begins(self) -> None:
         if isinstance(self.session, ScriptTraining):  # a profiler would record all that the compiler does
-            self.session.leave_first_step()
+            with signals_deferred():
+                self.session.leave_first_step()
         self._not_by_hand()
         self._unhook_modules()
 

@@ -438,9 +438,14 @@ class ProfileSession(LoopSession):
         if self._action_after(1) not in _RECORDING:
             self._begin_schedule()
         elif self.num_steps_done == 1:
-            self._first.when_closed(self._begin_schedule)
+            self._first.when_closed(self._begin_between_steps)
         else:
             self._begin_schedule(self.num_steps_done)
+
+    def _begin_between_steps(self) -> None:
+        """The same, called while the program is at work."""
+        with self._never_the_loops_fault():
+            self._begin_schedule()
 
     def _begin_schedule(self, num_steps_waited: int = 0) -> None:
         """Have the schedule's profiler begin with the next step."""
