@@ -272,7 +272,8 @@ def test_a_limit_between_two_steps_leaves_a_recording_that_begins_there(
             model(torch.randn(4, 8)).sum().backward()
             optimizer.step()
             try:
-                running.step()
+                with torch.profiler.record_function("open while the step ends"):
+                    running.step()
             except LateError:
                 caught += 1
     assert (caught, running.fault) == (1, None)
