@@ -89,7 +89,7 @@ def test_a_step_to_which_recording_adds_much_is_the_last(
 def test_behind_a_cycle_that_took_long_to_read_there_is_no_other(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = timeline_tracer.read_recording
+    read = timeline_tracer.read_recording  # type: ignore[attr-defined]
 
     def slowly(profiler: object) -> object:
         clock.now_s += 6
