@@ -98,11 +98,15 @@ class LoopSession:
             self._forget_forks = in_forked_child(self._leave_to_parent)
             self._switch_on()
         except BaseException:
-            self._ours(lambda: self._switch_off(None))
-            self._let_go()
-            self._termination.forget()
+            self.abandon()
             raise
         return self
+
+    def abandon(self) -> None:
+        """Switch off without a result, as if the block had never begun."""
+        self._ours(lambda: self._switch_off(None))
+        self._let_go()
+        self._termination.forget()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -198,6 +198,8 @@ class ScriptProfile:
             self._begin(None)
             return
         self._has_stepped = True
+        if self._by_hand is not None and not self._by_hand.trains_with(optimizer):
+            self._begin_again()
         self._not_by_hand()
         if optimizer in self._stepped:  # again, before others did: those take no part
             self._waits_for = self._stepped.copy()
@@ -207,6 +209,16 @@ class ScriptProfile:
         if self._waits_for <= self._stepped:
             self._stepped.clear()
             self._step_ended()
+
+    def _begin_again(self) -> None:
+        """Begin a session of the models that are there now, if no step was counted.
+
+        The first began with a call while the program was still building its model, such as of a layer by itself.
+        """
+        if self.session is not None and self.session.num_steps_done == 0:
+            self.session.abandon()
+            self.session = None
+            self._begin(None)
 
     def _step_ended(self) -> None:
         if self.later is not None:

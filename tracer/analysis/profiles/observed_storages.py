@@ -35,7 +35,7 @@ def is_idle(
 ) -> Bools:
     """Whether each address lay in memory that is not allocated when last looked at before the cycle.
 
-    Tensors that CUDA graphs leave behind lie in unused memory of a private pool, others of the CPU in a mapped file, and
+    Tensors that CUDA graphs leave behind lie in unused memory of a private pool, others in a mapped file, and
     operators use them.
 
     Args:
