@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Self
 
 import numpy as np
 
@@ -73,6 +74,12 @@ class KnownStorages:
         ends = (self.ends_ns, self.ends_address, self.ends_device)
         if len({len(column) for column in columns}) > 1 or len({len(column) for column in ends}) > 1:
             raise ValueError("columns of KnownStorages differ in length")
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Nothing was observed."""
+        none = np.empty(0, np.int64)
+        return cls(none, none, none, none, none, none, names=(), devices=())
 
     def words_at(self, device: str | None = None) -> dict[int, str]:
         """What lay at each address when it was last observed: `parameter`, `optimizer state` and so on.
