@@ -94,7 +94,8 @@ NAMES_OF_STACKS = {
 # The table of a device's differences names the file of torch that each of them comes from.
 NAMES_SOURCES = {"tracer.rehearsal.cuda_rules"}
 # Private by a leading underscore, and still for everybody: of Python's standard library, and of C's.
-PUBLIC_ENOUGH = {"__cxa_atexit", "_fields", "_replace", "_asdict", "_getframe", "_current_frames", "_exit"}
+# `runpy._run_code`: nothing public tells that a script's last line has run while its variables are still there.
+PUBLIC_ENOUGH = {"__cxa_atexit", "_fields", "_replace", "_asdict", "_getframe", "_current_frames", "_exit", "_run_code"}
 
 
 def modules() -> dict[str, Path]:
