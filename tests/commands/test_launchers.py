@@ -77,6 +77,11 @@ def test_one_process_has_the_variables_that_launchers_set(environment: dict[str,
     }  # fmt: skip
 
 
+def test_ranks_of_mpi_have_its_variables(environment: dict[str, str]) -> None:
+    script_named(OnOptions(on="2xh100"), "mpirun", ["-np", "2", "python", "train.py"], is_module=False)
+    assert (environment["OMPI_COMM_WORLD_RANK"], environment["PMI_RANK"]) == ("1", "1")
+
+
 def test_precision_of_accelerate_is_told_to_its_processes(environment: dict[str, str]) -> None:
     words = ["launch", "--mixed_precision=bf16", "train.py"]
     script_named(OnOptions(on="2xh100"), "accelerate", words, is_module=False)

@@ -30,6 +30,10 @@ _PROGRAMS: Final = {
 _NUM_PROCESSES: Final = ("nproc-per-node", "num-gpus", "num-processes", "np", "n")
 _NUM_NODES: Final = ("nnodes", "num-nodes")
 _OF_ACCELERATE: Final = ("mixed-precision", "gradient-accumulation-steps", "dynamo-backend")
+_OF_MPI: Final = {
+    "OMPI_COMM_WORLD_RANK": "RANK", "OMPI_COMM_WORLD_SIZE": "WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK": "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "LOCAL_WORLD_SIZE", "PMI_RANK": "RANK", "PMI_SIZE": "WORLD_SIZE",
+}  # fmt: skip
 # These tell each process its number by an option, too.
 _LOCAL_RANK: Final = {"deepspeed": "--local_rank", "torch.distributed.launch": "--local-rank"}
 
@@ -104,8 +108,10 @@ def script_named(on: OnOptions, script: str, arguments: Sequence[str] | None, *,
             f"{some(devices.count, 'GPU')}.",
             hint=f"Write --on {card if number == 1 else f'{number}x{card}'}, or leave out {launch.launcher}.",
         )
-    if devices.count == 1 and "RANK" not in os.environ:
+    if devices.count == 1 and "RANK" not in os.environ and launch.launcher != "accelerate launch":
         os.environ.update(_alone())
+    if launch.launcher in ("mpirun", "mpiexec") and "RANK" in os.environ:
+        os.environ.update({name: os.environ[of] for name, of in _OF_MPI.items() if of in os.environ})
     name, arguments = _LOCAL_RANK.get(launch.launcher), launched.arguments
     if name is not None and not {"--no_local_rank", "--use-env", "--use_env"} & set(launch.options):
         arguments = [f"{name}={os.environ.get('LOCAL_RANK', '0')}", *arguments]
