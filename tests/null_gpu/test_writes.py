@@ -217,6 +217,11 @@ from torch.distributed.fsdp import fully_shard
 dist.init_process_group("nccl")
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 print("found", os.path.exists("checkpoint"))
+if dist.get_rank() == 0:
+    os.mkdir("data")
+    torch.save([1], "data/prepared.pt")
+dist.barrier()
+assert os.listdir("data") == ["prepared.pt"] and torch.load("data/prepared.pt") == [1]
 model = torch.nn.Linear(64, 64, bias=False).cuda()
 fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters())
@@ -242,4 +247,4 @@ def test_ranks_of_a_job_do_not_see_what_others_left(project: Path) -> None:
     for printed in (ended.stdout, others):
         assert "found False" in printed
         assert "saved True" in printed
-    assert "checkpoint/__1_0.distcp" in left_in(results / "rank1", project)
+    assert left_in(results / "rank1", project) == {"checkpoint/__1_0.distcp"}

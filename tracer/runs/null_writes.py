@@ -22,6 +22,7 @@ from tracer.runs.ranks import rank_folder
 FOLDER: Final = "null-gpu-writes"
 """Name of the folder below the results."""
 _KEEP: Final = "--keep-writes has it write in place."
+_BEFORE_STEPS: Final = "written-before-steps"
 _current: list[Path] = []
 """The folder of this process; files are redirected for the whole process."""
 
@@ -48,6 +49,8 @@ def writes_aside(save_dir: Path | None, *, tell: Callable[[str], None]) -> Itera
     own = _folder(save_dir, place)
     folder = own.path
     _current[:] = [folder]
+    if place is not None and place.rank and (before := place.folder / _BEFORE_STEPS).exists():
+        writes.mirror(before, folder)
     first = _of_rank(save_dir, place, 0) if place is not None and place.rank else None
     in_place = [path for path in (save_dir, place.folder if place is not None else None) if path is not None]
     atexit.register(_finish, own, owner, is_kept=save_dir is not None)
@@ -63,6 +66,17 @@ def writes_aside(save_dir: Path | None, *, tell: Callable[[str], None]) -> Itera
                 tell(sentence)
             # Before what the program wants done at the end of its process, such as a last checkpoint.
             atexit.register(writes.hold, -1)
+
+
+def share_with_ranks() -> None:
+    """Before a job's rank 0 begins its first step: leave a copy of what it has written for ranks that run after it.
+
+    So they find the data that it has prepared, and no checkpoint of a training that is over.
+    """
+    place = Place.here()
+    if _current and place is not None and place.rank == 0:
+        with writes.own_files(), suppress(FileExistsError):
+            shutil.copytree(_current[0], place.folder / _BEFORE_STEPS, symlinks=True)
 
 
 def in_fork() -> None:
