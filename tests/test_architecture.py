@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 # Room: rooms that it may import, besides itself. The first room that a module's name starts with is its own.
-_BASE = {"tracer.arrays", "tracer.errors", "tracer.units", "tracer.collector", "tracer.command_line", "tracer.nested"}
+_BASE = {"tracer.arrays", "tracer.errors", "tracer.units", "tracer.collector", "tracer.command_line", "tracer.nested",
+         "tracer.working_folder"}  # fmt: skip
 _RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator", "tracer.trace"}
 _MEANS = {*_RECORDS, "tracer.analysis"}
 _NULL_GPU = {"tracer.null_gpu", "tracer.null_gpu.job", "tracer.null_gpu.values"}
@@ -28,6 +29,7 @@ ROOMS: dict[str, set[str]] = {
     "tracer.collector": set(),
     "tracer.command_line": set(),
     "tracer.nested": set(),
+    "tracer.working_folder": set(),
     "tracer.null_gpu.values": {"tracer.capture", "tracer.errors", "tracer.null_gpu", "tracer.units"},
     "tracer.null_gpu.job": {"tracer.capture", "tracer.errors", "tracer.null_gpu"},
     "tracer.null_gpu": {"tracer.errors", "tracer.units"},
@@ -322,6 +324,27 @@ def test_nobody_elses_private_attributes_are_read() -> None:
     """Of torch's objects in torch_private, of ours nowhere: what a leading underscore says is for the file it is in."""
     ours = [module for module in OUTSIDE if module.startswith("tracer")]
     assert {module: found for module in ours if (found := private_attributes(source_of(module)))} == {}
+
+
+# The answers of programs to programs, and bars, whose words are the program's own.
+_OTHER_PRINTERS = {
+    "tracer/null_gpu/cudnn_answers.py",
+    "tracer/null_gpu/nvidia_smi.py",
+    "tracer/commands/profile.py",
+    "tracer/commands/predict_largest.py",
+}
+
+
+def test_all_that_is_printed_goes_through_one_file() -> None:
+    """It spells what a terminal would obey."""
+    printing = {"print", "Console", "typer.echo", "typer.secho", "sys.stdout.write", "sys.stderr.write"}
+    found = {
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / "tracer").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in printing
+    }
+    assert found <= _OTHER_PRINTERS | {"tracer/exporters/screen/terminal.py"}
 
 
 def test_names_of_torchs_own_are_in_one_file() -> None:

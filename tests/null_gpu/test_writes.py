@@ -114,6 +114,8 @@ for step in range(6):
     os.replace("out/model.ckpt.part", "out/model.ckpt")
     np.save("results.npy", np.zeros(3))
 assert torch.load("out/model.ckpt")["step"] == 5
+os.chdir("out")
+os.chdir("..")
 if "--libraries" in sys.argv:
     from safetensors.torch import load_file, save_file
     from torch.utils.tensorboard import SummaryWriter
@@ -122,6 +124,8 @@ if "--libraries" in sys.argv:
     with SummaryWriter("runs") as writer:
         writer.add_scalar("loss", 0.0, 1)
     assert os.listdir("runs")
+if "--leaves" in sys.argv:
+    os.chdir("/")
 sys.exit(3 if "--fails" in sys.argv else 0)
 """
 WRITTEN = {"train.log", "results.npy", "out/model.ckpt"}
@@ -179,12 +183,13 @@ def test_keep_writes_has_the_script_write_in_place(project: Path) -> None:
 @pytest.mark.slow
 @needs_null_gpu
 def test_results_in_the_project_itself_are_no_exception(project: Path) -> None:
-    ended = called(project, "run", "--on", "h100", "--save-dir", ".", "train.py")
+    ended = called(project, "run", "--on", "h100", "--save-dir", ".", "train.py", "--leaves")
     assert ended.returncode == 0, ended.stderr
     assert (project / "results.npy").read_text() == (project / "train.log").read_text() == "mine"
     assert not (project / "out").exists()
     assert (project / "peak.json").exists()
     assert left_in(project, project) == WRITTEN
+    assert "3 files went to null-gpu-writes/" in ended.stderr
 
 
 @pytest.mark.slow

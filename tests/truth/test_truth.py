@@ -15,6 +15,7 @@ from torch import nn
 from tests.truth import (
     programs_addresses,
     programs_holders,
+    programs_loops,
     programs_models,
     programs_processes,
     programs_torch,
@@ -58,6 +59,8 @@ UNKNOWN_PLACES: dict[str, str] = {
 LEAST_PART = 0.95
 """Of the bytes whose kind is proved, in each program."""
 LOWER_PARTS = {
+    # Batches of a list that is there before training: those of the recorded steps are inputs, whosever turn it is.
+    "loop_list_of_batches": 0.90,
     # Of what a list of losses keeps, one byte in twenty has another kind. The cause is not known.
     "losses_of_weights_themselves": 0.93,
     # Operators on wrapped tensors name no address: what the program keeps behind backward is called not known.
@@ -89,6 +92,7 @@ QUICK = {
     "optimizers_replaced",
     "cache_in_an_attribute",
     "tensors_without_a_module",
+    "loop_enumerated",
 }
 
 
@@ -125,6 +129,7 @@ def _names_of_programs() -> set[str]:
     modules = (
         programs_addresses,
         programs_holders,
+        programs_loops,
         programs_models,
         programs_processes,
         programs_torch,

@@ -26,7 +26,7 @@ from tracer.commands.usage import OUTPUTS, SCHEDULE
 from tracer.errors import UsageError
 from tracer.exporters.screen.fit import command_words, print_search, trial_words
 from tracer.exporters.screen.next_commands import program_name
-from tracer.exporters.screen.terminal import say, screen
+from tracer.exporters.screen.terminal import say, screen, show
 from tracer.null_gpu.cards import Devices, devices_of
 from tracer.results.fit import FitReport, FitTrial
 
@@ -99,6 +99,10 @@ def fit(
             )
         tried = combinations(values)
         script, arguments, module, _ = script_named(on, script, arguments, is_module=module)
+        if save_dir is not None:
+            from tracer.exporters.files import check_folder
+
+            check_folder(save_dir)
         check_script(script, is_module=module)
         if (asked := asked_trial()) is not None:
             answer_trial(asked, on.on, on, script, arguments or [], is_module=module, num_steps=steps)
@@ -122,7 +126,7 @@ def fit(
                 say(_nothing_fits(devices, is_of_values=bool(values) and not search))
             raise typer.Exit(_DOES_NOT_FIT)
         if not each and not search and (report.apply or report.arguments):
-            print(_command((*own, *report.arguments), report.apply, devices, job))
+            show(_command((*own, *report.arguments), report.apply, devices, job))
 
 
 def _least(devices: Devices, own: tuple[str, ...], job: Job | None) -> FitReport:

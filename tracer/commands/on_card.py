@@ -20,6 +20,7 @@ from tracer.null_gpu import process
 from tracer.null_gpu.cards import MAX_DEVICES, Devices, devices_of
 from tracer.null_gpu.job.place import Place
 from tracer.null_gpu.values.answers import Answer, parse_answer
+from tracer.units import MAX_RANKS, parse_count, shortened
 
 if TYPE_CHECKING:
     from tracer.runs.null_job import Job
@@ -107,9 +108,9 @@ WARNING = "losses and other values that the program prints mean nothing"
 
 def _numbers(text: str) -> tuple[int, ...]:
     try:
-        return tuple(sorted({int(part) for part in text.split(",")}))
+        return tuple(sorted({parse_count(part, most=MAX_RANKS) for part in text.split(",")}))
     except ValueError:
-        raise UsageError(f"{text} is no list of ranks.", hint="Write --rank 0,7,64.") from None
+        raise UsageError(f"{shortened(text)} is no list of ranks.", hint="Write --rank 0,7,64.") from None
 
 
 def run_ranks(

@@ -409,7 +409,7 @@ def run_and_report(
     is_shown = not how.quiet and (rank is None or rank.index == 0)
     if is_shown:
         with screen() as console:
-            print_results(results, console, top=top)
+            print_results(results, console, top=top, num_steps=results.num_steps)
     if succeeded and is_shown and results.findings is not None:  # also where the run failed, and its files say why
         names = [path.name for path in folder.iterdir()]
         say_all(after_run(folder, names, is_advice_open=advise is None and rank is None))

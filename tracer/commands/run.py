@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +20,7 @@ from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, Scree
 from tracer.commands.script import check_script, run_script
 from tracer.commands.usage import DEVICE
 from tracer.commands.workload_options import check_device
-from tracer.errors import UsageError
+from tracer.errors import Terminated, UsageError
 from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.job.place import Place
@@ -110,9 +110,10 @@ def run(
     from tracer.results.null_run import USE_CUDA, elsewhere
     from tracer.runs.script_run import ScriptProfile
     from tracer.runs.script_sessions import ScriptTraining
+    from tracer.runs.termination import Termination
 
-    here = on_null_gpu(on, save_dir, quiet=screen.quiet)
-    with errors_for_people(), kept_import_path(), here, _made(apply) as notes:
+    here, ended = on_null_gpu(on, save_dir, quiet=screen.quiet), closing(Termination())
+    with errors_for_people(), kept_import_path(), here, _made(apply) as notes, ended as termination:
         steps = (schedule.of_calls() if inference else schedule).schedule()
         check_folder(save_dir)
         check_script(script, is_module=module)
@@ -122,7 +123,14 @@ def run(
             make_later=None if watch else _later(common),
             is_inference=inference,
         )
-        succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=screen.quiet)
+        termination.watch()
+        succeeded, own_end = True, None
+        try:
+            succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=screen.quiet)
+        except Terminated:
+            raise
+        except SystemExit as end:  # many scripts end with sys.exit(main())
+            own_end = end
         say_all(notes() if not screen.quiet else ())
         results = profile.session.results if isinstance(profile.session, ScriptTraining) else None
         if devices is not None and results is not None and (reason := elsewhere(results.device)):
@@ -132,7 +140,9 @@ def run(
             _advise(devices, str(on.on), own, save_dir)
             if watch and not succeeded:
                 say("Note: Each trial ran the first steps alone: what grows later is not in it.")
-    if not succeeded:
+    if own_end is not None and (own_end.code or not profile.is_incomplete):
+        raise own_end
+    if not succeeded or profile.is_incomplete:
         raise typer.Exit(1)
 
 

@@ -17,12 +17,14 @@ from tracer.commands.options import number, option
 from tracer.commands.usage import FNO, MODEL, STEP
 from tracer.errors import TracerError, UsageError, WorkloadError
 from tracer.exporters.screen.terminal import say
+from tracer.units import parse_count, shortened
 
 if TYPE_CHECKING:
     import torch
 
     from tracer.workloads.workload import Workload
 
+_MAX_SEED = (1 << 63) - 1
 _DEVICES_HINT = "Use cpu, cuda:0, xpu:0, ..., or import what registers the backend with --import MODULE."
 
 
@@ -44,7 +46,7 @@ class WorkloadOptions:
         Literal["new_zeros", "torch_zeros"],
         option("How the padded spectrum is allocated; after torch_zeros torch's categories stop.", FNO),
     ] = "new_zeros"
-    seed: Annotated[int, number("Seed of weights and data.", MODEL)] = 0
+    seed: Annotated[int, number("Seed of weights and data.", MODEL, most=_MAX_SEED)] = 0
     model: Annotated[
         str,
         option(
@@ -252,10 +254,10 @@ _MODEL_ONLY = ("model_arg", "model_input", *_STEP_ONLY)
 def _numbers(option: str, text: str) -> int | tuple[int, ...]:
     """`64` is a number, `64x32` one per axis."""
     try:
-        numbers = tuple(int(part) for part in text.lower().split("x"))
+        numbers = tuple(parse_count(part) for part in text.lower().split("x"))
     except ValueError:
         raise UsageError(
-            f"--{option.replace('_', '-')} {text} is not a size.",
+            f"--{option.replace('_', '-')} {shortened(text)} is not a size.",
             hint="Write one number, or one per axis such as 64x32.",
         ) from None
     return numbers[0] if len(numbers) == 1 else numbers

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from tracer.errors import OutputError
 from tracer.null_gpu.writes import own_files
+from tracer.working_folder import working_folder
+
+_BLOCK_BYTES = 4096
 
 
 @contextmanager
@@ -74,14 +77,16 @@ def check_folder(folder: Path) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    nearest = folder.absolute()
+    nearest = working_folder() / folder
     while not nearest.exists():
+        if nearest.is_symlink():
+            raise OutputError(f"{nearest} is a link that leads nowhere.", hint="Name another folder with --save-dir.")
         nearest = nearest.parent
     if not nearest.is_dir():
         raise OutputError(f"{nearest} is a file, not a folder.", hint="Name another folder with --save-dir.")
     try:
-        with tempfile.TemporaryFile(dir=nearest):
-            pass
+        with tempfile.TemporaryFile(dir=nearest) as file:
+            file.write(bytes(_BLOCK_BYTES))  # a full disk takes an empty file
     except OSError as error:
         raise _cannot_write(folder, error) from error
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from tracer.errors import UsageError
 from tracer.exporters.notebook import Paragraph, display_in_notebook
+from tracer.exporters.screen.terminal import show
 from tracer.runs.script_run import ScriptProfile
 from tracer.runs.script_sessions import ScriptTraining
 from tracer.runs.session import Schedule
@@ -90,7 +91,7 @@ class CellTraining(ScriptTraining):
 
 def _tell(sentence: str) -> None:
     if not display_in_notebook(Paragraph(sentence)):
-        print(sentence)
+        show(sentence)
 
 
 class _Parser(argparse.ArgumentParser):

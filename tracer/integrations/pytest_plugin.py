@@ -125,11 +125,13 @@ class _AllTests:
         write_baseline(peaks, path)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        from tracer.exporters.screen.terminal import visible
+
         if not self._measured:
             return
         terminalreporter.section("gpu memory", "=")
         for name, measured in sorted(self._measured.items()):
-            terminalreporter.write_line(f"{measured['words']}  {name}")
+            terminalreporter.write_line(visible(f"{measured['words']}  {name}"))
         if self._config.getoption(_UPDATE):
             terminalreporter.write_line(f"Written to {self._config.getoption(_BASELINE)}.")
 
@@ -160,7 +162,11 @@ class _Elsewhere(pytest.Item):
         return self.path, self.location_there[1], self.location_there[2]
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        return str(excinfo.value) if excinfo.errisinstance(_FailedThereError) else super().repr_failure(excinfo)
+        if not excinfo.errisinstance(_FailedThereError):
+            return super().repr_failure(excinfo)
+        from tracer.exporters.screen.terminal import visible
+
+        return visible(str(excinfo.value))
 
     def runtest(self) -> None:
         """Start its process, and take what that says for its own."""
@@ -285,7 +291,9 @@ class _OneTest:
         complaints, words = _judged(worst, limits, self._baseline(pyfuncitem.nodeid))
         self._measured = {"words": words, "peak": _document(worst.peak)}
         if complaints:
-            pytest.fail("\n".join(complaints), pytrace=False)
+            from tracer.exporters.screen.terminal import visible
+
+            pytest.fail(visible("\n".join(complaints)), pytrace=False)
         return result
 
     def _worst(self) -> ProcessPeak:

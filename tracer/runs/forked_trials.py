@@ -22,6 +22,7 @@ from tracer.capture.torch_private.torch_cuda_start import (
     set_allocator_settings,
 )
 from tracer.runs.applied_changes import AppliedChanges
+from tracer.runs.child_processes import end_with_parent
 from tracer.runs.null_writes import delete as delete_writes
 from tracer.runs.null_writes import in_fork as writes_in_fork
 from tracer.runs.script_changes import ALLOCATOR_SETTINGS, ScriptChange, script_changes, set_allocator
@@ -91,6 +92,7 @@ class ForkedTrials:
             sys.stderr.flush()
             child = fork_to_go_on()
             if child == 0:
+                end_with_parent()
                 self._is_fork = True
                 writes_in_fork()
                 self._children_before = set(multiprocessing.active_children())

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -43,8 +43,10 @@ def writes_aside(save_dir: Path | None, *, tell: Callable[[str], None]) -> Itera
     if not process.is_active():
         yield
         return
+    shown = save_dir or Path()
     if save_dir is not None:
         check_folder(save_dir)
+        save_dir = save_dir.absolute()  # the program may change its folder
     place, owner = Place.here(), os.getpid()
     own = _folder(save_dir, place)
     folder = own.path
@@ -62,8 +64,8 @@ def writes_aside(save_dir: Path | None, *, tell: Callable[[str], None]) -> Itera
         writes.hold(1)
         if os.getpid() == owner:
             writes.end()
-            if sentence := _sentence(folder, is_kept=save_dir is not None):
-                tell(sentence)
+            if files := writes.written(folder):
+                tell(_sentence(files) if save_dir is None else _sentence_kept(files, save_dir, shown))
             # Before what the program wants done at the end of its process, such as a last checkpoint.
             atexit.register(writes.hold, -1)
 
@@ -126,15 +128,19 @@ def _folder(save_dir: Path | None, place: Place | None) -> OwnFolder:
     raise AssertionError  # the loop has no end
 
 
-def _sentence(folder: Path, *, is_kept: bool) -> str:
-    files = writes.written(folder)
-    if not files:
-        return ""
-    number = "file" if len(files) == 1 else f"{len(files):,} files"
-    if not is_kept:
-        return f"Note: Nothing was computed, so the script's {number} went to a folder that is deleted. {_KEEP}"
-    where = os.path.commonpath([path.parent for path in files])
-    return f"Note: Nothing was computed, so the script's {number} went to {where}, not over yours. {_KEEP}"
+def _sentence(files: Sequence[Path]) -> str:
+    return f"Note: Nothing was computed, so the script's {_number(files)} went to a folder that is deleted. {_KEEP}"
+
+
+def _sentence_kept(files: Sequence[Path], save_dir: Path, shown: Path) -> str:
+    """Where they are, below the folder of the results as the user named it."""
+    common = Path(os.path.commonpath([path.parent for path in files]))
+    where = shown / common.relative_to(save_dir) if common.is_relative_to(save_dir) else common
+    return f"Note: Nothing was computed, so the script's {_number(files)} went to {where}, not over yours. {_KEEP}"
+
+
+def _number(files: Sequence[Path]) -> str:
+    return "file" if len(files) == 1 else f"{len(files):,} files"
 
 
 def _finish(own: OwnFolder, owner: int, *, is_kept: bool) -> None:

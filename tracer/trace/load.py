@@ -20,6 +20,7 @@ from tracer.trace.head import EVENTS_KEY
 from tracer.trace.host_order import HostRows
 from tracer.trace.missing import missing_sentences
 from tracer.trace.recording import recording_of
+from tracer.trace.repeated import drop_repeated, fill_counts
 from tracer.trace.tables import TraceTables
 from tracer.trace.text import pieces_of
 
@@ -82,6 +83,12 @@ def load_trace(path: Path) -> TraceFile:
         if tables.num_odd:
             what = "Events without a time, a size or a name that their kind needs are left out"
             remarks.add_many(what, tables.num_odd, "in the list of events")
+        if tables.num_impossible:
+            what = "Events that last for less than nothing, for more than a month or for no number are left out"
+            remarks.add_many(what, tables.num_impossible, "in the list of events")
+        if num_repeated := drop_repeated(tables):
+            remarks.add_many("Events that are in the file twice count once", num_repeated, "in the list of events")
+        fill_counts(tables)
         base_ns = _base_ns(reader.header)
         recording, work = recording_of(tables, HostRows(tables, base_ns, remarks), base_ns, _no_text)
     missing = missing_sentences(tables, recording)
