@@ -7,7 +7,6 @@ all of its workers: one has the null GPU's libraries in place of CUDA's. Each st
 from __future__ import annotations
 
 import atexit
-import fcntl
 import gc
 import hashlib
 import importlib
@@ -81,11 +80,11 @@ def _restarted(command: Sequence[str], variables: dict[str, str]) -> dict[str, s
     from tracer.null_gpu.cards import devices_of
     from tracer.null_gpu.process import environment
 
-    if "--on" not in command or "fit" in command or _is_of_null_gpu(variables):
+    if "--on" not in command or {"fit", "check"} & set(command) or _is_of_null_gpu(variables):
         return variables
     with suppress(TracerError):
         devices = devices_of(command[command.index("--on") + 1])
-        if devices.count == 1:
+        if devices.count == 1 and devices.card is not None and devices.card.name:
             return environment([devices.card], variables)
     return variables
 
@@ -177,6 +176,8 @@ def end_servers() -> None:
 
 
 def _connected(is_on_null_gpu: bool) -> socket.socket:
+    import fcntl  # not on Windows, where what is here cannot be called
+
     share_servers()
     folder = Path(os.environ[FOLDER_VARIABLE])
     of_this_checkout = hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]
@@ -237,6 +238,8 @@ def _serve(path: str) -> tuple[str, str, bytes]:
     size, streams, _, _ = socket.recv_fds(connection, 8, 4)
     request = pickle.loads(_received(connection, *struct.unpack("!Q", size)))
     if (pid := os.fork()) == 0:
+        import fcntl
+
         connection.close()
         high = [fcntl.fcntl(stream, fcntl.F_DUPFD, 64) for stream in streams]
         for number, stream in enumerate(high):
@@ -270,6 +273,7 @@ def _set_environment(variables: Mapping[str, str]) -> None:
 
     os.environ.clear()
     os.environ.update(variables)
+    tempfile.tempdir = None  # asked for when torch was loaded
     if "OMP_NUM_THREADS" in variables:  # which OpenMP has read when torch was loaded
         torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
 

@@ -42,6 +42,7 @@ from tracer.results.null_run import caveat_of
 from tracer.results.run_history import RunHistory
 from tracer.runs.first_step import FirstStep, only_the_first
 from tracer.runs.loop_session import LoopSession, fault_text, warn_at_users_line
+from tracer.runs.recording_cost import RecordingCost
 from tracer.runs.waste import find_held_waste
 from tracer.timeline_tracer import TimelineTracer
 from tracer.units import MIB, format_bytes, some
@@ -199,6 +200,7 @@ class ProfileSession(LoopSession):
         self._asking: torch.optim.Optimizer | None = None
         self._num_evaluations = 0
         self._looked_for_waste = self._failed_in_evaluation = False
+        self._cost, self._has_enough = RecordingCost(), False
         self._arguments: list[weakref.ref[Tensor]] = []
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
@@ -226,6 +228,7 @@ class ProfileSession(LoopSession):
         self._hooks.start()
         self._cycle_begins(is_recorded=self._action_after(0) in _RECORDING)
         (self._first or self._profiler).__enter__()
+        self._cost.begin_step()
 
     def _new_profiler(self) -> Any:
         """torch's, whose schedule begins behind the steps that were waited for."""
@@ -233,6 +236,8 @@ class ProfileSession(LoopSession):
 
         def action(step: int) -> ProfilerAction:
             own = step - self._num_steps_waited
+            if self._has_enough:
+                return ProfilerAction.NONE
             return ProfilerAction(schedule(own)) if own >= 0 else ProfilerAction.NONE
 
         return self._profiler_with(action)
@@ -345,30 +350,52 @@ class ProfileSession(LoopSession):
         if self._profiler is None:
             return
         with self._never_the_loops_fault():
-            self._note_mode()
-            self._hooks.renew()
-            self._note_transforms()
-            now, after = (self._action_after(more) for more in (0, 1))
-            self._observe_moved_parameters()
-            if self._is_recording and not self._has_stepped:
-                self._observe_gradients_left()
-            self._step_begins()
-            if self._has_to_begin:
-                self._begin_behind_first()
-                return
-            if now in _RECORDING:
-                self._forget_first()
-            if now == ProfilerAction.NONE != after and self._is_another_at_work:
-                self._num_steps_waited += 1
-                self._profiler.step_num += 1
-                return
-            if after in _RECORDING and now not in _RECORDING:
-                self._cycle_begins(is_recorded=True)
-            elif self.num_steps_done >= _NUM_FIRST_STEPS and now not in _RECORDING:
-                self.history.stop()
-            self._profiler.step()
-            if self._tracer.num_cycles == self.schedule.num_repeats:
-                self._look_for_waste()
+            is_recorded = self._is_recording
+            self._end_step(is_last=not self._records_first and self._cost.end_step(is_recorded=is_recorded))
+            self._cost.begin_step()
+
+    def _end_step(self, *, is_last: bool) -> None:
+        self._note_mode()
+        self._hooks.renew()
+        self._note_transforms()
+        now, after = (self._action_after(more) for more in (0, 1))
+        self._observe_moved_parameters()
+        if self._is_recording and not self._has_stepped:
+            self._observe_gradients_left()
+        self._step_begins()
+        if self._has_to_begin:
+            self._begin_behind_first()
+            return
+        if now in _RECORDING:
+            self._forget_first()
+        if now == ProfilerAction.NONE != after and self._is_another_at_work:
+            self._num_steps_waited += 1
+            self._profiler.step_num += 1
+            return
+        if after in _RECORDING and now not in _RECORDING:
+            self._cycle_begins(is_recorded=True)
+        elif self.num_steps_done >= _NUM_FIRST_STEPS and now not in _RECORDING:
+            self.history.stop()
+        if is_last:
+            self._has_enough = True
+            self._profiler.current_action = ProfilerAction.RECORD_AND_SAVE
+        self._cost.begin_reading()
+        self._profiler.step()
+        if self._is_all_recorded:
+            self._look_for_waste()
+
+    @property
+    def _is_all_recorded(self) -> bool:
+        """Whether nothing more will be recorded."""
+        return self._has_enough or self._tracer.num_cycles == self.schedule.num_repeats
+
+    def _end_costly_recording(self) -> None:
+        """End the recording within a step."""
+        self._has_enough = True
+        profiler, self._profiler = self._profiler, None
+        profiler.__exit__(None, None, None)
+        torch_profiler.let_go_of(profiler)
+        self._look_for_waste()
 
     # ------------------------------------------------------------------------------------------------- the first step
     @property
@@ -484,10 +511,12 @@ class ProfileSession(LoopSession):
         self.module_names.update(compiled_wrapper_names(self.module_names))
         self._tracer(profiler)
         torch_profiler.let_go_of_recording(profiler)
+        if not is_next_recorded and not self._is_all_recorded:
+            self._has_enough = self._cost.is_reading_long()
         self._look_for_meta()
         self._observe_everything(is_walk=is_next_recorded and self._profiler is not None)
         self._graph_pools = GRAPH_CAPTURES.pools(self.device)
-        if self._tracer.num_cycles == self.schedule.num_repeats:
+        if self._is_all_recorded:
             self.history.dump()
         if not is_next_recorded:
             self.history.stop()
@@ -628,6 +657,8 @@ class ProfileSession(LoopSession):
             sentences.append(f"The capture of a CUDA graph could not be recorded: {type(fault).__name__}: {fault}")
         if self._observer.sees_transforms:
             sentences.append(_KEEPS_WRAPPED if self._keeps_wrapped else _RECORDS_NO_SHAPES)
+        if note := self._cost.note:
+            sentences.append(note)
         if self._is_on_meta:
             sentences.append(_ON_META)
         if (lacking := self._lacking(findings)) is not None:

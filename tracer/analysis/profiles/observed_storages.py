@@ -35,8 +35,8 @@ def is_idle(
 ) -> Bools:
     """Whether each address lay in memory that is not allocated when last looked at before the cycle.
 
-    Tensors that CUDA graphs leave behind lie in unused memory of a private pool, others of the CPU in a mapped file, and
-    operators use them.
+    Tensors that CUDA graphs leave behind lie in unused memory of a private pool, others of the CPU in a mapped file;
+    operators use both.
 
     Args:
         recording: One cycle.
