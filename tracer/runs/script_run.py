@@ -24,6 +24,7 @@ from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
 from tracer.runs.counted_steps import CountedSteps
 from tracer.runs.loop_session import fault_text
+from tracer.runs.null_writes import share_with_ranks
 from tracer.runs.script_models import callable_alive, named, trained_alive
 from tracer.runs.script_sessions import LaterWatch, ScriptTraining, ScriptWatch
 from tracer.runs.steps_by_hand import StepsByHand
@@ -203,6 +204,7 @@ class ScriptProfile:
                 self._look_no_longer()
 
     def _begin_session(self, module: nn.Module | None, args: tuple[Any, ...]) -> None:
+        share_with_ranks()
         if self._is_inference and module is not None:
             self._begin_inference(module)
             return
