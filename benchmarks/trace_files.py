@@ -57,14 +57,14 @@ def _comparing(tables: TraceTables, thread_of: dict[int, int], base_ns: int, ops
     found = device_work(tables, thread_of, base_ns, ops)
     calls = tables.calls
     rows = {number: row for row, number in enumerate(calls["correlation"].tolist()) if number > 0}
-    work = tables.work[np.argsort(tables.work["start_us"], kind="stable")]
+    work = tables.work[np.argsort(tables.work["start_ns"], kind="stable")]
     call = np.array([rows.get(number, -1) for number in work["correlation"].tolist()], np.int64)
     by_number_alone = names_operators(work) & np.isin(work["external_id"], tables.operators["external_id"])
     known = (call >= 0) & (found.operator_ns >= 0) & by_number_alone
     call = call[known]
     threads = np.array([thread_of.get(thread, -1) for thread in calls["thread"][call].tolist()], np.int64)
-    start_ns = np.rint(calls["start_us"][call] * 1000).astype(np.int64) + base_ns
-    end_ns = start_ns + np.rint(calls["duration_us"][call] * 1000).astype(np.int64)
+    start_ns = calls["start_ns"][call] + base_ns
+    end_ns = start_ns + calls["duration_ns"][call]
     by_number = operators_at(ops, found.thread[known], found.operator_ns[known])
     by_call = operators_of_calls(ops, threads, start_ns, end_ns)
     _compared["agree"] += int((by_number == by_call).sum())

@@ -164,3 +164,14 @@ def test_a_folder_is_a_job(tmp_path: Path) -> None:
 def test_a_folder_without_a_trace_is_refused(tmp_path: Path) -> None:
     result = invoke("trace", tmp_path)
     assert result.exit_code == 1 and "has no trace" in result.stderr
+
+
+def test_names_in_a_file_reach_no_terminal_as_they_are(tmp_path: Path) -> None:
+    events = chrome.training_step()
+    for event in events:
+        if event["name"] != "[memory]" and not event["name"].startswith("autograd"):
+            event["name"] += "\x1b[31m\u202e"
+    result = invoke("trace", chrome.write(tmp_path / "a\x1b[31m\u202e.json", events))
+    assert result.exit_code == 0
+    assert "ProfilerStep#0\\x1b[31m\\u202e" in result.stdout
+    assert not {"\x1b", "\u202e"} & set(result.stdout + result.stderr)

@@ -20,12 +20,13 @@ from tracer.commands.fit_trials import (
 from tracer.commands.fit_values import combinations
 from tracer.commands.on_card import OnOptions
 from tracer.commands.options import number, option, with_options
-from tracer.commands.script import check_script
+from tracer.commands.script import check_script, no_card_named
+from tracer.commands.script_environment import set_environment_of
 from tracer.commands.usage import OUTPUTS, SCHEDULE
 from tracer.errors import UsageError
 from tracer.exporters.screen.fit import command_words, print_search, trial_words
 from tracer.exporters.screen.next_commands import program_name
-from tracer.exporters.screen.terminal import say, screen
+from tracer.exporters.screen.terminal import say, screen, show
 from tracer.null_gpu.cards import Devices, devices_of
 from tracer.results.fit import FitReport, FitTrial
 
@@ -86,10 +87,7 @@ def fit(
     """
     with errors_for_people(), kept_import_path():
         if on.on is None:
-            raise UsageError(
-                "On which GPU is the script to run? --on is missing.",
-                hint="Add --on with a GPU, such as --on rtx-4090.",
-            )
+            raise no_card_named(arguments)
         devices, job = devices_of(on.on), on.job
         if each and (values or search):
             raise UsageError(
@@ -97,9 +95,14 @@ def fit(
                 hint="Use one of them at a time, or --search with --try for both.",
             )
         tried = combinations(values)
+        if save_dir is not None:
+            from tracer.exporters.files import check_folder
+
+            check_folder(save_dir)
         check_script(script, is_module=module)
+        set_environment_of(script, is_module=module)
         if (asked := asked_trial()) is not None:
-            answer_trial(asked, on.on, on.answers, script, arguments or [], is_module=module, num_steps=steps)
+            answer_trial(asked, on.on, on, script, arguments or [], is_module=module, num_steps=steps)
             return
         own = (*(["-m"] if module else []), script, *(arguments or []))
         if each:
@@ -120,7 +123,7 @@ def fit(
                 say(_nothing_fits(devices, is_of_values=bool(values) and not search))
             raise typer.Exit(_DOES_NOT_FIT)
         if not each and not search and (report.apply or report.arguments):
-            print(_command((*own, *report.arguments), report.apply, devices, job))
+            show(_command((*own, *report.arguments), report.apply, devices, job))
 
 
 def _least(devices: Devices, own: tuple[str, ...], job: Job | None) -> FitReport:

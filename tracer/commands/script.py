@@ -5,21 +5,26 @@ from __future__ import annotations
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
+from tracer.capture.deferred_handlers import handlers_dropped
 from tracer.commands.common import say_all
-from tracer.errors import TracerError
+from tracer.commands.script_modules import modules_of
+from tracer.errors import TracerError, UsageError
 from tracer.exporters.screen.terminal import say
 
 if TYPE_CHECKING:
     from tracer.runs.script_run import ScriptProfile
 
 __tracebackhide__ = True  # a line of this file explains nothing about the script
+
+
+BEFORE_SCRIPT: Final = "Options of this command come before the script's name: what follows it is the script's."
 
 
 def check_script(script: str, *, is_module: bool) -> None:
@@ -29,12 +34,24 @@ def check_script(script: str, *, is_module: bool) -> None:
         TracerError: There is no such script or module.
     """
     if not is_module:
-        if not Path(script).is_file():
+        if Path(script).is_dir():
+            if not (Path(script) / "__main__.py").is_file():
+                raise TracerError(f"{script} is a folder without a __main__.py.", hint="Name a script in it.")
+        elif not Path(script).is_file():
             raise TracerError(f"There is no file {script}.", hint="Name a script, or a module with -m.")
         return
     root = script.partition(".")[0]
     if root not in sys.modules and PathFinder.find_spec(root, ["", *sys.path]) is None:
         raise TracerError(f"There is no module {root}.", hint="Name one that Python finds from this folder.")
+
+
+def no_card_named(arguments: Sequence[str] | None) -> UsageError:
+    """Return the error of a command that needs `--on`, which may stand among the script's own arguments."""
+    behind = any(word.partition("=")[0] == "--on" for word in arguments or ())
+    return UsageError(
+        "On which GPU is the script to run? --on is missing.",
+        hint=BEFORE_SCRIPT if behind else "Add --on with a GPU, such as --on h100.",
+    )
 
 
 def run_script(
@@ -58,28 +75,43 @@ def run_script(
 
     Raises:
         SystemExit: The script's own, with its status.
+        TracerError: It cannot be profiled.
     """
+    from tracer.runs.rank_failure import leave_failure
     from tracer.runs.script_run import FirstStepsDone
+    from tracer.runs.termination import signals_deferred
 
-    try:
-        with profile, _as_main(script, arguments, is_module=is_module):
-            if is_module:
-                runpy.run_module(script, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(script, run_name="__main__")
-    except FirstStepsDone:
-        return True
-    except Exception as error:
-        if not is_answer(error):
-            sys.stderr.writelines(traceback.format_exception(type(error), error, _of_script(error)))
-        return False
-    finally:
-        if not quiet and not profile.is_in_child:
-            say_all(f"Note: {note}" for note in profile.notes)
-        if profile.session is None and not profile.is_in_child:
-            say("Nothing was recorded.")
-        profile.tell()
+    with ExitStack() as ended:
+        try:
+            with profile, _as_main(script, arguments, is_module=is_module), _told_of_end(profile.script_ended):
+                try:
+                    if is_module:
+                        runpy.run_module(script, run_name="__main__", alter_sys=True)
+                    else:
+                        runpy.run_path(script, run_name="__main__")
+                finally:  # a time limit of the script's own is for the script
+                    ended.enter_context(handlers_dropped())
+        except FirstStepsDone:
+            return True
+        except TracerError:  # a mistake of the user's, said by whoever called
+            raise
+        except Exception as error:
+            leave_failure(error)
+            if not is_answer(error):
+                sys.stderr.writelines(traceback.format_exception(type(error), error, _of_script(error)))
+            return False
+        finally:
+            with signals_deferred():
+                _tell(profile, quiet=quiet)
     return True
+
+
+def _tell(profile: ScriptProfile, *, quiet: bool) -> None:
+    if not quiet and not profile.is_in_child:
+        say_all(f"Note: {note}" for note in profile.notes)
+    if profile.session is None and not profile.is_in_child:
+        say("Nothing was recorded.")
+    profile.tell()
 
 
 @contextmanager
@@ -87,11 +119,32 @@ def _as_main(script: str, arguments: list[str], *, is_module: bool) -> Iterator[
     """The arguments and the import path that the script expects."""
     before = sys.argv
     sys.argv = [script, *arguments]
-    sys.path.insert(0, "" if is_module else str(Path(script).resolve().parent))
+    path = Path(script).resolve()
+    folder = Path.cwd() if is_module else path if path.is_dir() else path.parent
+    sys.path.insert(0, "" if is_module else str(folder))
+    try:
+        with modules_of(folder):
+            yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def _told_of_end(ended: Callable[[], None]) -> Iterator[None]:
+    """Call back when the script's last line has run: runpy lets go of its variables before it returns."""
+    run: Any = runpy._run_code  # type: ignore[attr-defined]
+
+    def run_code(*arguments: Any, **options: Any) -> Any:
+        runpy._run_code = run  # type: ignore[attr-defined]  # the script may use runpy, too
+        variables = run(*arguments, **options)
+        ended()
+        return variables
+
+    runpy._run_code = run_code  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        sys.argv = before
+        runpy._run_code = run  # type: ignore[attr-defined]
 
 
 def _of_script(error: BaseException) -> TracebackType | None:
@@ -101,11 +154,12 @@ def _of_script(error: BaseException) -> TracebackType | None:
     """
     frames = list(_parts(error.__traceback__))
     names = [frame.tb_frame.f_globals.get("__name__") for frame in frames]
-    if "__main__" not in names:
-        return error.__traceback__
+    if "__main__" not in names:  # a script that cannot be compiled has no frame, and says its line itself
+        return None if isinstance(error, SyntaxError) else error.__traceback__
     shown: TracebackType | None = None
     for frame in reversed(frames[names.index("__main__") :]):
-        if not frame.tb_frame.f_globals.get("__tracebackhide__"):
+        is_python = frame.tb_frame.f_code.co_filename.startswith("<frozen importlib")
+        if not is_python and not frame.tb_frame.f_globals.get("__tracebackhide__"):
             shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return shown or error.__traceback__
 

@@ -216,7 +216,7 @@ def show_job(
         The file of the worst one; None where none could be read.
 
     Raises:
-        SnapshotError: There is no recording, or none that can be read to be drawn.
+        SnapshotError: There is no recording, or none that can be read.
         OutputError: The page cannot be written.
         TracerError: The Dask scheduler cannot be reached.
     """
@@ -230,6 +230,10 @@ def show_job(
         with _hint_for_outputs():
             _check_outputs(files, [html])
     finding = explain_job(read_job(files, device=device, dask=dask))
+    if not finding.ranks:
+        first = finding.unreadable[0]
+        which = "The recording cannot" if len(files) == 1 else f"None of {len(files):,} recordings can"
+        raise SnapshotError(f"{which} be read. {first.file}: {first.problem}")
     if html is not None:
         _write_job(finding, html, dask=dask, named=paths)
     if as_json:
@@ -240,8 +244,6 @@ def show_job(
 
 
 def _write_job(finding: JobFinding, html: Path, *, dask: str | None, named: Sequence[Path]) -> None:
-    if finding.worst is None:
-        raise SnapshotError("None of the recordings can be read, so there is nothing to draw.")
     from tracer.runs.job_pages import write_job
 
     with _hint_for_outputs():

@@ -320,11 +320,32 @@ def chosen_device(text: str, *, named: bool, say: Callable[[str], None] = say) -
         available = (
             f"{device.type}:0 to {device.type}:{num_there - 1}" if num_there else f"no device of type {device.type}"
         )
-        raise TracerError(
-            f"There is no device {text}; torch sees {available}.", hint="Name one that is there with --device."
-        )
+        hint = "Name one that is there with --device."
+        if device.type == "cuda" and not num_there:
+            hint = "Without a GPU, --on h100 in place of --device runs as on one."
+        raise TracerError(f"There is no device {text}; torch sees {available}.", hint=hint)
     say(f"No {device.type.upper()} device here: running on the CPU. Name a device with --device to insist on it.")
     return torch.device("cpu")
+
+
+def check_device(text: str) -> None:
+    """Check that the device that is asked of a script's run is there, unless the script may still register its kind.
+
+    Raises:
+        TracerError: It is not.
+    """
+    import torch
+
+    from tracer.capture.device.devices import module_of
+
+    try:
+        is_registered = module_of(torch.device(text)) is not None
+    except RuntimeError:
+        raise UsageError(
+            f"{text} is not the name of a device.", hint="Leave out --device: by default it is the model's."
+        ) from None
+    if is_registered:
+        chosen_device(text, named=True)
 
 
 def device_of_rank(text: str, rank: int) -> str:

@@ -125,11 +125,13 @@ class _AllTests:
         write_baseline(peaks, path)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        from tracer.exporters.screen.terminal import visible
+
         if not self._measured:
             return
         terminalreporter.section("gpu memory", "=")
         for name, measured in sorted(self._measured.items()):
-            terminalreporter.write_line(f"{measured['words']}  {name}")
+            terminalreporter.write_line(visible(f"{measured['words']}  {name}"))
         if self._config.getoption(_UPDATE):
             terminalreporter.write_line(f"Written to {self._config.getoption(_BASELINE)}.")
 
@@ -160,7 +162,11 @@ class _Elsewhere(pytest.Item):
         return self.path, self.location_there[1], self.location_there[2]
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        return str(excinfo.value) if excinfo.errisinstance(_FailedThereError) else super().repr_failure(excinfo)
+        if not excinfo.errisinstance(_FailedThereError):
+            return super().repr_failure(excinfo)
+        from tracer.exporters.screen.terminal import visible
+
+        return visible(str(excinfo.value))
 
     def runtest(self) -> None:
         """Start its process, and take what that says for its own."""
@@ -255,9 +261,10 @@ class _OneTest:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self) -> Generator[None, Any, Any]:
         from tracer.runs.null_values import values_on
+        from tracer.runs.null_writes import writes_aside
 
         self._has_run = True
-        with values_on({}):
+        with values_on({}), writes_aside(None, tell=lambda sentence: None):
             return (yield)
 
     @pytest.hookimpl(tryfirst=True)
@@ -284,7 +291,9 @@ class _OneTest:
         complaints, words = _judged(worst, limits, self._baseline(pyfuncitem.nodeid))
         self._measured = {"words": words, "peak": _document(worst.peak)}
         if complaints:
-            pytest.fail("\n".join(complaints), pytrace=False)
+            from tracer.exporters.screen.terminal import visible
+
+            pytest.fail(visible("\n".join(complaints)), pytrace=False)
         return result
 
     def _worst(self) -> ProcessPeak:
@@ -328,7 +337,7 @@ def _judged(worst: ProcessPeak, limits: Limits, before: SavedPeak | None) -> tup
 
     peak = worst.peak
     where = limits.on or peak.device
-    words = f"{format_bytes(peak.bytes):>11} on {where}"
+    words = f"{format_bytes(peak.bytes):>11} allocated, {format_bytes(worst.reserved_bytes)} reserved on {where}"
     lines: list[str] = []
     if limits.limit_bytes is not None:
         words += f", {format_bytes(limits.limit_bytes)} allowed"

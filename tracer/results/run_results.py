@@ -27,6 +27,7 @@ from tracer.capture.values_read import ValuesRead
 from tracer.errors import MissingPackageError
 from tracer.results.failure import Failure
 from tracer.results.run_history import RunHistory
+from tracer.working_folder import working_folder
 
 if TYPE_CHECKING:
     from tracer.capture.objects.parameter_origins import Parameter
@@ -134,13 +135,13 @@ class RunResults:
         """Names files from the project's root, as they were where the run was made."""
         if self.project_names is not None:
             return self.project_names.get
-        return ProjectFiles(self.project_root or Path.cwd())
+        return ProjectFiles(self.project_root or working_folder())
 
     @property
     def sources_root(self) -> Path | None:
         """The folder from which `name_in_project` names files, where it is known."""
         if self.project_names is None:
-            return self.project_root or Path.cwd()
+            return self.project_root or working_folder()
         named = ((Path(path), name) for path, name in self.project_names.items() if name is not None)
         relative = ((path, len(Path(name).parts)) for path, name in named if str(path) != name)
         roots = (path.parents[depth - 1] for path, depth in relative if not is_package_code(str(path)))

@@ -20,6 +20,7 @@ from tracer.capture.run_origin import RunOrigin
 from tracer.errors import RecordingError
 from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
+from tracer.snapshot.printable import printable
 from tracer.snapshot.remarks import Remarks
 from tracer.trace.load import TraceFile, load_trace
 from tracer.trace.text import pieces_of
@@ -125,7 +126,7 @@ def _results(trace: TraceFile, findings: Findings, times: TraceTimes | None, pat
         findings=findings,
         timings=None,
         history=RunHistory(None),
-        known=_nothing_known(),
+        known=KnownStorages.empty(),
         unused_parameters=None,
         losses=(),
         num_steps=0,
@@ -146,12 +147,6 @@ def _results(trace: TraceFile, findings: Findings, times: TraceTimes | None, pat
     )
 
 
-def _nothing_known() -> KnownStorages:
-    """A trace tells nothing of live tensors."""
-    none = np.empty(0, np.int64)
-    return KnownStorages(none, none, none, none, none, none, names=(), devices=())
-
-
 def _bytes_of(path: Path) -> Callable[[], Iterator[bytes]]:
     return lambda: (piece.encode() for piece in pieces_of(path, Remarks()) if piece)
 
@@ -167,4 +162,4 @@ def _device_name(header: Mapping[str, Any]) -> str:
     devices = header.get("deviceProperties")
     first = devices[0] if type(devices) is list and devices else None
     name = first.get("name") if type(first) is dict else None
-    return name[:200] if type(name) is str else ""
+    return printable(name[:200]) if type(name) is str else ""

@@ -7,6 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tracer.null_gpu.writes import own_files
+from tracer.working_folder import AnchoredPath
+
 fcntl: Any
 try:
     import fcntl
@@ -20,26 +23,36 @@ class OwnFolder:
     A lock on the folder itself tells, which leaves no file and goes with the process.
 
     Attributes:
-        path: The folder; what was asked for until it is taken.
         is_another: Whether it is not what was asked for.
     """
 
     def __init__(self, wanted: Path) -> None:
-        self.path = wanted
+        self._path = AnchoredPath(wanted)
         self.is_another = False
         self._lock: int | None = None
         self._made = False
 
+    @property
+    def path(self) -> Path:
+        """The folder; what was asked for until it is taken."""
+        return self._path.now()
+
     def take(self) -> Path:
         """Lock the folder, or one of its own below it if another session has it; returns the one locked."""
-        if not self._has_locked(self.path):
+        with own_files():
+            return self._take()
+
+    def _take(self) -> Path:
+        path = self.path
+        if not self._has_locked(path):
             self.is_another = True
-            self.path /= f"process{os.getpid()}"
+            path /= f"process{os.getpid()}"
             number = 1
-            while not self._has_locked(self.path):
+            while not self._has_locked(path):
                 number += 1
-                self.path = self.path.with_name(f"process{os.getpid()}_{number}")
-        return self.path
+                path = path.with_name(f"process{os.getpid()}_{number}")
+            self._path = AnchoredPath(path)
+        return path
 
     def _has_locked(self, path: Path) -> bool:
         """Whether it was free; where there are no locks, or no right to the folder, nobody can say that it was not."""
@@ -67,7 +80,7 @@ class OwnFolder:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
         self.leave_to_parent()
         if self._made:
-            with suppress(OSError):
+            with suppress(OSError), own_files():
                 self.path.rmdir()
 
     def leave_to_parent(self) -> None:

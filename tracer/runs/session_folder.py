@@ -8,13 +8,13 @@ from tracer.exporters.files import check_folder
 from tracer.runs.own_folder import OwnFolder
 from tracer.runs.rank_store import RankStore
 from tracer.runs.ranks import Rank, RankPeak, begin, finish, leave, this_rank
+from tracer.working_folder import AnchoredPath
 
 
 class SessionFolder:
     """The folder of one session's files, and the rank that it speaks for.
 
     Attributes:
-        save_dir: The folder that was asked for.
         rank: This process's rank; None where there is one process alone, or another session speaks for the rank.
     """
 
@@ -24,11 +24,16 @@ class SessionFolder:
         Raises:
             OutputError: The folder cannot be written to.
         """
-        self.save_dir = Path(save_dir)
+        self._save_dir = AnchoredPath(Path(save_dir))
         self.rank: Rank | None = this_rank()
         self._own = OwnFolder(self.rank.folder(self.save_dir) if self.rank is not None else self.save_dir)
         self._store: RankStore | None = None
         check_folder(self.save_dir)
+
+    @property
+    def save_dir(self) -> Path:
+        """The folder that was asked for."""
+        return self._save_dir.now()
 
     @property
     def path(self) -> Path:

@@ -42,4 +42,4 @@ def watch_workload(
         if watch.report is None:
             raise
         return False
-    return True
+    return not watch.is_incomplete

@@ -11,7 +11,6 @@ import numpy as np
 from tracer.arrays import Bool, Column, Int, Ints
 from tracer.capture.device.device_kernels import Kernels
 from tracer.capture.recording import Ops
-from tracer.trace.host_order import in_ns
 from tracer.trace.launches import names_operators, operators_of_calls
 from tracer.trace.tables import Table, TraceTables, WorkKind
 
@@ -86,17 +85,17 @@ def device_work(tables: TraceTables, thread_of: dict[int, int], base_ns: int, op
         ops: Operators of the recording; the one around a launch stands for work that names no operator.
     """
     work, operators, calls = tables.work, tables.operators, tables.calls
-    start = in_ns(work["start_us"], base_ns)
+    start = work["start_ns"] + base_ns
     order = np.argsort(start, kind="stable")
     work, start = work[order], start[order]
-    names = tuple(tables.names)
+    names = tuple(tables.texts())
     used = np.unique(work["name"])
     collective = used[[_COLLECTIVE.match(names[name]) is not None for name in used.tolist()]] if len(used) else used
     operator = np.where(names_operators(work), _row_of(operators["external_id"], work["external_id"]), -1)
     call = _row_of(calls["correlation"], work["correlation"])
-    call_start = in_ns(calls["start_us"], base_ns)
-    call_end = call_start + np.maximum(in_ns(calls["duration_us"], 0), 0)
-    operator_start = in_ns(operators["start_us"], base_ns)
+    call_start = calls["start_ns"] + base_ns
+    call_end = call_start + calls["duration_ns"]
+    operator_start = operators["start_ns"] + base_ns
     number_of = np.array([thread_of.get(thread, -1) for thread in range(len(tables.threads))], Int)
     operator_ns, thread = _of(operator_start, operator), _of(number_of[operators["thread"]], operator)
     lost = np.flatnonzero((operator < 0) & (call >= 0))
@@ -106,7 +105,7 @@ def device_work(tables: TraceTables, thread_of: dict[int, int], base_ns: int, op
     operator_ns[lost], thread[lost] = ops.start_ns[launching], ops.thread[launching]
     return DeviceWork(
         start_ns=start,
-        end_ns=start + np.maximum(in_ns(work["duration_us"], 0), 0),
+        end_ns=start + work["duration_ns"],
         is_copy=work["kind"] != WorkKind.KERNEL,
         is_communication=np.isin(work["name"], collective),
         device=work["device"].astype(Int),

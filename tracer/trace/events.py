@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any, Final
 
 from tracer.errors import RecordingError
@@ -29,7 +30,15 @@ _NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
 _MAX_CUTS, _MAX_TRIES = 64, 2
 # An error so close to the end of the text may be the end's.
 _NEAR_END = 16
-_DECODER: Final = json.JSONDecoder(strict=False)
+# Digits that a float is sure to keep; an absolute time has more.
+_FLOAT_CHARACTERS: Final = 15
+
+
+def _number(text: str) -> float | Decimal:
+    return float(text) if len(text) <= _FLOAT_CHARACTERS else Decimal(text)
+
+
+_DECODER: Final = json.JSONDecoder(strict=False, parse_float=_number)
 
 
 class EventReader:

@@ -11,7 +11,6 @@ from tracer.arrays import Int, Ints
 from tracer.snapshot.remarks import Remarks
 from tracer.trace.tables import Table, TraceTables
 
-NS_PER_US = 1000
 _ROWS_AT_A_TIME = 1 << 16
 THREADS_GUESSED = "Python's calls are on a thread without operators, and are taken to be the main thread's"
 
@@ -22,17 +21,6 @@ class Source(IntEnum):
     PYTHON = 0
     OPERATOR = 1
     MEMORY = 2
-
-
-def in_ns(microseconds: Ints, base_ns: int) -> Ints:
-    """Times in nanoseconds of the profiler's clock; what is no number becomes 0.
-
-    Args:
-        microseconds: Times of the trace.
-        base_ns: What they count from.
-    """
-    values = np.nan_to_num(np.asarray(microseconds, np.float64), nan=0.0, posinf=0.0, neginf=0.0)
-    return np.rint(np.clip(values, -9e15, 9e15) * NS_PER_US).astype(Int) + base_ns
 
 
 class HostRows:
@@ -51,12 +39,11 @@ class HostRows:
             remarks: Gets what had to be assumed.
         """
         python, operators, memory = tables.python, tables.operators, tables.memory
-        thread = _python_threads(python, operators, base_ns, remarks)
+        thread = _python_threads(python, operators, remarks)
         start = np.concatenate(
-            [in_ns(column, base_ns) for column in (python["start_us"], operators["start_us"], memory["time_us"])]
+            [base_ns + column for column in (python["start_ns"], operators["start_ns"], memory["time_ns"])]
         )
-        lasts = [np.maximum(in_ns(table["duration_us"], 0), 0) for table in (python, operators)]
-        end = start + np.concatenate([*lasts, np.zeros(len(memory), Int)])
+        end = start + np.concatenate([python["duration_ns"], operators["duration_ns"], np.zeros(len(memory), Int)])
         source = np.repeat(np.arange(3), [len(python), len(operators), len(memory)])
         row = np.concatenate([np.arange(len(table)) for table in (python, operators, memory)])
         thread = np.concatenate([thread, operators["thread"], memory["thread"]])
@@ -77,7 +64,7 @@ class HostRows:
             yield from zip(*(column[some].tolist() for column in self._columns), strict=True)
 
 
-def _python_threads(python: Table, operators: Table, base_ns: int, remarks: Remarks) -> Ints:
+def _python_threads(python: Table, operators: Table, remarks: Remarks) -> Ints:
     """The thread of every call.
 
     Some versions of torch write all calls of Python under thread 0, those of several threads among each other. Calls
@@ -89,7 +76,7 @@ def _python_threads(python: Table, operators: Table, base_ns: int, remarks: Rema
     if not lost.any() or not len(operators):
         return thread
     rows = np.flatnonzero(lost)
-    lane = _lanes(python[rows], base_ns)
+    lane = _lanes(python[rows])
     busiest = int(np.bincount(lane).argmax())
     main = _main_thread(operators)
     if main in np.unique(thread[~lost]):
@@ -106,10 +93,10 @@ def _main_thread(operators: Table) -> int:
     return int(np.bincount(regions if len(regions) else operators["thread"]).argmax())
 
 
-def _lanes(python: Table, base_ns: int) -> Ints:
+def _lanes(python: Table) -> Ints:
     """A number for each thread that some calls must be of: roots that overlap are of different ones."""
-    start = in_ns(python["start_us"], base_ns)
-    end = start + in_ns(python["duration_us"], 0)
+    start = python["start_ns"]
+    end = start + python["duration_ns"]
     row_of = {number: row for row, number in enumerate(python["id"].tolist())}
     parents = python["parent_id"].tolist()
     lane = [-1] * len(parents)

@@ -20,6 +20,7 @@ from tracer.trace.head import EVENTS_KEY
 from tracer.trace.host_order import HostRows
 from tracer.trace.missing import missing_sentences
 from tracer.trace.recording import recording_of
+from tracer.trace.repeated import drop_repeated, fill_counts
 from tracer.trace.tables import TraceTables
 from tracer.trace.text import pieces_of
 
@@ -73,7 +74,7 @@ def load_trace(path: Path) -> TraceFile:
             for events in reader.batches():
                 tables.add(events)
         except RecordingError as error:
-            raise RecordingError(f"{path} cannot be read: {error}", hint=error.hint) from error
+            raise RecordingError(f"{path} cannot be read: {error}", hint=_other_command(path) or error.hint) from error
         if not len(tables.operators) and not len(tables.memory) and not len(tables.work):
             raise RecordingError(
                 f"{path} is a trace without an operator, an allocation or a kernel of torch's.",
@@ -82,10 +83,25 @@ def load_trace(path: Path) -> TraceFile:
         if tables.num_odd:
             what = "Events without a time, a size or a name that their kind needs are left out"
             remarks.add_many(what, tables.num_odd, "in the list of events")
+        if tables.num_impossible:
+            what = "Events that last for less than nothing, for more than a month or for no number are left out"
+            remarks.add_many(what, tables.num_impossible, "in the list of events")
+        if num_repeated := drop_repeated(tables):
+            remarks.add_many("Events that are in the file twice count once", num_repeated, "in the list of events")
+        fill_counts(tables)
         base_ns = _base_ns(reader.header)
         recording, work = recording_of(tables, HostRows(tables, base_ns, remarks), base_ns, _no_text)
     missing = missing_sentences(tables, recording)
     return TraceFile(recording, work, _process_id(tables), reader.header, tuple(remarks.sentences()), missing)
+
+
+def _other_command(path: Path) -> str:
+    """Return a hint for a file of another kind, or an empty text."""
+    with path.open("rb") as file:
+        is_pickle = file.read(1) == b"\x80"
+    if is_pickle or path.suffix in (".pkl", ".pickle"):
+        return "An allocator snapshot is read by the command `snapshot`."
+    return "A kept recording is read by the command `report`." if path.suffix == ".npz" else ""
 
 
 def _process_id(tables: TraceTables) -> int:

@@ -36,9 +36,16 @@ def missing_sentences(tables: TraceTables, recording: Recording) -> tuple[str, .
             f"{tables.num_without_address:,} allocations and frees say no address, as before torch 1.12: which free is "
             "whose is not known, and they are left out."
         )
-    if tables.num_without_total:
-        sentences.append(
-            f"{tables.num_without_total:,} allocations and frees do not say what the allocator counts, as before torch "
-            "1.12: what was there before is not known, and the peak is that of what was recorded."
-        )
+    if tables.num_without_count:
+        sentences.append(_without_count(tables.num_without_count, tables.num_without_count == len(tables.memory)))
     return tuple(sentences)
+
+
+def _without_count(number: int, is_every_one: bool) -> str:
+    without = f"{number:,} allocations and frees do not say what the allocator counts"
+    if is_every_one:
+        return (
+            f"{without}, as before torch 1.12: what was there before is not known, and the peak is that of what was "
+            "recorded."
+        )
+    return f"{without}: it follows from their sizes and from what the others say."

@@ -76,7 +76,7 @@ class _Reader(EventTables):
     def __init__(self, tables: TraceTables) -> None:
         super().__init__()
         self.thread_of: dict[int, int] = {}
-        self._names = list(tables.names)
+        self._names = tables.texts()
         self._places: list[Place] = []
         self._called: dict[int, tuple[int, int, int]] = {}
         self._frame_of: dict[tuple[int, int], int] = {}

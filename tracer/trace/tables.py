@@ -1,6 +1,6 @@
 """The events of a trace that say something, packed row by row: 56 bytes instead of the kilobyte that a dict takes.
 
-Times are as the file has them, microseconds as floating point, whose thousandths are exact.
+Times are whole nanoseconds: absolute microseconds times 1000 are no longer exact in floating point.
 
 Source:
     torch/csrc/profiler/kineto_shim.cpp and collection.cpp (arguments), libkineto's output_json.cpp (categories); before
@@ -10,6 +10,7 @@ Source:
 from __future__ import annotations
 
 import marshal
+from decimal import Decimal
 from enum import IntEnum
 from struct import Struct
 from struct import error as StructError
@@ -19,9 +20,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.errors import RecordingError
+from tracer.snapshot.printable import printable
 
 MAX_EVENTS: Final = 200_000_000
+NOT_COUNTED: Final = -(1 << 63)
+"""The allocator's count of an event that does not say it."""
 MEMORY_EVENT: Final = "[memory]"
+NS_PER_US: Final = 1000
+# Sums and differences of two times and `baseTimeNanoseconds` fit into 64 bits.
+_MAX_TIME_US: Final = 4_000_000_000_000_000
+# Traces of minutes are large already; an event that has no end lasts for centuries.
+_MAX_DURATION_US: Final = 30 * 24 * 3600 * 1_000_000
 
 
 class WorkKind(IntEnum):
@@ -52,26 +61,26 @@ _TABLES: Final = {
 """The table of the events of each category."""
 
 OPERATOR_ROW: Final = np.dtype(
-    [("start_us", "<f8"), ("duration_us", "<f8"), ("external_id", "<i8"), ("sequence_number", "<i8"),
+    [("start_ns", "<i8"), ("duration_ns", "<i8"), ("external_id", "<i8"), ("sequence_number", "<i8"),
      ("thread", "<i4"), ("name", "<i4"), ("is_region", "<i4"), ("shapes", "<i4")]
 )  # fmt: skip
 PYTHON_ROW: Final = np.dtype(
-    [("start_us", "<f8"), ("duration_us", "<f8"), ("id", "<i8"), ("parent_id", "<i8"),
+    [("start_ns", "<i8"), ("duration_ns", "<i8"), ("id", "<i8"), ("parent_id", "<i8"),
      ("thread", "<i4"), ("name", "<i4"), ("called_from", "<i4"), ("none", "<i4")]
 )  # fmt: skip
 MEMORY_ROW: Final = np.dtype(
-    [("time_us", "<f8"), ("address", "<i8"), ("size_bytes", "<i8"), ("allocated_bytes", "<i8"),
+    [("time_ns", "<i8"), ("address", "<i8"), ("size_bytes", "<i8"), ("allocated_bytes", "<i8"),
      ("reserved_bytes", "<i8"), ("thread", "<i4"), ("device", "<i4")]
 )  # fmt: skip
 WORK_ROW: Final = np.dtype(
-    [("start_us", "<f8"), ("duration_us", "<f8"), ("external_id", "<i8"), ("correlation", "<i8"),
+    [("start_ns", "<i8"), ("duration_ns", "<i8"), ("external_id", "<i8"), ("correlation", "<i8"),
      ("device", "<i4"), ("stream", "<i4"), ("name", "<i4"), ("kind", "<i4"), ("group", "<i4")]
 )  # fmt: skip
 CALL_ROW: Final = np.dtype(
-    [("start_us", "<f8"), ("duration_us", "<f8"), ("correlation", "<i8"), ("thread", "<i4"), ("name", "<i4")]
+    [("start_ns", "<i8"), ("duration_ns", "<i8"), ("correlation", "<i8"), ("thread", "<i4"), ("name", "<i4")]
 )
-_pack_host, _pack_memory = Struct("<ddqqiiii").pack, Struct("<dqqqqii").pack
-_pack_work, _pack_call = Struct("<ddqqiiiii").pack, Struct("<ddqii").pack
+_pack_host, _pack_memory = Struct("<qqqqiiii").pack, Struct("<qqqqqii").pack
+_pack_work, _pack_call = Struct("<qqqqiiiii").pack, Struct("<qqqii").pack
 _NO_ARGS: Final[dict[str, Any]] = {}
 Table = npt.NDArray[np.void]
 
@@ -84,24 +93,35 @@ class Numbered(dict[Any, int]):
         return number
 
 
+class Texts(Numbered):
+    """Distinct texts, numbered."""
+
+    def __missing__(self, value: Any) -> int:
+        if type(value) is not str:
+            raise TypeError("no text")
+        return super().__missing__(value)
+
+
 class TraceTables:
     """The tables of one trace, and the values that their numbers stand for.
 
     Attributes:
-        names: Texts: names of events and places in code.
+        names: Names of events and places in code, as the file has them.
         threads: Pairs of process and thread.
         devices: Pairs of type and index, as torch's allocator events have them.
         shapes: Distinct sets of input shapes.
         num_events: All, those that say nothing here too.
         num_odd: Events that lack what their kind has.
+        num_impossible: Events whose duration no event can have.
         num_without_address: Allocator events of before torch 1.10 or so, which say no address.
-        num_without_total: Allocator events that do not say what the allocator counts.
+        num_without_count: Allocator events that do not say what the allocator counts.
     """
 
     def __init__(self) -> None:
-        self.names, self.threads, self.devices, self.shapes = Numbered(), Numbered(), Numbered(), Numbered()
+        self.names, self.threads, self.devices, self.shapes = Texts(), Numbered(), Numbered(), Numbered()
         self.shapes[()]
-        self.num_events = self.num_odd = self.num_without_address = self.num_without_total = 0
+        self.num_events = self.num_odd = self.num_impossible = 0
+        self.num_without_address = self.num_without_count = 0
         self._packed_shapes: dict[bytes, int] = {}
         self._operators, self._python, self._memory = bytearray(), bytearray(), bytearray()
         self._work, self._calls = bytearray(), bytearray()
@@ -136,6 +156,14 @@ class TraceTables:
         """Calls of the device's driver, as `CALL_ROW`."""
         return np.frombuffer(self._calls, CALL_ROW)
 
+    def texts(self) -> list[str]:
+        """Names by their numbers, made safe to be shown."""
+        return list(map(printable, self.names))
+
+    def replace(self, name: str, rows: Table) -> None:
+        """Set one of the tables: `operators`, `python`, `memory`, `work` or `calls`."""
+        setattr(self, f"_{name}", bytearray(rows.tobytes()))
+
     def add(self, events: list[Any]) -> None:
         """Take some events; this loop runs once per event, and is half of the cost of reading a trace.
 
@@ -154,7 +182,11 @@ class TraceTables:
                     table = _TABLES.get(category)
                     if table is None:
                         continue
-                    start, duration, name = event["ts"], event.get("dur", 0), names[event["name"]]
+                    start, name = in_ns(event["ts"]), names[event["name"]]
+                    duration = _duration_ns(event.get("dur", 0))
+                    if duration < 0:
+                        self.num_impossible += 1
+                        continue
                     get = (event.get("args") or _NO_ARGS).get
                     if table == _PYTHON:
                         above, came_from = get("Python parent id"), get("CallFrom")
@@ -184,7 +216,7 @@ class TraceTables:
                         )  # fmt: skip
                 elif phase == "i" and event["name"] == MEMORY_EVENT:
                     self._add_memory(event)
-            except (KeyError, TypeError, AttributeError, ValueError, OverflowError, StructError):
+            except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError, StructError):
                 self.num_odd += 1
 
     def _shapes(self, dims: Any) -> int:
@@ -202,12 +234,36 @@ class TraceTables:
             self.num_without_address += 1
             return
         total = args.get("Total Allocated")
-        self.num_without_total += total is None
         self._memory += _pack_memory(
-            event["ts"], args["Addr"], args["Bytes"], _id(total), _id(args.get("Total Reserved")),
+            in_ns(event["ts"]), args["Addr"], args["Bytes"], NOT_COUNTED if total is None else int(total),
+            _id(args.get("Total Reserved")),
             self.threads[event["pid"], event["tid"]],
             self.devices[int(args.get("Device Type", 0)), int(args.get("Device Id", -1))],
         )  # fmt: skip
+        self.num_without_count += total is None
+
+
+def in_ns(microseconds: Any) -> int:
+    """Return nanoseconds, exact for whole microseconds and for decimals.
+
+    Raises:
+        TypeError: It is no number.
+        OverflowError: It is too large for the clock, or NaN.
+    """
+    kind = type(microseconds)
+    if kind is not float and kind is not int and kind is not Decimal:
+        raise TypeError("no number")
+    if not -_MAX_TIME_US < microseconds < _MAX_TIME_US:
+        raise OverflowError("no time")
+    nanoseconds: int = round(microseconds * NS_PER_US)
+    return nanoseconds
+
+
+def _duration_ns(microseconds: Any) -> int:
+    """Return nanoseconds, or -1 for a duration that no event can have."""
+    if microseconds is None or not 0 <= microseconds <= _MAX_DURATION_US:
+        return -1
+    return in_ns(microseconds)
 
 
 def _id(number: Any) -> int:

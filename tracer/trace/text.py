@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import gzip
 import lzma
 import zlib
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ PIECE_BYTES: Final = 4 << 20
 # A trace of one operator in a loop becomes 80 times smaller.
 _MAX_FACTOR: Final = 300
 _SPARE_BYTES: Final = 64 << 20
+TAIL_LEFT_OUT: Final = "What follows the packed data is not packed with them and is left out, as `gzip -dc` does"
 CUT: Final = "The file ends in the middle; what was whole before is read"
 
 
@@ -40,14 +42,21 @@ def _bytes_of(path: Path, remarks: Remarks) -> Iterator[bytes]:
     try:
         most = path.stat().st_size * (_MAX_FACTOR if packing(path) else 1) + _SPARE_BYTES
         with opened(path) as file:
+            has_read = False
             while True:
                 try:
                     piece = _piece(file)
+                except gzip.BadGzipFile as error:
+                    if not has_read:
+                        raise
+                    remarks.add(TAIL_LEFT_OUT, "where it is unpacked", str(error))
+                    return
                 except (EOFError, zlib.error, lzma.LZMAError) as error:
                     remarks.add(CUT, "where it is unpacked", str(error))
                     return
                 if not piece:
                     return
+                has_read = True
                 if (most := most - len(piece)) < 0:
                     raise RecordingError(
                         f"It unpacks to more than {_MAX_FACTOR} times its size.",

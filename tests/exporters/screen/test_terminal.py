@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from tracer.errors import OutputError
-from tracer.exporters.screen.terminal import say, say_beside_bars, screen
+from tracer.exporters.screen.terminal import say, say_beside_bars, screen, show, visible
+from tracer.exporters.screen.text import print_rows, say_wrapped
+from tracer.exporters.screen.text import say as say_on
 
 ROOT = Path(__file__).resolve().parents[3]
 FULL = Path("/dev/full")
@@ -160,3 +162,37 @@ def test_a_line_goes_beside_bars_of_tqdm(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.delitem(sys.modules, "tqdm")
     say_beside_bars("One line.")
     assert capsys.readouterr().err == "One line.\n"
+
+
+HOSTILE = "a\x1b[31mred\x1b]0;title\x07\u202eright to left\u200f\rover\x9b1m\ud800"
+SHOWN = r"a\x1b[31mred\x1b]0;title\x07\u202eright to left\u200f\rover\x9b1m\ud800"
+
+
+def test_what_a_terminal_would_obey_is_spelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = put(monkeypatch, Stream()), put(monkeypatch, Stream(), "stderr")
+    say(HOSTILE)
+    say_beside_bars(HOSTILE)
+    show(HOSTILE)
+    with screen() as console:
+        console.print(HOSTILE, soft_wrap=True, markup=False)
+        say_on(console, HOSTILE)
+        say_wrapped(console, HOSTILE)
+        print_rows(HOSTILE, [HOSTILE], [[HOSTILE]], console)
+    shown = "".join([*out.pieces, *err.pieces])
+    assert shown.count("a\\x1b[31mred") == 9
+    assert {character for character in shown if not character.isprintable()} == {"\n"}
+
+
+def test_colours_are_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = put(monkeypatch, Stream())
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    with screen() as console:
+        console.print("bold", style="bold")
+        say_on(console, HOSTILE)
+    assert stream.pieces[0].startswith("\x1b[1mbold\x1b[0m\n") and stream.pieces[0].count("\x1b") == 2
+
+
+def test_text_that_is_printable_stays_as_it_is() -> None:
+    assert visible("loss \u03bc, \u4e2d\u6587\nnext") == "loss \u03bc, \u4e2d\u6587\nnext"
+    assert visible(HOSTILE) == SHOWN

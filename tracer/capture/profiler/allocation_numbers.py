@@ -41,6 +41,7 @@ def number_in_time(rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], 
     again = np.flatnonzero(~is_first & (size > 0) & (size_before > 0))
     frees = np.full((len(again), WIDTH), -1, np.int64)
     frees[:, :SIZE] = rows[order[again], :SIZE]
-    frees[:, TIME] -= 1  # the timeline puts frees behind allocations of the same time
+    # The timeline puts frees behind allocations of the same time; but no block is freed before it is allocated.
+    frees[:, TIME] = np.maximum(frees[:, TIME] - 1, rows[order[again - 1], TIME])
     frees[:, SIZE], frees[:, NUMBER], frees[:, -1] = -size_before[again], number[again] - 1, 1
     return np.insert(numbered, order[again], frees, axis=0), place[begins]

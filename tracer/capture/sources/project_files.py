@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tracer.capture.sources.notebook_cells import is_cell
 from tracer.capture.sources.remembered import remembered
 from tracer.capture.sources.source_files import is_package_code, is_user_code
+from tracer.working_folder import working_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -74,7 +75,7 @@ def project_root(model: nn.Module | None) -> Path:
         file = class_file(type(module))
         if file is not None and is_user_code(str(file)):
             return _import_folder(file, type(module).__module__)
-    return Path.cwd()
+    return working_folder()
 
 
 def _import_folder(file: Path, module: str) -> Path:

@@ -16,6 +16,7 @@ from pathlib import Path
 from tracer.capture.sources.compiled_code import is_generated
 from tracer.capture.sources.notebook_cells import cell_name, is_cell
 from tracer.capture.sources.remembered import remembered
+from tracer.working_folder import working_folder
 
 
 def _folder_of_torch() -> Path:
@@ -37,7 +38,7 @@ def _prefixes() -> tuple[Path, ...]:
     Source: `torch.profiler.python_tracer._prefix_regex`.
     """
     raw = [*site.getsitepackages(), *sys.path, site.getuserbase(), site.getusersitepackages(), str(_TORCH.parent)]
-    absolute = {os.path.abspath(path) for path in raw if path}  # noqa: PTH100 - links are left alone, as torch does
+    absolute = {os.path.abspath(working_folder() / path) for path in raw if path}  # noqa: PTH100 - links are left alone, as torch does
     return tuple(Path(path) for path in sorted(absolute, reverse=True))
 
 
@@ -59,11 +60,18 @@ def whole_path(file_name: str) -> str:
 def _whole_path(file_name: str) -> str:
     if file_name.startswith("<") or Path(file_name).is_absolute():
         return file_name
-    for prefix in _prefixes():
-        candidate = prefix / file_name
-        if candidate.is_file():
-            return str(candidate)
-    return file_name
+    found = [str(prefix / file_name) for prefix in _prefixes() if (prefix / file_name).is_file()]
+    if len(found) > 1:  # the same name in several folders: the file that has run
+        loaded = _loaded_files()
+        found.sort(key=lambda path: loaded.index(path) if path in loaded else len(loaded))
+    return found[0] if found else file_name
+
+
+def _loaded_files() -> list[str]:
+    """Files of this process's code: the script first, then modules."""
+    modules = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
+    files = [sys.argv[0] if sys.argv else None, *(names.get("__file__") for names in modules)]
+    return [os.path.abspath(file) for file in files if isinstance(file, str)]  # noqa: PTH100 - as the profiler has them
 
 
 def is_user_code(file_name: str) -> bool:
@@ -117,4 +125,4 @@ def _hidden_files() -> frozenset[str]:
     # None stands for a module that must not be imported, and lazy ones are not to be woken up.
     modules = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
     hidden = (names.get("__file__") for names in modules if names.get("__tracebackhide__") is True)
-    return frozenset(os.path.abspath(file) for file in hidden if file)  # noqa: PTH100 - as the profiler has them
+    return frozenset(os.path.abspath(working_folder() / file) for file in hidden if file)  # noqa: PTH100 - as the profiler has them

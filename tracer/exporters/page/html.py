@@ -19,6 +19,7 @@ from tracer.exporters.files import write_atomically
 from tracer.exporters.page.data import page_data, page_json
 from tracer.exporters.page.model import Page, Selector
 from tracer.exporters.page.relative import Names, folders_up, relative_paths
+from tracer.working_folder import working_folder
 
 _POLICY = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
 _STATIC = Path(__file__).parent / "static"
@@ -103,7 +104,7 @@ def write_prepared(
     Raises:
         OutputError: The file cannot be written.
     """
-    up, named = folders_up(path, root or Path.cwd()), relative_paths(pages, names)
+    up, named = folders_up(path, root or working_folder()), relative_paths(pages, names)
     data = {"shown": shown, "selector": selector, "up": up, "pages": named}
     write_atomically(path, html_of_data(data).encode())
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from tracer.capture.sources.notebook_cells import is_cell
+from tracer.working_folder import working_folder
 
 _PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
 _HOME = re.compile(r"^(?:/home/[\w.@-]+|/Users/[\w.@-]+|/root|[A-Za-z]:\\Users\\[\w. -]+)(?=[/\\])")
@@ -20,7 +21,8 @@ def short_path(path: str) -> str:
     if (packaged := packaged_file(path)) is not None:
         return packaged
     try:
-        relative = os.path.relpath(path)
+        folder = working_folder()
+        relative = os.path.relpath(folder / path, folder)
     except ValueError:  # another drive
         relative = ".."
     if Path(path).is_absolute() and not relative.startswith(".."):

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tracer.analysis.kinds import meaning_of, words_of
-from tracer.analysis.module_tree import module_tree
+from tracer.analysis.module_tree import ModuleNode, module_tree
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.caveats import counted, graph_sentences, growth_sentences, left_out, not_recorded, unseen
 from tracer.analysis.profiles.compiled_words import compiled_sentences
@@ -109,18 +109,27 @@ def _line_totals(rows: Iterable[PeakRow]) -> list[tuple[str, int]]:
 
 
 def _print_modules(peak: Explained, console: Console, top: int) -> None:
-    """The largest modules as a tree; each line holds what is below it, so the lines do not add up."""
+    """The largest modules as a tree: each line holds what is below it, and the outermost ones sum to the peak."""
     root = module_tree(peak.rows)
     smallest = peak.peak_bytes // 50
+    shown = [
+        (depth, node)
+        for depth, node in root.walk()
+        if 0 < depth <= MODULE_DEPTH and (node.total_bytes >= smallest or _is_only_one(node, root.children, smallest))
+    ][: top + MORE_MODULES]
     lines = [
         ("  " * (depth - 1) + (node.path if depth == 1 else f".{node.path.rpartition('.')[2]}"), node.total_bytes, 0)
-        for depth, node in root.walk()
-        if 0 < depth <= MODULE_DEPTH and node.total_bytes >= smallest
+        for depth, node in shown
     ]
-    shown = lines[: top + MORE_MODULES]
-    if len(lines) > len(shown):
-        shown.append((f"and {len(lines) - len(shown)} more of at least 2 %", 0, 0))
-    _print_bytes("By module, with the modules inside it", "module", shown, peak.peak_bytes, console)
+    outermost = [node for depth, node in shown if depth == 1]
+    if num_more := len(root.children) - len(outermost):
+        lines.append((f"{num_more} more", root.total_bytes - sum(node.total_bytes for node in outermost), 0))
+    _print_bytes("By module, with the modules inside it", "module", lines, peak.peak_bytes, console)
+
+
+def _is_only_one(node: ModuleNode, outermost: list[ModuleNode], smallest: int) -> bool:
+    """Whether a module is the only one that would be left out: its own line is as short as "1 more"."""
+    return [one for one in outermost if one.total_bytes < smallest] == [node]
 
 
 def _print_graphs(findings: Findings, console: Console, top: int) -> None:
@@ -142,14 +151,23 @@ def _print_graphs(findings: Findings, console: Console, top: int) -> None:
 
 
 def _print_phases(cycle: CycleFindings, console: Console) -> None:
-    rows = [phase for phase in cycle.step_phases if phase.step == (cycle.peak.step or phase.step)]
+    """The phases of the peak's step in order of time, the peak's own among them; nothing where there are none."""
+    peak = cycle.peak
+    rows = [
+        (phase.end_ns, phase.step, phase.phase, phase.peak_bytes)
+        for phase in cycle.step_phases
+        if phase.step == (peak.step or phase.step)
+    ]
+    if peak.phase and not any((peak.step, peak.phase) == row[1:3] for row in rows):
+        rows = sorted([*rows, (peak.time_ns, peak.step or "", peak.phase, peak.peak_bytes)])
+    if len(rows) < 2:  # the headline says as much
+        return
     phases = Table(box=None, padding=(0, 1), pad_edge=False)
     for label in ("step", "phase", "most bytes", ""):
         phases.add_column(label, justify="right" if label == "most bytes" else "left")
-    for phase in rows:
-        most = format_bytes(phase.peak_bytes)
-        mark = "<- peak" if phase.phase == cycle.peak.phase else ""
-        phases.add_row(step_words(phase.step).removeprefix("step "), phase.phase, most, mark)
+    for _, step, phase, peak_bytes in rows:
+        mark = "<- peak" if (step, phase) == (peak.step or "", peak.phase) else ""
+        phases.add_row(step_words(step).removeprefix("step ") or "-", phase, format_bytes(peak_bytes), mark)
     print_table("The step, phase by phase", phases, console)
 
 
@@ -210,7 +228,7 @@ def _counts(findings: Findings) -> str:
             f"Reserved from the driver at that moment: {format_bytes(peak.reserved_bytes)}, "
             f"of which {_of_graphs(findings.graph_bytes)}{format_bytes(unused)} held no tensor."
         )
-    spread = {cycle.peak.peak_bytes for cycle in findings.cycles}
+    spread = {cycle.peak.peak_bytes for cycle in findings.cycles if cycle.is_whole}
     if len(spread) > 1:
         lines.append(f"Cycles differ: from {format_bytes(min(spread))} to {format_bytes(max(spread))}.")
     return "\n".join(lines)
@@ -242,6 +260,10 @@ def print_categories(peak: Explained, console: Console, *, title: str = "What fi
 
 def print_lines(peak: Explained, console: Console, top: int) -> None:
     """Print the peak by line; below a library's line, the user's line that led to it."""
+    if peak.rows and not any(row.file for row in peak.rows):
+        console.print()
+        say_wrapped(console, "By line: no line of your code made any of it.")
+        return
     callers = {_caller(row) for row in peak.rows if row.caller_file}
     is_one = len(callers) == 1
 

@@ -3,6 +3,8 @@
 A disk may be full behind them, a reader gone, a letter unknown to them. So what is printed goes out in one piece when
 everything else is done, and past the stream's own buffer: what stays in there after a failure would fail again when
 Python ends, and change its exit status.
+
+Names in a file are somebody else's words, which a terminal would obey: `visible` shows what is no letter.
 """
 
 from __future__ import annotations
@@ -10,13 +12,15 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from tracer.errors import OutputError
+from tracer.snapshot.printable import printable
 
 
 @contextmanager
@@ -33,11 +37,28 @@ def screen(*, is_shown: bool = True) -> Iterator[Console]:
         OutputError: stdout does not take it.
     """
     text = _Text(sys.stdout)
-    yield Console(file=text, highlight=False)
-    if not is_shown:
-        return
+    yield _VisibleConsole(file=text, highlight=False)
+    if is_shown:
+        _answer(_without_trailing_spaces(text.getvalue()))
+
+
+def show(line: str) -> None:
+    """Print a line on stdout at once, as commands do that go on for long.
+
+    Raises:
+        OutputError: stdout does not take it.
+    """
+    _answer(f"{visible(line)}\n")
+
+
+def visible(text: str) -> str:
+    r"""Return text in which all but line ends is printable: `\x1b` and `\u202e` are spelled."""
+    return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
+
+
+def _answer(text: str) -> None:
     try:
-        _put(_without_trailing_spaces(text.getvalue()), sys.stdout)
+        _put(text, sys.stdout)
     except BrokenPipeError:
         pass
     except OSError as error:
@@ -59,7 +80,7 @@ def say(line: str) -> None:
     Where stderr is closed or its disk full, the line is dropped: there is nowhere left to say so.
     """
     with suppress(OSError):
-        _put(f"{line}\n", sys.stderr)
+        _put(f"{visible(line)}\n", sys.stderr)
 
 
 def say_beside_bars(line: str) -> None:
@@ -69,7 +90,16 @@ def say_beside_bars(line: str) -> None:
         say(line)
         return
     with suppress(OSError):
-        bars.write(line, file=sys.stderr)
+        bars.write(visible(line), file=sys.stderr)
+
+
+class _VisibleConsole(Console):
+    """A console whose only escape sequences are its own colours."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render as rich does, with text that a terminal does not obey."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else visible(text), style, control)
 
 
 class _Text(io.StringIO):

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from tracer.exporters.screen.terminal import visible
 from tracer.units import format_bytes
 
 _UNLIMITED = 10_000
@@ -24,6 +26,7 @@ _UNLIMITED = 10_000
 
 def say(console: Console, line: str = "", *, style: str = "", indent: int = 0) -> None:
     """Print one line, broken between words on a terminal, whole in a file. Nothing in it is read as markup."""
+    line = visible(line)
     if console.is_terminal:
         say_wrapped(console, line, style=style, indent=indent)
     else:
@@ -32,7 +35,7 @@ def say(console: Console, line: str = "", *, style: str = "", indent: int = 0) -
 
 def say_wrapped(console: Console, words: str, *, style: str = "", indent: int = 0) -> None:
     """Print prose, broken between words to the width of the console, and never in one."""
-    for line in words.split("\n"):
+    for line in visible(words).split("\n"):
         folded = textwrap.wrap(
             line, max(console.width - indent, 20), break_long_words=False, break_on_hyphens=False, drop_whitespace=True
         )
@@ -42,7 +45,7 @@ def say_wrapped(console: Console, words: str, *, style: str = "", indent: int = 
 
 def table(*numbers: str) -> Table:
     """A table whose first columns are numbers; columns of words are added to it."""
-    grid = Table(box=None, padding=(0, 1), pad_edge=False)
+    grid = _Grid(box=None, padding=(0, 1), pad_edge=False)
     for number in numbers:
         grid.add_column(number, justify="right", no_wrap=True)
     return grid
@@ -71,6 +74,14 @@ def signed(size_bytes: float) -> str:
 def exact(size_bytes: int) -> str:
     """Bytes with a unit, and in parentheses the exact number."""
     return f"{format_bytes(size_bytes)} ({size_bytes:,} B)"
+
+
+class _Grid(Table):
+    """A table whose columns are as wide as what is shown in them."""
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        """Add a row of texts as they are shown."""
+        super().add_row(*(visible(cell) if isinstance(cell, str) else cell for cell in cells), **options)
 
 
 class _UnwrappedTable:
