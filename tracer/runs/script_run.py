@@ -15,8 +15,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tracer.capture.device.devices import is_accelerator
-from tracer.capture.device.graph_captures import GRAPH_CAPTURES
 from tracer.capture.forked_child import in_forked_child
+from tracer.capture.graph_captures import GRAPH_CAPTURES
 from tracer.capture.objects.live_tensors import objects_of
 from tracer.capture.objects.step_hooks import remove_hooks
 from tracer.capture.torch_private import torch_compile
