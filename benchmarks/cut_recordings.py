@@ -32,7 +32,7 @@ from typing import Any
 
 from benchmarks.further_programs import PROGRAMS as FURTHER
 from benchmarks.snapshot_kinds import SILENT, only_python
-from tracer.analysis.kinds import Kind
+from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.process import environment
@@ -222,16 +222,15 @@ def judge(recorded: Row, *, without_cpp: bool) -> Sums:
 def _judge_peak(device: Any, truth: dict[int, frozenset[Kind]]) -> Sums:
     lives, sums = device.replay.lives, Sums()
     rows = lives.alive_after(device.replay.peak_entry)
-    of_words = {kind.words: kind for kind in Kind}
-    found = device.kinds.kinds_and_evidence(rows)
+    kinds, evidences = device.kinds.kinds_and_evidence(rows)
     sizes, entries = lives.requested_bytes[rows].tolist(), lives.alloc_entry[rows].tolist()
-    for (words, evidence), size, entry in zip(found, sizes, entries, strict=True):
-        kind, right = of_words[words], truth[entry]
+    for number, how, size, entry in zip(kinds.tolist(), evidences.tolist(), sizes, entries, strict=True):
+        kind, evidence, right = Kind(number), EVIDENCE_TEXT[Evidence(how)], truth[entry]
         verdict = "unknown" if kind in SILENT else "right" if kind in right else "wrong"
         sums.verdicts[verdict] += size
         if evidence.startswith("likely") and kind not in SILENT:
             sums.likely[verdict] += size
-        sums.taken_for[" or ".join(sorted(one.words for one in right)), words, evidence] += size
+        sums.taken_for[" or ".join(sorted(one.words for one in right)), kind.words, evidence] += size
     return sums
 
 

@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.on_device_options import ROOT, Facts, Options
 from models import gpt, resnet
 from models.fno_workload import build_fno_workload
+from tracer.analysis.kinds import Kind
 from tracer.capture.device import devices
 from tracer.capture.device.phase_timing import time_phases
 from tracer.capture.torch_private import torch_history
@@ -247,7 +248,7 @@ def out_of_memory(options: Options) -> Facts:
         "allocated": failed.allocated_bytes,
         "the allocator's count": allocated,
         "equal": allocated == failed.allocated_bytes,
-        "not known": kinds.get("not known", 0),
+        "not known": kinds.get(Kind.UNKNOWN, 0),
         "advice": failed.advice,
     }
 

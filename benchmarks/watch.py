@@ -1,4 +1,4 @@
-"""What `watch_training` costs a step, on the pretend accelerator: its parts, and a whole step with and without.
+"""What `watch_training` costs a step, on the null GPU: its parts, and a whole step with and without.
 
     uv run python -m benchmarks.watch [--rounds 8] [--steps 40]
     uv run python -m benchmarks.watch --instructions       counted by Valgrind's callgrind, which takes some minutes
@@ -26,11 +26,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tests.accelerator import pretend
 from tracer.capture.device.allocator_history import AllocatorHistory
+from tracer.null_gpu.cards import H100
+from tracer.null_gpu.process import restart_on
 from tracer.runs.watch import MAX_ENTRIES, TrainingWatch
 
-DEVICE = torch.device(pretend.NAME, 0)
+DEVICE = torch.device("cuda", 0)
 STEP_S = 0.020
 
 
@@ -160,6 +161,7 @@ def main() -> None:
     parser.add_argument("--instructions", action="store_true", help="count them instead of measuring time")
     parser.add_argument("--counted", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    restart_on([H100])
     if options.instructions or options.counted:
         (count_instructions if options.instructions else run_counted)()
         return

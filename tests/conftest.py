@@ -23,7 +23,8 @@ from hypothesis import settings
 from torch.nn.modules import module
 from torch.optim import optimizer
 
-from tests.bytecode import remove_bytecode, share_bytecode
+from tests.compiled_cache import forget_temporary_sources, share_compiled
+from tests.processes import end_servers, share_servers
 from tests.training_steps import Recorded, record_workload
 from tracer.capture.objects.live_tensors import LiveTensors
 from tracer.capture.torch_private.torch_compile import has_compiled
@@ -41,12 +42,15 @@ ON_NULL_GPU = {
 
 
 def pytest_configure() -> None:
-    share_bytecode()
+    share_compiled()
+    share_servers()
 
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()
-    remove_bytecode()
+    end_servers()
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        forget_temporary_sources()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.processes import run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -65,8 +65,8 @@ def printed(sample: Sample, folder: Path) -> list[str]:
     if sample.recording is None:
         words += ["--save-dir", str(folder)]
     # oneDNN takes workspaces for each thread.
-    environment = {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "2"}
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
+    variables = {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "2"}
+    done = run_python(*words, folder=ROOT, variables=variables)
     assert done.returncode in (0, 3), done.stderr
     return [line.rstrip() for line in done.stdout.splitlines()]
 

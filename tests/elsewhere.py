@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
-import os
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, ParamSpec, TypeVar
-from unittest.mock import patch
 
 import torch
+
+from tests.processes import Process, call
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,7 +30,7 @@ class Elsewhere:
             set_as_new: Called there before the first call and after each.
         """
         self._variables, self._set_as_new = variables, set_as_new
-        self._process: Any = None
+        self._process: Process | None = None
         self._connection: Connection | None = None
 
     def __call__(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
@@ -50,28 +49,22 @@ class Elsewhere:
         try:
             value, error = self._connection.recv()
         except EOFError:
-            self._process.join()
-            status = self._process.exitcode
-            self.close()
+            status = self._process.wait() if self._process is not None else None
+            self._process = self._connection = None
             raise AssertionError(f"the process died with {status}") from None
         assert error is None, error
         return value  # type: ignore[no-any-return]
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs, self._set_as_new), daemon=True)
-        # Threads that spin while they wait take the cores from other processes of a test run.
-        with patch.dict(os.environ, self._variables, OMP_WAIT_POLICY="passive", KINETO_LOG_LEVEL="99"):
-            self._process.start()
-        theirs.close()
+        self._process, self._connection = call(
+            _work, self._set_as_new, variables=self._variables, is_on_null_gpu="NULL_GPU_COUNT" in self._variables
+        )
 
     def close(self) -> None:
         """End the process."""
-        if self._connection is not None:
+        if self._connection is not None and self._process is not None:
             self._connection.close()
             self._process.kill()
-            self._process.join()
         self._process = self._connection = None
 
 

@@ -143,11 +143,17 @@ def imports(source: str, known: set[str], *, levels: int = 0) -> Iterator[tuple[
                 yield name, id(node) not in typing_only
 
 
+@cache
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    """Every node of a module, which several of the tests look through."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
 def private_torch(source: str) -> list[str]:
     """Names with a leading underscore that a source takes from torch."""
-    tree = ast.parse(source)
+    nodes = nodes_of(source)
     found, bound = [], set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == "torch":
@@ -158,7 +164,7 @@ def private_torch(source: str) -> list[str]:
                 bound.add(alias.asname or alias.name)
                 name = f"{node.module}.{alias.name}"
                 found += [name] if _is_private(name) else []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute):
             name = ast.unparse(node)
             if name.split(".")[0] in bound and node.attr.startswith("_") and _is_private(node.attr):
@@ -172,15 +178,15 @@ def private_torch(source: str) -> list[str]:
 
 def private_attributes(source: str) -> list[str]:
     """Attributes with a leading underscore that are not of the source's own classes, functions and constants."""
-    tree = ast.parse(source)
-    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    for node in ast.walk(tree):
+    nodes = nodes_of(source)
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
             own.add(node.attr)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             own.add(node.target.id)
     found = []
-    for node in ast.walk(tree):
+    for node in nodes:
         name, shown = "", ""
         if isinstance(node, ast.Attribute):
             name, shown = node.attr, ast.unparse(node)
@@ -202,13 +208,13 @@ _BY_NAME = {"getattr", "hasattr", "setattr", "delattr", "attrgetter", "get"}
 
 def names_of_torch(source: str) -> list[str]:
     """Strings in which a name of torch's is spelled out, docstrings aside."""
-    tree = ast.parse(source)
+    nodes = nodes_of(source)
     docstrings = {
-        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        id(node.value) for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
     return [
         node.value
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and id(node) not in docstrings
@@ -341,7 +347,7 @@ def test_all_that_is_printed_goes_through_one_file() -> None:
     found = {
         str(path.relative_to(ROOT))
         for path in sorted((ROOT / "tracer").rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes_of(path.read_text(encoding="utf-8"))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in printing
     }
     assert found <= _OTHER_PRINTERS | {"tracer/exporters/screen/terminal.py"}

@@ -1,38 +1,48 @@
-"""What README.md and CONTRIBUTING.md promise of the tests is what the build machine runs."""
+"""What README.md promises of the program and of the tests is what the build machine runs."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPT = [shlex.split(line) for line in (ROOT / ".ci/run").read_text().splitlines() if line.startswith("uv ")]
+SCRIPT = (ROOT / ".ci/run").read_text()
+STAGES = ("tests", "lint", "slow", "edges")
 
 
-def in_force(command: list[str]) -> list[str]:
-    """The `uv sync` before a command of the script: the packages that it sees."""
-    before = SCRIPT[: SCRIPT.index(command)]
-    return [each for each in before if each[:2] == ["uv", "sync"]][-1]
+def commands(stage: str) -> list[list[str]]:
+    """What a stage runs with uv or with an environment's Python, in its order."""
+    (body,) = re.findall(rf"^{stage}\(\) {{$(.*?)^}}$", SCRIPT, re.MULTILINE | re.DOTALL)
+    lines = (line.strip() for line in body.replace("\\\n", "").splitlines())
+    return [shlex.split(line) for line in lines if line.startswith(("uv ", '"$beside'))]
 
 
-def test_the_documented_command_runs_and_then_what_it_leaves_out() -> None:
-    (command,) = re.findall(
-        r"^pip install uv && (uv run pytest.*)$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
-    )
-    for each in (shlex.split(command), [*shlex.split(command), "-m", "slow"]):
-        assert "--all-groups" in in_force(each)
+def test_the_readmes_two_commands_run_the_program_and_the_tests() -> None:
+    """One under the other, each enough on a fresh machine; the script runs the second, then what it leaves out."""
+    first, second = re.findall(r"^pip install uv && (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert (first, second) == ("uv run main.py", "uv run pytest")
+    assert (ROOT / "main.py").is_file()
+    every_group = ["uv", "sync", "--locked", "--all-groups", "--quiet"]
+    assert commands("tests") == [every_group, shlex.split(second)]
+    assert commands("slow") == [every_group, [*shlex.split(second), "-m", "slow"]]
+
+
+def test_each_stage_can_be_called_apart_and_all_run_without_an_argument() -> None:
+    assert "    " + " | ".join(STAGES) + ")" in SCRIPT
+    (every,) = re.findall(r"^every_stage\(\) {$(.*?)^}$", SCRIPT, re.MULTILINE | re.DOTALL)
+    assert set(re.findall(r"\.ci/run\" (\w+)", every)) == set(STAGES)
+    asked = subprocess.run([ROOT / ".ci/run", "nonsense"], capture_output=True, text=True, check=False)
+    assert (asked.returncode, asked.stderr) == (2, f"usage: .ci/run [{'|'.join(STAGES)}]\n")
 
 
 def test_what_a_plain_install_brings_is_enough_to_read_the_tests() -> None:
-    (collect,) = [command for command in SCRIPT if "--collect-only" in command]
-    assert in_force(collect) == ["uv", "sync", "--locked", "--quiet"]
-    (some,) = [
-        command for command in SCRIPT if command[:3] == ["uv", "run", "pytest"] and "tests/test_examples.py" in command
-    ]
-    assert in_force(some) == ["uv", "sync", "--locked", "--quiet"]
-    assert all((ROOT / name).exists() for name in some[3:])
+    sync, collect, some = commands("edges")[:3]
+    assert sync == ["uv", "sync", "--locked", "--quiet"]
+    assert collect[:4] == some[:4] == ["uv", "run", "--no-sync", "pytest"] and "--collect-only" in collect
+    assert "tests/test_examples.py" in some and all((ROOT / name).exists() for name in some[4:])
 
 
 def test_slow_tests_wait_until_they_are_asked_for() -> None:
@@ -42,7 +52,7 @@ def test_slow_tests_wait_until_they_are_asked_for() -> None:
 
 
 def test_the_oldest_torch_is_the_one_that_is_promised() -> None:
-    assert any(command[:2] == ["uv", "pip"] and "lowest-direct" in command for command in SCRIPT)
+    assert any(command[:2] == ["uv", "pip"] and "lowest-direct" in command for command in commands("edges"))
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     (oldest,) = [each.removeprefix("torch>=") for each in dependencies if each.startswith("torch>=")]
     assert f"({oldest} or newer)" in (ROOT / "README.md").read_text()
@@ -50,9 +60,9 @@ def test_the_oldest_torch_is_the_one_that_is_promised() -> None:
 
 
 def test_the_tests_that_run_on_it_are_there() -> None:
-    named = re.findall(r"^ +(tests/\S+\.py)(?:::(\w+))?", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    named = [part.partition("::") for part in commands("edges")[-1] if part.startswith("tests/")]
     assert named
-    for file, test in named:
+    for file, _, test in named:
         assert f"def {test or 'test_'}" in (ROOT / file).read_text()
 
 

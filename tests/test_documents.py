@@ -14,7 +14,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +26,7 @@ import typer
 import main
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.null_gpu.started import needs_null_gpu
+from tests.processes import run_python
 
 ROOT = Path(main.__file__).parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -224,7 +224,7 @@ with profile_training(model, optimizer, save_dir="profile_before", schedule=Sche
 
 
 def run_here(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=600)
+    return run_python(*words, folder=folder, limit_s=600)
 
 
 def run_loop(text: str, folder: Path) -> None:

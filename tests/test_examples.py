@@ -6,12 +6,12 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.null_gpu.started import needs_null_gpu
+from tests.processes import run_python
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 NEEDS = {"trainer": ("transformers", "accelerate"), "lightning_module": ("lightning",)}
@@ -23,15 +23,7 @@ def run(*command: str, folder: Path, sees_gpus: bool = False) -> subprocess.Comp
         environment["CUDA_VISIBLE_DEVICES"] = ""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         environment.pop(name, None)
-    finished = subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    finished = run_python(*command, folder=folder, variables=environment)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return finished
 

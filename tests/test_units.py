@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.units import GIB, KIB, MIB, format_bytes, format_growth, parse_memory, parse_size, some
+from tracer.units import GIB, KIB, MIB, format_bytes, format_growth, parse_count, parse_memory, parse_size, some
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,23 @@ def test_sizes_as_people_write_them(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["65TiB", "999999999999999T"])
+def test_a_size_that_no_device_has_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is more than 64\.00 TiB, the largest size here"):
+        parse_size(text)
+
+
+def test_a_count_is_a_whole_number_up_to_a_largest() -> None:
+    assert [parse_count(text) for text in ("7", " -7", "1_000", "007")] == [7, -7, 1000, 7]
+    assert parse_count("9", most=9) == 9
+    for text in ("", "many", "1.5", "1e3", "--1"):
+        with pytest.raises(ValueError, match="is not a whole number"):
+            parse_count(text)
+    for text in ("10", "-10", "9" * 5000):
+        with pytest.raises(ValueError, match="is more than 9, the largest number here"):
+            parse_count(text, most=9)
 
 
 def test_one_has_no_s() -> None:

@@ -70,13 +70,19 @@ class WorkloadError(TracerError):
 
 
 class Terminated(SystemExit):
-    """SIGTERM has come; a program that does nothing about it ends with the usual status."""
+    """SIGTERM or SIGHUP has come; a program that does nothing about it ends with the usual status."""
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
         super().__init__(128 + number)
+        self.number = number
+
+    @property
+    def signal_name(self) -> str:
+        """Name of the signal, such as SIGTERM."""
+        return signal.Signals(self.number).name
 
     def __str__(self) -> str:
-        return "ended by SIGTERM"
+        return f"ended by {self.signal_name}"
 
-    def __reduce__(self) -> tuple[type[Terminated], tuple[()]]:
-        return Terminated, ()
+    def __reduce__(self) -> tuple[type[Terminated], tuple[int]]:
+        return Terminated, (self.number,)

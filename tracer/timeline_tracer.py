@@ -113,6 +113,13 @@ class TimelineTracer:
         if self.out_file is not None or self.trace_file is not None:
             self._finish_when_stopped(prof)
 
+    def forget_first(self) -> None:
+        """Forget the first of the cycles."""
+        self._findings = None
+        del self._kept[0]
+        if self._traces is not None:
+            self._traces.forget_first()
+
     @property
     def num_cycles(self) -> int:
         """Recorded so far."""

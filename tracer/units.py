@@ -8,6 +8,13 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
+MAX_BYTES = 1 << 46
+"""64 TiB: more than any GPU has, and less than a process has addresses for."""
+MAX_COUNT = (1 << 31) - 1
+"""Of steps, samples, or elements along one dimension."""
+MAX_RANKS = 1 << 17
+"""Of one job."""
+
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 
@@ -50,6 +57,25 @@ def some(count: int, noun: str, verb: str = "") -> str:
     return " ".join(word for word in words if word)
 
 
+def parse_count(text: str, *, most: int = MAX_COUNT) -> int:
+    """Read a whole number, of either sign.
+
+    Raises:
+        ValueError: The text is none, or the number is beyond `most`.
+    """
+    if not re.fullmatch(r"\s*[-+]?\d+(_\d+)*\s*", text):
+        raise ValueError(f"{text} is not a whole number.")
+    digits = re.sub(r"[\s_+-]", "", text).lstrip("0")
+    if len(digits) > len(str(most)) or int(digits or "0") > most:
+        raise ValueError(f"{shortened(text)} is more than {most:,}, the largest number here.")
+    return int(text)
+
+
+def shortened(text: str) -> str:
+    """A text of the user's as a sentence shows it."""
+    return text if len(text) <= 40 else f"{text[:20]}...{text[-10:]}"
+
+
 _SIZE_UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": GIB * 1024}
 
 
@@ -62,7 +88,9 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(?:iB|B)?\s*", text, re.IGNORECASE)
     size = int(float(match[1]) * _SIZE_UNITS[match[2].upper()]) if match else 0
     if not size:
-        raise ValueError(f"{text} is not a size.")
+        raise ValueError(f"{shortened(text)} is not a size.")
+    if size > MAX_BYTES:
+        raise ValueError(f"{text} is more than {format_bytes(MAX_BYTES)}, the largest size here.")
     return size
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.commands.compare_eager_runs import NET
+from tests.processes import run_python
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,8 +20,7 @@ GELU = next(number for number, line in enumerate(NET.splitlines(), 1) if "gelu" 
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, Any]]]:
     """A folder with the results of each run, and how each ended."""
     folder = tmp_path_factory.mktemp("runs")
-    command = [sys.executable, "-m", "tests.commands.compare_eager_runs", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_python("-m", "tests.commands.compare_eager_runs", folder, folder=ROOT)
     assert done.returncode == 0, done.stderr
     return folder, json.loads((folder / "ended.json").read_text())
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.processes import run_python
 from tracer.errors import OutputError
 from tracer.exporters.files import check_folder
 
@@ -34,14 +34,8 @@ sys.exit(0)
 
 def run(folder: Path, *options: str, arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(PROGRAM)
-    return subprocess.run(
-        [sys.executable, "-m", "tracer", "run", *options, "train.py", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return run_python("-m", "tracer", "run", *options, "train.py", *arguments, folder=folder, variables=variables)
 
 
 def test_a_file_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -12,6 +13,7 @@ import main
 from tracer.commands.fit_values import combinations
 from tracer.errors import UsageError
 from tracer.exporters.screen.fit import command_words, print_search, trial_words
+from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.results.fit import FitReport, FitTrial, RankTrial
 from tracer.units import GIB
 
@@ -89,23 +91,28 @@ def of_ranks(*ranks: RankTrial, apply: tuple[str, ...] = (), fits: bool = True, 
 def test_a_search_is_a_table_by_rank_with_commands_below() -> None:
     fitting = of_ranks(RankTrial(0, True, GIB, GIB), RankTrial(1, True, GIB, GIB), RankTrial(3, True, 2 * GIB, 3 * GIB))
     full = of_ranks(RankTrial(0, True, GIB, GIB), RankTrial(3, False, GIB, GIB), apply=("compile",), fits=False)
-    no_room = of_ranks(RankTrial(0, True, 4 * GIB, 4 * GIB), apply=("bf16",), fits=False)
+    # What is left is left by what torch reserves, beside NCCL's buffers and other ranks.
+    tight = replace(of_ranks(RankTrial(0, True, GIB, 7 * GIB // 2), apply=("bf16",)), nccl=NcclBuffers(1))
     in_vain = of_ranks(RankTrial(0, True, GIB, GIB), apply=("checkpoint",), note="checkpoint: none.")
     broken = FitTrial((), fits=False, has_ended_before=True, arguments=("-b", "0"))
     report = FitReport("4 x H100", 4 * GIB, ("train.py",), (), (), ("-b", "4"))
     console = Console(file=(file := io.StringIO()), width=200)
-    print_search(report, [fitting, in_vain, full, no_room, broken], ["torchrun train.py -b 4"], console)
+    print_search(report, [fitting, in_vain, full, tight, broken], ["torchrun train.py -b 4"], console)
     rows = [" ".join(line.split()) for line in file.getvalue().splitlines()]
     assert rows[1:] == [
         "Tried on 4 x H100, the cheapest that fits first",
         "peak reserved left with peak by rank",
         "2.00 GiB 3.00 GiB 1.00 GiB -b 4 3: 2.00 GiB; 0, 1: 1.00 GiB",
         "out of memory -b 4, compile 3: out of memory; 0: 1.00 GiB",
-        "4.00 GiB 4.00 GiB too little for NCCL -b 4, bf16 0: 4.00 GiB",
+        "1.00 GiB 3.50 GiB if NCCL takes no more than 512.00 MiB -b 4, bf16 0: 1.00 GiB",
         "error -b 0",
         "",
         "Commands for those that fit, in that order:",
         "torchrun train.py -b 4",
     ]
-    said = trial_words(no_room, 4 * GIB)
-    assert said == ("-b 4, bf16: rank 0 has 4.00 GiB allocated, which leaves no room for NCCL's buffers.",)
+    said = trial_words(tight, 4 * GIB)[0]
+    assert said.endswith("3.50 GiB reserved by rank 0, the worst; fits if NCCL takes no more than 512.00 MiB.")
+    assert trial_words(replace(tight, beside_bytes=GIB), 8 * GIB)[0].endswith("; fits with 2.83 GiB to 3.47 GiB left.")
+    assert trial_words(replace(tight, beside_bytes=GIB), 4 * GIB)[0].endswith(
+        "fits, after the allocator released its cache."
+    )

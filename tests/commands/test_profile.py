@@ -26,6 +26,7 @@ import tracer.runs.ranks
 import tracer.runs.workload_run
 from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem, parse_total_time
 from tests.pieces import Pieces, noise, raising
+from tests.processes import run_python
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.commands import usage
@@ -232,10 +233,9 @@ WITHOUT_TIMING = {output.file_name for output in USUAL} - {"cuda_timing.txt"}
 
 def process(program: list[str], *arguments: object, **options: Any) -> Ended:
     """The command as a process of its own, without the timing pass."""
-    command = [sys.executable, *program, "--device", "cpu", *SHORT, "--no-cuda-timing", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", **options.pop("env", {})}
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-    ended = subprocess.run(command, cwd=ROOT, env=environment, check=False, **options)
+    command = [*program, "--device", "cpu", *SHORT, "--no-cuda-timing", *arguments]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", **options.pop("env", {})}
+    ended = run_python(*command, folder=ROOT, variables=variables, **options)
     return Ended(ended.returncode, ended.stdout, ended.stderr)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import tracer.runs.outputs
 from tests.commands.test_profile import SHORT, TINY, own_state
 from tests.exporters.recording_file.samples import kept_on_cpu
 from tests.pieces import Pieces, raising
+from tests.processes import run_python
 from tracer.exporters.recording_file.kept_run_file import save_kept_run
 from tracer.runs.kept import kept_run
 from tracer.runs.outputs import OUTPUTS
@@ -58,9 +57,9 @@ def test_a_run_by_the_command_line_is_written_again_to_the_byte(tmp_path: Path) 
     assert code == 0
     assert names_in(first) == FILES
     assert " bytes an event)" in err.splitlines()[-2]
-    command = [sys.executable, str(ROOT / "main.py"), "report", "first", "--save-dir", "again"]
-    environment = {**os.environ, "COLUMNS": "80"}
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    variables = {**os.environ, "COLUMNS": "80"}
+    command = [ROOT / "main.py", "report", "first", "--save-dir", "again"]
+    ended = run_python(*command, folder=tmp_path, variables=variables)
     assert (ended.returncode, names_in(again)) == (0, FILES - {"recording.npz"}), ended.stderr
     assert [name for name in names_in(again) if (again / name).read_bytes() != (first / name).read_bytes()] == []
     # Paths are shown from the working directory, which is another one here; what they say is the same.

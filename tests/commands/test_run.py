@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import textwrap
 import traceback
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import run_python
 from tracer.commands.script import _of_script
 from tracer.exporters.screen.next_commands import from_checkout
 
@@ -85,8 +85,7 @@ MODULE = "from . import other\nprint('package', __package__)\n" + TRAIN
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "main.py"), "run", "--save-dir", str(folder / "out"), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    return run_python(ROOT / "main.py", "run", "--save-dir", folder / "out", *arguments, folder=folder)
 
 
 def script(folder: Path, text: str) -> str:
@@ -117,6 +116,16 @@ def test_a_script_runs_to_its_end_and_its_peak_is_explained(tmp_path: Path) -> N
     }  # fmt: skip
     lines_of = {row["line"] for row in found["rows"] if row["file"] == str(tmp_path / "train.py")}
     assert 7 in lines_of
+
+
+@pytest.mark.parametrize("device", ["cuda:9", "xpu:9", "tpu!"])
+def test_a_device_that_is_not_there_is_said_before_the_script_trains(device: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "--device", device, script(tmp_path, TRAIN))
+    assert done.returncode == (2 if device == "tpu!" else 1)
+    assert "trained" not in done.stdout
+    assert [line.partition(" ")[0] for line in done.stderr.splitlines()][:2] == ["Error:", "Hint:"], done.stderr
+    assert len(done.stderr.splitlines()) == 2
+    assert device in done.stderr
 
 
 def test_tensors_under_an_optimizer_are_trained_without_a_model(tmp_path: Path) -> None:
@@ -182,9 +191,12 @@ def test_frames_that_are_hidden_are_not_in_a_traceback() -> None:
     assert files == ["train.py", "train.py", Path(__file__).name]
 
 
-def test_before_a_first_step_that_fails_nothing_was_recorded(tmp_path: Path) -> None:
-    done = run(tmp_path, script(tmp_path, TRAIN.replace("    loss.backward", "    sys.exit() if number else 1 / 0")))
-    assert "The loop failed in step 1, and the first one that is recorded is step 2: --n-wait-steps 0" in done.stderr
+def test_a_first_step_that_fails_is_explained(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, TRAIN.replace("    loss.backward()", "    raise ValueError('no data')")))
+    assert done.returncode == 1
+    assert "ValueError: no data" in done.stderr and "Note: " not in done.stderr
+    assert " in forward of step 1; " in done.stdout
+    assert peak(tmp_path)["peak_bytes"] > 0
 
 
 def test_quiet_prints_nothing_of_its_own(tmp_path: Path) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.commands.test_run import ROOT, peak, script
+from tests.processes import run_python
 
 TRAIN = """
 import sys, torch
@@ -58,7 +57,7 @@ KINDS = ["model", "model in place", "loss", "optimizer", "step", "part of the st
 
 def lines_of(command: list[str], folder: Path) -> tuple[list[str], str]:
     """What the script printed, and stderr."""
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    done = run_python(*command, folder=folder)
     assert done.returncode == 0, done.stderr
     return [line for line in done.stdout.splitlines() if line.startswith(("loss", "graphs"))], done.stderr
 
@@ -73,8 +72,8 @@ def lines_of(command: list[str], folder: Path) -> tuple[list[str], str]:
 )
 def test_steps_are_found_and_nothing_else_is_compiled(tmp_path: Path, what: str, backend: str) -> None:
     arguments = [script(tmp_path, TRAIN), what, backend]
-    alone, complaints = lines_of([sys.executable, *arguments], tmp_path)
-    run = [sys.executable, str(ROOT / "main.py"), "run", "--save-dir", str(tmp_path / "out")]
+    alone, complaints = lines_of(arguments, tmp_path)
+    run = [str(ROOT / "main.py"), "run", "--save-dir", str(tmp_path / "out")]
     watched, said = lines_of([*run, *arguments], tmp_path)
     assert watched == alone
     assert said.count("Warning") == complaints.count("Warning"), said
@@ -97,8 +96,8 @@ def explains(found: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_a_compiled_model_is_watched_at_every_step(tmp_path: Path) -> None:
     arguments = [script(tmp_path, TRAIN), "model", "aot_eager"]
-    alone, _ = lines_of([sys.executable, *arguments], tmp_path)
-    run = [sys.executable, str(ROOT / "main.py"), "run", "--watch", "--save-dir", str(tmp_path / "out")]
+    alone, _ = lines_of(arguments, tmp_path)
+    run = [str(ROOT / "main.py"), "run", "--watch", "--save-dir", str(tmp_path / "out")]
     watched, said = lines_of([*run, *arguments], tmp_path)
     assert watched == alone
     assert "UserWarning" not in said

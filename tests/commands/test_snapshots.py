@@ -19,6 +19,7 @@ from tests.allocator.recorded import Program
 from tests.exporters.page.page_samples import peak_row
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.exporters.sqlite_reports.report_readers import query
+from tests.processes import run_python
 from tests.snapshot.dumps import entry, freed, write
 from tracer.exporters.page import snapshot_page
 from tracer.units import MIB
@@ -70,11 +71,10 @@ def test_json_goes_to_stdout_alone(file: Path, tmp_path: Path) -> None:
 
 def test_a_reader_that_has_seen_enough_leaves_the_files(file: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    command = [sys.executable, "main.py", "snapshot", str(file), "--html", str(page)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
-        process.stdout.close()
-        process.wait()
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        run_python("main.py", "snapshot", file, "--html", page, folder=ROOT, stdout=closed)
     assert page.is_file()
 
 
@@ -82,10 +82,10 @@ def test_a_reader_that_has_seen_enough_leaves_the_files(file: Path, tmp_path: Pa
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_stream_that_takes_nothing_leaves_the_files(stream: str, file: Path, tmp_path: Path) -> None:
     page, report = tmp_path / "page.html", tmp_path / "report.sqlite"
-    command = [sys.executable, "main.py", "snapshot", str(file), "--html", str(page), "--sqlite", str(report)]
+    command = ["main.py", "snapshot", file, "--html", page, "--sqlite", report]
     with Path("/dev/full").open("w") as full:
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
-        ended = subprocess.run(command, cwd=ROOT, text=True, check=False, **streams)  # type: ignore[call-overload]
+        streams: dict[str, Any] = {stream: full}
+        ended = run_python(*command, folder=ROOT, **streams)
     assert page.is_file() and report.is_file()
     if stream == "stderr":
         assert ended.returncode == 0

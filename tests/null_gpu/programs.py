@@ -65,6 +65,73 @@ def what_the_host_wrote_is_read() -> None:
     assert torch.empty(500, dtype=torch.int64, device="cuda").sum().item() == 0
 
 
+def a_pattern_of_words_is_one_write() -> None:
+    driver, kept = ctypes.CDLL(None), torch.arange(1000).cuda()
+    for width, name in ((4, "cuMemsetD32_v2"), (2, "cuMemsetD16_v2")):
+        words = torch.empty(70_000, dtype={4: torch.int32, 2: torch.int16}[width], device="cuda")
+        fill = getattr(driver, name)
+        fill(ctypes.c_void_p(words.data_ptr()), ctypes.c_uint(0x0102), ctypes.c_size_t(words.numel()))
+        assert words.cpu().eq(0x0102).all()
+        del words
+    assert kept.tolist() == list(range(1000))
+
+
+def rows_without_a_gap_are_one_write() -> None:
+    rows, kept = torch.arange(70_000, dtype=torch.int32), torch.arange(1000).cuda()
+    on_device = torch.empty_like(rows, device="cuda")
+    width = ctypes.c_size_t(4)
+    pointers = ctypes.c_void_p(on_device.data_ptr()), width, ctypes.c_void_p(rows.data_ptr()), width
+    assert ctypes.CDLL(None).cudaMemcpy2D(*pointers, width, ctypes.c_size_t(70_000), 1) == 0
+    assert torch.equal(on_device.cpu(), rows) and kept.tolist() == list(range(1000))
+
+
+def too_many_pieces_are_said() -> None:
+    copy, pieces = ctypes.CDLL(None).cudaMemcpy, torch.empty(70_000, dtype=torch.int32, device="cuda")
+    word, size = ctypes.c_int(7), ctypes.c_size_t(4)
+    for at in range(pieces.data_ptr(), pieces.data_ptr() + pieces.nbytes, 4):
+        copy(ctypes.c_void_p(at), ctypes.byref(word), size, 1)
+
+
+def what_nvml_is_asked() -> None:
+    nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    handle, number, zero = ctypes.c_void_p(), ctypes.c_ulonglong(7), ctypes.c_int(0)
+    assert nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)) == 0
+    for name in (
+        "TemperatureV",
+        "PowerUsage",
+        "TotalEnergyConsumption",
+        "PerformanceState",
+        "ComputeMode",
+        "MinorNumber",
+    ):
+        values = (ctypes.c_uint * 4)(7, 0, 7, 7)
+        assert getattr(nvml, f"nvmlDeviceGet{name}")(handle, values) == 0, name
+        assert values[2 if name == "TemperatureV" else 0] == 0, name
+    for name in ("Temperature", "ClockInfo", "PcieThroughput"):
+        assert getattr(nvml, f"nvmlDeviceGet{name}")(handle, zero, ctypes.byref(number)) == 0, name
+        assert number.value & 0xFFFF == 0, name
+    for name in ("MaxClockInfo", "EnforcedPowerLimit", "FanSpeed", "Serial", "MigMode"):
+        assert getattr(nvml, f"nvmlDeviceGet{name}")(handle, zero, ctypes.byref(number)) == 3, name  # not supported
+    text = ctypes.create_string_buffer(100)
+    assert nvml.nvmlDeviceGetName(handle, text, 100) == 0 and text.value == b"NVIDIA H100 80GB HBM3"
+    assert nvml.nvmlDeviceGetUUID(handle, text, 100) == 0 and text.value.startswith(b"GPU-")
+    assert nvml.nvmlSystemGetProcessName(os.getpid(), text, 100) == 0 and b"python" in text.value
+    count, processes = ctypes.c_uint(5), (ctypes.c_ulonglong * 15)()
+    assert nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle, ctypes.byref(count), processes) == 0
+    assert (count.value, processes[0]) == (1, os.getpid())
+
+
+def a_linker_of_the_driver() -> None:
+    driver, state, image, size = ctypes.CDLL(None), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+    assert driver.cuLinkCreate_v2(0, None, None, ctypes.byref(state)) == 0
+    assert driver.cuLinkAddData_v2(state, 1, b"ptx", ctypes.c_size_t(3), b"kernel", 0, None, None) == 0
+    assert driver.cuLinkComplete(state, ctypes.byref(image), ctypes.byref(size)) == 0 and size.value > 0
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    assert driver.cuModuleLoadData(ctypes.byref(module), image) == 0
+    assert driver.cuModuleGetFunction(ctypes.byref(function), module, b"kernel") == 0
+    assert driver.cuLinkDestroy(state) == 0
+
+
 def a_step_of_training() -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256)).cuda()
     optimizer = torch.optim.AdamW(model.parameters())

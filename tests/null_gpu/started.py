@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -12,6 +11,7 @@ from types import MappingProxyType
 
 import pytest
 
+from tests.processes import run_python
 from tracer.null_gpu.build import library
 from tracer.null_gpu.cards import H100, Card
 from tracer.null_gpu.errors import NullGpuError
@@ -44,10 +44,8 @@ def run_program(
 ) -> subprocess.CompletedProcess[str]:
     """Functions of `tests.null_gpu.programs`, one after the other in one process on the null GPU."""
     found = environment(cards) | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
-    return subprocess.run(
-        [sys.executable, "-m", "tests.null_gpu.programs", *names],
-        cwd=tempfile.gettempdir(), env=found, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    place = Path(tempfile.gettempdir())
+    return run_python("-m", "tests.null_gpu.programs", *names, folder=place, variables=found, limit_s=600)
 
 
 def assert_well(ended: subprocess.CompletedProcess[str], *names: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from tests.null_gpu.started import ROOT, needs_null_gpu, null_gpu_library
 from tracer.null_gpu import build
 from tracer.null_gpu.build import cache_folder, declared_prototypes
 from tracer.null_gpu.elf import read_library
+from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.toolchain import SOURCES, find_toolchain, read_torch, torch_folder
 from tracer.null_gpu.torch_symbols import torch_symbols
 
@@ -51,6 +53,27 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(RuntimeError):
         null_gpu_library()
     assert [path for path in (tmp_path / "torch-timeline" / "null-gpu").iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("kill -9 $$", "it was killed, as it is where memory runs out."),
+        ("exit 4", "it ended with status 4."),
+        ("kill -6 $$", "it ended by SIGABRT."),
+        (
+            "echo 'a.c:1: error: no such type' >&2; echo 'ended' >&2; exit 1",
+            "a.c:1: error: no such type",
+        ),
+        ("echo 'cc: cannot write' >&2; exit 1", "cc: cannot write"),
+    ],
+)
+def test_a_compiler_that_fails_is_quoted_or_its_end_is_said(script: str, said: str, tmp_path: Path) -> None:
+    compiler = tmp_path / "it"
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o755)
+    with pytest.raises(NullGpuError, match=f"could not be compiled: {re.escape(said)}\n"):
+        build._run([str(compiler)])
 
 
 def test_a_new_build_deletes_old_ones_and_a_use_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,11 @@ def test_on_takes_a_number_of_cards_and_another_memory() -> None:
             "There is no card RTX 4090 48GB",
             "The RTX-4090 has 23.64 GiB; one with 48 GiB is RTX-4090:48GiB",
         ),
-        ("0xh100", "0xh100: a job has 1 to 1,048,576 devices.", "8xh100"),
+        ("0xh100", "0xh100: a job has 1 to 131,072 devices.", "8xh100"),
+        ("999999xh100", "999999xh100: a job has 1 to 131,072 devices.", "8xh100"),
+        ("1" * 5000 + "xh100", "...11111xh100: a job has 1 to 131,072 devices.", "8xh100"),
+        ("h100:99999TiB", "99999TiB is more than 64.00 TiB, the largest size here.", "h100:40GiB"),
+        ("99999TiB", "99999TiB is more than 64.00 TiB, the largest size here.", "24GiB"),
     ],
 )
 def test_what_is_no_card_is_said_with_the_nearest_names(text: str, error: str, hint: str) -> None:

@@ -7,12 +7,12 @@ import os
 import re
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.processes import run_python
 from tracer.exporters.page.html import data_of_html
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.errors import NullGpuError
@@ -69,9 +69,8 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def called(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "main.py"), *arguments]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=variables)
+    return run_python(ROOT / "main.py", *arguments, folder=folder, variables=variables)
 
 
 def peak_of(folder: Path) -> dict[str, Any]:
@@ -298,6 +297,34 @@ def test_what_a_script_lacks_is_its_own_matter(tmp_path: Path) -> None:
     assert done.returncode == 1 and "train.py itself ended with FileNotFoundError" in done.stderr
 
 
+def test_a_script_without_room_before_its_first_step_does_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\ntorch.empty(3 << 30, device='cuda')", "utf-8")
+    done = called(tmp_path, "predict", "train.py", "--on", "h100:2GiB")
+    assert done.returncode == 3, done.stderr
+    assert "Does not fit in H100 (2.00 GiB): out of memory before the first step at train.py:2." in done.stdout
+
+
+EXITS = """
+import sys
+import torch
+net = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(net.parameters())
+for _ in range(2 if sys.argv[1] == "0" else 0):
+    net(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def test_a_script_that_ends_by_sys_exit_has_an_answer(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(EXITS, "utf-8")
+    done = called(tmp_path, "predict", "--on", "h100", "train.py", "--", "0")
+    assert done.returncode == 0 and "Fits in H100" in done.stdout, done.stderr
+    done = called(tmp_path, "check", "--on", "h100", "--update", "train.py", "--", "2")
+    assert done.returncode == 1 and "train.py itself ended with status 2" in done.stderr
+    assert not (tmp_path / "peaks.json").exists()
+
+
 def test_workspaces_that_cublas_keeps_are_workspaces(script: Path, tmp_path: Path) -> None:
     """Of one cycle, in which they are made, and of one before which they were."""
     for num_warmup in (0, 1):
@@ -328,3 +355,13 @@ def test_listed_changes_are_made_there_and_have_bytes_and_nothing_else(tmp_path:
     predicted = json.loads(asked.stdout)
     assert predicted["advice"]["peak_bytes"] == advice["peak_bytes"] == pytest.approx(peak, rel=1e-3)
     assert [row["measured"] for row in predicted["advice"]["rows"]] == [row["measured"] for row in advice["rows"]]
+
+
+def test_an_allocator_that_the_script_sets_is_used_and_one_without_a_history_is_a_sentence(tmp_path: Path) -> None:
+    first = "import os\nos.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'backend:cudaMallocAsync'\n"
+    (tmp_path / "train.py").write_text(first + TRAIN, "utf-8")
+    ended = called(tmp_path, "run", "--on", "h100", "train.py")
+    assert ended.returncode == 1
+    assert "Error: The CUDA allocator cudaMallocAsync records no allocations" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "step" not in ended.stdout

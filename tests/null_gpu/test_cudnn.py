@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.null_gpu.started import ROOT, needs_null_gpu
+from tests.processes import run_python
 from tracer.errors import TracerError
 from tracer.null_gpu.cards import Card, devices_of
 from tracer.null_gpu.cudnn import FOLDER_VARIABLE, CudnnAnswers, answers_command, library_folders
@@ -32,10 +32,8 @@ def card(name: str) -> Card:
 
 def said(program: str, on: str, variables: Mapping[str, str] = MappingProxyType({})) -> list[int]:
     found = environment([card(on)]) | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.null_gpu.cudnn_programs", program],
-        cwd=tempfile.gettempdir(), env=found, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    place = Path(tempfile.gettempdir())
+    ended = run_python("-m", "tests.null_gpu.cudnn_programs", program, folder=place, variables=found)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return [int(number) for number in ended.stdout.split()]
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.processes import run_python
 from tracer.advice.changes.eight_bit_packages import installed_packages
+from tracer.commands.fit_trials import TRIAL
+from tracer.commands.shared_start import SharedStart
 from tracer.runs.script_changes import changes_of
 
 pytestmark = pytest.mark.slow
@@ -51,8 +52,8 @@ for _ in range(12):
 )
 def test_the_least_that_has_to_change_is_found(tmp_path: Path, card: str, status: int, said: str, answer: str) -> None:
     (tmp_path / "train.py").write_text(SCRIPT, "utf-8")
-    command = [sys.executable, str(ROOT / "main.py"), "fit", "--on", card, "train.py", "--epochs", "1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ), check=False)
+    command = [str(ROOT / "main.py"), "fit", "--on", card, "train.py", "--epochs", "1"]
+    done = run_python(*command, folder=tmp_path)
     assert done.returncode == status, done.stderr
     assert said in done.stderr
     assert done.stdout.strip().removeprefix("python main.py ").endswith(answer) and bool(done.stdout) == bool(answer)
@@ -60,9 +61,9 @@ def test_the_least_that_has_to_change_is_found(tmp_path: Path, card: str, status
 
 def test_each_change_alone_says_what_it_saves(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT, "utf-8")
-    command = [sys.executable, str(ROOT / "main.py"), "fit", "--each", "--on", "h100:8GiB"]
+    command = [str(ROOT / "main.py"), "fit", "--each", "--on", "h100:8GiB"]
     command += ["--save-dir", "out", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ), check=False)
+    done = run_python(*command, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     found = {line.partition(":")[0]: line for line in done.stdout.splitlines() if not line.startswith(" ")}
     assert list(found) == ["as it is", *(change.name for change in changes_of(is_job=False))]
@@ -91,8 +92,8 @@ def test_each_change_alone_says_what_it_saves(tmp_path: Path) -> None:
 
 def test_a_search_compiles_and_checkpoints_and_puts_the_cheapest_that_fits_first(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT, "utf-8")
-    command = [sys.executable, str(ROOT / "main.py"), "fit", "--search", "--on", "h100:1700MiB", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ), check=False)
+    command = [str(ROOT / "main.py"), "fit", "--search", "--on", "h100:1700MiB", "train.py"]
+    done = run_python(*command, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     table = lines[3 : lines.index("", 3)]
@@ -124,9 +125,9 @@ for _ in range(12):
 
 def test_what_fit_found_is_applied_and_has_the_peak_that_it_said(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WIDE, "utf-8")
-    main = [sys.executable, str(ROOT / "main.py")]
+    main = [str(ROOT / "main.py")]
     command = [*main, "fit", "--on", "h100:2600MiB", "--save-dir", "out", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_python(*command, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("run --apply chunked-loss train.py")
     assert "chunked-loss: a loss over classes is computed in chunks" in done.stderr
@@ -136,7 +137,7 @@ def test_what_fit_found_is_applied_and_has_the_peak_that_it_said(tmp_path: Path)
     # Logits and their gradient, 4,096 x 50,000 x 4 bytes each; a third one of them, softmax's, came with the script.
     assert 2 * 819_200_000 < fits[0]["allocated_bytes"] < 3 * 819_200_000
     command = [*main, "run", "--on", "h100:2600MiB", "--apply", "out/fit.json", "--save-dir", "run", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_python(*command, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     peak = json.loads((tmp_path / "run" / "peak.json").read_text("utf-8"))
     assert peak["peak_bytes"] == fits[0]["allocated_bytes"]
@@ -147,8 +148,8 @@ def test_a_change_that_a_script_does_not_bear_is_said_and_left_out(tmp_path: Pat
         "return x + ", "assert not torch.is_autocast_enabled(), 'no autocast here'\n        return x + "
     )
     (tmp_path / "train.py").write_text(script, "utf-8")
-    command = [sys.executable, str(ROOT / "main.py"), "fit", "--on", "h100:1000MiB", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ), check=False)
+    command = [str(ROOT / "main.py"), "fit", "--on", "h100:1000MiB", "train.py"]
+    done = run_python(*command, folder=tmp_path)
     assert done.returncode == 3, done.stderr
     made = "expandable-segments, fused-optimizer, free-gradients, chunked-loss, checkpoint, state-on-host"
     assert f"{made}, saved-on-host: out of memory, with " in done.stderr
@@ -182,8 +183,8 @@ for _ in range(12):
 def test_of_a_job_the_worst_rank_decides_which_values_fit(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(JOB, "utf-8")
     values = ["--try", "--rows 200000,0,20000"]
-    command = [sys.executable, str(ROOT / "main.py"), "fit", "--on", "2xh100:2GiB", *values, "--save-dir", "out"]
-    done = subprocess.run([*command, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    command = [str(ROOT / "main.py"), "fit", "--on", "2xh100:2GiB", *values, "--save-dir", "out"]
+    done = run_python(*command, "train.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "torchrun --nproc-per-node 2 train.py --rows 20000"
     report = json.loads((tmp_path / "out" / "fit.json").read_text("utf-8"))
@@ -225,13 +226,28 @@ for _ in range(12):
 
 def test_a_job_that_is_sharded_from_outside_takes_what_one_does_that_shards_itself(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SHARDED, "utf-8")
-    main = [sys.executable, str(ROOT / "main.py")]
+    main = [str(ROOT / "main.py")]
     peaks = []
     for way, apply in (("sharded", []), ("parallel", ["--apply", "shard"]), ("parallel", [])):
         command = [*main, "run", "--on", "2xh100", "--rank", "0", *apply, "--save-dir", "out", "train.py", way]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = run_python(*command, folder=tmp_path)
         assert done.returncode == 0, done.stderr
         (path,) = (tmp_path / "out").rglob("peak.json")
         peaks.append(json.loads(path.read_text("utf-8"))["peak_bytes"])
         path.unlink()
     assert peaks[0] == peaks[1] < 0.8 * peaks[2]
+
+
+@pytest.mark.parametrize("asks", ["torch.cuda.is_available()", "torch.cuda.device_count()"])
+def test_trials_are_forks_although_the_script_asks_for_a_gpu_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
+    (tmp_path / "train.py").write_text(f"import torch\nassert {asks}\n" + SCRIPT, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, str(ROOT / "main.py"), "fit", "--on", "h100", "train.py"])
+    answered = []
+    with SharedStart(TRIAL) as start:
+        for number in range(2):
+            (folder := tmp_path / str(number)).mkdir()
+            answered.append(start.answers((), folder))
+    assert answered == [True, True]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ON_NULL_GPU
 from tests.null_gpu.started import ROOT, needs_null_gpu
+from tests.processes import run_python
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.process import environment
 from tracer.results.null_run import CAVEAT
@@ -22,11 +22,8 @@ FAILING = "import pytest\n\n\n@pytest.mark.gpu\ndef test_fails() -> None:\n    r
 
 def run_module(*words: object) -> subprocess.CompletedProcess[str]:
     """`python -m ...` on the null GPU, in the repository's root."""
-    return subprocess.run(
-        [sys.executable, "-m", *map(str, words)],
-        cwd=ROOT, env=environment([H100]) | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600,
-        check=False,
-    )  # fmt: skip
+    variables = environment([H100]) | {"OMP_NUM_THREADS": "1"}
+    return run_python("-m", *words, folder=ROOT, variables=variables, limit_s=600)
 
 
 def run_gpu_tests(*files: Path) -> subprocess.CompletedProcess[str]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.null_gpu.started import ROOT, needs_null_gpu
+from tests.processes import run_python
 from tracer.errors import TracerError
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.job.earlier import earlier_ranks_by, run_earlier_ranks
@@ -182,10 +183,7 @@ def test_shared_objects_of_a_rank_that_did_not_run_are_ones_own(tmp_path: Path) 
 def run_rank(rank: int, folder: Path, world_size: int = 4) -> subprocess.CompletedProcess[str]:
     variables = environment([H100] * world_size) | Place(rank, world_size, world_size, folder).variables()
     variables |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "tests.null_gpu.job_programs", *TOGETHER],
-        cwd=folder, env=variables, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    return run_python("-m", "tests.null_gpu.job_programs", *TOGETHER, folder=folder, variables=variables, limit_s=600)
 
 
 @needs_null_gpu
@@ -231,11 +229,8 @@ print("rank", dist.is_initialized(), os.environ["RANK"])
 
 
 def called(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "main.py"), *arguments]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=500, check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    variables = os.environ | {"OMP_NUM_THREADS": "1"}
+    return run_python(ROOT / "main.py", *arguments, folder=folder, variables=variables, limit_s=500)
 
 
 def by_category(peak: dict[str, Any]) -> Counter[str]:
@@ -308,6 +303,40 @@ def test_the_worst_rank_is_one_whose_memory_ended_behind_its_recorded_steps(tmp_
     assert ranks[0]["categories"] and not ranks[1]["categories"]
     # Five blocks of 256 MiB fit beside 500 MiB of CUDA's context.
     assert 5 * (256 << 20) < ranks[1]["peak_bytes"] < 6 * (256 << 20)
+
+
+GUEST = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+dist.init_process_group("nccl")
+local = int(os.environ["LOCAL_RANK"])
+loaded = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")  # each rank's is on GPU 0
+net = nn.parallel.DistributedDataParallel(nn.Linear(256, 256).to(local), device_ids=[local])
+optimizer = torch.optim.SGD(net.parameters())
+for _ in range(4):
+    net(torch.randn(64, 256, device=local)).sum().backward()
+    optimizer.step()
+"""
+
+
+@needs_null_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize(("card", "status"), [("2xh100:8GiB", 3), ("2xh100:10GiB", 0)])
+def test_memory_on_another_ranks_gpu_counts_there(card: str, status: int, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(GUEST, "utf-8")
+    ended = called(tmp_path, "predict", "--on", card, "train.py")
+    said = " ".join(ended.stdout.split())
+    assert ended.returncode == status, ended.stderr
+    assert "Rank 0 alone fits in" in said
+    if status:
+        assert (
+            "Rank 1 does not fit: OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB (train.py:8)" in said
+        )
+        assert "Others take 4." in said and "of GPU 0 of its node" in said
+    else:
+        assert "other ranks 4.49 GiB" in said and "It fits." in said
 
 
 # Two real processes over gloo are the judge of one that is alone: the same kernels of the CPU, the same requests.

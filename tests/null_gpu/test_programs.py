@@ -19,6 +19,8 @@ pytestmark = needs_null_gpu
 TOGETHER = (
     "device_of_the_card",
     "what_the_host_wrote_is_read",
+    "a_pattern_of_words_is_one_write",
+    "rows_without_a_gap_are_one_write",
     "small_requests_share_a_granule",
     "many_threads",
     "out_of_memory_at_capacity",
@@ -30,9 +32,12 @@ TOGETHER = (
     "graphs",
     "time_is_counted_in_launches",
     "the_system_management_interface",
+    "what_nvml_is_asked",
+    "a_linker_of_the_driver",
     "a_gradient_in_a_larger_block_is_explained",
     "scratch_of_a_transform",
     "a_function_that_nobody_wrote",
+    "too_many_pieces_are_said",
 )
 
 
@@ -40,6 +45,9 @@ def test_one_process_after_the_other() -> None:
     ended = run_program(*TOGETHER)
     assert_well(ended, *TOGETHER)
     assert 'cudaArrayGetInfo is not written; it answered "not supported"' in ended.stderr
+    assert (
+        ended.stderr.count("more than 65536 pieces of device memory were written; their values now read as zero") == 1
+    )
 
 
 @pytest.mark.slow

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import subprocess
-import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 
 from tests.null_gpu.started import ROOT, needs_null_gpu
+from tests.processes import run_python
 from tracer.errors import TracerError
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.process import environment
@@ -58,10 +59,8 @@ LARGE = (
 
 def run(*programs: str) -> subprocess.CompletedProcess[str]:
     variables = environment([H100]) | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "tests.null_gpu.value_programs", *programs],
-        cwd=tempfile.gettempdir(), env=variables, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    place = Path(tempfile.gettempdir())
+    return run_python("-m", "tests.null_gpu.value_programs", *programs, folder=place, variables=variables, limit_s=600)
 
 
 @needs_null_gpu

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import tempfile
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,7 +27,7 @@ from tracer.analysis.profiles.reserved_ranges import reserved_ranges
 from tracer.capture.torch_private.torch_history import allocator_history_enabled
 from tracer.exporters.screen.failure import failure_lines
 from tracer.runs.kept import kept_run, results_of
-from tracer.runs.session import Schedule
+from tracer.runs.session import ProfileSession, Schedule
 from tracer.runs.training import TrainingProfile, profile_training
 
 PLAN = Schedule(1, 1, 2, 1)
@@ -276,7 +279,7 @@ def run_out_in(where: str, at_step: int = 2, on: int = 0) -> RanOut:
         device_free_bytes=failed.device_free_bytes,
         allocated_bytes=failed.allocated_bytes,
         reserved_bytes=failed.reserved_bytes,
-        groups=tuple((group.kind, group.bytes) for group in failed.groups),
+        groups=tuple((group.kind.words, group.bytes) for group in failed.groups),
         group_bytes=sum(group.bytes for group in failed.groups),
         requested_bytes=failed.requested_bytes,
         state=dict(results.failure.allocator),
@@ -331,3 +334,101 @@ def history_of_somebody_else() -> tuple[bool, int]:
     entries = [entry for entry in torch.cuda.memory._snapshot()["device_traces"][0] if entry["action"] == "alloc"]
     del first
     return allocator_history_enabled(torch.device(DEVICES[0])), entries[0]["size"]
+
+
+class PythonInBackward(torch.autograd.Function):
+    """Sends this process a signal in its own backward, where asked to, and then calls Python functions."""
+
+    signal_now: ClassVar[int | None] = None
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        """Return a copy."""
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        """Return the gradient, after the calls."""
+        number, PythonInBackward.signal_now = PythonInBackward.signal_now, None
+        if number is not None:
+            assert threading.current_thread() is not threading.main_thread(), "or there is nothing to be seen"
+            os.kill(os.getpid(), number)
+            for _ in range(20_000):
+                _function()
+        return gradients[0]
+
+
+def _function() -> None:
+    """Be called."""
+
+
+def sent_in_backward(number: int, raised: type[BaseException], *, is_handled_by_program: bool) -> tuple[int, set[str]]:
+    """Send a signal in the backward of a recorded step.
+
+    Returns:
+        Steps that ended before, and names of the files.
+    """
+
+    def limit(number: int, frame: object) -> None:
+        raise raised
+
+    before = signal.signal(number, limit) if is_handled_by_program else signal.getsignal(number)
+    model = nn.Linear(64, 64, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters())
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with profile_training(
+                model, optimizer, save_dir=folder, schedule=Schedule(1, 1, 2, 1), screen="none"
+            ) as session:
+                for step in range(5):
+                    if step == 2:
+                        PythonInBackward.signal_now = number
+                    PythonInBackward.apply(model(torch.rand(8, 64, device="cuda"))).sum().backward()
+                    optimizer.step()
+                    session.step()
+        except raised:
+            pass
+        finally:
+            signal.signal(number, before)
+        return session.num_steps_done, {path.name for path in Path(folder).iterdir()}
+
+
+def rows_and_count(schedule: Schedule) -> list[tuple[int, int, int]]:
+    """Of each cycle its rows' bytes, its peak, and torch's highest counter over its steps.
+
+    The gradient of 4,096,000 bytes takes a hole of 4 MiB, of which the rest is too little to split off. It is in use at
+    the peak, in the next step's forward, and a recording of one step has not seen it being allocated.
+    """
+    model = nn.Linear(1024, 1000, bias=False).cuda()
+    hole, behind = (torch.empty(size, dtype=torch.uint8, device="cuda") for size in (4 << 20, 3 << 19))
+    del hole
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    counted: list[int] = []
+    with ProfileSession(model, optimizer, schedule=schedule) as session:
+        for _ in range(schedule.num_steps):
+            torch.cuda.reset_peak_memory_stats()
+            loss = model(torch.randn(64, 1024, device="cuda")).square().mean()
+            torch.empty(32 << 20, device="cuda")  # the peak
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            del loss
+            counted.append(torch.cuda.max_memory_allocated())
+            session.step()
+    del behind
+    length = schedule.num_wait_steps + schedule.num_warmup_steps + schedule.num_active_steps
+    found = []
+    for number, cycle in enumerate(session.findings.cycles):
+        recorded = counted[(number + 1) * length - schedule.num_active_steps : (number + 1) * length]
+        rows = sum(row.bytes for row in cycle.peak.rows)
+        found.append((rows, cycle.peak.allocator_peak_bytes, max(recorded)))
+    return found
+
+
+def all_schedules() -> dict[tuple[int, int], list[tuple[int, int, int]]]:
+    """The same for 1 to 4 steps and cycles."""
+    return {
+        (steps, cycles): rows_and_count(Schedule(1, 1, steps, cycles))
+        for steps in range(1, 5)
+        for cycles in range(1, 5)
+    }

@@ -34,6 +34,6 @@ def history_with_frames_of_cpp() -> dict[str, Any]:
         "peak_bytes": device.peak.allocated_bytes,
         "counted_bytes": torch.cuda.max_memory_allocated() - before_bytes,
         "requested_bytes": device.peak.requested_bytes,
-        "groups": [(group.kind, group.bytes, group.site.file) for group in device.peak.groups],
+        "groups": [(group.kind.words, group.bytes, group.site.file) for group in device.peak.groups],
         "frames": {frame["name"] for entry in traced for frame in entry.get("frames", ())},
     }

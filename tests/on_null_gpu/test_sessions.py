@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.elsewhere import Elsewhere
 from tests.on_null_gpu import jobs_sessions
 from tests.on_null_gpu.jobs_sessions import Told
+from tracer.errors import Terminated
 
 MIB = 1 << 20
 
@@ -24,6 +26,13 @@ def assert_laws(found: Told, device: int) -> None:
     assert found.failed_files == ()
     written = {"max_mem.txt", "peak.json", "memory_timeline.html", "memory_snapshot.pkl"}
     assert {*written, "memory_report.sqlite"} == set(found.files)
+
+
+def test_the_rows_sum_to_the_count_in_every_schedule(elsewhere: Elsewhere) -> None:
+    """Of blocks from before a recording the history has what was requested, and a look what the allocator gave."""
+    for (steps, cycles), found in elsewhere(jobs_sessions.all_schedules).items():
+        assert len(found) == cycles
+        assert all(rows == peak == counted for rows, peak, counted in found), (steps, cycles, found)
 
 
 def test_of_two_devices_the_one_that_holds_most_is_explained_and_the_other_named(elsewhere: Elsewhere) -> None:
@@ -117,3 +126,22 @@ def test_nothing_is_said_of_it_without_gradients_or_where_the_training_is_in_tha
     advice, first, again = elsewhere(jobs_sessions.run_out_while_validating, **how)
     assert "no_grad" not in advice + first
     assert again == advice
+
+
+@pytest.mark.parametrize(
+    ("number", "raised", "is_handled_by_program"),
+    [
+        (signal.SIGTERM, Terminated, False),
+        (signal.SIGINT, KeyboardInterrupt, False),
+        (signal.SIGALRM, TimeoutError, True),
+    ],
+)
+def test_a_signal_while_autograds_thread_runs_python_ends_the_step_and_not_the_recording(
+    number: int, raised: type[BaseException], is_handled_by_program: bool, elsewhere: Elsewhere
+) -> None:
+    """CPython 3.11 would run that thread in circles until the main thread, which waits for it, has run the handler."""
+    num_steps, files = elsewhere(
+        jobs_sessions.sent_in_backward, number, raised, is_handled_by_program=is_handled_by_program
+    )
+    assert num_steps == 2
+    assert {"peak.json", "memory_timeline.html", "memory_snapshot.pkl"} <= files

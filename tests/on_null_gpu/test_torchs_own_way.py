@@ -9,8 +9,16 @@ from tests.on_null_gpu import jobs_predictions
 from tests.on_null_gpu.jobs_predictions import TORCHS_OWN_WAY
 from tracer.commands.workload_options import PredictedWorkload
 
+# One of each kind: a kernel of its own, scratch of a reduction, a mask, attention, a loss, an optimizer, an index.
+QUICK = {
+    *("rms norm", "median", "sum of flags", "dropout", "efficient, 96 wide"),
+    *("cross-entropy of logits", "adafactor", "embedding"),
+}
 
-@pytest.mark.parametrize("name", TORCHS_OWN_WAY)
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TORCHS_OWN_WAY]
+)
 def test_a_rehearsal_asks_for_what_torch_does(elsewhere: Elsewhere, name: str) -> None:
     case = TORCHS_OWN_WAY[name]
     workload = PredictedWorkload(

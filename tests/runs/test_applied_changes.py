@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.processes import run_python
 from tracer.errors import UsageError
 from tracer.runs.applied_changes import AppliedChanges
 from tracer.runs.script_changes import (
@@ -79,8 +78,9 @@ def test_blocks_compute_again_and_gradients_are_the_same() -> None:
 
 
 def test_blocks_are_compiled_each_by_itself_and_once() -> None:
-    command = [sys.executable, "-m", "tests.runs.compiled_blocks"]
-    found = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+    ended = run_python("-m", "tests.runs.compiled_blocks", folder=ROOT)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
     assert (found["num_compiled"], found["num_blocks"], found["notes"]) == (3, 3, [])
     # The blocks share their code: it is compiled for the first and serves the others, or is compiled for each.
     assert 1 <= found["num_frames"] <= 3

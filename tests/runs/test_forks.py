@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.processes import run_python
 from tracer.runs.own_folder import OwnFolder
 from tracer.runs.session import Schedule
 from tracer.runs.training import profile_training
@@ -48,8 +47,7 @@ for number in range(6):
 @pytest.mark.parametrize("options", [(), pytest.param(("--watch",), marks=pytest.mark.slow)])
 def test_a_child_that_exits_ends_itself_alone(tmp_path: Path, options: tuple[str, ...]) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
-    command = [sys.executable, str(ROOT / "main.py"), "run", *options, "--save-dir", "out", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = run_python(ROOT / "main.py", "run", *options, "--save-dir", "out", "train.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("child trained") == 1
     assert "status 7" in done.stdout

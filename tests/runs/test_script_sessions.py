@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import re
+import sys
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -10,9 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+from tracer.commands.script import run_script
 from tracer.runs import script_run
 from tracer.runs.script_run import ScriptProfile
-from tracer.runs.script_sessions import LaterWatch, ScriptTraining, larger_elsewhere
+from tracer.runs.script_sessions import LaterWatch, ScriptTraining, ScriptWatch, larger_elsewhere
 from tracer.runs.session import Schedule
 
 GIB = 1 << 30
@@ -103,3 +106,73 @@ def test_what_an_earlier_run_has_said_goes(tmp_path: Path) -> None:
         watch.step()
     assert watch.explained_in is None, "that the script has ended is nothing to say"
     assert [path.name for path in tmp_path.iterdir()] == ["other.txt"]
+
+
+LEAKS = """
+import torch
+history = []
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(40):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    history.append(torch.empty(1 << 18))
+    if step == last:
+        raise ValueError("the data ran out")
+print("the last line")
+"""
+
+
+@pytest.mark.parametrize("last", [-1, 35])
+def test_the_report_of_a_watched_script_comes_once_and_last_and_knows_its_variables(
+    last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Resident memory is given: how much of a process is resident is not in a test's hands."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    seen = iter(range(100, 10_000))
+    monkeypatch.setattr("tracer.capture.device.memory_counters.resident_bytes", lambda: next(seen) << 23)
+    gc.collect()
+    (tmp_path / "train.py").write_text(f"last = {last}\n{LEAKS}")
+    profile = ScriptProfile(lambda models, optimizers: ScriptWatch(models, optimizers, save_dir=tmp_path / "out"))
+    assert run_script(profile, str(tmp_path / "train.py"), []) == (last < 0)
+    captured = capfd.readouterr()
+    lines = captured.err.splitlines()
+    assert "the last line" in captured.out or last >= 0
+    (first,) = (at for at, line in enumerate(lines) if line.startswith("After step 32: Resident memory grows by"))
+    assert lines[first + 1].endswith("The report follows when the script ends.")
+    begins = "Step 37, ended by ValueError" if last >= 0 else "After step 40, the end of the run"
+    (report,) = (at for at, line in enumerate(lines) if line.startswith(begins))
+    assert all(line != "ValueError: the data ran out" for line in lines[report:])
+    assert len([line for line in lines if "held by history[...] (global variable of" in line]) == 1
+    assert lines[-1].startswith("Written: ")
+
+
+def test_a_script_that_runs_another_one_has_not_ended_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "other.py").write_text("x = 1\n")
+    (tmp_path / "train.py").write_text(
+        f"import runpy\nrunpy.run_path({str(tmp_path / 'other.py')!r})\nstill_there = True\n"
+    )
+    profile = ScriptProfile(MagicMock())
+    told = []
+    profile.script_ended = lambda: told.append(hasattr(sys.modules["__main__"], "still_there"))  # type: ignore[method-assign]
+    assert run_script(profile, str(tmp_path / "train.py"), [])
+    assert told == [True]
+
+
+def test_a_script_that_goes_on_behind_its_recorded_steps_has_made_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody counts them on the CPU; where a watch does, it says how many there were."""
+    words = []
+    for num_steps, counted in ((3, None), (7, None), (7, 7)):
+        profile = ScriptProfile(
+            lambda models, optimizers: ScriptTraining(
+                models, optimizers, save_dir=tmp_path, schedule=Schedule(0, 1, 2, 1), screen="full", top=0
+            )
+        )
+        train(profile, num_steps)
+        profile.later = counted and MagicMock(num_steps_done=counted, explained_in=None)
+        profile.tell()
+        words += re.findall(r"of step (\d of \d|\d)", capsys.readouterr().out)
+    assert words == ["2 of 3", "2", "2 of 7"]

@@ -702,7 +702,7 @@ def test_a_first_step_without_memory_is_explained_from_the_history(
     assert failed is not None
     found = failed.event
     assert (found.asked_bytes, found.device_free_bytes, found.site.line) == (50_000, 100, 13)
-    assert [(group.kind, group.bytes, group.site.line) for group in found.groups] == [
+    assert [(group.kind.words, group.bytes, group.site.line) for group in found.groups] == [
         ("not known", 9000, 12),
         ("parameter", weight.nbytes(), None),
     ]

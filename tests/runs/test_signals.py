@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,11 +16,11 @@ from torch import nn
 
 from tracer import timeline_tracer
 from tracer.capture.device.counter_reading import CounterReading
-from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.torch_private import torch_profiler
 from tracer.errors import Terminated
 from tracer.exporters.recording_file.kept_run_file import load_kept_run
 from tracer.runs import outputs, session
+from tracer.runs.loop_session import LoopSession
 from tracer.runs.outputs import OUTPUTS
 from tracer.runs.session import Schedule
 from tracer.runs.termination import WritingInterrupted
@@ -29,7 +30,7 @@ from tracer.runs.watch import watch_training
 pytestmark = pytest.mark.usefixtures("usual_signals")
 
 PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=1, num_repeats=2)
-ENDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
+ENDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated, signal.SIGHUP: Terminated}
 IN_LOOP = {"wait": 0, "warm-up": 1, "recording": 2, "second cycle": 5}
 WITHIN = {
     "reading a cycle": (timeline_tracer, "read_recording"),
@@ -178,21 +179,57 @@ def test_a_signal_at_the_first_instruction_of_the_end_waits(tmp_path: Path, monk
     assert names(tmp_path) == ALL
 
 
-def test_somebody_elses_handler_that_raises_while_a_cycle_is_read_costs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def theirs(number: int, frame: object) -> None:
-        raise KeyboardInterrupt("theirs")
+class LateError(Exception):
+    """The program's own time limit is over."""
 
-    monkeypatch.setattr(timeline_tracer, "read_recording", first_then(lambda: send(signal.SIGINT), read_recording))
-    signal.signal(signal.SIGINT, theirs)
-    try:
-        with pytest.raises(KeyboardInterrupt, match="theirs"):
-            train(tmp_path)
-        assert signal.getsignal(signal.SIGINT) is theirs
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    assert names(tmp_path) == ALL
+
+@pytest.fixture(params=[signal.SIGALRM, signal.SIGINT, signal.SIGTERM])
+def limit(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A signal that the program handles itself, by an exception."""
+
+    def theirs(number: int, frame: FrameType | None) -> None:
+        assert frame is not None
+        assert not str(frame.f_globals["__name__"]).startswith("tracer."), "a handler that looks sees the program"
+        raise LateError
+
+    number: int = request.param
+    before = signal.signal(number, theirs)
+    yield number
+    assert signal.getsignal(number) is theirs
+    signal.signal(number, before)
+
+
+@pytest.mark.parametrize("stage", WITHIN)
+def test_what_a_handler_of_the_programs_own_raises_reaches_the_program_and_costs_nothing(
+    limit: int, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name = WITHIN[stage]
+    monkeypatch.setattr(owner, name, first_then(lambda: send(limit), getattr(owner, name)))
+    with pytest.raises(LateError):
+        train(tmp_path)
+    assert names(tmp_path) == (set() if stage == "walk" else ALL)
+
+
+def test_a_loop_that_catches_what_its_handler_raises_goes_on_and_is_recorded(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every step, inside our code: the training's limit is the training's."""
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    caught = 0
+    monkeypatch.setattr(LoopSession, "_note_mode", lambda session: send(limit) if session.num_steps_done > 1 else None)
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=PLAN, screen="none") as running:
+        for _ in range(PLAN.num_steps):
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            try:
+                running.step()
+            except LateError:
+                caught += 1
+    assert (caught, running.fault) == (PLAN.num_steps - 1, None)
+    assert running.results is not None
+    assert running.results.findings is not None
+    assert len(running.results.findings.cycles) == PLAN.num_repeats
 
 
 def test_a_handler_that_the_loop_sets_meanwhile_stays(tmp_path: Path) -> None:

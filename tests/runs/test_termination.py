@@ -87,18 +87,19 @@ def test_sigterm_waits_for_all_files(tmp_path: Path) -> None:
     assert left(tmp_path) == "abcd"
 
 
-def test_somebody_elses_handlers_stay_and_end_the_file_at_work(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR2])
+def test_a_handler_of_the_programs_own_is_called_after_the_last_file(number: int, tmp_path: Path) -> None:
     def theirs(number: int, frame: object) -> None:
-        raise KeyboardInterrupt("theirs")
+        raise TimeoutError("theirs")
 
-    signal.signal(signal.SIGINT, theirs)
+    before = signal.signal(number, theirs)
     try:
-        with pytest.raises(WritingInterrupted, match=r"wrote a; not written: b, c, d\.$"):
-            write_all(tmp_path, in_file("b", signal.SIGINT))
-        assert signal.getsignal(signal.SIGINT) is theirs
+        with pytest.raises(TimeoutError, match="theirs"):
+            write_all(tmp_path, in_file("b", number, number))
+        assert signal.getsignal(number) is theirs
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    assert left(tmp_path) == "a"
+        signal.signal(number, before)
+    assert left(tmp_path) == "abcd"
 
 
 def test_an_error_of_a_writers_goes_first(tmp_path: Path) -> None:

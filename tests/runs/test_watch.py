@@ -1,4 +1,4 @@
-"""A watched training where there is no allocator with a history: the CPU. The rest is in tests/accelerator."""
+"""A watched training where there is no allocator with a history: the CPU. tests/on_null_gpu has the rest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import json
 import os
 import random
 import signal
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,16 @@ from torch import Tensor, nn
 
 from tests.watched import report_of
 from tracer import watch_training
+from tracer.analysis.snapshots.sites import NO_FRAMES
 from tracer.analysis.steps.step_findings import Comparison, Fragmenting, GrowthOverSteps, StepFindings
 from tracer.analysis.steps.trend import Trend
 from tracer.capture.device.device_ledger import DeviceLedger
-from tracer.capture.step_columns import StepColumns
+from tracer.capture.sources.source_line import SourceLine
+from tracer.capture.step_columns import StepColumns, StepTable
 from tracer.errors import OutputError, Terminated
 from tracer.exporters.json_documents.watch import watch_values
 from tracer.exporters.screen.watch import ledger_lines, short_watch_lines, watch_lines
+from tracer.results.watch_report import END_OF_RUN, Event, OutlivedMemory
 from tracer.runs.watch import TrainingWatch
 
 MIB = 1 << 20
@@ -138,10 +143,10 @@ def test_the_last_report_repeats_what_earlier_ones_found(tmp_path: Path, monkeyp
     values = saved(tmp_path)
     assert (values["event"]["step"], values["kept"]) == (200, [])
     (before,) = values["found_before"]
-    assert before["event"]["step"] == 128
+    assert before["event"]["step"] == 64
     assert [holder["path"] for kept in before["kept"] for holder in kept["holders"]] == ["history[...]"]
     text = (tmp_path / "watch.txt").read_text()
-    assert "Found after step 128, memory grows from step to step\nResident memory grows by 1.00 MiB a step" in text
+    assert "Found after step 64, memory grows from step to step\nResident memory grows by 1.00 MiB a step" in text
     assert "held by history[...] (local variable of test_the_last_report" in text
 
 
@@ -344,6 +349,59 @@ def test_each_finding_is_one_sentence() -> None:
         assert part in lines
 
 
+LEAK = OutlivedMemory("activation", "train", SourceLine("train.py", 9), 288 * MIB, 24, 24 * MIB, ())
+
+
+@pytest.mark.parametrize("bytes_per_step", [24 * MIB, 0])
+def test_a_leak_is_said_before_memory_that_has_run_out_and_no_setting_is_then(bytes_per_step: int) -> None:
+    event = SimpleNamespace(site=SimpleNamespace(frame="train", file="train.py", line=15), asked_bytes=32 * MIB)
+    event.advice = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+    lines = short_watch_lines(
+        report_of(
+            event=Event("out of memory", 14, 5),
+            error="OutOfMemoryError: CUDA out of memory. Tried to allocate 32.00 MiB. GPU 0 has expandable_segments",
+            allocated_bytes=456 * MIB,
+            steps=StepFindings(14, first_steps=Comparison(300 * MIB, 100 * MIB, 3)),
+            outlived=(replace(LEAK, bytes_per_step=bytes_per_step),),
+            out_of_memory=event,
+        )
+    )
+    text = "\n".join(lines)
+    assert lines[0] == "Step 15, out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 32.00 MiB"
+    is_leak = bytes_per_step > 0
+    assert ("expandable_segments" in text, "optimizer state is made" in text) == (not is_leak, not is_leak)
+    assert lines[2].startswith("Each step leaves 24.00 MiB more in use" if is_leak else "Out of memory at train")
+    assert ("without what each step leaves, see above, it would have fit" in text) == is_leak
+
+
+def test_small_change_is_not_listed_beside_a_leak() -> None:
+    small = replace(LEAK, bytes_per_step=4, what="held")
+    lines = short_watch_lines(report_of(allocated_bytes=MIB, outlived=(LEAK, small)))
+    assert not any("of kind held" in line for line in lines)
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_run_that_has_ended_says_its_peak_and_what_was_found_while_it_was_there(grows: bool) -> None:
+    growth = GrowthOverSteps(Trend(8 * MIB, 5, 40, 400 * MIB), None, None) if grows else None
+    table = StepTable()
+    for step, peak_bytes in enumerate((470 * MIB, 476 * MIB)):
+        table.add({"step": step + 1, "peak_bytes": peak_bytes})
+    before = report_of(event=Event("memory grows from step to step", 32, 5), outlived=(LEAK,))
+    lines = short_watch_lines(
+        report_of(
+            event=Event(END_OF_RUN, 40, 5),
+            columns=table.columns(),
+            allocated_bytes=0,
+            limit_bytes=1000 * MIB,
+            reserved_bytes=494 * MIB,
+            steps=StepFindings(40, growth=growth),
+            found_before=(before,) * grows,
+        )
+    )
+    assert lines[1] == "Peak on cuda:0: 476.00 MiB of 1000.00 MiB allocated; 0 B at the end, reserved 494.00 MiB."
+    assert ("Found after step 32:" in lines and any("train.py:9" in line for line in lines)) == grows
+
+
 @pytest.mark.parametrize("is_told", [True, False])
 def test_the_rows_of_the_ledger_sum_to_what_the_driver_says(is_told: bool) -> None:
     ledger = DeviceLedger(
@@ -373,3 +431,12 @@ def test_every_column_is_described() -> None:
     described = (Path(__file__).parents[2] / "docs" / "files.md").read_text()
     missing = [name for name in (*watch_values(report_of()), *StepColumns.__slots__) if f"`{name}`" not in described]
     assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"), [(NO_FRAMES, "Out of memory (no stack was recorded of where)"), ("f", "Out of memory at f ")]
+)
+def test_where_memory_ran_out_is_said_if_it_is_known(frame: str, words: str) -> None:
+    site = SimpleNamespace(frame=frame, file=None if frame == NO_FRAMES else "train.py", line=9)
+    event = SimpleNamespace(site=site, asked_bytes=MIB, advice="")
+    assert any(line.startswith(words) for line in short_watch_lines(report_of(out_of_memory=event)))

@@ -8,6 +8,7 @@ from tests.truth import (  # noqa: F401  they enter their own
     programs_addresses,
     programs_holders,
     programs_jobs,
+    programs_loops,
     programs_models,
     programs_processes,
     programs_torch,

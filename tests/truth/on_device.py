@@ -85,9 +85,8 @@ def judge_on_device(name: str) -> OnDevice:
     if watched.value is None:
         return OnDevice(name, crash=watched.error, counted_bytes=counted)
     theirs, claims = watched.value
-    if claims.failed_files or not claims.peak:
-        crash = "; ".join(claims.failed_files or claims.warned or ("no peak.json",))
-        return OnDevice(name, crash=crash, counted_bytes=counted)
+    if claims.crash:
+        return OnDevice(name, crash=claims.crash, counted_bytes=counted)
     claimed = claims.peak["allocator_peak_bytes"]
     is_exact = entry_of(name).provable is Provable.EXACT and booked.value is not None
     return OnDevice(
@@ -148,7 +147,7 @@ def run_and_count(name: str) -> tuple[Effects, int]:
         torch.cuda.reset_peak_memory_stats()
 
     def after_step() -> None:
-        if index_now >= first_recorded(index_now):
+        if index_now >= first_recorded(index_now, name):
             counted.append(torch.cuda.max_memory_allocated())
 
     return run_unwatched(name, before_step, after_step), max(counted)

@@ -15,6 +15,8 @@ from tests.truth.storages import storages_in
 
 T = TypeVar("T")
 Builder = Callable[[], "Program"]
+Ended = Callable[[object], None]
+"""Called by a loop at the end of each step with what is compared, such as the loss."""
 
 
 class Batch:
@@ -48,6 +50,7 @@ class Program:
 
     Attributes:
         step: One step of training; what it returns is compared, such as the loss.
+        loop: The program's own loop, of so many steps; where there is none, the harness calls `step` in one.
         model: What a user would give to a profiler.
         optimizers: The first is given to the profiler.
         batch: The step's inputs; None where the program cannot say.
@@ -65,6 +68,7 @@ class Program:
     parameters: list[Tensor] = field(default_factory=list)
     held: object = None
     keeps: str = ""
+    loop: Callable[[int, Ended], None] | None = None
 
 
 class Provable(Enum):
@@ -87,6 +91,7 @@ class Entry:
         cycles: How many times some steps are recorded; what lay at an address in one says nothing of the next.
         needs: Packages that it imports.
         on_device: Whether it runs on a device alone.
+        is_one_step: Whether its first step is the only one.
     """
 
     name: str
@@ -99,6 +104,7 @@ class Entry:
     cycles: int = 1
     needs: tuple[str, ...] = ()
     on_device: bool = False
+    is_one_step: bool = False
 
 
 PROGRAMS: dict[str, Entry] = {}

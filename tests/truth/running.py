@@ -33,16 +33,25 @@ from tracer.runs.session import Schedule
 from tracer.runs.training import profile_training
 
 PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=3, num_repeats=1)
+_ONE_STEP = Schedule(num_wait_steps=0, num_warmup_steps=0, num_active_steps=1, num_repeats=1)
 _CYCLE = PLAN.num_wait_steps + PLAN.num_warmup_steps + PLAN.num_active_steps
 
 
 def plan_of(name: str) -> Schedule:
     """Which steps of a program are recorded."""
-    return replace(PLAN, num_repeats=entry_of(name).cycles)
+    entry = entry_of(name)
+    return _ONE_STEP if entry.is_one_step else replace(PLAN, num_repeats=entry.cycles)
 
 
-def first_recorded(step: int) -> int:
-    """The first step that is recorded in the cycle of another one."""
+def num_steps_of(name: str) -> int:
+    """How many steps a program does."""
+    return 1 if entry_of(name).is_one_step else plan_of(name).num_steps
+
+
+def first_recorded(step: int, name: str) -> int:
+    """The first step of a program that is recorded in the cycle of another one."""
+    if entry_of(name).is_one_step:
+        return 0
     return step - step % _CYCLE + PLAN.num_wait_steps + PLAN.num_warmup_steps
 
 
@@ -71,6 +80,14 @@ class Claims:
     failed_files: tuple[str, ...]
     warned: tuple[str, ...]
 
+    @property
+    def crash(self) -> str:
+        """What the tracer failed in, though the program went on; empty if it is whole."""
+        faults = tuple(text for text in self.warned if "an internal fault" in text)
+        if not self.peak:
+            return "; ".join(self.failed_files or faults or self.warned or ("no peak.json",))
+        return "; ".join((*self.failed_files, *faults))
+
 
 @dataclass(frozen=True)
 class Truth:
@@ -97,13 +114,22 @@ class Loop:
 
     def run(self) -> None:
         """All steps of the plan."""
-        for index in range(self.num_steps):
-            self.before_step(index)
-            self.losses.append(bits_of(self.program.step()))
-            if self.program.batch is not None:
-                self.batches.append(self.program.batch.references())
-            self.alive.append(tuple(any(each() is not None for each in batch) for batch in self.batches))
-            self.after_step()
+        self.before_step(0)
+        if self.program.loop is not None:
+            self.program.loop(self.num_steps, lambda loss: self._ended(bits_of(loss)))
+            assert len(self.losses) == self.num_steps, "the program's own loop has as many steps as it is told"
+            return
+        for _ in range(self.num_steps):
+            self._ended(bits_of(self.program.step()))
+
+    def _ended(self, loss: str) -> None:
+        self.losses.append(loss)
+        if self.program.batch is not None:
+            self.batches.append(self.program.batch.references())
+        self.alive.append(tuple(any(each() is not None for each in batch) for batch in self.batches))
+        self.after_step()
+        if len(self.losses) < self.num_steps:
+            self.before_step(len(self.losses))
 
 
 # ---- the three ways to run -------------------------------------------------------------------------------------------
@@ -116,7 +142,7 @@ def run_unwatched(
 ) -> Effects:
     """As its author runs it; around its steps something may be read that changes nothing."""
     program, state = begin(name)
-    loop = Loop(program, plan_of(name).num_steps, after_step, before_step)
+    loop = Loop(program, num_steps_of(name), after_step, before_step)
     del program
     loop.run()
     return _effects(loop, state, program_of=lambda: loop.__dict__.pop("program"), drop=lambda: None)
@@ -126,7 +152,7 @@ def run_watched(name: str, save_dir: Path) -> tuple[Effects, Claims]:
     """With the tracer around the loop, as its user writes it."""
     program, state = begin(name)
     plan = plan_of(name)
-    loop = Loop(program, plan.num_steps)
+    loop = Loop(program, num_steps_of(name))
     warned: list[str] = []
     warnings.showwarning = lambda message, *_: warned.append(str(message))
     first = program.optimizers[0] if program.optimizers else None
@@ -156,8 +182,10 @@ def run_under_bookkeeper(
     with book.watching():
         program, _ = begin(name)
         book.knows(program)
-        loop = Loop(program, plan_of(name).num_steps, before_step=lambda index: _count(book, index))
+        loop = Loop(program, num_steps_of(name), before_step=lambda index: _count(book, index, name))
         loop.run()
+        if entry_of(name).is_one_step:
+            book.end()
     return tuple(loop.losses), Truth(book.peak_bytes, book.start_bytes, book.foreign_bytes, book.instants)
 
 
@@ -178,11 +206,11 @@ def run_counted(name: str) -> tuple[int, int]:
         book.knows(program)
 
         def before_step(index: int) -> None:
-            if index == first_recorded(0):
+            if index == first_recorded(0, name):
                 watching.close()
-            elif index == first_recorded(index):
+            elif index == first_recorded(index, name):
                 book.look_into_graphs()
-            _count(book, index)
+            _count(book, index, name)
 
         plan = plan_of(name)
         with profile(
@@ -191,7 +219,7 @@ def run_counted(name: str) -> tuple[int, int]:
             profile_memory=True,
             on_trace_ready=lambda prof: kept.append(prof.profiler.kineto_results),
         ) as running:
-            Loop(program, plan.num_steps, after_step=running.step, before_step=before_step).run()
+            Loop(program, num_steps_of(name), after_step=running.step, before_step=before_step).run()
     return _counted_bytes(book, kept)
 
 
@@ -212,10 +240,10 @@ def threads_in_line() -> Iterator[None]:
         yield
 
 
-def _count(book: Bookkeeper, index: int) -> None:
+def _count(book: Bookkeeper, index: int, name: str) -> None:
     book.note_gradients()
     book.step = index
-    if index == first_recorded(index):
+    if index == first_recorded(index, name):
         book.begin()
     elif index and index % _CYCLE == 0:
         book.end()

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.truth.catalogue import entry_of
 from tests.truth.program import PROGRAMS, Program, Provable
-from tests.truth.running import begin, plan_of
+from tests.truth.running import Loop, begin, num_steps_of, plan_of
 from tests.truth.storages import storages_in
 from tracer.runs.training import TrainingProfile
 
@@ -63,11 +63,17 @@ def false_sentences(name: str) -> tuple[tuple[str, ...], int]:
             program.model or torch.nn.Module(), save_dir=tempfile.mkdtemp(), screen="none", schedule=plan,
             leave_out=("memory-timeline", "memory-report", "run-time-report", "memory-snapshot", "max-mem"),
         )  # fmt: skip
+        lines: list[str] = []
+        num_steps = num_steps_of(name)
+
+        def after_step() -> None:
+            session.step()
+            if len(loop.losses) == num_steps - 1:  # all is recorded
+                lines.extend(line for one in session.waste for line in _judge(one, program, name, storages.bytes_alive))
+
         with session:
-            for _ in range(plan.num_steps - 1):
-                program.step()
-                session.step()
-            lines = [line for one in session.waste for line in _judge(one, program, name, storages.bytes_alive)]
+            loop = Loop(program, num_steps if program.loop is not None else num_steps - 1, after_step)
+            loop.run()
     return tuple(lines), sum(bool(one.path) for one in session.waste)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -56,15 +55,6 @@ def test_tensors_that_are_alive_together_count_and_views_do_not() -> None:
     assert rise(step) == 720
 
 
-def test_what_is_resized_counts_as_it_is() -> None:
-    def step() -> None:
-        a = torch.empty(10)
-        a.resize_(1000)
-        a.fill_(1.0)
-
-    assert rise(step) == 4000
-
-
 def test_one_piece_of_memory_in_two_storages_counts_once() -> None:
     array = np.ones(1000, np.float32)
 
@@ -83,48 +73,6 @@ def test_memory_that_no_operator_made_is_foreign() -> None:
 
     book = watched(lambda: Program(step))
     assert book.foreign_bytes == 4000
-
-
-@pytest.mark.parametrize(
-    ("make", "size_bytes"),
-    [
-        # 3 places of 2 numbers of 8 bytes, and 3 values of 4 bytes
-        (lambda: torch.sparse_coo_tensor([[0, 1, 2], [0, 1, 2]], torch.ones(3), (3, 3), check_invariants=False), 60),  # type: ignore[arg-type]
-        # 7 values of 4 bytes; of each of 2 pieces a size, a stride and an offset of 8 bytes
-        (lambda: torch.nested.nested_tensor([torch.ones(3), torch.ones(4)]), 28 + 48),
-        # 7 values, 3 offsets of 8 bytes
-        (lambda: torch.nested.nested_tensor([torch.ones(3, 1), torch.ones(4, 1)], layout=torch.jagged), 28 + 24),
-    ],
-)
-def test_tensors_that_are_not_plain(make: Callable[[], Tensor], size_bytes: int) -> None:
-    held: list[Tensor] = []
-    book = watched(lambda: Program(lambda: held.append(make()), held=held), num_steps=0)
-    with book.watching():
-        before = book.live_bytes
-        held.clear()
-        assert before - book.live_bytes == size_bytes
-
-
-def test_every_thread_is_seen() -> None:
-    def step() -> None:
-        thread = threading.Thread(target=lambda: torch.ones(1000) * 2)
-        thread.start()
-        thread.join()
-
-    assert rise(step) == 8000
-
-
-def test_what_was_there_before_belongs_to_the_peak() -> None:
-    idle = torch.ones(1000)
-    book = watched(lambda: Program(lambda: torch.ones(10)))
-    assert book.start_bytes >= idle.nbytes
-    assert book.peak_bytes == book.start_bytes + 40
-
-
-def test_old_memory_that_goes_is_noted() -> None:
-    held = [torch.ones(1000)]
-    book = watched(lambda: Program(lambda: held.pop() if held else torch.ones(10)), num_before=0, num_steps=2)
-    assert [now - after for (_, now), (_, after) in zip(book.old_bytes, book.old_bytes[1:], strict=False)] == [4000]
 
 
 # ---- what holds it, what made it -------------------------------------------------------------------------------------
@@ -173,36 +121,6 @@ def test_holders_and_what_is_kept_for_backward() -> None:
     assert (kept.bytes, kept.module, kept.phase, kept.op) == (256, "_Scaled", Phase.FORWARD, "aten.tanh.default")
     assert kept.file == __file__
     assert kept.line == _Scaled.forward.__code__.co_firstlineno + 1
-
-
-def test_what_backward_let_go_of_is_not_kept() -> None:
-    book = watched(_training)
-    assert not [block for block in _alive(book, Phase.OPTIMIZER) if block.packed and block.holder is None]
-
-
-def test_what_hooks_of_the_program_packed_is_kept_for_backward() -> None:
-    weight = torch.ones(100, requires_grad=True)
-    seen: list[int] = []
-    halves: list[Tensor] = []  # what is let go of is not kept for backward, though it is alive
-
-    def pack(x: Tensor) -> Tensor:
-        halves.append(x.half())
-        return halves[-1]
-
-    def step() -> None:
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x.float()):
-            loss = (weight * weight.detach().clone()).sum()
-        seen.append(sum(block.bytes for block in book._live.values() if block.packed))
-        loss.backward()
-        weight.grad = None
-        seen.append(sum(block.bytes for block in book._live.values() if block.packed))
-        seen.append(sum(half.nbytes for half in halves))
-
-    book = Bookkeeper()
-    with book.watching():
-        book.knows(Program(step))
-        step()
-    assert seen == [200, 0, 200]
 
 
 def test_a_watched_program_computes_the_same() -> None:

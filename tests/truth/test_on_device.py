@@ -24,6 +24,8 @@ SAMPLE = (
     "best_weights_so_far",
     "forward_in_a_thread_pool",
     "sparse_embedding_gradients",
+    "loop_with_progress",
+    "loop_epochs_with_evaluation",
     "workload:lbfgs",
     "fsdp2",
     "data_parallel",

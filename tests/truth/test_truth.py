@@ -15,6 +15,7 @@ from torch import nn
 from tests.truth import (
     programs_addresses,
     programs_holders,
+    programs_loops,
     programs_models,
     programs_processes,
     programs_torch,
@@ -58,6 +59,8 @@ UNKNOWN_PLACES: dict[str, str] = {
 LEAST_PART = 0.95
 """Of the bytes whose kind is proved, in each program."""
 LOWER_PARTS = {
+    # Batches of a list that is there before training: those of the recorded steps are inputs, whosever turn it is.
+    "loop_list_of_batches": 0.90,
     # Of what a list of losses keeps, one byte in twenty has another kind. The cause is not known.
     "losses_of_weights_themselves": 0.93,
     # Operators on wrapped tensors name no address: what the program keeps behind backward is called not known.
@@ -78,7 +81,6 @@ QUICK = {
     "nested_jagged",
     "wrapper_subclass",
     "scripted_model",
-    "compiled_fullgraph",
     "compiled_step_function",
     "idle_cache",
     "leaking_losses",
@@ -89,6 +91,7 @@ QUICK = {
     "optimizers_replaced",
     "cache_in_an_attribute",
     "tensors_without_a_module",
+    "loop_enumerated",
 }
 
 
@@ -125,6 +128,7 @@ def _names_of_programs() -> set[str]:
     modules = (
         programs_addresses,
         programs_holders,
+        programs_loops,
         programs_models,
         programs_processes,
         programs_torch,
@@ -147,11 +151,11 @@ def test_known_defects_are_of_programs() -> None:
 
 
 def test_no_program_is_known_to_the_tracer() -> None:
-    sources = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("tracer/**/*.py")}
+    sources = [path.read_text(encoding="utf-8") for path in ROOT.glob("tracer/**/*.py")]
     names = _names_of_programs()
     assert len(sources) > 50 and len(names) > 80
-    found = {(name, path) for name in names for path, source in sources.items() if re.search(rf"\b{name}\b", source)}
-    assert found == set()
+    assert all(name.isidentifier() for name in names)
+    assert not names & {word for source in sources for word in re.findall(r"\w+", source)}
 
 
 def test_no_warning_filter_is_left() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.truth.bookkeeper import Alive, Holder, Instant, Phase
+from tests.truth.bookkeeper import Alive, Holder, Phase
 from tests.truth.isolate import in_fresh_process
 from tests.truth.program import Entry, Program, Provable
 from tests.truth.running import Effects, Truth
-from tests.truth.verdict import Share, bounds_of, differences, instants_of, kinds, largest, wrong_peak, wrong_sum
+from tests.truth.verdict import Share, bounds_of, differences, kinds, largest, wrong_peak, wrong_sum
 
 KEPT = Alive(100, None, None, True, Phase.FORWARD, 2, "a", "op", "f.py", 1)
 WEIGHT = Alive(100, Holder.PARAMETER, "w", False, Phase.BEFORE, -1, None, "op", None, None)
@@ -38,11 +38,6 @@ def test_rows_are_the_count_and_nothing_is_unexplained() -> None:
 )
 def test_a_peak_lies_within_its_bounds(told: int, bounds: tuple[int, int], is_right: bool) -> None:
     assert (not wrong_peak({"allocator_peak_bytes": told}, bounds)) == is_right
-
-
-def test_a_peak_that_is_said_to_lack_threads_is_not_held_against_the_tracer() -> None:
-    assert wrong_peak({"allocator_peak_bytes": 9, "threads_not_recorded": []}, (10, 12))
-    assert not wrong_peak({"allocator_peak_bytes": 9, "threads_not_recorded": ["worker"]}, (10, 12))
 
 
 def test_bounds() -> None:
@@ -86,10 +81,6 @@ def test_kinds(claimed: list[tuple[int, str]], alive: list[Alive], share: Share)
     assert kinds(claimed, alive, knows_batch=True) == share
 
 
-def test_where_the_batch_is_unknown_nothing_is_said_of_inputs() -> None:
-    assert kinds([(100, "INPUT")], [LOOSE], knows_batch=False) == Share(0, 0)
-
-
 def test_largest_places() -> None:
     row = {"bytes": 100, "module": "a", "file": "f.py", "line": 1}
     other = {**row, "module": "b", "line": 3}
@@ -98,29 +89,6 @@ def test_largest_places() -> None:
     assert largest([row, other], two, by_module=False) == Share(1, 2)
     assert largest([{**row, "bytes": 99}], [KEPT], by_module=True) == Share(0, 1)
     assert largest([row], [], by_module=True) == Share(0, 0)
-
-
-def _instant(step: int, phase: Phase, *sizes: int) -> Instant:
-    return Instant(sum(sizes), step, phase, "op", tuple(replace(LOOSE, bytes=size) for size in sizes))
-
-
-def test_the_instant_of_the_tracers_step_and_phase() -> None:
-    instants = [_instant(3, Phase.BACKWARD, 9), _instant(3, Phase.OTHER, 8), _instant(4, Phase.BACKWARD, 10)]
-
-    def chosen(step: str | None, phase: str | None, *sizes: int) -> list[int]:
-        return [each.bytes for each in instants_of({"step": step, "phase": phase}, instants, sizes)]
-
-    assert chosen("ProfilerStep#3", "backward", 9) == [9]
-    assert chosen("ProfilerStep#3", "forward", 9) == [8]
-    assert chosen("ProfilerStep#3", "optimizer", 8) == [8]
-    assert chosen(None, None, 10) == [10]
-
-
-def test_the_instant_that_has_the_same_sizes() -> None:
-    instants = [_instant(3, Phase.BACKWARD, *sizes) for sizes in ((6, 3), (4, 4), (4, 4), (5, 5))]
-    peak = {"step": "ProfilerStep#3", "phase": "backward"}
-    assert instants_of(peak, instants, (4, 4, 7)) == instants[1:3]
-    assert instants_of(peak, instants, (6,)) == instants[:1]
 
 
 @pytest.mark.parametrize(

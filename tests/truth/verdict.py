@@ -116,8 +116,8 @@ def judge(name: str) -> Verdict:
 def _compare(
     name: str, plain: Effects, watched: Effects, claims: Claims, truth: Truth, bounds: tuple[int, int]
 ) -> Verdict:
-    if claims.failed_files or not claims.peak:
-        return Verdict(name, crash="; ".join(claims.failed_files or claims.warned or ("no peak.json",)))
+    if claims.crash:
+        return Verdict(name, crash=claims.crash)
     # The bookkeeper sees tensors alone: inside a kernel, what looks like one more of them can be its workspace.
     tensors = [size for size, kind in claims.blocks if kind != WORKSPACE]
     sizes = [size for size, _ in claims.blocks]
@@ -126,7 +126,7 @@ def _compare(
     batch = knows_batch(name)
     instant = max(instants, key=lambda each: kinds(claims.blocks, each.blocks, knows_batch=batch).part)
     # What was made before the recorded steps has no line in any profiler.
-    new = [block for block in instant.blocks if block.step >= first_recorded(instant.step)]
+    new = [block for block in instant.blocks if block.step >= first_recorded(instant.step, name)]
     kept = [block for block in new if proven_kind(block, knows_batch=batch) == ACTIVATION]
     return Verdict(
         name,

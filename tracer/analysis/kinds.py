@@ -7,6 +7,7 @@ recording, `snapshots/classify_blocks.py` for an allocator snapshot.
 from __future__ import annotations
 
 from enum import IntEnum, unique
+from typing import Final
 
 
 class Kind(IntEnum):
@@ -66,6 +67,30 @@ _MEANING = {
 }
 
 
+LAYERS: Final = (
+    Kind.PARAMETER,
+    Kind.BUFFER,
+    Kind.OPTIMIZER_STATE,
+    Kind.BEFORE_RECORDING,
+    Kind.INPUT,
+    Kind.TEMPORARY,
+    Kind.ACTIVATION,
+    Kind.EVALUATION,
+    Kind.HELD,
+    Kind.GRADIENT,
+    Kind.AUTOGRAD_DETAIL,
+    Kind.COMMUNICATION,
+    Kind.WORKSPACE,
+    Kind.UNKNOWN,
+)
+"""Every kind once, in the order of a drawing's layers, lowest first."""
+
+
+def kind_named(words: str) -> Kind | None:
+    """Return the kind of a name such as `OPTIMIZER_STATE`, `optimizer_state` or `optimizer state`, or None."""
+    return _BY_WORDS.get(words, _BY_WORDS.get(words.upper()))
+
+
 def meaning_of(words: str) -> str:
     """The meaning of a kind by its name, or by its words; empty for what is no kind."""
     return _BY_WORDS[words].meaning if words in _BY_WORDS else ""
@@ -76,7 +101,7 @@ def words_of(name: str) -> str:
     return Kind[name].words if name in Kind.__members__ else name
 
 
-_BY_WORDS = {word: kind for kind in Kind for word in (kind.name, kind.words)}
+_BY_WORDS: Final = {word: kind for kind in Kind for word in (kind.name, kind.words)}
 
 
 @unique

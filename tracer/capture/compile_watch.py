@@ -133,7 +133,8 @@ def cuda_graphs_bytes() -> int:
     """What is reserved now for the pools in which torch.compile's CUDA graphs work, of all devices."""
     num_devices = torch.cuda.device_count() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
     pools = ((device, torch_compile.cuda_graph_pool(device)) for device in range(num_devices))
-    return sum(pool_bytes(device, pool) for device, pool in pools if pool is not None)
+    found = (pool_bytes(device, {pool}) for device, pool in pools if pool is not None)
+    return sum(size.reserved_bytes for sizes in found for size in sizes.values())
 
 
 def compiled_wrapper_names(module_names: Mapping[int, str]) -> dict[int, str]:

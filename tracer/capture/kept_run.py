@@ -102,6 +102,7 @@ class KeptRun:
         eager: The peak of the same run without compilation, as its peak.json has it; None where it was not made.
         waste: What nobody needed of the peak: who held it cannot be asked again.
         values_read: What the program read of a device that computes nothing; None on any other.
+        graph_pools: What CUDA graphs work in, as peak.json has it: captures are not recorded in cycles.
     """
 
     cycles: tuple[KeptCycle, ...]
@@ -126,6 +127,7 @@ class KeptRun:
     waste: tuple[KeptWaste, ...] = ()
     values_read: ValuesRead | None = None
     was_evaluating: bool = False
+    graph_pools: tuple[dict[str, Any], ...] = ()
 
     @property
     def num_events(self) -> int:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, not_said, say_all
-from tracer.commands.on_card import OnOptions, start_on, values_on
+from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
 from tracer.commands.options import number, option, with_options
 from tracer.commands.predict_on import predict_script
 from tracer.commands.run_options import AsJson, ScreenOptions
 from tracer.commands.script import no_card_named
+from tracer.commands.script_environment import set_environment_of
 from tracer.commands.usage import OUTPUTS, QUESTIONS, SCHEDULE
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
@@ -80,12 +81,14 @@ def check(
             raise no_card_named(arguments)
         name = f"{shlex.join([*(['-m'] if module else []), script, *(arguments or [])])} on {on.on}"
         known = _known(baseline, name, update=update)
+        late = set_environment_of(script, is_module=module)
         job = on.job if Place.here() is None else None
         if job is not None:
             peak = _worst_of(job, quiet=screen.quiet)
         else:
             devices = start_on(on.on)
-            with values_on(on.answers):
+            say_all(late if not screen.quiet else ())
+            with on_null_gpu(on, None, quiet=screen.quiet):
                 answer = predict_script(
                     script, arguments or [], devices, is_module=module, num_steps=steps, quiet=screen.quiet
                 )

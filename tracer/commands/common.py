@@ -25,8 +25,8 @@ def errors_for_people() -> Iterator[None]:
     except TracerError as error:
         say_all(error.lines)
         status = error.exit_status
-    except Terminated:
-        say("Error: Ended by SIGTERM.")
+    except Terminated as error:
+        say(f"Error: Ended by {error.signal_name}.")
     except KeyboardInterrupt as error:
         say(f"Error: {str(error) or 'Interrupted.'}")
     else:

@@ -21,6 +21,7 @@ from tracer.commands.fit_values import combinations
 from tracer.commands.on_card import OnOptions
 from tracer.commands.options import number, option, with_options
 from tracer.commands.script import check_script, no_card_named
+from tracer.commands.script_environment import set_environment_of
 from tracer.commands.usage import OUTPUTS, SCHEDULE
 from tracer.errors import UsageError
 from tracer.exporters.screen.fit import command_words, print_search, trial_words
@@ -99,8 +100,9 @@ def fit(
 
             check_folder(save_dir)
         check_script(script, is_module=module)
+        set_environment_of(script, is_module=module)
         if (asked := asked_trial()) is not None:
-            answer_trial(asked, on.on, on.answers, script, arguments or [], is_module=module, num_steps=steps)
+            answer_trial(asked, on.on, on, script, arguments or [], is_module=module, num_steps=steps)
             return
         own = (*(["-m"] if module else []), script, *(arguments or []))
         if each:

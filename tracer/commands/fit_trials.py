@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracer.commands.on_card import start_on, values_on
+from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
 from tracer.commands.predict_on import script_trial
 from tracer.commands.shared_start import SharedStart
 from tracer.errors import TracerError
@@ -21,11 +21,13 @@ from tracer.exporters.screen.fit import trial_words
 from tracer.exporters.screen.terminal import say, show
 from tracer.null_gpu.cards import Card
 from tracer.null_gpu.job.place import Place
-from tracer.null_gpu.values.answers import Answer
+from tracer.null_gpu.nccl_buffers import NcclBuffers
+from tracer.null_gpu.writes import own_files
 from tracer.results.fit import FitReport, FitTrial, RankTrial
 
 if TYPE_CHECKING:
     from tracer.null_gpu.cards import Devices
+    from tracer.results.null_job import NullJob, RankRun
     from tracer.runs.null_job import Job
     from tracer.runs.script_changes import ScriptChange
 
@@ -113,21 +115,31 @@ def make_trial(
     with tempfile.TemporaryDirectory(prefix="fit-") as name:
         folder = Path(name)
         said: tuple[str, ...] = ()
-        nccl_bytes = 0
+        done: NullJob | None = None
         if start is None or more or not start.answers(names, folder):
-            said, nccl_bytes = _anew(changes, more, folder, job)
+            said, done = _anew(changes, more, folder, job)
         ranks = {int(path.stem): json.loads(path.read_bytes()) for path in folder.glob("*.json")}
     if not ranks or (job is not None and said):
         if changes or more:
             return FitTrial(names, fits=False, notes=(_reason(said),), has_ended_before=True, arguments=more)
         say("\n".join(said))
         raise TracerError("The script ended before its first step.", hint="Its output is above.")
-    # One that ran out of memory is worse than all that did not.
-    worst = max(ranks, key=lambda rank: (not ranks[rank]["fits"], ranks[rank]["allocated"], -rank))
+    runs: dict[int, RankRun] = {} if done is None else {run.rank: run for run in done.runs}
+    beside = {} if done is None else {run.rank: run.shared_bytes + done.others_bytes(run) for run in done.runs}
+
+    def badness(rank: int) -> tuple[bool, int, int, int]:
+        """One that ran out of memory is worse than all that did not, then the one whose card is fullest."""
+        values = ranks[rank]
+        others_bytes = beside.get(rank, 0) + (runs[rank].nccl.most_bytes if rank in runs else 0)
+        return not values["fits"], values["reserved"] + others_bytes, values["allocated"], -rank
+
+    worst = max(ranks, key=badness)
     values = ranks[worst]
     return FitTrial(
         names,
-        fits=all(rank["fits"] and rank["room"] >= nccl_bytes for rank in ranks.values()),
+        fits=all(rank["fits"] for rank in ranks.values()),
+        beside_bytes=beside.get(worst, 0),
+        nccl=runs[worst].nccl if worst in runs else NcclBuffers(),
         allocated_bytes=values["allocated"],
         reserved_bytes=values["reserved"],
         flops=values["flops"],
@@ -144,8 +156,8 @@ def _of_rank(rank: int, values: Mapping[str, Any]) -> RankTrial:
 
 def _anew(
     changes: Sequence[ScriptChange], arguments: Sequence[str], folder: Path, job: Job | None
-) -> tuple[tuple[str, ...], int]:
-    """The trial from the start; what was said if it failed, and the least that NCCL takes of a card."""
+) -> tuple[tuple[str, ...], NullJob | None]:
+    """The trial from the start; what was said if it failed, and the job, if it is one."""
     from tracer.runs.script_changes import ALLOCATOR_SETTINGS, set_allocator
 
     names = [change.name for change in changes]
@@ -155,17 +167,22 @@ def _anew(
     return _run_command(variables) if job is None else _run_ranks(job, variables)
 
 
-def _run_command(variables: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
-    """What it said if it failed, and 0: nobody else takes memory of its card."""
+def _run_command(variables: Mapping[str, str]) -> tuple[tuple[str, ...], None]:
+    """What it said if it failed."""
+    from tracer.runs.child_processes import ChildProcesses
+
     command = [sys.executable, *sys.orig_argv[1:]]
-    done = subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, errors="replace", check=False
-    )
-    return _said(done.stderr.splitlines()) if done.returncode else (), 0
+    with tempfile.TemporaryFile() as said:
+        status = ChildProcesses().run(
+            lambda: subprocess.Popen(command, env={**os.environ, **variables}, stdout=subprocess.DEVNULL, stderr=said)
+        )
+        said.seek(0)
+        lines = said.read().decode(errors="replace").splitlines()
+    return _said(lines) if status else (), None
 
 
-def _run_ranks(job: Job, variables: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
-    """What a rank said that failed, and the least that NCCL takes of a card."""
+def _run_ranks(job: Job, variables: Mapping[str, str]) -> tuple[tuple[str, ...], NullJob]:
+    """What a rank said that failed, and the job."""
     from tracer.runs.null_job import run_job
 
     said: list[str] = []
@@ -179,8 +196,7 @@ def _run_ranks(job: Job, variables: Mapping[str, str]) -> tuple[tuple[str, ...],
                 del os.environ[key]
             else:
                 os.environ[key] = value
-    nccl_bytes = max(run.nccl.least_bytes for run in done.runs)
-    return (_said([line[2:] for line in said if line.startswith("  ")]) if done.status else ()), nccl_bytes
+    return (_said([line[2:] for line in said if line.startswith("  ")]) if done.status else ()), done
 
 
 def _said(lines: Sequence[str]) -> tuple[str, ...]:
@@ -205,7 +221,7 @@ def asked_trial() -> dict[str, Any] | None:
 def answer_trial(
     asked: Mapping[str, Any],
     card: str,
-    answers: Mapping[tuple[str, int], Answer],
+    on: OnOptions,
     script: str,
     arguments: Sequence[str],
     *,
@@ -217,7 +233,7 @@ def answer_trial(
     Args:
         asked: What `asked_trial` returned.
         card: The GPU, as `--on` names it.
-        answers: What lines read of it.
+        on: What is said of it.
         script: Its path, or a module's name.
         arguments: Its own.
         is_module: Whether it is a module.
@@ -226,8 +242,9 @@ def answer_trial(
     Raises:
         TracerError: There is no such script, or nothing was found in it.
     """
-    devices = start_on(card)
+    start_on(card)
     from tracer.runs.applied_changes import AppliedChanges
+    from tracer.runs.child_processes import end_with_parent
     from tracer.runs.forked_trials import ForkedTrials
     from tracer.runs.script_changes import script_changes
     from tracer.runs.trial_channel import Channel
@@ -239,12 +256,12 @@ def answer_trial(
             "fits": counted.has_fit,
             "allocated": sizes.peak_allocated_bytes,
             "reserved": sizes.peak_reserved_bytes,
-            "room": devices.card.usable_bytes - sizes.peak_allocated_bytes,
             "flops": counted.flops,
             "notes": applied.notes,
         }
 
-    with values_on(answers):
+    end_with_parent()
+    with on_null_gpu(on, None, quiet=True):
         if "requests" in asked:
             with ForkedTrials(Channel(asked["requests"], asked["replies"])) as trials:
                 document = tried(trials.applied, ())
@@ -257,4 +274,5 @@ def answer_trial(
 
 def _leave(document: Mapping[str, Any], folder: Path) -> None:
     place = Place.here()
-    (folder / f"{place.rank if place is not None else 0}.json").write_text(json.dumps(document), "utf-8")
+    with own_files():
+        (folder / f"{place.rank if place is not None else 0}.json").write_text(json.dumps(document), "utf-8")

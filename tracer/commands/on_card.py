@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +20,7 @@ from tracer.null_gpu import process
 from tracer.null_gpu.cards import MAX_DEVICES, Devices, devices_of
 from tracer.null_gpu.job.place import Place
 from tracer.null_gpu.values.answers import Answer, parse_answer
+from tracer.units import MAX_RANKS, parse_count, shortened
 
 if TYPE_CHECKING:
     from tracer.runs.null_job import Job
@@ -61,6 +62,15 @@ class OnOptions:
         bool, option("With --on 8xh100: one process with eight GPUs, instead of eight ranks.", DEVICE)
     ] = False
 
+    keep_writes: Annotated[
+        bool,
+        option(
+            "With --on: let the script write its files in place; by default they go to a folder of the run.",
+            DEVICE,
+            "--keep-writes",
+        ),
+    ] = False
+
     @property
     def job(self) -> Job | None:
         """The job that `--on` names; None where it names one GPU, or all are of one process.
@@ -98,9 +108,9 @@ WARNING = "losses and other values that the program prints mean nothing"
 
 def _numbers(text: str) -> tuple[int, ...]:
     try:
-        return tuple(sorted({int(part) for part in text.split(",")}))
+        return tuple(sorted({parse_count(part, most=MAX_RANKS) for part in text.split(",")}))
     except ValueError:
-        raise UsageError(f"{text} is no list of ranks.", hint="Write --rank 0,7,64.") from None
+        raise UsageError(f"{shortened(text)} is no list of ranks.", hint="Write --rank 0,7,64.") from None
 
 
 def run_ranks(
@@ -164,10 +174,21 @@ def say_where(devices: Devices) -> None:
 
 
 @contextmanager
-def values_on(answers: Mapping[tuple[str, int], Answer]) -> Iterator[None]:
-    """On the null GPU, values that decide sizes are computed meanwhile, and a rank finds what others gave it."""
-    from tracer.runs.null_job import as_this_rank
-    from tracer.runs.null_values import values_on as switched_on
+def on_null_gpu(on: OnOptions, save_dir: Path | None, *, quiet: bool) -> Iterator[None]:
+    """Within the block a program runs as on the card that `--on` names; no-op without the null GPU.
 
-    with switched_on(answers), as_this_rank():
+    Values that decide sizes are computed, a rank finds what others gave it, and its files go to a folder of the run.
+
+    Args:
+        on: The option `--on` with what belongs to it.
+        save_dir: Folder of the results; None if there is none.
+        quiet: Whether no sentence is printed.
+    """
+    from tracer.runs.null_job import as_this_rank
+    from tracer.runs.null_values import values_on
+    from tracer.runs.null_writes import writes_aside
+
+    tell = not_said if quiet else say
+    aside = nullcontext() if on.keep_writes else writes_aside(save_dir, tell=tell)
+    with values_on(on.answers), as_this_rank(), aside:
         yield

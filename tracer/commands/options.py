@@ -10,6 +10,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from tracer.units import MAX_COUNT, parse_count
+
 _SWITCHES = "switches"
 
 
@@ -26,21 +28,22 @@ def option(help: str, panel: str | None = None, *names: str, metavar: str | None
     return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar, **more)
 
 
-def number(help: str, panel: str, *, least: int | None = None, metavar: str = "<number>") -> Any:
+def number(help: str, panel: str, *, least: int | None = None, most: int = MAX_COUNT, metavar: str = "<number>") -> Any:
     """An option that is a whole number, of some size at least.
 
     Args:
         help: Its sentence in --help.
         panel: The heading it stands under.
         least: The smallest number allowed; None for any.
+        most: The largest.
         metavar: What --help shows for the value.
     """
 
     def parse(text: str | int) -> int:
         try:
-            value = int(text)
-        except ValueError:
-            raise typer.BadParameter(f"{text} is not a whole number.") from None
+            value = parse_count(str(text), most=most)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
         if least is not None and value < least:
             raise typer.BadParameter(f"{text} is less than {least}.")
         return value

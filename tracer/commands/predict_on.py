@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tracer.commands.common import refuse, was_given
-from tracer.errors import TracerError, UsageError
+from tracer.errors import Terminated, TracerError, UsageError
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import A100, Devices, devices_of
@@ -136,13 +136,17 @@ def predict_script(
         TracerError: There is no such script, or nothing was found in it.
     """
     from tracer.commands.script import check_script
+    from tracer.results.failure import is_out_of_memory
+    from tracer.runs.null_prediction import no_room_before
     from tracer.runs.null_prediction import predict_script as predicted
 
     check_script(script, is_module=is_module)
-    raised: list[Exception] = []
+    raised: list[BaseException] = []
     run = _runner(script, arguments, raised, is_module=is_module, quiet=quiet)
     settings = {"script": script, "arguments": " ".join(arguments)}
     answer = predicted(run, devices, num_steps=num_steps, settings=settings)
+    if answer is None and raised and is_out_of_memory(raised[0]):
+        return no_room_before(raised[0], devices)
     if answer is None:
         raise _no_answer(script, raised)
     return answer
@@ -165,7 +169,7 @@ def script_trial(script: str, arguments: Sequence[str], *, is_module: bool, num_
     from tracer.runs.null_trial import script_sizes
 
     check_script(script, is_module=is_module)
-    raised: list[Exception] = []
+    raised: list[BaseException] = []
     run = _runner(script, arguments, raised, is_module=is_module, quiet=True)
     sizes = script_sizes(run, num_steps=num_steps)
     if sizes is None or (not sizes.has_fit and any(not is_out_of_memory(error) for error in raised)):
@@ -174,7 +178,7 @@ def script_trial(script: str, arguments: Sequence[str], *, is_module: bool, num_
 
 
 def _runner(
-    script: str, arguments: Sequence[str], raised: list[Exception], *, is_module: bool, quiet: bool
+    script: str, arguments: Sequence[str], raised: list[BaseException], *, is_module: bool, quiet: bool
 ) -> Callable[[ScriptProfile], bool]:
     """Runs the script under a profile, and keeps what it raises."""
     from tracer.commands.script import run_script
@@ -185,13 +189,28 @@ def _runner(
         return is_out_of_memory(error)
 
     def run(profile: ScriptProfile) -> bool:
-        with redirect_stdout(sys.stderr):  # what the script prints is no part of the answer
-            return run_script(profile, script, list(arguments), is_module=is_module, quiet=quiet, is_answer=is_answer)
+        try:
+            with redirect_stdout(sys.stderr):  # what the script prints is no part of the answer
+                return run_script(
+                    profile, script, list(arguments), is_module=is_module, quiet=quiet, is_answer=is_answer
+                )
+        except Terminated:
+            raise
+        except SystemExit as end:  # a script's own end is no answer yet
+            if end.code in (None, 0):
+                return True
+            raised.append(end)
+            return False
 
     return run
 
 
-def _no_answer(script: str, raised: Sequence[Exception]) -> TracerError:
+def _no_answer(script: str, raised: Sequence[BaseException]) -> TracerError:
+    if raised and isinstance(raised[0], SystemExit):
+        return TracerError(
+            f"{script} itself ended with status {raised[0].code}, before three steps of it were recorded.",
+            hint="What it printed is above.",
+        )
     if raised:
         return TracerError(
             f"{script} itself ended with {type(raised[0]).__name__}, before three steps of it were recorded.",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, not_said, refuse, say_all, was_given
-from tracer.commands.on_card import OnOptions, run_ranks, say_where, start_on, values_on
+from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import number, option, with_options
 from tracer.commands.run_options import (
     NUM_ROWS,
@@ -199,7 +199,7 @@ def profile(
 
 def _profile(options: Options) -> bool:
     """The command, on the null GPU if it is named; False if the run or a file failed."""
-    answers = options.on.answers
+    _ = options.on.answers  # a mistake in them is said first
     if options.on.on is not None and not options.device.startswith("cuda"):
         raise UsageError(f"--on names a GPU, and --device {options.device} is not one.", hint="Leave one out.")
     run_ranks(options.on, options.save_dir, quiet=options.screen.quiet)
@@ -207,7 +207,7 @@ def _profile(options: Options) -> bool:
         devices = start_on(options.on.on)
         if not options.screen.quiet:
             say_where(devices)
-    with values_on(answers):
+    with on_null_gpu(options.on, options.save_dir, quiet=options.screen.quiet):
         return _profile_here(options)
 
 
@@ -409,7 +409,7 @@ def run_and_report(
     is_shown = not how.quiet and (rank is None or rank.index == 0)
     if is_shown:
         with screen() as console:
-            print_results(results, console, top=top)
+            print_results(results, console, top=top, num_steps=results.num_steps)
     if succeeded and is_shown and results.findings is not None:  # also where the run failed, and its files say why
         names = [path.name for path in folder.iterdir()]
         say_all(after_run(folder, names, is_advice_open=advise is None and rank is None))

@@ -92,7 +92,8 @@ def show_report(
     for line in (*(f"Of that run: {line}" for line in kept_run.failure), *(f"Note: {note}" for note in results.notes)):
         say(line)
     written = write_outputs(results, folder, leave_out=unwanted, tell=teller(say, complain=complain))
-    print_results(results, console, top=top)
+    # A script goes on behind the steps that were recorded.
+    print_results(results, console, top=top, num_steps=None if "script" in results.settings else results.num_steps)
     return not any(file.has_failed for file in written)
 
 

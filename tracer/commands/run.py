@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +13,14 @@ import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
 from tracer.commands.fit_trials import answer_trial, asked_trial, told_alone
-from tracer.commands.on_card import OnOptions, run_ranks, say_where, start_on, values_on
+from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import option, with_options
 from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptSchedule
 from tracer.commands.script import BEFORE_SCRIPT, check_script, run_script
+from tracer.commands.script_environment import set_environment_of
 from tracer.commands.usage import DEVICE
-from tracer.errors import UsageError
+from tracer.commands.workload_options import check_device
+from tracer.errors import Terminated, UsageError
 from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.job.place import Place
@@ -86,13 +88,14 @@ def run(
         torch-timeline run --save-dir profile train.py --epochs 3
     """
     with errors_for_people():
-        answers = on.answers
+        _ = on.answers  # a mistake in them is said first
+        late = set_environment_of(script, is_module=module)
         _check_changes(apply)
         if advise:
             _check_advise(on, apply)
         if on.on is not None and (asked := asked_trial()) is not None:
             with kept_import_path():
-                answer_trial(asked, on.on, on.answers, script, arguments or [], is_module=module)
+                answer_trial(asked, on.on, on, script, arguments or [], is_module=module)
             return
         own = (*(["-m"] if module else []), script, *(arguments or []))
 
@@ -101,14 +104,19 @@ def run(
 
         run_ranks(on, save_dir, quiet=screen.quiet, then=advise_job if advise else None)
         devices = start_on(on.on) if on.on is not None else None
+        if device is not None:
+            check_device(device)
     if devices is not None and not screen.quiet:
         say_where(devices)
+    say_all(late if not screen.quiet else ())
     from tracer.exporters.files import check_folder
     from tracer.results.null_run import USE_CUDA, elsewhere
     from tracer.runs.script_run import ScriptProfile
     from tracer.runs.script_sessions import ScriptTraining
+    from tracer.runs.termination import Termination
 
-    with errors_for_people(), kept_import_path(), values_on(answers), _made(apply) as notes:
+    here, ended = on_null_gpu(on, save_dir, quiet=screen.quiet), closing(Termination())
+    with errors_for_people(), kept_import_path(), here, _made(apply) as notes, ended as termination:
         steps = (schedule.of_calls() if inference else schedule).schedule()
         check_folder(save_dir)
         check_script(script, is_module=module)
@@ -118,14 +126,16 @@ def run(
             make_later=None if watch else _later(common),
             is_inference=inference,
         )
+        termination.watch()
+        succeeded, own_end = True, None
         try:
             succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=screen.quiet)
-        except SystemExit as ended:
-            if ended.code == _WRONG_USAGE and _OURS.intersection(arguments or []):
+        except Terminated:
+            raise
+        except SystemExit as end:  # many scripts end with sys.exit(main())
+            if end.code == _WRONG_USAGE and _OURS.intersection(arguments or []):
                 say(f"Hint: {BEFORE_SCRIPT}")
-            if ended.code or not profile.is_incomplete:
-                raise
-            raise typer.Exit(1) from None
+            own_end = end
         say_all(notes() if not screen.quiet else ())
         results = profile.session.results if isinstance(profile.session, ScriptTraining) else None
         if devices is not None and results is not None and (reason := elsewhere(results.device)):
@@ -135,6 +145,8 @@ def run(
             _advise(devices, str(on.on), own, save_dir)
             if watch and not succeeded:
                 say("Note: Each trial ran the first steps alone: what grows later is not in it.")
+    if own_end is not None and (own_end.code or not profile.is_incomplete):
+        raise own_end
     if not succeeded or profile.is_incomplete:
         raise typer.Exit(1)
 

@@ -6,12 +6,13 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from tracer.capture.deferred_handlers import handlers_dropped
 from tracer.commands.common import say_all
 from tracer.commands.script_modules import modules_of
 from tracer.errors import TracerError, UsageError
@@ -74,28 +75,43 @@ def run_script(
 
     Raises:
         SystemExit: The script's own, with its status.
+        TracerError: It cannot be profiled.
     """
+    from tracer.runs.rank_failure import leave_failure
     from tracer.runs.script_run import FirstStepsDone
+    from tracer.runs.termination import signals_deferred
 
-    try:
-        with profile, _as_main(script, arguments, is_module=is_module):
-            if is_module:
-                runpy.run_module(script, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(script, run_name="__main__")
-    except FirstStepsDone:
-        return True
-    except Exception as error:
-        if not is_answer(error):
-            sys.stderr.writelines(traceback.format_exception(type(error), error, _of_script(error)))
-        return False
-    finally:
-        if not quiet and not profile.is_in_child:
-            say_all(f"Note: {note}" for note in profile.notes)
-        if profile.session is None and not profile.is_in_child:
-            say("Nothing was recorded.")
-        profile.tell()
+    with ExitStack() as ended:
+        try:
+            with profile, _as_main(script, arguments, is_module=is_module), _told_of_end(profile.script_ended):
+                try:
+                    if is_module:
+                        runpy.run_module(script, run_name="__main__", alter_sys=True)
+                    else:
+                        runpy.run_path(script, run_name="__main__")
+                finally:  # a time limit of the script's own is for the script
+                    ended.enter_context(handlers_dropped())
+        except FirstStepsDone:
+            return True
+        except TracerError:  # a mistake of the user's, said by whoever called
+            raise
+        except Exception as error:
+            leave_failure(error)
+            if not is_answer(error):
+                sys.stderr.writelines(traceback.format_exception(type(error), error, _of_script(error)))
+            return False
+        finally:
+            with signals_deferred():
+                _tell(profile, quiet=quiet)
     return True
+
+
+def _tell(profile: ScriptProfile, *, quiet: bool) -> None:
+    if not quiet and not profile.is_in_child:
+        say_all(f"Note: {note}" for note in profile.notes)
+    if profile.session is None and not profile.is_in_child:
+        say("Nothing was recorded.")
+    profile.tell()
 
 
 @contextmanager
@@ -111,6 +127,24 @@ def _as_main(script: str, arguments: list[str], *, is_module: bool) -> Iterator[
             yield
     finally:
         sys.argv = before
+
+
+@contextmanager
+def _told_of_end(ended: Callable[[], None]) -> Iterator[None]:
+    """Call back when the script's last line has run: runpy lets go of its variables before it returns."""
+    run: Any = runpy._run_code  # type: ignore[attr-defined]
+
+    def run_code(*arguments: Any, **options: Any) -> Any:
+        runpy._run_code = run  # type: ignore[attr-defined]  # the script may use runpy, too
+        variables = run(*arguments, **options)
+        ended()
+        return variables
+
+    runpy._run_code = run_code  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        runpy._run_code = run  # type: ignore[attr-defined]
 
 
 def _of_script(error: BaseException) -> TracebackType | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from types import TracebackType
 from typing import Self
 
 _ONE_THREAD = "OMP_NUM_THREADS"
+_COUNT_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+_LOOK_EVERY_S = 1.0
 
 
 class SharedStart:
@@ -54,16 +57,31 @@ class SharedStart:
             self._begin()
         with suppress(BrokenPipeError):
             os.write(self._requests, request(names, folder))
-        if not os.read(self._replies, 1):  # it has ended, with an answer if this was its own trial
+        if not self._is_answered():  # it has ended, with an answer if this was its own trial
             self._close()
         return any(folder.iterdir())
+
+    def _is_answered(self) -> bool:
+        """Wait for the trial's end, unless it waits for what does not come; False where the process has ended."""
+        from tracer.exporters.screen.terminal import say
+        from tracer.runs.child_processes import IdleLimit, end_child
+
+        assert self._process is not None
+        idle = IdleLimit(self._process.pid)
+        while not select.select([self._replies], [], [], _LOOK_EVERY_S)[0]:
+            if idle.is_over():
+                say(f"Note: {idle.sentence}")
+                end_child(self._process)
+                idle.reset()
+        return bool(os.read(self._replies, 1))
 
     def _begin(self) -> None:
         to_read, self._requests = os.pipe()
         self._replies, to_write = os.pipe()
         asked = json.dumps({"requests": to_read, "replies": to_write})
-        # A fork would miss the threads of a library that works in several.
-        variables = {_ONE_THREAD: "1", **os.environ, self._variable: asked}
+        # A fork lacks the threads of a library that works in several. torch refuses CUDA in a fork of a process that
+        # asked the runtime for the number of GPUs, as `torch.cuda.is_available()` does unless it may ask NVML.
+        variables = {_ONE_THREAD: "1", **os.environ, _COUNT_BY_NVML: "1", self._variable: asked}
         self._process = subprocess.Popen(
             [sys.executable, *sys.orig_argv[1:]],
             env=variables,

@@ -17,12 +17,14 @@ from tracer.commands.options import number, option
 from tracer.commands.usage import FNO, MODEL, STEP
 from tracer.errors import TracerError, UsageError, WorkloadError
 from tracer.exporters.screen.terminal import say
+from tracer.units import parse_count, shortened
 
 if TYPE_CHECKING:
     import torch
 
     from tracer.workloads.workload import Workload
 
+_MAX_SEED = (1 << 63) - 1
 _DEVICES_HINT = "Use cpu, cuda:0, xpu:0, ..., or import what registers the backend with --import MODULE."
 
 
@@ -44,7 +46,7 @@ class WorkloadOptions:
         Literal["new_zeros", "torch_zeros"],
         option("How the padded spectrum is allocated; after torch_zeros torch's categories stop.", FNO),
     ] = "new_zeros"
-    seed: Annotated[int, number("Seed of weights and data.", MODEL)] = 0
+    seed: Annotated[int, number("Seed of weights and data.", MODEL, most=_MAX_SEED)] = 0
     model: Annotated[
         str,
         option(
@@ -252,10 +254,10 @@ _MODEL_ONLY = ("model_arg", "model_input", *_STEP_ONLY)
 def _numbers(option: str, text: str) -> int | tuple[int, ...]:
     """`64` is a number, `64x32` one per axis."""
     try:
-        numbers = tuple(int(part) for part in text.lower().split("x"))
+        numbers = tuple(parse_count(part) for part in text.lower().split("x"))
     except ValueError:
         raise UsageError(
-            f"--{option.replace('_', '-')} {text} is not a size.",
+            f"--{option.replace('_', '-')} {shortened(text)} is not a size.",
             hint="Write one number, or one per axis such as 64x32.",
         ) from None
     return numbers[0] if len(numbers) == 1 else numbers
@@ -318,11 +320,32 @@ def chosen_device(text: str, *, named: bool, say: Callable[[str], None] = say) -
         available = (
             f"{device.type}:0 to {device.type}:{num_there - 1}" if num_there else f"no device of type {device.type}"
         )
-        raise TracerError(
-            f"There is no device {text}; torch sees {available}.", hint="Name one that is there with --device."
-        )
+        hint = "Name one that is there with --device."
+        if device.type == "cuda" and not num_there:
+            hint = "Without a GPU, --on h100 in place of --device runs as on one."
+        raise TracerError(f"There is no device {text}; torch sees {available}.", hint=hint)
     say(f"No {device.type.upper()} device here: running on the CPU. Name a device with --device to insist on it.")
     return torch.device("cpu")
+
+
+def check_device(text: str) -> None:
+    """Check that the device that is asked of a script's run is there, unless the script may still register its kind.
+
+    Raises:
+        TracerError: It is not.
+    """
+    import torch
+
+    from tracer.capture.device.devices import module_of
+
+    try:
+        is_registered = module_of(torch.device(text)) is not None
+    except RuntimeError:
+        raise UsageError(
+            f"{text} is not the name of a device.", hint="Leave out --device: by default it is the model's."
+        ) from None
+    if is_registered:
+        chosen_device(text, named=True)
 
 
 def device_of_rank(text: str, rank: int) -> str:

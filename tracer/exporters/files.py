@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tracer.errors import OutputError
+from tracer.null_gpu.writes import own_files
 from tracer.working_folder import working_folder
 
 _BLOCK_BYTES = 4096
@@ -26,15 +27,16 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.touch(exist_ok=False)
-        yield temporary
-        temporary.replace(path)
+        with own_files():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.touch(exist_ok=False)
+            yield temporary
+            temporary.replace(path)
     except OSError as error:
         raise _cannot_write(path, error) from error
     finally:
         # Where it cannot be removed, it could not be made either, which is the error to tell.
-        with suppress(OSError):
+        with suppress(OSError), own_files():
             temporary.unlink(missing_ok=True)
 
 
@@ -56,7 +58,8 @@ def remove(path: Path) -> None:
         OutputError: It cannot be removed.
     """
     try:
-        path.unlink(missing_ok=True)
+        with own_files():
+            path.unlink(missing_ok=True)
     except OSError as error:
         raise _cannot_write(path, error) from error
 
@@ -69,6 +72,11 @@ def check_folder(folder: Path) -> None:
     Raises:
         OutputError: They cannot.
     """
+    with own_files():
+        _check_folder(folder)
+
+
+def _check_folder(folder: Path) -> None:
     nearest = working_folder() / folder
     while not nearest.exists():
         if nearest.is_symlink():

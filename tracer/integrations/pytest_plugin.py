@@ -261,9 +261,10 @@ class _OneTest:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self) -> Generator[None, Any, Any]:
         from tracer.runs.null_values import values_on
+        from tracer.runs.null_writes import writes_aside
 
         self._has_run = True
-        with values_on({}):
+        with values_on({}), writes_aside(None, tell=lambda sentence: None):
             return (yield)
 
     @pytest.hookimpl(tryfirst=True)
@@ -336,7 +337,7 @@ def _judged(worst: ProcessPeak, limits: Limits, before: SavedPeak | None) -> tup
 
     peak = worst.peak
     where = limits.on or peak.device
-    words = f"{format_bytes(peak.bytes):>11} on {where}"
+    words = f"{format_bytes(peak.bytes):>11} allocated, {format_bytes(worst.reserved_bytes)} reserved on {where}"
     lines: list[str] = []
     if limits.limit_bytes is not None:
         words += f", {format_bytes(limits.limit_bytes)} allowed"

@@ -6,15 +6,18 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from tracer.null_gpu.errors import NullGpuError
+from tracer.null_gpu.private_folders import close_to_others, how_others_write, make_private
 from tracer.null_gpu.prototypes import HEADERS, Prototype, read_prototypes, stub_source
 from tracer.null_gpu.toolchain import SOURCES, Toolchain, Torch, find_toolchain, read_torch
 from tracer.null_gpu.torch_symbols import torch_symbols
@@ -23,6 +26,8 @@ from tracer.null_gpu.unused_builds import locked, mark_used, prune
 NAME = "libnull_gpu.so"
 PRELOAD = "preload"
 """A file beside the libraries: their names, in the order in which they are loaded, a line each."""
+INDUCTOR, TRITON = "inductor", "triton"
+"""Folders beside the builds, for what compilers make for the null GPU."""
 _FLAGS = (
     "-O1",
     "-g0",
@@ -71,13 +76,43 @@ def cache_folder(torch: Torch) -> Path:
         [*files, *(SOURCES.parent / f"{name}.py" for name in ("build", "nvidia_smi", "prototypes", "torch_symbols"))]
     ):
         digest.update(path.read_bytes())
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch-timeline" / "null-gpu"
-    return root / f"torch{torch.version}-cuda{torch.cuda}-{platform.machine()}-{digest.hexdigest()[:12]}"
+    return _private_cache(f"torch{torch.version}-cuda{torch.cuda}-{platform.machine()}-{digest.hexdigest()[:12]}")
+
+
+def _private_cache(build: str) -> Path:
+    """Folder of a build in the user's cache, or in one below /tmp where others can write to that.
+
+    Raises:
+        NullGpuError: Others can write to both.
+    """
+    wanted = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch-timeline" / "null-gpu"
+    if (problem := _how_others_write(wanted, build)) is None:
+        return wanted / build
+    elsewhere = Path(tempfile.gettempdir(), f"torch-timeline-{os.getuid()}", "null-gpu")
+    if (other := _how_others_write(elsewhere, build)) is not None:
+        raise NullGpuError(
+            f"The null GPU loads no libraries that others can change: {problem}, and {other}.",
+            hint="Set XDG_CACHE_HOME to a folder that only you can write.",
+        )
+    _say_once(f"{problem}, so that the libraries there are not loaded: others are built in {elsewhere}.")
+    return elsewhere / build
+
+
+def _how_others_write(cache: Path, build: str) -> str | None:
+    """Of all that a program loads from it: a build, and what compilers leave beside it."""
+    of_compilers = (how_others_write(cache / name) for name in (INDUCTOR, TRITON))
+    return how_others_write(cache / build, with_contents=True) or next(filter(None, of_compilers), None)
+
+
+@cache
+def _say_once(sentence: str) -> None:
+    print(f"null GPU: {sentence}", file=sys.stderr)
 
 
 @contextmanager
 def _locked(built: Path) -> Iterator[None]:
     try:
+        make_private(built.parent)
         with locked(built):
             yield
     except OSError as error:
@@ -92,6 +127,7 @@ def _build_whole(torch: Torch, toolchain: Toolchain, built: Path) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=f".{built.name}-", dir=built.parent))
     try:
         _build(torch, toolchain, temporary)
+        close_to_others(temporary)
         if built.exists():
             shutil.rmtree(built)
         temporary.rename(built)
@@ -157,9 +193,17 @@ def _run_all(commands: Iterable[list[str]]) -> None:
 def _run(command: list[str], text: str = "") -> str:
     ended = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if ended.returncode:
-        problem = next((line for line in ended.stderr.splitlines() if "error" in line), ended.stderr.strip()[:200])
+        lines = ended.stderr.strip().splitlines() or [_how_it_ended(command[0], ended.returncode)]
+        problem = next((line for line in lines if "error" in line), lines[-1][:200])
         raise NullGpuError(
             f"The null GPU could not be compiled: {problem}",
             hint="Please report this sentence together with `python -m torch.utils.collect_env`.",
         )
     return ended.stdout
+
+
+def _how_it_ended(program: str, status: int) -> str:
+    name = Path(program).name
+    if status == -signal.SIGKILL:
+        return f"{name} was killed, as it is where memory runs out."
+    return f"{name} ended " + (f"by {signal.Signals(-status).name}." if status < 0 else f"with status {status}.")

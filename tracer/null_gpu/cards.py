@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from tracer.errors import UsageError
-from tracer.units import GIB, KIB, MIB, format_bytes, parse_memory
+from tracer.units import GIB, KIB, MAX_RANKS, MIB, format_bytes, parse_count, parse_memory, shortened
 
 CONTEXT_BYTES = 500 * MIB
 """What a process takes of a GPU before it allocates anything: CUDA's context and the kernels that it loads.
@@ -15,7 +15,6 @@ CONTEXT_BYTES = 500 * MIB
 One stated figure for all of them; it depends on driver, GPU and libraries. A process that has done little else was
 seen with 470 MiB in torch's messages on an RTX 4090; an A100 takes some 420, an H100 some 520.
 """
-_MAX_RANKS = 1 << 20
 MAX_DEVICES = 16
 """Of one process."""
 
@@ -226,9 +225,7 @@ def devices_of(text: str) -> Devices:
     """
     match = re.fullmatch(r"\s*(?:(\d+)\s*[xX*\u00d7]\s*)?([^:]*?)\s*(?::(.*))?", text, re.DOTALL)
     assert match is not None  # every text has this form
-    count, name, size = int(match[1] or 1), match[2], match[3]
-    if not 1 <= count <= _MAX_RANKS:
-        raise UsageError(f"{text}: a job has 1 to {_MAX_RANKS:,} devices.", hint="Write, for example, 8xh100.")
+    count, name, size = _count(text, match[1] or "1"), match[2], match[3]
     card = named_card(name)
     if card is None and size is None:
         card = _sized(name)
@@ -242,6 +239,18 @@ def devices_of(text: str) -> Devices:
     return Devices(card if size is None else replace(card, memory_bytes=_memory(size)), count)
 
 
+def _count(text: str, number: str) -> int:
+    try:
+        count = parse_count(number, most=MAX_RANKS)
+    except ValueError:
+        count = 0
+    if not count:
+        raise UsageError(
+            f"{shortened(text)}: a job has 1 to {MAX_RANKS:,} devices.", hint="Write, for example, 8xh100."
+        )
+    return count
+
+
 def _sized(text: str) -> Card | None:
     """A card of which only the memory is named; None for what is no size."""
     try:
@@ -249,6 +258,8 @@ def _sized(text: str) -> Card | None:
     except ValueError as error:
         if "unit" in str(error):
             raise UsageError(str(error), hint=f"Write {text}GiB, {text}MiB or {text}B.") from None
+        if "more than" in str(error):
+            raise UsageError(str(error), hint="Write, for example, 24GiB.") from None
         return None
 
 

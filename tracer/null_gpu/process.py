@@ -10,14 +10,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tracer.null_gpu.build import libraries, library
-from tracer.null_gpu.cards import Card
+from tracer.null_gpu.build import INDUCTOR, TRITON, libraries, library
+from tracer.null_gpu.cards import CONTEXT_BYTES, MAX_DEVICES, Card
 from tracer.null_gpu.cudnn import answers_command, device_properties
 from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.toolchain import torch_folder
 from tracer.units import GIB, format_bytes
 
-MAX_DEVICES = 16
 # Python, torch and its libraries, threads' stacks.
 _OF_THE_PROGRAM_BYTES = 24 * GIB
 
@@ -50,12 +49,30 @@ def shared_bytes() -> int:
     return int(count())
 
 
-def environment(cards: Sequence[Card], base: Mapping[str, str] | None = None) -> dict[str, str]:
+def taken_bytes() -> dict[int, int]:
+    """The most that this process, on the null GPU, has taken at once of each GPU of its node, CUDA's context included.
+
+    A GPU is listed where the process has a context on it.
+    """
+    library = ctypes.CDLL(None)
+    library.null_gpu_peak_bytes.restype = ctypes.c_uint64
+    indices = {device: library.null_gpu_index_on_node(device) for device in range(MAX_DEVICES)}
+    return {
+        index: library.null_gpu_peak_bytes(device) + CONTEXT_BYTES
+        for device, index in indices.items()
+        if index >= 0 and library.null_gpu_is_started(device)
+    }
+
+
+def environment(
+    cards: Sequence[Card], base: Mapping[str, str] | None = None, *, taken: Mapping[int, int] | None = None
+) -> dict[str, str]:
     """Variables of a process that runs on the null GPU.
 
     Args:
         cards: One for each device.
         base: The variables to start from, by default this process's.
+        taken: [B] By index of a device, the memory that other processes take of it.
 
     Returns:
         All variables, with `base`'s.
@@ -67,12 +84,13 @@ def environment(cards: Sequence[Card], base: Mapping[str, str] | None = None) ->
     variables = dict(os.environ if base is None else base)
     path = library(torch_folder())
     variables.update(_of_cards(cards))
+    variables["NULL_GPU_TAKEN"] = ";".join(str((taken or {}).get(device, 0)) for device in range(len(cards)))
     variables["LD_PRELOAD"] = ":".join([*map(str, libraries(path)), *_others(variables.get("LD_PRELOAD", ""), path)])
     variables["PATH"] = os.pathsep.join([str(path.parent / "bin"), variables.get("PATH", os.defpath)])
     variables["TRITON_LIBCUDA_PATH"] = str(path.parent)
     # What a compiler measured on a device that computes nothing is noise: it stays out of real devices' caches.
-    variables.setdefault("TORCHINDUCTOR_CACHE_DIR", str(path.parent.parent / "inductor"))
-    variables.setdefault("TRITON_CACHE_DIR", str(path.parent.parent / "triton"))
+    variables.setdefault("TORCHINDUCTOR_CACHE_DIR", str(path.parent.parent / INDUCTOR))
+    variables.setdefault("TRITON_CACHE_DIR", str(path.parent.parent / TRITON))
     return variables
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from tracer.null_gpu.nccl_buffers import NcclBuffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class FitTrial:
         arguments: Arguments that were put behind the script's own.
         worst_rank: The rank that these bytes are of, in a job; None for one process.
         ranks: All that ran, in a job.
+        beside_bytes: Of that rank's card, symmetric memory and what other ranks take.
+        nccl: What NCCL takes of it, too.
         flops: Floating point operations of a step, of the worst rank in a job; None where they were not counted.
     """
 
@@ -49,12 +53,9 @@ class FitTrial:
     arguments: tuple[str, ...] = ()
     worst_rank: int | None = None
     ranks: tuple[RankTrial, ...] = ()
+    beside_bytes: int = 0
+    nccl: NcclBuffers = field(default_factory=NcclBuffers)
     flops: int | None = None
-
-    @property
-    def lacks_room_for_nccl(self) -> bool:
-        """Whether all ranks ran, and what NCCL takes at least has no room beside one of them."""
-        return not self.fits and bool(self.ranks) and all(rank.fits for rank in self.ranks)
 
     @property
     def in_vain(self) -> frozenset[str]:

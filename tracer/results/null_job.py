@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tracer.capture.sources.source_line import SourceLine
 from tracer.null_gpu.cards import CONTEXT_BYTES, Devices
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 
@@ -18,12 +19,16 @@ class RankRun:
         status: Exit status of its process.
         seconds: How long it took.
         peak_bytes: Largest peak of its device; None if nothing was recorded.
-        reserved_bytes: Reserved from the driver at that moment.
+        reserved_bytes: Reserved from the driver at that moment; of its GPU's peak see `taken`.
         categories: Bytes of the peak by category.
         failure: What ended its steps early, in words; empty if nothing did.
         out_of_memory: Whether that was the device's memory.
+        line: Line at which that arose; None where it is not known.
         nccl: What a real NCCL would have taken memory for.
         shared_bytes: Symmetric memory, which ranks map from each other and torch's allocator does not count.
+        taken: [B] The most that it took at once of each GPU of its node, by the GPU's number there: what torch
+            reserved, symmetric memory and CUDA's context.
+        crowded: The GPU on which it ran again with less memory, and what others take of it; None where it did not.
     """
 
     rank: int
@@ -36,12 +41,9 @@ class RankRun:
     out_of_memory: bool = False
     nccl: NcclBuffers = field(default_factory=NcclBuffers)
     shared_bytes: int = 0
-
-    @property
-    def of_card_bytes(self) -> tuple[int, int]:
-        """Least and most of the card at the peak: torch's, CUDA's context, symmetric memory, and what NCCL takes."""
-        known = (self.peak_bytes or 0) + CONTEXT_BYTES + self.shared_bytes
-        return known + self.nccl.least_bytes, known + self.nccl.most_bytes
+    line: SourceLine | None = None
+    taken: Mapping[int, int] = field(default_factory=dict)
+    crowded: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +83,54 @@ class NullJob:
         fullest, card_bytes = self.fullest, self.devices.card.memory_bytes
         if fullest is None or self.status:
             return None
-        least_bytes, most_bytes = fullest.of_card_bytes
-        if least_bytes > card_bytes:
+        cached_bytes = self.cached_bytes(fullest)
+        least_bytes, most_bytes = self.of_card_bytes(fullest)
+        if least_bytes - cached_bytes > card_bytes:
             return False
-        return True if most_bytes <= card_bytes else None
+        # A rank that ran again beside all that others take at least is known to fit there.
+        is_served = most_bytes <= card_bytes or (fullest.crowded is not None and not fullest.nccl.most_bytes)
+        return True if is_served else None
 
     @property
     def fullest(self) -> RankRun | None:
         """The first of those whose card may be fullest, NCCL's buffers among it."""
-        known = [run for run in self.runs if run.peak_bytes is not None]
-        return max(known, key=lambda run: run.of_card_bytes[1], default=None)
+        known = [run for run in self.runs if run.peak_bytes is not None or run.taken]
+        return max(known, key=lambda run: self.of_card_bytes(run)[1], default=None)
+
+    def local(self, run: RankRun) -> int:
+        """The number of a rank's own GPU on its node."""
+        return run.rank % self.per_node
+
+    def own_bytes(self, run: RankRun) -> int:
+        """The most that a rank takes of its own GPU: what torch reserves, CUDA's context and symmetric memory."""
+        reserved_bytes = max(run.reserved_bytes, run.peak_bytes or 0)
+        return max(reserved_bytes + CONTEXT_BYTES + run.shared_bytes, run.taken.get(self.local(run), 0))
+
+    def cached_bytes(self, run: RankRun) -> int:
+        """What of a rank's own GPU torch has reserved beyond its peak, and gives back where a request needs it."""
+        if run.peak_bytes is None:
+            return 0
+        return self.own_bytes(run) - run.peak_bytes - CONTEXT_BYTES - run.shared_bytes
+
+    def others_bytes(self, run: RankRun) -> int:
+        """What the other ranks of a node take of a rank's GPU, each at its most.
+
+        A rank that did not run is taken to do as the nearest one that ran.
+        """
+        first = run.rank - self.local(run)
+        others = range(first, min(first + self.per_node, self.devices.count))
+        return sum(self._of_gpu_bytes(other, self.local(run)) for other in others if other != run.rank)
+
+    def _of_gpu_bytes(self, rank: int, index: int) -> int:
+        """What a rank takes of another one's GPU."""
+        alike = min((run for run in self.runs if self.local(run)), key=lambda run: abs(run.rank - rank), default=None)
+        alike = next((run for run in self.runs if run.rank == rank), alike)
+        return 0 if alike is None or self.local(alike) == index else alike.taken.get(index, 0)
+
+    def of_card_bytes(self, run: RankRun) -> tuple[int, int]:
+        """Least and most of a rank's card that is taken: its own, what other ranks take, and NCCL's buffers."""
+        known = self.own_bytes(run) + self.others_bytes(run)
+        return known + run.nccl.least_bytes, known + run.nccl.most_bytes
 
     @property
     def groups(self) -> tuple[tuple[RankRun, ...], ...]:

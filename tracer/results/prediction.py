@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tracer.analysis.profiles.findings import Findings
 from tracer.capture.sources.source_line import SourceLine
 from tracer.null_gpu.cards import Card
+from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.rehearsal.spread import Spread
 from tracer.results.run_results import RunResults
 
@@ -104,6 +105,8 @@ class Prediction:
         assumptions: Sentences on what was assumed of this program.
         by_shape: Where inputs vary, what the smallest and the largest need alone.
         other: What the other engine says, where both were run.
+        rank: The rank of a job that it is about alone; None where it is about the whole program.
+        nccl: What NCCL takes memory for, beside torch's.
     """
 
     engine: Engine
@@ -119,11 +122,27 @@ class Prediction:
     is_whole: bool = True
     by_shape: tuple[ShapeNeed, ...] = ()
     other: Prediction | None = None
+    rank: int | None = None
+    nccl: NcclBuffers = field(default_factory=NcclBuffers)
 
     @property
     def fits(self) -> bool | None:
-        """Whether every allocation is served; None where no device is named."""
-        return None if self.card is None else self.failed_at is None
+        """Whether every allocation is served; None where no device is named, or it hangs on how much NCCL takes.
+
+        Of a rank alone it is said without NCCL: what others take is counted where all ranks are.
+        """
+        if self.card is None:
+            return None
+        if self.failed_at is not None:
+            return False
+        return True if self.rank is not None or self.room_bytes[0] >= 0 or not self.nccl.most_bytes else None
+
+    @property
+    def room_bytes(self) -> tuple[int, int]:
+        """Least and most of the card that is left beside what torch reserves, CUDA's context and NCCL's buffers."""
+        assert self.card is not None
+        room = self.card.usable_bytes - self.memory.peak_reserved_bytes
+        return (room, room) if self.rank is not None else (room - self.nccl.most_bytes, room - self.nccl.least_bytes)
 
     @property
     def findings(self) -> Findings | None:

@@ -126,7 +126,7 @@ def _results(trace: TraceFile, findings: Findings, times: TraceTimes | None, pat
         findings=findings,
         timings=None,
         history=RunHistory(None),
-        known=_nothing_known(),
+        known=KnownStorages.empty(),
         unused_parameters=None,
         losses=(),
         num_steps=0,
@@ -145,12 +145,6 @@ def _results(trace: TraceFile, findings: Findings, times: TraceTimes | None, pat
         device=findings.device,
         times=times,
     )
-
-
-def _nothing_known() -> KnownStorages:
-    """A trace tells nothing of live tensors."""
-    none = np.empty(0, np.int64)
-    return KnownStorages(none, none, none, none, none, none, names=(), devices=())
 
 
 def _bytes_of(path: Path) -> Callable[[], Iterator[bytes]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from tracer.capture.objects.holders import Holder
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns
 from tracer.capture.values_read import ValuesRead
+
+END_OF_RUN: Final = "the end of the run"
+"""The event of a run that has ended by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,13 @@ class WatchReport:
         steps = StepFindings(self.steps.num_steps)
         return bool(self.outlived) or self.out_of_memory is not None or self.steps != steps
 
+    @property
+    def most_bytes(self) -> int:
+        """The most that was in use: by the allocator's own peak, or as it was seen; 0 where nothing was."""
+        columns = self.columns
+        peak_bytes = columns.peak_bytes if self.allocated_bytes is not None else columns.resident_bytes
+        return max(int(np.max(column, initial=0)) for column in (peak_bytes, columns.most_bytes))
+
     def findings_alone(self) -> WatchReport:
         """The same without its tables: what a later report of the run repeats of it."""
         none = np.empty(0, np.int64)
@@ -139,5 +150,5 @@ class WatchReport:
         """Bytes in use by kind, the largest first; they sum to the groups'."""
         sums: dict[str, int] = {}
         for group in self.groups:
-            sums[group.kind] = sums.get(group.kind, 0) + group.bytes
+            sums[group.kind.words] = sums.get(group.kind.words, 0) + group.bytes
         return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))

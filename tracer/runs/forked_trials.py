@@ -22,6 +22,9 @@ from tracer.capture.torch_private.torch_cuda_start import (
     set_allocator_settings,
 )
 from tracer.runs.applied_changes import AppliedChanges
+from tracer.runs.child_processes import end_with_parent
+from tracer.runs.null_writes import delete as delete_writes
+from tracer.runs.null_writes import in_fork as writes_in_fork
 from tracer.runs.script_changes import ALLOCATOR_SETTINGS, ScriptChange, script_changes, set_allocator
 from tracer.runs.trial_channel import Channel
 
@@ -60,6 +63,7 @@ class ForkedTrials:
         if self._is_fork:
             for child in set(multiprocessing.active_children()) - self._children_before:
                 child.terminate()
+            delete_writes()
             os._exit(0 if error is None else 1)
         self._end()
         self.applied.__exit__(kind, error, trace)
@@ -69,6 +73,7 @@ class ForkedTrials:
         self._end()
         asked = self._fork_for_each() if _is_alone(self._channel) else self._channel.next()
         if asked is None:
+            delete_writes()
             os._exit(0)
         self.folder = Path(asked["folder"])
         self._channel.close()
@@ -87,7 +92,9 @@ class ForkedTrials:
             sys.stderr.flush()
             child = fork_to_go_on()
             if child == 0:
+                end_with_parent()
                 self._is_fork = True
+                writes_in_fork()
                 self._children_before = set(multiprocessing.active_children())
                 can_begin_in_fork()
                 return asked

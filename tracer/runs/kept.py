@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tracer.analysis.compiled.origins import with_lines_of_nodes
@@ -10,7 +11,12 @@ from tracer.analysis.profiles.waste import Waste, WasteKind
 from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, KeptWaste, SourceFile, named_files, source_of
 from tracer.capture.profiler.inline_operators import place_inline_operators
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED
-from tracer.exporters.json_documents.peak import saved_peak_document, saved_peak_from
+from tracer.exporters.json_documents.peak import (
+    graph_pool_document,
+    graph_pool_from,
+    saved_peak_document,
+    saved_peak_from,
+)
 from tracer.exporters.screen.failure import failure_lines
 from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
@@ -49,6 +55,7 @@ def kept_run(results: RunResults) -> KeptRun:
             for waste in results.waste
         ),
         values_read=results.values_read,
+        graph_pools=tuple(map(graph_pool_document, findings.graph_pools if findings is not None else ())),
     )
 
 
@@ -128,4 +135,5 @@ def _findings(run: KeptRun, history: RunHistory) -> Findings | None:
         ],
         compiled=run.compiled,
     )
-    return history.joined(findings, run.known)
+    pools = tuple(graph_pool_from(Path("The recording"), document) for document in run.graph_pools)
+    return replace(history.joined(findings, run.known), graph_pools=pools)

@@ -20,7 +20,7 @@ import torch
 from tracer.capture.device import devices
 from tracer.capture.forked_child import in_forked_child
 from tracer.capture.objects.training_objects import TrainingObjects
-from tracer.errors import TracerError
+from tracer.errors import Terminated, TracerError
 from tracer.runs.session_folder import SessionFolder
 from tracer.runs.termination import Termination, signals_deferred
 from tracer.workloads.module_tensors import all_tensors
@@ -30,7 +30,7 @@ class LoopSession:
     """A block around a loop: `with session: ... session.step()`.
 
     Whatever ends the block, all that was switched on is switched off, and nothing of the user's is kept. While work of
-    the session's own is being done, Ctrl-C and SIGTERM wait. A fault of its own never reaches the loop: it ends the
+    the session's own is being done, signals wait. A fault of its own never reaches the loop: it ends the
     recording, with one warning, and is kept. In a forked child it does nothing.
 
     Attributes:
@@ -56,7 +56,7 @@ class LoopSession:
         self.fault: Exception | None = None
         self.is_in_child = False
         self._has_begun = self._trains_in_training_mode = False
-        self._termination = Termination()
+        self._termination = Termination(self._write_before_the_end)
         self._forget_forks: Callable[[], object] = lambda: None
 
     def _tell_of_optimizers(self, objects: TrainingObjects) -> None:
@@ -87,6 +87,9 @@ class LoopSession:
     def _finish(self, error: BaseException | None) -> None:
         """What is left to do when all is off."""
 
+    def _write_before_the_end(self, error: Terminated) -> None:
+        """Write what there is: a signal ends the process, whose main thread does not come back. In another thread."""
+
     @property
     def is_incomplete(self) -> bool:
         """Whether the session failed at something: its files or its answer are not all there."""
@@ -101,7 +104,8 @@ class LoopSession:
                 self._folder.take()
                 self._termination.watch()
             self._forget_forks = in_forked_child(self._leave_to_parent)
-            self._switch_on()
+            with signals_deferred():
+                self._switch_on()
         except BaseException:
             self._ours(lambda: self._switch_off(None))
             self._let_go()

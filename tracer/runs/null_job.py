@@ -8,29 +8,32 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import UsageError
 from tracer.exporters.files import write_atomically
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import Devices
-from tracer.null_gpu.job.earlier import earlier_ranks_by
-from tracer.null_gpu.job.place import Place, groups_left, nccl_left, shared_bytes_left
+from tracer.null_gpu.job.earlier import earlier_ranks_are_asked_for, earlier_ranks_by
+from tracer.null_gpu.job.place import Place, groups_left, nccl_left, shared_bytes_left, taken_left
 from tracer.null_gpu.job.ranks import ranks_that_differ
+from tracer.results.files import RANK_JSON
 from tracer.results.null_job import NullJob, RankRun
+from tracer.runs.child_processes import ChildProcesses, end_with_parent
 from tracer.runs.null_job_page import write_ranks_page
+from tracer.runs.rank_failure import failure_left
 from tracer.runs.ranks import RanksSummary, rank_folder, read_some, write_ranks
 from tracer.runs.termination import Termination
+from tracer.units import format_bytes
 
 OUTPUT: Final = "output.txt"
 _LAST_LINES: Final = 12
-_children: list[subprocess.Popen[bytes]] = []
-"""The ranks that run at this moment; one job runs in a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +44,13 @@ class Job:
         devices: One for each rank.
         per_node: How many ranks a node has.
         ranks: Ranks to run; None for those that can differ.
+        processes: The ranks that run at this moment.
     """
 
     devices: Devices
     per_node: int
     ranks: tuple[int, ...] | None = None
+    processes: ChildProcesses = field(default_factory=ChildProcesses, compare=False, repr=False)
 
     @property
     def world_size(self) -> int:
@@ -62,6 +67,7 @@ def as_this_rank() -> Iterator[None]:
         return
     from tracer.null_gpu.job.lone_rank import lone_rank
 
+    end_with_parent()
     with lone_rank(place):
         yield
 
@@ -96,12 +102,13 @@ def run_job(job: Job, save_dir: Path | None, *, tell: Callable[[str], None], is_
         if others:
             tell(f"Rank {first} ran. So do {_listed(others)}, which can differ from it ({_why(job)}).")
         runs += _side_by_side(job, others, folder, save_dir, tell)
-        runs = [
-            replace(run, nccl=nccl_left(folder, run.rank), shared_bytes=shared_bytes_left(folder, run.rank))
-            for run in runs
-        ]
-        summary = read_some(folder, [run.rank for run in runs], job.world_size)
-    answer = NullJob(job.devices, job.per_node, tuple(_with_peak(run, summary) for run in runs))
+        ranks = [run.rank for run in runs]
+        summary = read_some(folder, ranks, job.world_size)
+        answer = NullJob(job.devices, job.per_node, tuple(_with_results(run, folder, summary) for run in runs))
+        if (again := _run_where_full(answer, job, folder, save_dir, tell)) is not None:
+            summary = read_some(folder, ranks, job.world_size)
+            again = _with_results(again, folder, summary)
+            answer = replace(answer, runs=tuple(again if run.rank == again.rank else run for run in answer.runs))
     if save_dir is not None:
         write_ranks(summary, save_dir)
         write_ranks_page(answer, save_dir, tell=tell)
@@ -123,7 +130,17 @@ def _first(
     return [*earlier, ran]
 
 
-def _with_peak(run: RankRun, summary: RanksSummary) -> RankRun:
+def _with_results(run: RankRun, folder: Path, summary: RanksSummary) -> RankRun:
+    """The same with what the rank has left: its peak, what it took of each GPU, and what ended it."""
+    run = replace(
+        run,
+        nccl=nccl_left(folder, run.rank),
+        shared_bytes=shared_bytes_left(folder, run.rank),
+        taken=taken_left(folder, run.rank),
+    )
+    if (failure := failure_left(folder, run.rank)) is not None:
+        line = SourceLine(failure.file, failure.line) if failure.file is not None else None
+        run = replace(run, failure=failure.words, out_of_memory=failure.out_of_memory, line=line)
     peak = next((peak for peak in summary.ranks if peak.index == run.rank), None)
     if peak is None:
         return run
@@ -132,9 +149,45 @@ def _with_peak(run: RankRun, summary: RanksSummary) -> RankRun:
         peak_bytes=peak.peak_bytes,
         reserved_bytes=peak.reserved_bytes,
         categories=peak.categories,
-        failure=peak.failure,
-        out_of_memory=peak.out_of_memory,
+        failure=peak.failure or run.failure,
+        out_of_memory=peak.out_of_memory or run.out_of_memory,
     )
+
+
+def _run_where_full(
+    answer: NullJob, job: Job, folder: Path, save_dir: Path | None, tell: Callable[[str], None]
+) -> RankRun | None:
+    """Run a rank again whose GPU is full with what others take of it: torch says where that ends, or that it does not.
+
+    Others are the ranks whose own GPU it is not, and NCCL. Of the ranks that have memory on the GPU, the one that has
+    most on a GPU of another rank's runs first, then the one whose GPU it is.
+
+    Returns:
+        The rank that ran out of memory so; else the one whose GPU it is; None where all GPUs have room.
+    """
+    card_bytes = job.devices.card.memory_bytes
+    if any(run.out_of_memory or run.status for run in answer.runs):
+        return None
+    full = max(answer.runs, key=lambda run: answer.of_card_bytes(run)[0])
+    total_bytes = answer.of_card_bytes(full)[0]
+    if total_bytes <= card_bytes:
+        return None
+    index, again = answer.local(full), None
+    guests = [
+        run for run in answer.runs if run.rank != full.rank and run.taken.get(index) and answer.local(run) != index
+    ]
+    for run in [*sorted(guests, key=lambda run: -run.taken[index]), full]:
+        own_bytes = answer.own_bytes(full) if run is full else run.taken[index]
+        others_bytes = total_bytes - own_bytes
+        tell(
+            f"GPU {index} is full. So rank {run.rank} runs again, beside {format_bytes(others_bytes)} of others there."
+        )
+        (rank_folder(folder, run.rank) / RANK_JSON).unlink(missing_ok=True)
+        again = _run_unseen(job, run.rank, folder, save_dir, tell, taken={index: others_bytes})
+        again = replace(again, crowded=(index, others_bytes))
+        if (failure := failure_left(folder, run.rank)) is not None and failure.out_of_memory:
+            return again
+    return again
 
 
 def _others(job: Job, folder: Path, first: int) -> list[int]:
@@ -163,14 +216,22 @@ def _side_by_side(
             return list(pool.map(lambda rank: _run_unseen(job, rank, folder, save_dir, tell), ranks))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            _end_all()
+            job.processes.end()
             raise
 
 
-def _run_unseen(job: Job, rank: int, folder: Path, save_dir: Path | None, tell: Callable[[str], None]) -> RankRun:
+def _run_unseen(
+    job: Job,
+    rank: int,
+    folder: Path,
+    save_dir: Path | None,
+    tell: Callable[[str], None],
+    *,
+    taken: Mapping[int, int] | None = None,
+) -> RankRun:
     """This command as a rank; what it prints goes to a file, and of one that has failed the last lines are told."""
     output = folder / f"{rank}.txt"
-    ran = _run(job, rank, folder, output)
+    ran = _run(job, rank, folder, output, taken)
     text = output.read_text(encoding="utf-8", errors="replace")
     if save_dir is not None:
         write_atomically(rank_folder(save_dir, rank) / OUTPUT, text)
@@ -188,38 +249,34 @@ def _num_at_once(num_ranks: int) -> int:
     return max(1, min(num_ranks, os.cpu_count() or 1, free_bytes // max(largest_bytes, 1)))
 
 
-def _run(job: Job, rank: int, folder: Path, output: Path | None) -> RankRun:
-    """This command as a rank; what it prints goes where this process's does, or to a file."""
+def _run(job: Job, rank: int, folder: Path, output: Path | None, taken: Mapping[int, int] | None = None) -> RankRun:
+    """This command as a rank; what it prints goes where this process's does, or to a file.
+
+    Args:
+        job: What is asked for.
+        rank: Which one it is.
+        folder: The job's private folder.
+        output: The file; None to print.
+        taken: [B] By GPU of its node, what others take of it.
+    """
     place = Place(rank, job.world_size, job.per_node, folder)
     cards = [job.devices.card] * min(job.per_node, job.world_size)
-    variables = process.environment(cards) | place.variables()
+    variables = process.environment(cards, taken=taken) | place.variables()
     began = time.monotonic()
     sys.stdout.flush()
     sys.stderr.flush()
     with output.open("wb") if output is not None else nullcontext() as file:
-        child = subprocess.Popen(
-            [sys.executable, *sys.orig_argv[1:]],
-            env=variables,
-            stdin=None if output is None else subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
+        status = job.processes.run(
+            lambda: subprocess.Popen(
+                [sys.executable, *sys.orig_argv[1:]],
+                env=variables,
+                stdin=None if output is None else subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            ),
+            may_wait=lambda: earlier_ranks_are_asked_for(folder),
         )
-        _children.append(child)
-        try:
-            status = child.wait()
-        except BaseException:
-            _end_all()
-            raise
-        finally:
-            child.wait()
-            _children.remove(child)
     return RankRun(rank, status, time.monotonic() - began)
-
-
-def _end_all() -> None:
-    """What ends this process ends its ranks. A second Ctrl-C does not disturb one that it has reached already."""
-    for child in _children:
-        child.terminate()
 
 
 def _end(ran: RankRun) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tracer.errors import TracerError
 from tracer.exporters.files import remove
+from tracer.exporters.screen.null_job import of_card
 from tracer.results.files import PAGE, RANKS_PAGE, SNAPSHOT
 from tracer.results.null_job import NullJob, RankRun
 from tracer.results.null_run import CAVEAT
@@ -50,5 +51,6 @@ def _write(files: Sequence[Path], path: Path, save_dir: Path, job: NullJob) -> b
     if finding.worst is None:
         remove(path)
         return False
-    write_job(finding, path, run={"job": job.words, "recordings": str(save_dir)}, caveat=CAVEAT)
+    run = {"job": job.words, "fullest GPU": " ".join(of_card(job)), "recordings": str(save_dir)}
+    write_job(finding, path, run=run, caveat=CAVEAT)
     return True

@@ -6,16 +6,22 @@ import gc
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
+from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.sources.error_line import error_line
 from tracer.errors import TracerError, WorkloadError
 from tracer.null_gpu.cards import Card, Devices
+from tracer.null_gpu.job.place import Place
 from tracer.null_gpu.limit import WITHOUT_END_BYTES, limited_to
+from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.rehearsal.spread import Spread
-from tracer.results.failure import Failure, is_out_of_memory
+from tracer.results.failure import Failure, is_out_of_memory, without_gpu, without_tracebacks
 from tracer.results.null_run import NO_TIMES, SET_ASIDE, USE_CUDA, elsewhere
 from tracer.results.prediction import OutOfMemoryAt, Prediction, ShapeNeed, Sizes
+from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
 from tracer.runs.largest import Trial
 from tracer.runs.outputs import OUTPUTS
@@ -211,12 +217,45 @@ def predict_script(
         )
     if reason := elsewhere(results.device):
         raise TracerError(reason, hint=USE_CUDA)
-    sizes, failed_at = sizes_of(results.device), _place(results)
+    has_exited = results.failure is not None and isinstance(results.failure.error, SystemExit)
+    sizes, failed_at = sizes_of(results.device), None if has_exited else _place(results)
+    place = Place.here()
     ran = f"{results.num_steps} {'step' if results.num_steps == 1 else 'steps'} ran"
     assumption = f"{ran}; what comes later, such as an evaluation, is not in it."
-    if not (num_steps or failed_at or steps.have_repeated):
+    if results.num_steps > 1 and not (num_steps or failed_at or steps.have_repeated):
         assumption += f" No two of them needed the same memory: use --steps {2 * MOST_STEPS} to run more."
-    return _prediction(results, devices.card, devices.count, sizes, sizes, failed_at, of_script=assumption)
+    return replace(
+        _prediction(results, devices.card, devices.count, sizes, fullest_sizes(), failed_at, of_script=assumption),
+        rank=place.rank if place is not None else None,
+        nccl=NcclBuffers.of_this_process(),
+    )
+
+
+def no_room_before(error: BaseException, devices: Devices) -> Prediction:
+    """The prediction of a script that ran out of memory before a step of it could be recorded.
+
+    Args:
+        error: What it raised.
+        devices: What this process runs on.
+    """
+    sizes, place, line = fullest_sizes(), Place.here(), error_line(error)
+    results = RunResults(
+        findings=None,
+        timings=None,
+        history=RunHistory(None),
+        known=KnownStorages.empty(),
+        unused_parameters=None,
+        losses=(),
+        num_steps=0,
+        failure=Failure(without_tracebacks(error), 0, {}, line),
+        device="cuda:0",
+    )
+    failed_at = OutOfMemoryAt(None, -1, "", "", "", line)
+    assumption = f"The script ran until then: {without_gpu(str(error).splitlines()[0])}."
+    return replace(
+        _prediction(results, devices.card, devices.count, sizes, sizes, failed_at, of_script=assumption),
+        rank=place.rank if place is not None else None,
+    )
 
 
 def _schedule(num_steps: int) -> Schedule:
@@ -256,6 +295,12 @@ def _prediction(
         failed_at=failed_at,
         assumptions=tuple(assumptions),
     )
+
+
+def fullest_sizes() -> Sizes:
+    """The peaks of the device of this process that was filled most."""
+    peaks = [sizes_of(f"cuda:{device}") for device in range(torch.cuda.device_count())]
+    return max(peaks, key=lambda sizes: (sizes.peak_reserved_bytes, sizes.peak_allocated_bytes))
 
 
 def sizes_of(device: str) -> Sizes:

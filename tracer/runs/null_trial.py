@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
-
 from tracer.capture.torch_private.torch_modules import leave_unfilled
 from tracer.errors import TracerError
 from tracer.results.null_run import USE_CUDA, elsewhere
 from tracer.results.prediction import Sizes
 from tracer.runs.counted_steps import CountedSteps
-from tracer.runs.null_prediction import sizes_of
+from tracer.runs.null_prediction import fullest_sizes
 from tracer.runs.script_run import ScriptProfile
 from tracer.runs.step_flops import StepFlops
 from tracer.runs.step_requests import StepRequests
@@ -61,7 +59,7 @@ def script_sizes(run: Callable[[ScriptProfile], bool], *, num_steps: int) -> Scr
             flops.end()
             return True
         if steps.are_enough(num_steps):
-            known.append(_largest_sizes())  # what counting takes is no part of it
+            known.append(fullest_sizes())  # what counting takes is no part of it
             flops.begin()
         return False
 
@@ -74,16 +72,10 @@ def script_sizes(run: Callable[[ScriptProfile], bool], *, num_steps: int) -> Scr
     session = profile.session
     if succeeded and not (isinstance(session, CountedSteps) and session.num_steps_done):
         return None
-    peak = known[0] if known else _largest_sizes()
+    peak = known[0] if known else fullest_sizes()
     if session is not None and not peak.peak_allocated_bytes and (reason := elsewhere(str(session.device))):
         raise TracerError(reason, hint=USE_CUDA)
     return ScriptSizes(peak, succeeded or bool(known), flops.flops)
-
-
-def _largest_sizes() -> Sizes:
-    """The peaks of the device that was filled most."""
-    peaks = [sizes_of(f"cuda:{device}") for device in range(torch.cuda.device_count())]
-    return max(peaks, key=lambda sizes: sizes.peak_allocated_bytes)
 
 
 @contextmanager

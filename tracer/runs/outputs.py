@@ -347,6 +347,7 @@ def _write_peak_json(material: Material, path: Path) -> None:
         origin=results.origin,
         against_eager=results.against_eager,
         values_read=results.values_read,
+        graph_pools=findings.graph_pools,
     )
 
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tracer.null_gpu.writes import own_files
 from tracer.working_folder import AnchoredPath
 
 fcntl: Any
@@ -38,6 +39,10 @@ class OwnFolder:
 
     def take(self) -> Path:
         """Lock the folder, or one of its own below it if another session has it; returns the one locked."""
+        with own_files():
+            return self._take()
+
+    def _take(self) -> Path:
         path = self.path
         if not self._has_locked(path):
             self.is_another = True
@@ -75,7 +80,7 @@ class OwnFolder:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
         self.leave_to_parent()
         if self._made:
-            with suppress(OSError):
+            with suppress(OSError), own_files():
                 self.path.rmdir()
 
     def leave_to_parent(self) -> None:

@@ -80,5 +80,5 @@ def _rows(history: AllocatorHistory, size_bytes: int) -> tuple[PeakRow, ...]:
 def _row(group: Group) -> PeakRow:
     site = group.site
     return PeakRow(
-        group.bytes, group.count, group.kind, None, group.evidence, "", None, site.frame, site.file, site.line
+        group.bytes, group.count, group.kind.words, None, group.evidence, "", None, site.frame, site.file, site.line
     )

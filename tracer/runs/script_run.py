@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tracer.capture.device.devices import is_accelerator
+from tracer.capture.device.graph_captures import GRAPH_CAPTURES
 from tracer.capture.forked_child import in_forked_child
 from tracer.capture.objects.live_tensors import objects_of
 from tracer.capture.objects.step_hooks import remove_hooks
@@ -24,9 +25,10 @@ from tracer.exporters.screen.terminal import say
 from tracer.runs.counted_steps import CountedSteps
 from tracer.runs.loop_session import fault_text
 from tracer.runs.script_models import callable_alive, named, trained_alive
-from tracer.runs.script_sessions import LaterWatch, ScriptTraining
+from tracer.runs.script_sessions import LaterWatch, ScriptTraining, ScriptWatch
 from tracer.runs.steps_by_hand import StepsByHand
 from tracer.runs.steps_of_calls import StepsOfCalls
+from tracer.runs.termination import signals_deferred
 from tracer.runs.training import TrainingProfile
 from tracer.runs.watch import TrainingWatch
 
@@ -108,6 +110,8 @@ class ScriptProfile:
         if self.session is None and self._has_failed:  # the script's own error says why
             return ()
         if self.session is None:
+            if self._has_failed:  # the error says why
+                return ()
             return (NO_CALL if self._is_inference else f"{NO_MODEL}{self._of_inference}",)
         return () if self.session.is_complete or self._has_stepped or self._has_failed else (NO_STEP,)
 
@@ -131,25 +135,44 @@ class ScriptProfile:
         stepped = torch.compiler.disable(self._optimizer_stepped)  # type: ignore[no-untyped-call]
         self._unhook_optimizers = register_optimizer_step_post_hook(stepped).remove
         self._stop_watching = torch_compile.on_compile_start(self._compilation_begins)
+        GRAPH_CAPTURES.start()
         return self
 
     def tell(self) -> None:
         """Print what was found; the script has ended."""
-        if isinstance(self.session, ScriptTraining) and not self.is_in_child:
-            self.session.tell(self.later.explained_in if self.later is not None else None)
+        if self.is_in_child:
+            return
+        for watch in (self.session, self.later):
+            if isinstance(watch, ScriptWatch):
+                watch.tell()
+        if isinstance(self.session, ScriptTraining):
+            if self.later is None:
+                self.session.tell()
+            else:
+                self.session.tell(self.later.explained_in, self.later.num_steps_done)
+
+    def script_ended(self) -> None:
+        """The script's last line has run, and its variables are still there: a watch says what they hold."""
+        if isinstance(self.session, ScriptWatch) and not self.is_in_child:
+            if self._of_calls is not None:
+                self._step_ended()
+            self._look_no_longer()
+            self._close(None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Look no longer; write what was recorded, if that was not done yet. A forked child does nothing."""
-        self._forget_forks()
-        if self._of_calls is not None and error is None:
-            self._step_ended()
-        self._look_no_longer()
-        self._has_failed = error is not None
-        self._close(error)
-        if self.later is not None:
-            self.later.__exit__(kind, error, trace)
+        with signals_deferred(error):
+            self._forget_forks()
+            if self._of_calls is not None and error is None:
+                self._end_step()
+            self._look_no_longer()
+            self._has_failed = isinstance(error, TracerError) or (error is not None and self.session is not None)
+            self._close(error)
+            GRAPH_CAPTURES.stop()
+            if self.later is not None:
+                self.later.__exit__(kind, error, trace)
 
     def _leave_to_parent(self) -> None:
         self.is_in_child = self._is_over = True
@@ -168,13 +191,16 @@ class ScriptProfile:
 
     def _begin(self, module: nn.Module | None, args: tuple[Any, ...] = ()) -> None:
         """Begin a session; a user's mistake ends the script, and a fault of ours does not."""
-        try:
-            self._begin_session(module, args)
-        except TracerError:
-            raise
-        except Exception as fault:
-            self._fault, self._is_over = fault, True
-            self._look_no_longer()
+        with signals_deferred():
+            try:
+                self._begin_session(module, args)
+            except TracerError:
+                self.session, self._is_over, self._has_failed = None, True, True
+                self._look_no_longer()
+                raise
+            except Exception as fault:
+                self._fault, self._is_over = fault, True
+                self._look_no_longer()
 
     def _begin_session(self, module: nn.Module | None, args: tuple[Any, ...]) -> None:
         if self._is_inference and module is not None:
@@ -217,6 +243,10 @@ class ScriptProfile:
             self._step_ended()
 
     def _step_ended(self) -> None:
+        with signals_deferred():
+            self._end_step()
+
+    def _end_step(self) -> None:
         if self.later is not None:
             self.later.step()
         if self._is_over or self.session is None:
@@ -278,6 +308,8 @@ class ScriptProfile:
             self._stop_watching = None
 
     def _compilation_begins(self) -> None:
+        if isinstance(self.session, ScriptTraining):  # a profiler would record all that the compiler does
+            self.session.leave_first_step()
         self._not_by_hand()
         self._unhook_modules()
 

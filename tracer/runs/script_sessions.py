@@ -8,11 +8,12 @@ from typing import Self
 from tracer.capture.device.devices import peak_allocated_bytes
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.exporters.screen.terminal import say, say_beside_bars
+from tracer.exporters.screen.watch import growth_lines
 from tracer.results.failure import is_out_of_memory, without_gpu
 from tracer.results.watch_report import WatchReport
 from tracer.runs.ranks import ran_out_later
 from tracer.runs.training import TrainingProfile
-from tracer.runs.watch import WATCH_JSON, WATCH_SNAPSHOT, WATCH_TEXT, TrainingWatch
+from tracer.runs.watch import GROWS, WATCH_JSON, WATCH_SNAPSHOT, WATCH_TEXT, TrainingWatch
 from tracer.units import format_bytes, some
 
 _MUCH_MORE = 1.01
@@ -21,9 +22,10 @@ _MUCH_MORE = 1.01
 class ScriptTraining(TrainingProfile):
     """The session of `run`: steps are found, and the answer is printed after the script's last line."""
 
-    _steps_end_in_operators = True
+    _steps_end_in_operators = _may_have_one_step = True
     _has_failed: bool | None = None
     """Whether the script raised; None where there is nothing to tell, or all is told."""
+    _num_steps_counted_on: int | None = None
     _peak_before_bytes = _peak_recorded_bytes = 0
     """The allocator's own peak when the session began, and when it ended."""
 
@@ -32,17 +34,23 @@ class ScriptTraining(TrainingProfile):
         self._peak_before_bytes = peak_allocated_bytes(self.device) or 0
         return super().__enter__()
 
-    def tell(self, explained_in: Path | None = None) -> None:
+    def tell(self, explained_in: Path | None = None, num_steps: int | None = None) -> None:
         """Print what was found, when the script has ended; once.
 
         Args:
             explained_in: A file on memory that has ended, or grew, after the recorded steps.
+            num_steps: How many steps the script has made, where they were counted on after the recorded ones.
         """
+        self._num_steps_counted_on = num_steps
         has_failed, self._has_failed = self._has_failed, None
         if has_failed is not None:
             if self._screen == "full" and self._folder.is_of_first_rank and (note := self._of_another_time()):
                 say(f"Note: {note}{f' See {explained_in}.' if explained_in is not None else ''}")
             super()._tell(has_failed=has_failed)
+
+    @property
+    def _num_steps_in_all(self) -> int | None:
+        return self._num_steps_counted_on if self.is_complete else self.num_steps_done
 
     def _of_another_time(self) -> str:
         """A sentence if the script used more memory than in any recorded step; else empty."""
@@ -110,7 +118,23 @@ def larger_elsewhere(recorded_bytes: int, before_bytes: int, until_then_bytes: i
 
 
 class ScriptWatch(TrainingWatch):
-    """The session of `run --watch`."""
+    """The session of `run --watch`: its report is printed once, after the script's last line and its traceback."""
+
+    _last_lines: tuple[str, ...] = ()
+
+    def _tell(self, report: WatchReport, *, is_last: bool) -> None:
+        if is_last:
+            self._last_lines = tuple(self._lines_of(report)) if self._says else ()
+        elif report.event.what == GROWS and self._says:
+            say_beside_bars(f"After step {report.event.step:,}: {growth_lines(report)[0]}")
+            say_beside_bars(f"Written: {self.folder / WATCH_TEXT}. The report follows when the script ends.")
+        else:
+            super()._tell(report, is_last=is_last)
+
+    def tell(self) -> None:
+        """Print the report, when the script has ended; once."""
+        lines, self._last_lines = self._last_lines, ()
+        self._say(lines)
 
     def _tell_of_optimizers(self, objects: TrainingObjects) -> None:
         """Nothing, as in `ScriptTraining`."""

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -17,11 +18,13 @@ from torch.profiler import ProfilerAction
 
 from tracer.analysis.profiles.failed_allocation import FailedAllocation
 from tracer.analysis.profiles.findings import Findings, without_wrapped
+from tracer.analysis.profiles.graph_pools import graph_pools
 from tracer.analysis.profiles.waste import Waste
 from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.device.device_blocks import device_blocks
+from tracer.capture.device.graph_captures import GRAPH_CAPTURES, LivePool
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.gradients_seen import GradientsSeen
 from tracer.capture.objects.known_storages import KnownStorages, Role
@@ -37,14 +40,18 @@ from tracer.errors import RecordingError, UsageError
 from tracer.results.failure import is_out_of_memory
 from tracer.results.null_run import caveat_of
 from tracer.results.run_history import RunHistory
-from tracer.runs.loop_session import LoopSession
+from tracer.runs.first_step import FirstStep, only_the_first
+from tracer.runs.loop_session import LoopSession, fault_text, warn_at_users_line
+from tracer.runs.recording_cost import RecordingCost
 from tracer.runs.waste import find_held_waste
 from tracer.timeline_tracer import TimelineTracer
-from tracer.units import format_bytes
+from tracer.units import MIB, format_bytes, some
 
 # Memory runs out in the first step, or in the second, when there is optimizer state: the allocator's history, which
 # costs some microseconds an allocation, is on in these even if they are not recorded.
 _NUM_FIRST_STEPS = 2
+_LEAST_MAPPED_BYTES = MIB
+"""Of mapped files: less is no sentence."""
 _ON_META = (
     "Parameters of the model are on the meta device, where nothing is allocated: what a step takes elsewhere is not in "
     "the peak. predict says what it would be."
@@ -125,6 +132,8 @@ class ProfileSession(LoopSession):
 
     _steps_end_in_operators: ClassVar[bool] = False
     """Whether `step` is called where torch has begun to record an operator, as in an optimizer's own hook."""
+    _may_have_one_step: ClassVar[bool] = False
+    """Whether the first step is recorded, too, until a second one has ended, although the schedule skips it."""
 
     def __init__(
         self,
@@ -156,6 +165,7 @@ class ProfileSession(LoopSession):
         self._is_timed = not caveat_of(self.device)
         self.history = AllocatorHistory(self.device, is_timed=self._is_timed)
         self._observer = StorageObserver()
+        self._graph_pools: tuple[LivePool, ...] = ()
         self._moved = MovedParameters()
         self._compile_watch = CompileWatch()
         self.module_names = objects.module_names()
@@ -168,6 +178,8 @@ class ProfileSession(LoopSession):
             compiled=self._compile_watch.code,
         )
         self._profiler: Any = None
+        self._first: FirstStep | None = None
+        self._has_to_begin = False
         self._others: weakref.WeakSet[Any] = weakref.WeakSet()
         self._stop_hearing: Callable[[], None] = lambda: None
         self._num_steps_waited = 0
@@ -188,6 +200,7 @@ class ProfileSession(LoopSession):
         self._asking: torch.optim.Optimizer | None = None
         self._num_evaluations = 0
         self._looked_for_waste = self._failed_in_evaluation = False
+        self._cost, self._has_enough = RecordingCost(), False
         self._arguments: list[weakref.ref[Tensor]] = []
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
@@ -206,11 +219,16 @@ class ProfileSession(LoopSession):
         if self._is_another_at_work and not self.schedule.num_wait_steps:
             self._num_steps_waited = 1
         self._profiler = self._new_profiler()
+        if self._records_first_too:
+            self._first, self._has_to_begin = FirstStep(self._profiler_with), True
+            self._profiler = self._first.profiler
         self._stop_hearing = torch_profiler.on_preparing(self._another_begins)
         self._compile_watch.start()
+        GRAPH_CAPTURES.start()
         self._hooks.start()
         self._cycle_begins(is_recorded=self._action_after(0) in _RECORDING)
-        self._profiler.__enter__()
+        (self._first or self._profiler).__enter__()
+        self._cost.begin_step()
 
     def _new_profiler(self) -> Any:
         """torch's, whose schedule begins behind the steps that were waited for."""
@@ -218,15 +236,20 @@ class ProfileSession(LoopSession):
 
         def action(step: int) -> ProfilerAction:
             own = step - self._num_steps_waited
+            if self._has_enough:
+                return ProfilerAction.NONE
             return ProfilerAction(schedule(own)) if own >= 0 else ProfilerAction.NONE
 
+        return self._profiler_with(action)
+
+    def _profiler_with(self, schedule: Callable[[int], ProfilerAction]) -> Any:
         return torch.profiler.profile(
             activities=devices.profiler_activities(self.device),
-            schedule=action,
+            schedule=schedule,
             record_shapes=self._records_shapes,
             profile_memory=True,
             with_stack=not self._peak_alone,
-            on_trace_ready=self._cycle_ended,
+            on_trace_ready=self._first_ended if schedule is only_the_first else self._cycle_ended,
         )
 
     @property
@@ -239,12 +262,15 @@ class ProfileSession(LoopSession):
         if self._profiler is None or profiler is self._profiler.profiler:
             return
         self._others.add(profiler)
+        if self._is_off:
+            return
         if self._profiler.current_action != ProfilerAction.NONE:
             with self._never_the_loops_fault():
                 self._make_way()
 
     def _make_way(self) -> None:
         """Drop the cycle that is under way, and begin anew when the other profiler has ended."""
+        self._has_to_begin = False
         profiler, self._profiler = self._profiler, None
         profiler.on_trace_ready = None
         profiler.__exit__(None, None, None)
@@ -258,7 +284,9 @@ class ProfileSession(LoopSession):
     def _switch_off(self, error: BaseException | None) -> None:
         """Switch all off, whatever each of them raises; the first such thing is the session's fault."""
         is_recorded = self._is_recording
-        profiler, self._profiler = self._profiler, None
+        profiler, self._profiler = None if self._is_off else self._profiler, None
+        if self._first is not None:
+            self._first.stop()
         if error is not None:
             self._ours(self.history.dump)
             self._ours(lambda: self._look_where_memory_ran_out(error))
@@ -272,12 +300,15 @@ class ProfileSession(LoopSession):
         self._ours(self._stop_hearing)
         self._ours(self._hooks.stop)
         self._ours(self._compile_watch.stop)
+        self._ours(GRAPH_CAPTURES.stop)
         self._ours(self.history.stop)
         self._ours(self._quiet.close)
         self._ours(self._observer.stop)
 
     def _switch_off_in_child(self) -> None:
         """The profiler is kept, since it must not be stopped here."""
+        if self._first is not None:
+            self._first.stop()
         self._of_parent, self._profiler = self._profiler, None
         self._hooks.stop()
         self._compile_watch.stop()
@@ -319,33 +350,132 @@ class ProfileSession(LoopSession):
         if self._profiler is None:
             return
         with self._never_the_loops_fault():
-            self._note_mode()
-            self._hooks.renew()
-            self._note_transforms()
-            now, after = (self._action_after(more) for more in (0, 1))
-            self._observe_moved_parameters()
-            if self._is_recording and not self._has_stepped:
-                self._observe_gradients_left()
-            self._step_begins()
-            if now == ProfilerAction.NONE != after and self._is_another_at_work:
-                self._num_steps_waited += 1
-                self._profiler.step_num += 1
-                return
-            if after in _RECORDING and now not in _RECORDING:
-                self._cycle_begins(is_recorded=True)
-            elif self.num_steps_done >= _NUM_FIRST_STEPS and now not in _RECORDING:
-                self.history.stop()
-            self._profiler.step()
-            if self._tracer.num_cycles == self.schedule.num_repeats:
-                self._look_for_waste()
+            is_recorded = self._is_recording
+            self._end_step(is_last=not self._records_first and self._cost.end_step(is_recorded=is_recorded))
+            self._cost.begin_step()
+
+    def _end_step(self, *, is_last: bool) -> None:
+        self._note_mode()
+        self._hooks.renew()
+        self._note_transforms()
+        now, after = (self._action_after(more) for more in (0, 1))
+        self._observe_moved_parameters()
+        if self._is_recording and not self._has_stepped:
+            self._observe_gradients_left()
+        self._step_begins()
+        if self._has_to_begin:
+            self._begin_behind_first()
+            return
+        if now in _RECORDING:
+            self._forget_first()
+        if now == ProfilerAction.NONE != after and self._is_another_at_work:
+            self._num_steps_waited += 1
+            self._profiler.step_num += 1
+            return
+        if after in _RECORDING and now not in _RECORDING:
+            self._cycle_begins(is_recorded=True)
+        elif self.num_steps_done >= _NUM_FIRST_STEPS and now not in _RECORDING:
+            self.history.stop()
+        if is_last:
+            self._has_enough = True
+            self._profiler.current_action = ProfilerAction.RECORD_AND_SAVE
+        self._cost.begin_reading()
+        self._profiler.step()
+        if self._is_all_recorded:
+            self._look_for_waste()
+
+    @property
+    def _is_all_recorded(self) -> bool:
+        """Whether nothing more will be recorded."""
+        return self._has_enough or self._tracer.num_cycles == self.schedule.num_repeats
+
+    def _end_costly_recording(self) -> None:
+        """End the recording within a step."""
+        self._has_enough = True
+        profiler, self._profiler = self._profiler, None
+        profiler.__exit__(None, None, None)
+        torch_profiler.let_go_of(profiler)
+        self._look_for_waste()
+
+    # ------------------------------------------------------------------------------------------------- the first step
+    @property
+    def _records_first_too(self) -> bool:
+        """Whether to record the first step although the schedule skips it.
+
+        Not with DTensor, which finds the way of each operator in it: in a million Python calls, some 8 GB.
+        """
+        is_skipped = self._may_have_one_step and self._action_after(0) not in _RECORDING
+        if not is_skipped or self._is_another_at_work or self._objects is None:
+            return False
+        return not any(torch_tensors.is_made_of_tensors(parameter) for _, parameter in self._objects.parameters())
+
+    @property
+    def _records_first(self) -> bool:
+        """Whether the first step is being recorded beside the schedule."""
+        return self._first is not None and self._profiler is self._first.profiler
+
+    @property
+    def _is_off(self) -> bool:
+        """Whether the schedule's profiler has still to begin, and the first step's has ended."""
+        return self._has_to_begin and not self._records_first
+
+    def leave_first_step(self) -> None:
+        """Do not record the first step beside the schedule, if that is being done."""
+        if self._first is not None and self._records_first:
+            self._first.end(is_kept=False)
+            self._profiler = self._new_profiler()
+
+    def _begin_behind_first(self) -> None:
+        """A step has ended, and the schedule's profiler has still to begin: now if it does not record the next step.
+
+        Else as soon as nothing is open any more that was recorded of the first step; where that does not happen until
+        the next one has ended, with a step between.
+        """
+        assert self._first is not None
+        if self._records_first:
+            self._first.end(is_kept=True)
+        self._profiler = self._new_profiler()
+        if self._action_after(1) not in _RECORDING:
+            self._begin_schedule()
+        elif self.num_steps_done == 1:
+            self._first.when_closed(self._begin_schedule)
+        else:
+            self._begin_schedule(self.num_steps_done)
+
+    def _begin_schedule(self, num_steps_waited: int = 0) -> None:
+        """Have the schedule's profiler begin with the next step."""
+        self._has_to_begin = False
+        if self._first is not None:
+            self._first.stop()
+        self._num_steps_waited = num_steps_waited or int(self._is_another_at_work) * (self.num_steps_done + 1)
+        torch_profiler.begin_at(self._profiler, self.num_steps_done)
+        self._cycle_begins(is_recorded=self._is_recording)
+        self._profiler.__enter__()
+
+    def _forget_first(self) -> None:
+        """Another step than the first one has been recorded."""
+        first, self._first = self._first, None
+        if first is not None and first.is_kept:
+            self._tracer.forget_first()
+
+    def _first_ended(self, profiler: Any) -> None:
+        """The first step was recorded, to its end or to that of the block."""
+        self.module_names.update(compiled_wrapper_names(self.module_names))
+        self._tracer(profiler)
+        torch_profiler.let_go_of_recording(profiler)
+        self._look_for_meta()
+        self._observe_everything(is_walk=False)
 
     def _look_for_waste(self, error: BaseException | None = None) -> None:
         """Find what holds unneeded memory, while the loop's variables are those of the last cycle's end."""
         if self._looked_for_waste or self._peak_alone or self._keeps_wrapped or not self.has_recording:
             return
         self._looked_for_waste = True
-        with suppress(RecordingError):  # nothing was allocated meanwhile
-            self.waste = find_held_waste(self.findings, error=error)
+        try:
+            with suppress(RecordingError):  # nothing was allocated meanwhile
+                self.waste = find_held_waste(self.findings, error=error)
+        except Exception as fault:  # the recording is whole without it
+            warn_at_users_line(f"Holders of unneeded memory were not found: {fault_text(fault)}")
 
     def _note_transforms(self) -> None:
         """torch.profiler, if it records shapes, keeps what torch.func wraps alive: from now on it records none.
@@ -355,6 +485,7 @@ class ProfileSession(LoopSession):
         self._observer.sees_transforms |= torch_tensors.is_inside_transform()
         if self._observer.sees_transforms and self._records_shapes:
             self._records_shapes = False
+            self.leave_first_step()
             self._keeps_wrapped = self._is_recording
             torch_profiler.record_no_shapes(self._profiler)
 
@@ -380,9 +511,12 @@ class ProfileSession(LoopSession):
         self.module_names.update(compiled_wrapper_names(self.module_names))
         self._tracer(profiler)
         torch_profiler.let_go_of_recording(profiler)
+        if not is_next_recorded and not self._is_all_recorded:
+            self._has_enough = self._cost.is_reading_long()
         self._look_for_meta()
         self._observe_everything(is_walk=is_next_recorded and self._profiler is not None)
-        if self._tracer.num_cycles == self.schedule.num_repeats:
+        self._graph_pools = GRAPH_CAPTURES.pools(self.device)
+        if self._is_all_recorded:
             self.history.dump()
         if not is_next_recorded:
             self.history.stop()
@@ -519,14 +653,20 @@ class ProfileSession(LoopSession):
             sentences.append(
                 f"Tensors without an address of their own are known only by what operators did: {', '.join(kinds)}."
             )
+        if (fault := GRAPH_CAPTURES.fault) is not None:
+            sentences.append(f"The capture of a CUDA graph could not be recorded: {type(fault).__name__}: {fault}")
         if self._observer.sees_transforms:
             sentences.append(_KEEPS_WRAPPED if self._keeps_wrapped else _RECORDS_NO_SHAPES)
+        if note := self._cost.note:
+            sentences.append(note)
         if self._is_on_meta:
             sentences.append(_ON_META)
         if (lacking := self._lacking(findings)) is not None:
             sentences.append(lacking)
         if findings is not None and findings.other_devices:
             sentences.append(_other_devices(findings.device, findings.other_devices, named=self.device_is_named))
+        if sum(self._observer.mapped_bytes.values()) >= _LEAST_MAPPED_BYTES:
+            sentences.append(_mapped_files(self._observer.mapped_bytes))
         if self._walks_were_cut:
             sentences.append("More graphs are alive than were examined: part of what they keep may be missing.")
         return tuple(sentences)
@@ -552,9 +692,16 @@ class ProfileSession(LoopSession):
         alone, history = self._tracer.findings, self.run_history
         if self._joined != (alone, history):
             self._joined = alone, history
-            self._findings = history.joined(without_wrapped(alone) if self._keeps_wrapped else alone, self.known)
+            joined = history.joined(without_wrapped(alone) if self._keeps_wrapped else alone, self.known)
+            self._findings = self._with_graph_pools(joined)
         assert self._findings is not None
         return self._findings
+
+    def _with_graph_pools(self, findings: Findings) -> Findings:
+        if not self._graph_pools or findings.device != str(self.device):
+            return findings
+        pools = graph_pools(self._graph_pools, findings, known=self.known, module_names=self.module_names)
+        return replace(findings, graph_pools=pools)
 
     @property
     def failed_allocation(self) -> FailedAllocation | None:
@@ -595,6 +742,16 @@ class ProfileSession(LoopSession):
 def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether an optimizer's `step(closure)` was given one; the optimizer itself is the first argument."""
     return any(value is not None for value in (*args[1:2], kwargs.get("closure")))
+
+
+def _mapped_files(mapped_bytes: Mapping[str, int]) -> str:
+    """A sentence on the mapped files that tensors of no model show."""
+    largest = max(mapped_bytes, key=mapped_bytes.__getitem__)
+    name = Path(largest).name + (f" and {some(len(mapped_bytes) - 1, 'other')}" if len(mapped_bytes) > 1 else "")
+    return (
+        f"{format_bytes(sum(mapped_bytes.values()))} in tensors outside of models are mapped from files ({name}). "
+        "Mapped files are not allocated, and are not counted."
+    )
 
 
 def _other_devices(device: str, others: Mapping[str, int], *, named: bool) -> str:

@@ -22,7 +22,7 @@ from tracer.capture.objects.storage_observer import input_tensors
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.sources.error_line import error_line
 from tracer.capture.sources.project_files import project_root
-from tracer.errors import OutputError, RecordingError, TracerError, UsageError
+from tracer.errors import OutputError, RecordingError, Terminated, TracerError, UsageError
 from tracer.exporters.loggers import loggers, scalars
 from tracer.exporters.notebook import Paragraph, display_in_notebook
 from tracer.exporters.screen.profile import NUM_ROWS
@@ -130,7 +130,7 @@ class TrainingProfile(ProfileSession):
     @property
     def is_complete(self) -> bool:
         """Whether all that the schedule asks for is recorded; more steps would not be looked at."""
-        return self.num_steps_done - self._num_steps_waited >= self.schedule.num_steps
+        return self._has_enough or self.num_steps_done - self._num_steps_waited >= self.schedule.num_steps
 
     @property
     def peak_bytes(self) -> int:
@@ -213,7 +213,7 @@ class TrainingProfile(ProfileSession):
         super().step()
         if self._folder.rank is None or self._is_announced or self._profiler is None:
             return
-        if self._tracer.num_cycles == self.schedule.num_repeats:
+        if self._is_all_recorded:
             with self._never_the_loops_fault():  # which lets signals wait
                 self._announce(self._folder.rank)
 
@@ -241,6 +241,9 @@ class TrainingProfile(ProfileSession):
             if not self._is_recording:
                 self._arguments = [weakref.ref(value) for value in given]
                 return
+            if not torch.is_grad_enabled() and self._cost.is_long_evaluation():
+                self._end_costly_recording()
+                return
             self._note_thread()
             self._observe_moved_parameters()
             self._observe_state_between_evaluations()
@@ -259,6 +262,11 @@ class TrainingProfile(ProfileSession):
             if error is not None and self._is_first_lost(error):
                 error.add_note(self._what_is_missing())
             self._tell(has_failed=error is not None)
+
+    def _write_before_the_end(self, error: Terminated) -> None:
+        if self.has_recording and not self._is_announced:
+            self.results = self._results(error)
+            self._write(self.results)
 
     def _log(self, results: RunResults) -> None:
         """Figures and page, to other people's loggers; what they raise is said, and ends nothing."""
@@ -323,7 +331,7 @@ class TrainingProfile(ProfileSession):
             self._complain(left_sentence(left))
         if self._screen == "full" and self._folder.is_of_first_rank:
             try:
-                print_screen(self.results, self.written, top=self._top)
+                print_screen(self.results, self.written, top=self._top, num_steps=self._num_steps_in_all)
             except OutputError as problem:
                 self._complain(f"{problem} {problem.hint}")
             return
@@ -332,6 +340,11 @@ class TrainingProfile(ProfileSession):
         for file in self.written:
             if file.error is not None:
                 self._complain(" ".join(written_lines(file)))
+
+    @property
+    def _num_steps_in_all(self) -> int | None:
+        """How many steps the loop made, if that is known."""
+        return self.num_steps_done
 
     @property
     def is_incomplete(self) -> bool:
@@ -399,8 +412,10 @@ def _without_traceback(error: BaseException) -> BaseException:
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def print_screen(results: RunResults, written: Collection[Written] = (), *, top: int = NUM_ROWS) -> None:
-    """Print the files on stderr, then the answer on stdout.
+def print_screen(
+    results: RunResults, written: Collection[Written] = (), *, top: int = NUM_ROWS, num_steps: int | None
+) -> None:
+    """Print the files on stderr, then the answer on stdout; `num_steps` is how many the loop made, if that is known.
 
     Raises:
         OutputError: stdout does not take it.
@@ -414,7 +429,7 @@ def print_screen(results: RunResults, written: Collection[Written] = (), *, top:
     for note in results.notes:
         say(f"Note: {note}")
     with screen() as console:
-        print_results(results, console, top=top)
+        print_results(results, console, top=top, num_steps=num_steps)
     folder = next((file.path.parent for file in written), Path())
     for line in after_run(folder, names_of(written)):
         say(line)

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ from tracer.exporters.screen.watch import short_watch_lines, write_watch_text
 from tracer.nested import leaves
 from tracer.results.failure import is_out_of_memory
 from tracer.results.null_run import caveat_of
-from tracer.results.watch_report import Event, WatchReport
+from tracer.results.watch_report import END_OF_RUN, Event, WatchReport
 from tracer.runs.loop_session import LoopSession
 from tracer.runs.ranks import RankPeak
 from tracer.runs.session_folder import SessionFolder
@@ -52,9 +52,11 @@ MAX_ENTRIES: Final = 100_000
 """Of the allocator's history, some 50 steps of a large model; half a KiB each with its stack."""
 WATCH_JSON, WATCH_TEXT, WATCH_SNAPSHOT = "watch.json", "watch.txt", "memory_snapshot.pkl"
 _OUT_OF_MEMORY: Final = "out of memory"
+GROWS: Final = "memory grows from step to step"
+"""The event of a report that nobody asked for."""
 _MAX_EVENTS: Final = 20
 _BASELINE_STEP: Final = 3
-_FIRST_LOOK, _LOOK_AGAIN = 128, 2
+_FIRST_LOOK, _LOOK_AGAIN = 32, 2
 Screen = Literal["short", "none"]
 
 
@@ -139,6 +141,7 @@ class TrainingWatch(LoopSession):
         self._is_on = self._is_writing = self._growth_is_told = False
         self._next_look = _FIRST_LOOK
         self._ran_out_at = -1
+        self._untold: WatchReport | None = None
         self._tell_of_optimizers(objects)
 
     @property
@@ -183,18 +186,22 @@ class TrainingWatch(LoopSession):
     def _last_words(self, error: BaseException | None) -> None:
         if error is None:
             if self.num_steps_done:
-                self._write("the end of the run", with_history=self._grows())
+                self._write(END_OF_RUN, with_history=self._grows(), is_last=True)
             return
         if is_out_of_memory(error):
             event = _OUT_OF_MEMORY
         elif isinstance(error, Terminated):
-            event = "ended by SIGTERM"
+            event = str(error)
         elif isinstance(error, KeyboardInterrupt):
             event = "interrupted"
         else:
             event = f"ended by {type(error).__name__}"
         is_told = event == _OUT_OF_MEMORY and self._ran_out_at == self.num_steps_done
-        self._write(event, error, keep_snapshot=is_told)
+        self._write(event, error, keep_snapshot=is_told, is_last=True)
+
+    def _write_before_the_end(self, error: Terminated) -> None:
+        if self._is_on:
+            self._last_words(error)
 
     def _switch_off(self, error: BaseException | None) -> None:
         self._is_on = False
@@ -228,6 +235,7 @@ class TrainingWatch(LoopSession):
         self._write_if_asked()
 
     def _end_step(self) -> None:
+        self._tell_of_caught()
         num_failures = self._reader.num_failures
         row = self._reader.end_of_step(self.num_steps_done, time.time_ns())
         self._table.add(row)
@@ -245,7 +253,7 @@ class TrainingWatch(LoopSession):
             self._next_look *= _LOOK_AGAIN
             if not self._growth_is_told and self._grows():
                 self._growth_is_told = True
-                self._write("memory grows from step to step")
+                self._write(GROWS)
 
     @property
     def _has_allocator(self) -> bool:
@@ -319,6 +327,7 @@ class TrainingWatch(LoopSession):
         *,
         with_history: bool = True,
         keep_snapshot: bool = False,
+        is_last: bool = False,
     ) -> None:
         """Explain and write, unless that is being done, or was done too often."""
         if self._is_writing or (len(self._events) >= _MAX_EVENTS and error is None):
@@ -332,7 +341,7 @@ class TrainingWatch(LoopSession):
             self.report = watch_report(self._moment(error, snapshot))
             if self.report.has_findings:
                 self._found_before.append(self.report.findings_alone())
-            self._tell(self.report, error)
+            self._tell(self.report, is_last=is_last)
             write_watch_text(self.report, self.folder / WATCH_TEXT)
             write_watch_json(self.report, self.folder / WATCH_JSON)
             if snapshot is not None and not keep_snapshot:
@@ -357,11 +366,24 @@ class TrainingWatch(LoopSession):
             peak = RankPeak(rank.index, rank.run, num_steps=self.num_steps_done, failure=type(error).__name__)
         self._folder.finish(replace(peak, failure=peak.failure if error is not None else ""))
 
-    def _tell(self, report: WatchReport, error: BaseException | None) -> None:
-        if not self._says:
-            return
-        lines = [*short_watch_lines(report), f"Written: {self.folder / WATCH_TEXT}, {WATCH_JSON}."]
-        if not display_in_notebook(Paragraph("\n".join(lines))):
+    def _tell(self, report: WatchReport, *, is_last: bool) -> None:
+        """Say it at once; of memory that has run out only when its error ends the run, or the step ends without it."""
+        is_raised_now = report.event.what == _OUT_OF_MEMORY and not is_last
+        self._untold = report if is_raised_now else None
+        if self._says and not is_raised_now:
+            self._say(self._lines_of(report))
+
+    def _tell_of_caught(self) -> None:
+        """The step has ended in which memory ran out: the program has caught it."""
+        report, self._untold = self._untold, None
+        if report is not None and self._says:
+            self._say(self._lines_of(report))
+
+    def _lines_of(self, report: WatchReport) -> list[str]:
+        return [*short_watch_lines(report), f"Written: {self.folder / WATCH_TEXT}, {WATCH_JSON}."]
+
+    def _say(self, lines: Sequence[str]) -> None:
+        if lines and not display_in_notebook(Paragraph("\n".join(lines))):
             for line in lines:
                 say(line)
 

@@ -208,7 +208,7 @@ class _Explanation:
             None if group.site.file is None or group.site.line is None else SourceLine(group.site.file, group.site.line)
         )
         return OutlivedMemory(
-            what=group.kind,
+            what=group.kind.words,
             frame=group.site.frame,
             line=line,
             bytes=group.bytes,

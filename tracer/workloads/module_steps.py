@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ __tracebackhide__ = True  # what raises here is to be looked for in the model
 
 Amp = Literal["off", "bfloat16", "float16"]
 Loss = Literal["auto", "mean-square", "cross-entropy"]
+_LISTS = (nn.ModuleList, nn.Sequential)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,8 +231,8 @@ def _shape_of(tensor: Tensor) -> str:
 def checkpoint_blocks(model: nn.Module) -> int:
     """Let the repeated blocks keep their inputs only, and compute the rest again in backward.
 
-    A block is a child of a ModuleList or Sequential that has children itself. In a list of lists the blocks are those
-    of the inner lists; blocks inside other blocks stay as they are.
+    A block is a module with children that has a sibling of its class, or a child with children of a ModuleList or
+    Sequential. Of lists in lists the innermost count; blocks inside other blocks stay as they are.
     The block's `forward` is replaced on the instance, its class is not touched. A model that brings its own switch, as
     transformers' do, is asked to use that. As always with checkpointing, batch norms see each batch twice.
 
@@ -259,11 +261,15 @@ def checkpoint_blocks(model: nn.Module) -> int:
 
 
 def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The blocks that `checkpoint_blocks` finds, in order."""
-    is_list = isinstance(module, nn.ModuleList | nn.Sequential)
-    for child in module.children():
-        is_block = is_list and any(True for _ in child.children())
-        inner = (
-            [] if is_block and not isinstance(child, nn.ModuleList | nn.Sequential) else list(repeated_blocks(child))
-        )
-        yield from inner or ([child] if is_block else [])
+    """The blocks that `checkpoint_blocks` finds, in order.
+
+    `Sequential(Encoder(layers=ModuleList([Layer(), Layer()])), Linear())` has two: a part of a list that is alone of
+    its class is searched first, and is a block itself only where it has none inside.
+    """
+    parts = [child for child in module.children() if any(True for _ in child.children())]
+    num_of_class = Counter(type(part) for part in parts)
+    is_list = isinstance(module, _LISTS)
+    for part in parts:
+        repeats = num_of_class[type(part)] > 1 and not isinstance(part, _LISTS)
+        inner = [] if is_list and repeats else list(repeated_blocks(part))
+        yield from inner or ([part] if is_list or repeats else [])

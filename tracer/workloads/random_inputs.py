@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tracer.units import parse_count
 from tracer.workloads.user_errors import WrongValueError
 
 HINT = (
@@ -104,7 +105,7 @@ def _shape(text: str, shape: str) -> tuple[int, ...]:
     if shape.lower() == SCALAR:
         return ()
     try:
-        sizes = tuple(int(part) for part in shape.lower().split("x"))
+        sizes = tuple(parse_count(part) for part in shape.lower().split("x"))
     except ValueError:
         raise WrongValueError(f"--input {text}: {shape or 'nothing'} is not a shape.", hint=HINT) from None
     if min(sizes) < 1:

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.compiled_programs import PROGRAMS, WITHOUT_INDUCTOR, Block
+from tests.processes import run_python
 
 ROOT = Path(__file__).resolve().parents[3]
 INDUCTORS = [one.__name__ for one in PROGRAMS]
@@ -29,8 +27,7 @@ ALL = [*OTHERS, *(pytest.param(name, marks=pytest.mark.slow) for name in INDUCTO
 @cache
 def found(names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """The figures of some programs, by name."""
-    command = [sys.executable, "-m", "tests.compiled_programs", *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ})
+    done = run_python("-m", "tests.compiled_programs", *names, folder=ROOT, limit_s=600)
     assert done.returncode == 0, done.stderr
     lines = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
     return {one["name"]: one for one in lines}

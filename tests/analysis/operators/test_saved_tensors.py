@@ -126,7 +126,7 @@ def test_sum_is_what_hooks_count(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "size", "modes", "layers"),
     [("fno_1d_new_zeros", (32,), (8,), 1), ("fno_2d_torch_zeros", (16, 16), (8, 6), 2),
-     ("fno_3d_new_zeros", (8, 8, 8), (4, 4, 4), 1)],
+     ("fno_3d_torch_zeros", (8, 8, 8), (4, 4, 4), 1)],
 )  # fmt: skip
 def test_an_fno_saves_what_arithmetic_says(
     name: str, size: tuple[int, ...], modes: tuple[int, ...], layers: int

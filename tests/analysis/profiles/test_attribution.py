@@ -225,8 +225,9 @@ def test_parents_come_first_and_backward_goes_back_to_forward(name: str, recorde
 
 
 # ------------------------------------------------------------------------------------------------- the FNO's numbers
-@pytest.mark.parametrize(("sizes", "modes"), [((32, 32), (8, 8)), ((8, 8, 8), (4, 4, 4))], ids=["2d", "3d"])
-@pytest.mark.parametrize("spectrum", ["new_zeros", "torch_zeros"])
+@pytest.mark.parametrize(
+    ("sizes", "modes", "spectrum"), [((32, 32), (8, 8), "new_zeros"), ((8, 8, 8), (4, 4, 4), "torch_zeros")]
+)
 def test_the_fnos_saved_activations_equal_the_closed_form(
     sizes: tuple[int, ...], modes: tuple[int, ...], spectrum: str
 ) -> None:

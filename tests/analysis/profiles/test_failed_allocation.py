@@ -13,7 +13,7 @@ from tracer.snapshot.load import snapshot_in_memory
 def bytes_by_kind(found: OutOfMemory) -> dict[str, int]:
     sums: dict[str, int] = {}
     for group in found.groups:
-        sums[group.kind] = sums.get(group.kind, 0) + group.bytes
+        sums[group.kind.words] = sums.get(group.kind.words, 0) + group.bytes
     return sums
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.histories import START_NS, Event, known_of, recording_of
+from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.findings import find_in_cycle, put_together
 from tracer.analysis.profiles.held_now import held_at_failure, held_now
 from tracer.analysis.snapshots.kind_finder import NOTHING_HELD
@@ -38,7 +39,7 @@ def with_walks(*times: int) -> KnownStorages:
 
 def test_a_failure_is_told_by_the_last_walk_alone() -> None:
     now = held_at_failure(with_walks(0, 9), "cpu", None)
-    assert now.named == {64: "parameter", 128: "optimizer state"}
+    assert now.named == {64: Kind.PARAMETER, 128: Kind.OPTIMIZER_STATE}
     assert not now.kept_by_graphs
 
 

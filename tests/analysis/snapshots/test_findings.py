@@ -14,8 +14,8 @@ from rich.console import Console
 from tests.allocator.recorded import Program
 from tests.snapshot.dumps import REAL_DATA, REAL_FILES, Row, block, entry, frame, freed, segment, snapshot, write
 from tests.snapshot.explained import explain_snapshot
+from tracer.analysis.kinds import Kind
 from tracer.analysis.peak_diff import PeakDiff
-from tracer.analysis.snapshots.classify_blocks import KINDS
 from tracer.analysis.snapshots.diff import diff_snapshots
 from tracer.analysis.snapshots.findings import (
     DeviceFinding,
@@ -75,7 +75,7 @@ def check_sums(finding: SnapshotFinding) -> None:
         for parts in (peak.groups, peak.by_kind, peak.by_annotation, peak.by_stream):
             assert sum(part.bytes for part in parts) == peak.requested_bytes
         assert sum(g.bytes for g in peak.groups if g.is_before_recording) == peak.before_recording_bytes
-        assert {group.kind for group in peak.groups} <= set(KINDS)
+        assert all(isinstance(group.kind, Kind) for group in peak.groups)
         for event in device.oom:
             assert sum(group.bytes for group in event.groups) == event.requested_bytes
         assert device.end_requested_bytes - device.start_requested_bytes == device.growth_bytes
@@ -268,14 +268,22 @@ def test_parameters_and_state_from_before_are_a_ratio(tmp_path: Path) -> None:
         "9.00 MiB are 3 blocks for each gradient of their size: likely parameters (3.00 MiB) and optimizer state (6.00"
     )
     assert any(said in note for note in device.notes)
-    assert {group.kind for group in device.peak.groups if group.is_before_recording} == {"not known"}
+    assert {group.kind.words for group in device.peak.groups if group.is_before_recording} == {"before recording"}
     # Whoever recorded it knew what it held: then something does tell them apart.
     known = {each["address"]: "parameter" if i % 3 == 0 else "optimizer state" for i, each in enumerate(held)}
     (device,) = explain_replayed(replay_snapshot(loaded, held=known)).devices
-    assert {group.kind for group in device.peak.groups if group.is_before_recording} == set(known.values())
+    assert {group.kind.words for group in device.peak.groups if group.is_before_recording} == set(known.values())
     assert not any("gradient of their size" in note for note in device.notes)
 
 
 def test_metadata_is_counted(tmp_path: Path) -> None:
     trace = [entry("alloc", BASE, MIB) | {"user_metadata": "layer 3"}, entry("alloc", BASE + MIB, MIB)]
     assert "1 entry carries metadata of the program's, which is not shown." in explain(tmp_path / "s", trace).notes
+
+
+def test_what_was_there_before_and_is_not_known_is_called_from_before(tmp_path: Path) -> None:
+    end = [segment(BASE, 8 * MIB, [block(BASE, 3 * MIB), block(BASE + 4 * MIB, MIB)])]
+    device = explain(tmp_path / "s", [entry("alloc", BASE + 4 * MIB, MIB, frames=FORWARD)], end)
+    assert device.peak.by_category == (("BEFORE_RECORDING", 3 * MIB), ("UNKNOWN", MIB))
+    without_history = explain(tmp_path / "s", [], [segment(BASE, 8 * MIB, [block(BASE, 3 * MIB)])])
+    assert without_history.peak.by_category == (("UNKNOWN", 3 * MIB),)

@@ -22,6 +22,7 @@ from tests.analysis.snapshots.test_findings import (
     load,
 )
 from tests.snapshot.dumps import Row, block, entry, frame, freed, segment, snapshot
+from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.findings import replay_snapshot
 
 CALL = frame("_call_impl", f"{TORCH}/nn/modules/module.py", 1500)
@@ -49,8 +50,8 @@ def kinds(tmp_path: Path, trace: list[Row], *at_end: int, more: Sequence[Row] = 
     (device,) = replay_snapshot(load(tmp_path / "s", snapshot(trace, segments))).devices
     lives, found = device.replay.lives, dict[int, list[str]]()
     rows = lives.begin.argsort(kind="stable")
-    for row, (kind, _) in zip(rows, device.kinds.kinds_and_evidence(rows), strict=True):
-        found.setdefault(int(lives.addr[row]), []).append(kind)
+    for row, kind in zip(rows, device.kinds.of(rows).tolist(), strict=True):
+        found.setdefault(int(lives.addr[row]), []).append(Kind(kind).words)
     return found
 
 

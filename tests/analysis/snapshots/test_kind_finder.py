@@ -34,7 +34,10 @@ from tests.analysis.snapshots.test_findings import (
 )
 from tests.snapshot.dumps import Row, block, entry, frame, freed, segment
 from tests.snapshot.explained import explain_snapshot
+from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.findings import replay_snapshot
+
+FROM_BEFORE = "before recording"
 
 
 class TestKinds:
@@ -43,7 +46,7 @@ class TestKinds:
     def kind(self, tmp_path: Path, trace: list[Row], segments: list[Row] | None = None, **more: Any) -> str:
         """The kind of the block at BASE, which is the only one that is large."""
         (largest, *_) = explain(tmp_path / "s", trace, segments, **more).peak.groups
-        return largest.kind
+        return largest.kind.words
 
     def test_activation(self, tmp_path: Path) -> None:
         made = entry("alloc", BASE, MIB, frames=FORWARD)
@@ -102,7 +105,7 @@ class TestKinds:
         segments = [segment(BASE, 256 * MIB, [*made, *before])]
         device = replay_snapshot(load(tmp_path / "s", {"segments": segments, "device_traces": [trace]})).devices[0]
         lives = device.replay.lives
-        kinds = [kind for kind, _ in device.kinds.kinds_and_evidence(np.arange(len(lives)))]
+        kinds = [Kind(kind).words for kind in device.kinds.of(np.arange(len(lives)))]
         found = dict(zip(((lives.addr - BASE) // (16 * MIB)).tolist(), kinds, strict=True))
         assert [found[number] for number in (2, 3)] == ["gradient"] * 2
         assert [found[number] for number in (5, 6, 7, 8)] == ["parameter"] * 4
@@ -121,7 +124,7 @@ class TestKinds:
 
     def test_zero_grad_proves_gradients_of_before_the_recording(self, tmp_path: Path) -> None:
         assert self.kind(tmp_path, freed(BASE, MIB, frames=[UNWIND, ZERO, MAIN])) == "gradient"
-        assert self.kind(tmp_path, freed(BASE, MIB, frames=[UNWIND, MAIN])) == "not known"
+        assert self.kind(tmp_path, freed(BASE, MIB, frames=[UNWIND, MAIN])) == FROM_BEFORE
 
     def test_optimizer_state(self, tmp_path: Path) -> None:
         end = [segment(BASE, 2 * MIB, [block(BASE, MIB)])]
@@ -174,9 +177,9 @@ class TestKinds:
         more = {"external_annotations": notes} if is_annotated else {}
         objects = {"segments": [segment(BASE, 64 * MIB, blocks)], "device_traces": [trace], **more}
         device = replay_snapshot(load(tmp_path / "s", objects)).devices[0]
-        kinds = device.kinds.kinds_and_evidence(np.arange(len(device.replay.lives)))
+        kinds = device.kinds.of(np.arange(len(device.replay.lives)))
         sizes = device.replay.lives.requested_bytes.tolist()
-        found = {size // MIB: kind for size, (kind, _) in zip(sizes, kinds, strict=True) if size >= MIB}
+        found = {size // MIB: Kind(kind).words for size, kind in zip(sizes, kinds, strict=True) if size >= MIB}
         assert found == {5: "activation", 3: "gradient", 7: "optimizer state"}
 
     def test_workspace_and_parameter(self, tmp_path: Path) -> None:
@@ -222,7 +225,7 @@ class TestKinds:
         end = [
             segment(BASE, 32 * MIB, [block(BASE, 2 * MIB), block(BASE + 8 * MIB, 2 * MIB), block(BASE + 16 * MIB, 1)])
         ]
-        kinds = {group.site.line: group.kind for group in explain(tmp_path / "s", trace, end).peak.groups}
+        kinds = {group.site.line: group.kind.words for group in explain(tmp_path / "s", trace, end).peak.groups}
         assert kinds == {51: "optimizer state", 64: "parameter", None: "parameter"}
 
     def test_parameters_have_the_sizes_of_gradients(self, tmp_path: Path) -> None:
@@ -230,14 +233,14 @@ class TestKinds:
         at = [BASE + 2 * MIB * number for number in range(8)]
         node = [UNWIND, MALLOC, ACCUMULATE, ENGINE]
         grads = [entry("alloc", address, MIB, frames=node) for address in at[4:6]]
-        for num_before, kind in ((2, "parameter"), (3, "parameter"), (4, "not known")):
+        for num_before, kind in ((2, "parameter"), (3, "parameter"), (4, FROM_BEFORE)):
             blocks = [block(address, MIB) for address in [*at[:num_before], *at[4:6]]]
             device = explain(tmp_path / "s", grads, [segment(BASE, 16 * MIB, blocks)])
-            assert {group.kind for group in device.peak.groups if group.is_before_recording} == {kind}
+            assert {group.kind.words for group in device.peak.groups if group.is_before_recording} == {kind}
 
     @pytest.mark.parametrize(
         ("copies", "lines", "is_over", "kind"),
-        [(1, 5, True, "parameter"), (2, 5, True, "not known"), (1, 0, True, "not known"), (1, 5, False, "not known")],
+        [(1, 5, True, "parameter"), (2, 5, True, FROM_BEFORE), (1, 0, True, FROM_BEFORE), (1, 5, False, FROM_BEFORE)],
     )
     def test_frozen_weights_have_no_gradients(
         self, tmp_path: Path, copies: int, lines: int, is_over: bool, kind: str
@@ -257,16 +260,17 @@ class TestKinds:
         over = [entry("alloc", next(at), 1, frames=IN_STEP)] if is_over else []
         live = [*weights, *adapters, *(block(row["addr"], row["size"]) for row in (*trace, *grads, *over))]
         device = explain(tmp_path / "s", [*trace, *grads, *over], [segment(BASE, 999 * MIB, live)])
-        assert {group.kind for group in device.peak.groups if group.bytes % MIB and group.bytes > MIB / 2} == {kind}
+        large = [group for group in device.peak.groups if group.bytes % MIB and group.bytes > MIB / 2]
+        assert {group.kind.words for group in large} == {kind}
 
     def test_freed_in_a_step_is_state(self, tmp_path: Path) -> None:
         gone = freed(BASE, MIB, frames=[UNWIND, frame("step", "/home/me/o.py", 5), STEP, MAIN])
         assert self.kind(tmp_path, gone) == "optimizer state"
         bare = freed(BASE, MIB, frames=[frame("step", "/home/me/o.py", 5), STEP, MAIN])
-        assert self.kind(tmp_path, bare) == "not known"  # of Python's frames alone: it may be a parameter replaced
+        assert self.kind(tmp_path, bare) == FROM_BEFORE  # of Python's frames alone: it may be a parameter replaced
         stays = [segment(BASE, 4 * MIB, [block(BASE + 2 * MIB, MIB)])]
-        kinds = {group.kind for group in explain(tmp_path / "s", bare, stays).peak.groups}
-        assert kinds == {"optimizer state", "not known"}
+        kinds = {group.kind.words for group in explain(tmp_path / "s", bare, stays).peak.groups}
+        assert kinds == {"optimizer state", FROM_BEFORE}
 
     def test_alive_at_the_end_of_a_forward(self, tmp_path: Path) -> None:
         call = frame("_call_impl", f"{TORCH}/nn/modules/module.py", 1500)
@@ -280,7 +284,7 @@ class TestKinds:
         ran = entry("alloc", BASE + MIB, 1, frames=BACKWARD)
         output, two = {**made, "addr": BASE + 3 * MIB}, [block(BASE, MIB), block(BASE + 3 * MIB, MIB)]
         device = explain(tmp_path / "s", [made, output, ran], [segment(BASE, 4 * MIB, two)])
-        assert {group.kind for group in device.peak.groups if group.bytes == MIB} == {"activation", "not known"}
+        assert {group.kind.words for group in device.peak.groups if group.bytes == MIB} == {"activation", "not known"}
         assert self.kind(tmp_path, [made, ran], end) == "not known", "the last that a call leaves may be its output"
         steps = [entry("alloc", BASE + MIB, 1, frames=frames) for frames in (BACKWARD, IN_STEP, FORWARD, IN_STEP)]
         assert self.kind(tmp_path, [made, *steps], end) == "not known"  # two steps long: a cache, not an activation
@@ -290,10 +294,10 @@ class TestKinds:
         alive = [entry("alloc", BASE, MIB, frames=FORWARD)]
         objects = {"segments": [segment(BASE, MIB, [block(BASE, MIB)], device=1)], "device_traces": [made, alive]}
         devices = explain_snapshot(load(tmp_path / "s", objects)).devices
-        assert [device.peak.groups[0].kind for device in devices] == ["activation"] * 2
+        assert [device.peak.groups[0].kind.words for device in devices] == ["activation"] * 2
         assert devices[1].peak.groups[0].evidence.startswith("likely")
         (alone,) = explain_snapshot(load(tmp_path / "t", objects), device=1).devices
-        assert alone.peak.groups[0].kind == "not known"
+        assert alone.peak.groups[0].kind.words == "not known"
 
     def test_backward_of_before_the_recording_made_gradients(self, tmp_path: Path) -> None:
         held = [segment(BASE, 4 * MIB, [block(BASE, MIB, frames=BACKWARD)])]
@@ -311,7 +315,7 @@ class TestPythonAlone:
 
     def kinds(self, path: Path, trace: list[Row], segments: list[Row] | None = None) -> dict[int, str]:
         device = explain(path, trace, segments)
-        return {group.bytes: group.kind for group in device.peak.groups}
+        return {group.bytes: group.kind.words for group in device.peak.groups}
 
     def test_activation_gradient_and_temporary(self, tmp_path: Path) -> None:
         # Of 3 MiB, which a parameter has: made by Python, freed in silence. Made in silence and alive in the step.
@@ -326,7 +330,7 @@ class TestPythonAlone:
         ]
         blocks = [block(BASE + 8 * MIB, 3 * MIB), block(BASE + 32 * MIB, 3 * MIB + 0)]
         kinds = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, blocks)]).peak.groups
-        found = sorted((group.bytes // MIB, group.kind, group.is_before_recording) for group in kinds)
+        found = sorted((group.bytes // MIB, group.kind.words, group.is_before_recording) for group in kinds)
         assert found == [
             (3, "gradient", False), (3, "parameter", True), (5, "activation", False), (7, "temporary", False),
         ]  # fmt: skip
@@ -338,7 +342,7 @@ class TestPythonAlone:
         forward = [MODEL, frame("_call_impl", f"{TORCH}/nn/modules/module.py", 1500), MAIN]
         trace = [entry("alloc", BASE + 99 * MIB, 1, frames=forward), *freed(BASE + 99 * MIB, 1, frames=[MAIN])]
         found = self.kinds(tmp_path / "s", trace, [segment(BASE, 128 * MIB, pieces)])
-        assert found == {3 * 8_519_680: "workspace", 2 * MIB: "not known", 1: "temporary"}
+        assert found == {3 * 8_519_680: "workspace", 2 * MIB: FROM_BEFORE, 1: "temporary"}
 
     def test_an_optimizer_whose_constructor_makes_its_state(self, tmp_path: Path) -> None:
         constructor = [frame("__init__", f"{TORCH}/optim/adagrad.py", 80), MAIN]
@@ -361,7 +365,7 @@ class TestPythonAlone:
         ]
         blocks = [block(BASE, 3 * MIB), block(BASE + 8 * MIB, 3 * MIB), block(BASE + 24 * MIB, 1)]
         groups = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, blocks)]).peak.groups
-        kinds = {group.site.file: group.kind for group in groups}
+        kinds = {group.site.file: group.kind.words for group in groups}
         assert kinds["/home/me/linear.py"] == "parameter" and kinds["/home/me/adam.py"] == "not known"
 
     def test_a_parameter_that_is_assigned_twice_in_a_step(self, tmp_path: Path) -> None:
@@ -381,7 +385,7 @@ class TestPythonAlone:
         ]
         blocks = [block(BASE + at * MIB, size * MIB) for at, size in ((16, 3), (24, 3), (32, 7))]
         groups = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, blocks)]).peak.groups
-        kinds = {group.site.line: group.kind for group in groups}
+        kinds = {group.site.line: group.kind.words for group in groups}
         assert (kinds[64], kinds[70]) == ("parameter", "optimizer state")
 
     @pytest.mark.parametrize(("num_assignments", "kind"), [(4, "parameter"), (5, "optimizer state")])
@@ -397,7 +401,7 @@ class TestPythonAlone:
         trace.append(entry("alloc", BASE + 56 * MIB, 7 * MIB, frames=PYTHON_FORWARD))
         blocks = [block(BASE + 8 * MIB * num_assignments, 3 * MIB), block(BASE + 56 * MIB, 7 * MIB)]
         groups = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, blocks)]).peak.groups
-        assert {group.site.line: group.kind for group in groups}[59 + num_assignments] == kind
+        assert {group.site.line: group.kind.words for group in groups}[59 + num_assignments] == kind
 
 
 CALL = frame("_call_impl", f"{TORCH}/nn/modules/module.py", 1500)
@@ -410,7 +414,7 @@ class TestCut:
 
     def kinds(self, path: Path, trace: list[Row], blocks: list[Row], **more: Any) -> dict[int, str]:
         device = explain(path, trace, [segment(BASE, 64 * MIB, blocks)], **more)
-        return {group.bytes // MIB: group.kind for group in device.peak.groups}
+        return {group.bytes // MIB: group.kind.words for group in device.peak.groups}
 
     @pytest.mark.parametrize("is_annotated", [False, True])
     def test_a_closure_in_a_step_is_no_step(self, tmp_path: Path, is_annotated: bool) -> None:
@@ -501,4 +505,4 @@ class TestCut:
             inside = [UNWIND, MALLOC, frame("forward", "/home/me/model.py", line), CALL, MAIN]
             trace.append(entry("alloc", place, size, frames=inside))
         found = explain(tmp_path / "s", trace, [segment(BASE, 128 * MIB, [block(*parts) for parts in made])])
-        assert {(group.bytes // MIB, group.kind) for group in found.peak.groups} == {(5, kind), (1, "not known")}
+        assert {(group.bytes // MIB, group.kind.words) for group in found.peak.groups} == {(5, kind), (1, "not known")}

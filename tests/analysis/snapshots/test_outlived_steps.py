@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.analysis.snapshots.test_findings import BASE, MIB, load
 from tests.snapshot.dumps import Row, block, entry, frame, freed, segment, snapshot
-from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence
+from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.snapshots.findings import ReplayedSnapshot, replay_snapshot
 from tracer.analysis.snapshots.kind_finder import HeldNow
 from tracer.analysis.snapshots.outlived_steps import StepEnds, first_whole_step, outlived_groups, steps_of_blocks
@@ -52,7 +52,7 @@ def test_what_a_line_leaves_behind_in_each_step(tmp_path: Path) -> None:
     """Of 5 kept blocks that of step 5, the last whole one, may still be needed; steps 3 and 4 are judged."""
     found = run(tmp_path / "s")
     (group,) = outlived_groups(found.devices[0], found.sites, ends(FIVE, 11))
-    assert (group.site.frame, group.site.line, group.kind) == ("remember", 7, "not known")
+    assert (group.site.frame, group.site.line, group.kind.words) == ("remember", 7, "not known")
     assert (group.count, group.bytes, group.bytes_per_step) == (4, 16 * K, 4 * K)
     assert group.addresses == tuple(BASE + 64 * K * step for step in range(1, 5))
 
@@ -67,7 +67,7 @@ def test_the_step_of_each_block(tmp_path: Path) -> None:
 
 
 def test_what_is_of_a_kind_that_stays_is_not_among_them(tmp_path: Path) -> None:
-    kept = {BASE + 64 * K * step: "optimizer state" for step in range(1, 6)}
+    kept = {BASE + 64 * K * step: Kind.OPTIMIZER_STATE for step in range(1, 6)}
     found = run(tmp_path / "s", HeldNow(kept))
     assert outlived_groups(found.devices[0], found.sites, ends(FIVE, 11)) == ()
 
@@ -122,29 +122,27 @@ def test_steps_agree_with_a_plain_loop(requests: list[tuple[bool, int]], lost: i
 @pytest.mark.parametrize(
     ("held", "kind", "evidence"),
     [
-        (HeldNow({BASE: "gradient"}, {BASE}, {BASE}), "gradient", Evidence.HELD_OBJECT),
-        (HeldNow({}, {BASE}, {BASE}), "activation", Evidence.KEPT_BY_GRAPH),
-        (HeldNow({}, frozenset(), {BASE}), "held", Evidence.REACHED),
-        (HeldNow({BASE + 1: "gradient"}), "not known", Evidence.UNPROVED),
+        (HeldNow({BASE: Kind.GRADIENT}, {BASE}, {BASE}), Kind.GRADIENT, Evidence.HELD_OBJECT),
+        (HeldNow({}, {BASE}, {BASE}), Kind.ACTIVATION, Evidence.KEPT_BY_GRAPH),
+        (HeldNow({}, frozenset(), {BASE}), Kind.HELD, Evidence.REACHED),
+        (HeldNow({BASE + 1: Kind.GRADIENT}), Kind.UNKNOWN, Evidence.UNPROVED),
     ],
 )
 def test_what_the_program_holds_when_the_snapshot_is_taken(
-    tmp_path: Path, held: HeldNow, kind: str, evidence: Evidence
+    tmp_path: Path, held: HeldNow, kind: Kind, evidence: Evidence
 ) -> None:
     trace = [entry("alloc", BASE, MIB, frames=USUAL)]
     loaded = load(tmp_path / "s", snapshot(trace, [segment(BASE, 64 * MIB, [block(BASE, MIB, frames=USUAL)])]))
     device = replay_snapshot(loaded, held_now={0: held}).devices[0]
     rows = np.array([0])
-    assert device.kinds.kinds_and_evidence(rows) == [(kind, EVIDENCE_TEXT[evidence])]
+    assert [column.tolist() for column in device.kinds.kinds_and_evidence(rows)] == [[kind], [evidence]]
 
 
 def test_what_was_freed_meanwhile_is_not_what_lies_there_now(tmp_path: Path) -> None:
     """The address was another block's before: only the one in use at the end is what the program holds."""
     trace = [entry("alloc", BASE, K), *freed(BASE, K), entry("alloc", BASE, MIB, frames=USUAL)]
     loaded = load(tmp_path / "s", snapshot(trace, [segment(BASE, 64 * MIB, [block(BASE, MIB, frames=USUAL)])]))
-    device = replay_snapshot(loaded, held_now={0: HeldNow({BASE: "gradient"})}).devices[0]
+    device = replay_snapshot(loaded, held_now={0: HeldNow({BASE: Kind.GRADIENT})}).devices[0]
     lives = device.replay.lives
-    kinds = device.kinds.kinds_and_evidence(np.arange(len(lives)))
-    assert {int(size): kind for size, (kind, _) in zip(lives.requested_bytes, kinds, strict=True)} == {
-        K: "not known", MIB: "gradient",
-    }  # fmt: skip
+    kinds = device.kinds.of(np.arange(len(lives))).tolist()
+    assert dict(zip(lives.requested_bytes.tolist(), kinds, strict=True)) == {K: Kind.UNKNOWN, MIB: Kind.GRADIENT}

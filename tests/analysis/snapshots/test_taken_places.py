@@ -63,7 +63,7 @@ def left(address: int, size: int = SIZE) -> Row:
     [
         (LINE, REGISTER, "buffer", "buffer"),
         (ELSEWHERE, REGISTER, "buffer", "not known"),
-        (LINE, [SETATTR], "not known", "not known"),  # an attribute that is no buffer
+        (LINE, [SETATTR], "before recording", "not known"),  # an attribute that is no buffer
         (LINE, [TAKES_DATA], "parameter", "parameter"),
         (ELSEWHERE, [TAKES_DATA], "parameter", "not known"),
     ],

@@ -24,7 +24,7 @@ from tests.analysis.snapshots.test_findings import (
 )
 from tests.snapshot.dumps import REAL_FILES, Row, block, entry, freed, segment, snapshot
 from tests.snapshot.explained import allocated_after
-from tracer.analysis.snapshots.classify_blocks import KINDS
+from tracer.analysis.kinds import LAYERS
 from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot, explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.timeline import DeviceTimeline, device_timeline, forward_runs
 from tracer.capture.objects.known_storages import Role
@@ -52,9 +52,10 @@ def check(replayed: ReplayedSnapshot) -> None:
         entries = {-1, one.replay.peak_entry, len(one.state.trace) - 1}
         assert all(found.allocated_bytes[at + 1] == allocated_after(one.replay, at) for at in entries)
         assert (np.diff(found.times) >= 0).all()
-        rows = np.arange(len(one.replay.lives))
-        plain = [kind for kind, _ in one.kinds.kinds_and_evidence(rows)]
-        assert [KINDS[number] for number in one.kinds.kind_numbers(rows)] == plain
+        order = [LAYERS.index(curve.kind) for curve in found.curves]
+        assert order == sorted(order) and len(order) == len(
+            set(one.kinds.of(np.arange(len(one.replay.lives))).tolist())
+        )
 
 
 NAMELESS = (Role.HELD, Role.ARGUMENT, Role.SAVED, Role.LEAF, Role.IDLE)
@@ -75,9 +76,9 @@ def test_what_was_held_is_the_same_in_the_curves_the_peak_and_the_page(word: str
     replayed = replay_snapshot(loaded, held={BASE: word, BASE + 4096: "parameter"})
     check(replayed)
     (one,), finding = replayed.devices, explain_replayed(replayed)
-    curves = {curve.kind: curve.bytes.tolist() for curve in timeline_of(replayed, one).curves}
+    curves = {curve.kind.words: curve.bytes.tolist() for curve in timeline_of(replayed, one).curves}
     assert curves == {word: [512, 512], "not known": [0, 100]}  # what was made since lies elsewhere
-    kinds = {group.kind: group.evidence for group in finding.devices[0].peak.groups}
+    kinds = {group.kind.words: group.evidence for group in finding.devices[0].peak.groups}
     assert kinds[word] == "address of a live, named tensor when the recording began"
     page = snapshot_page(replayed, finding, 0, timeline_of(replayed, one), run={})
     assert page.peak is not None
@@ -98,7 +99,7 @@ def test_by_hand(tmp_path: Path) -> None:
     assert found.axis == "time"
     # The start, then one row for each of the 6 entries; a free counts when it is completed.
     assert found.times.tolist() == [0, 0, 2000, 2000, 2000, 5000, 5000]
-    assert {curve.kind: curve.bytes.tolist() for curve in found.curves} == {
+    assert {curve.kind.words: curve.bytes.tolist() for curve in found.curves} == {
         "activation": [0, 100, 100, 100, 100, 100, 0],
         "temporary": [0, 0, 50, 50, 0, 0, 0],
         "before recording": [300] * 7,
@@ -188,7 +189,7 @@ def test_without_times_that_can_be_drawn_the_entries_are_the_axis(
 def test_the_recordings_own_categories_decide(tmp_path: Path) -> None:
     trace = [entry("alloc", BASE, 100, frames=FORWARD) | {"category": "GRADIENT"}, entry("alloc", BASE + 512, 9)]
     found = timeline(tmp_path / "s", trace, [segment(BASE, 1024, [block(BASE, 100), block(BASE + 512, 9)])])
-    assert {curve.kind: curve.bytes.tolist() for curve in found.curves} == {
+    assert {curve.kind.words: curve.bytes.tolist() for curve in found.curves} == {
         "gradient": [0, 100, 100],
         "not known": [0, 0, 9],
     }

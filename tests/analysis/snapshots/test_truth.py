@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.snapshot_kinds import MAX_WRONG, MIN_MEAN, MIN_RIGHT, MIN_WITHOUT_CPP, TRUTH, Verdict, find, judge, mean
 from tests.snapshot.cutting import cut
-from tracer.analysis.snapshots.classify_blocks import NOT_KNOWN
+from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.snapshot.load import load_snapshot
 
@@ -39,7 +39,7 @@ def test_what_an_out_of_memory_in_backward_leaves_is_what_the_whole_says(percent
     (part,) = replay_snapshot(cut(snapshot, entry)).devices
     sizes: Counter[bool | None] = Counter()
     of_whole, of_part = (
-        dict(zip(device.replay.lives.addr[rows].tolist(), device.kinds.kinds_and_evidence(rows), strict=True))
+        dict(zip(device.replay.lives.addr[rows].tolist(), device.kinds.of(rows).tolist(), strict=True))
         for device in (whole, part)
         for rows in [device.replay.lives.alive_after(entry - 1)]
     )
@@ -47,8 +47,8 @@ def test_what_an_out_of_memory_in_backward_leaves_is_what_the_whole_says(percent
     for address, size in zip(
         whole.replay.lives.addr[rows].tolist(), whole.replay.lives.requested_bytes[rows].tolist(), strict=True
     ):
-        kind = of_part[address][0]
-        sizes[None if kind == NOT_KNOWN else kind == of_whole[address][0]] += size
+        kind = of_part[address]
+        sizes[None if kind in (Kind.UNKNOWN, Kind.BEFORE_RECORDING) else kind == of_whole[address]] += size
     total = sizes.total()
     assert sizes[False] < 0.005 * total and sizes[True] > min_named * total
 

@@ -10,6 +10,7 @@ import pytest
 from tests.analysis.snapshots.test_findings import BASE, MAIN, MIB, TORCH, load
 from tests.analysis.snapshots.test_kind_finder import PYTHON_FORWARD, PYTHON_STEP
 from tests.snapshot.dumps import Row, block, entry, frame, freed, segment, snapshot
+from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.workspaces import LARGE_WORKSPACE_BYTES as LARGE
 from tracer.analysis.snapshots.workspaces import LT_WORKSPACE_BYTES
@@ -41,7 +42,7 @@ def test_workspaces_of_one_call(
     lives = device.replay.lives
     rows = np.flatnonzero((lives.requested_bytes == size) & (lives.begin >= 0))
     assert len(rows) == 2
-    assert {found for found, _ in device.kinds.kinds_and_evidence(rows)} == {kind}
+    assert {Kind(found).words for found in device.kinds.of(rows)} == {kind}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_a_workspace_is_made_right_after_the_products_result(
     lives = device.replay.lives
     rows = np.flatnonzero((lives.requested_bytes == size) & (lives.begin >= 0))
     rows = rows[np.argsort(lives.begin[rows])]
-    assert [found for found, _ in device.kinds.kinds_and_evidence(rows)] == kinds
+    assert [Kind(found).words for found in device.kinds.of(rows)] == kinds
 
 
 @pytest.mark.parametrize(("meanwhile", "kind"), [(16, "workspace"), (LARGE + 512, "temporary")])
@@ -85,7 +86,7 @@ def test_what_a_reduction_sums_in_is_no_result_of_a_workspaces_size(tmp_path: Pa
     (device,) = replay_snapshot(load(tmp_path / "s", snapshot(trace, []))).devices
     lives = device.replay.lives
     rows = np.flatnonzero((lives.requested_bytes == LARGE) & (lives.begin == 6))
-    assert [found for found, _ in device.kinds.kinds_and_evidence(rows)] == [kind]
+    assert [Kind(found).words for found in device.kinds.of(rows)] == [kind]
 
 
 @pytest.mark.parametrize("has_product", [True, False])
@@ -100,7 +101,7 @@ def test_a_layers_workspace_of_cublaslt_tells_what_its_backward_works_in(tmp_pat
     (device,) = replay_snapshot(load(tmp_path / "s", snapshot(trace, []))).devices
     lives = device.replay.lives
     rows = np.flatnonzero((lives.requested_bytes == LARGE) & (lives.addr == BASE))
-    found = [kind for kind, _ in device.kinds.kinds_and_evidence(rows)]
+    found = [Kind(kind).words for kind in device.kinds.of(rows)]
     assert found == ["workspace" if has_product else "temporary"]
 
 
@@ -113,7 +114,7 @@ def test_a_convolution_keeps_no_workspace(tmp_path: Path, file: str, kind: str) 
     left = [segment(at, LARGE, [block(at, size)]) for at, size in ((BASE, LARGE), (BASE + 80 * MIB, 512))]
     (device,) = replay_snapshot(load(tmp_path / "s", snapshot(trace, left))).devices
     rows = np.flatnonzero(device.replay.lives.addr == BASE)
-    assert [found for found, _ in device.kinds.kinds_and_evidence(rows)] == [kind]
+    assert [Kind(found).words for found in device.kinds.of(rows)] == [kind]
 
 
 LAST = entry("alloc", BASE, LARGE, frames=PYTHON_FORWARD)
@@ -139,7 +140,7 @@ def test_the_last_one_may_be_in_use(tmp_path: Path, tail: list[Row], kind: str) 
     (device,) = replay_snapshot(load(tmp_path / "s", snapshot(trace, [segment(BASE, 64 * MIB, blocks)]))).devices
     lives = device.replay.lives
     rows = np.flatnonzero((lives.addr == BASE) & (lives.end == len(trace)))
-    assert [found for found, _ in device.kinds.kinds_and_evidence(rows)] == [kind]
+    assert [Kind(found).words for found in device.kinds.of(rows)] == [kind]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_a_workspace_that_is_kept_is_made_once_and_never_freed(
     lives = device.replay.lives
     rows = np.flatnonzero((lives.requested_bytes == size) & (lives.begin >= 0))
     rows = rows[np.argsort(lives.begin[rows])]
-    assert [found for found, _ in device.kinds.kinds_and_evidence(rows)] == kinds
+    assert [Kind(found).words for found in device.kinds.of(rows)] == kinds
 
 
 def test_of_several_that_backward_leaves_none_is_a_workspace(tmp_path: Path) -> None:
@@ -186,5 +187,5 @@ def test_of_several_that_backward_leaves_none_is_a_workspace(tmp_path: Path) -> 
     (device,) = replay_snapshot(load(tmp_path / "s", snapshot(trace, left))).devices
     rows = np.flatnonzero(device.replay.lives.requested_bytes == LARGE)
     rows = rows[np.argsort(device.replay.lives.begin[rows])]
-    found = [kind for kind, _ in device.kinds.kinds_and_evidence(rows)]
+    found = [Kind(kind).words for kind in device.kinds.of(rows)]
     assert found[0] == "workspace" and "workspace" not in found[1:]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
-import sys
 import weakref
 from collections import OrderedDict
 from functools import cache
@@ -18,6 +16,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from tests.capture.objects.compiled_watching import PROGRAMS
+from tests.processes import run_python
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.step_hooks import remove_hooks
 from tracer.capture.torch_private import torch_compile
@@ -83,6 +82,28 @@ def test_calls_and_steps_are_told_in_order() -> None:
     assert log == ["call", "before", "after"]
     hooks.stop()
     assert num_hooks(model, optimizer) == (0, 0, 0)
+
+
+def test_a_wrapper_whose_inner_optimizer_steps_is_no_note_and_one_without_is() -> None:
+    """As Lightning's, which is made without `Optimizer.__init__` and so takes no hooks."""
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner: object) -> None:
+            self.inner = inner
+
+        def step(self, closure: Any = None) -> None:
+            """Nothing that hooks hear of."""
+
+    model, optimizer = net()
+    notes = []
+    for inner in (optimizer, None):
+        wrapper = Wrapper(inner)
+        hooks, _ = hooks_on(model, wrapper)
+        hooks.start()
+        notes.append(hooks.refused)
+        hooks.stop()
+    assert notes[0] == ()
+    assert notes[1][0].startswith("The gradients of Wrapper are not observed")
 
 
 def test_hooks_that_are_stopped_inside_a_step_leave_none_behind() -> None:
@@ -198,25 +219,33 @@ def test_nothing_is_kept_alive_afterwards() -> None:
         gc.enable()
 
 
+# A program, and how many steps come before the session.
+QUICK = ("wrapped 0", "optimizer_alone 0")
+OTHERS = tuple(
+    f"{one.__name__} {before}" for one in PROGRAMS for before in (0, 3) if f"{one.__name__} {before}" not in QUICK
+)
+CASES = [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in OTHERS)]
+
+
 @cache
-def trained() -> dict[str, Any]:
-    """Every program, with and without a session, in a process of its own."""
-    command = [sys.executable, "-m", "tests.capture.objects.compiled_watching"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+def trained(cases: tuple[str, ...]) -> dict[str, Any]:
+    """Programs, with and without a session, in a process of their own."""
+    done = run_python("-m", "tests.capture.objects.compiled_watching", *cases, folder=ROOT)
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("num_before", [0, 3])
-@pytest.mark.parametrize("program", [one.__name__ for one in PROGRAMS])
-def test_a_watched_compiled_program_is_compiled_as_an_unwatched_one(program: str, num_before: int) -> None:
+def figures(case: str) -> Any:
+    return trained(QUICK if case in QUICK else OTHERS)[case]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_watched_compiled_program_is_compiled_as_an_unwatched_one(case: str) -> None:
     """As often, into as many graphs, with as many breaks, step by step; it trains the same and keeps no batch alive."""
-    alone, watched = trained()[f"{program} {num_before}"]
+    alone, watched = figures(case)
     assert sum(alone["compiled"][-1]) > 0
     assert watched["compiled"] == alone["compiled"]
     assert watched["losses"] == alone["losses"]
     assert watched["alive"] == alone["alive"]
-
-
-@pytest.mark.parametrize("program", ["wrapped", "whole_graph", "optimizer_alone"])
-def test_the_batch_of_a_compiled_model_is_seen_from_outside(program: str) -> None:
-    assert "batch[0]" in trained()[f"{program} 0"][1]["names"]
+    if case in ("wrapped 0", "whole_graph 0", "optimizer_alone 0"):
+        assert "batch[0]" in watched["names"], "the batch of a compiled model is seen from outside"

@@ -15,7 +15,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tracer.capture.objects import holders
 from tracer.capture.objects.holders import Holder, find_common_holder, find_holders
+from tracer.capture.objects.way_words import spelled
 
 KEPT_BY_THE_MODULE: dict[str, list[Tensor]] = {"losses": []}
 HERE = "test_holders.py"
@@ -125,6 +127,86 @@ def test_a_generator_that_waits() -> None:
     loader = batches([5, 6])
     found = only([next(loader)])
     assert found.path.startswith("loader -> local variable batch of batches(), test_holders.py:")
+
+
+def fresh() -> Iterator[Tensor]:
+    """As a loader does: it makes a tensor and keeps none."""
+    for _ in range(2):
+        yield tensor()
+
+
+def with_progress() -> Iterator[Tensor]:
+    """As tqdm does: what it has handed out last is a local variable of its own."""
+    for item in fresh():  # noqa: UP028
+        yield item
+
+
+LOOPS: dict[str, tuple[Callable[[], Any], set[str]]] = {
+    "itself": (fresh, set()),
+    "enumerate": (lambda: enumerate(fresh()), {"the loop's enumerate[1]"}),
+    "zip": (lambda: zip(fresh(), range(9), strict=False), {"the loop's zip[0]"}),
+    "progress": (with_progress, {"the loop's generator -> local variable item of with_progress()"}),
+    "both": (
+        lambda: enumerate(zip(fresh(), range(9), strict=False)),
+        {"the loop's enumerate -> zip[0]", "the loop's enumerate[1][0]"},
+    ),
+    "generator": (lambda: (one for one in fresh()), {"the loop's generator -> local variable one of <genexpr>()"}),
+    "map": (lambda: map(torch.clone, fresh()), set()),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_iterator_of_a_loop_keeps_its_last_item_beside_the_loops_variable(loop: str) -> None:
+    """It is on the stack of the function that loops, and in no variable."""
+    go_through, expected = LOOPS[loop]
+    for item in go_through():
+        batch = item
+        while not isinstance(batch, Tensor):
+            batch = next(one for one in batch if not isinstance(one, int))
+        del item
+        found = only([place(batch)])
+        assert found.is_certain
+        assert {path.partition(", ")[0] for path in (found.path, *found.also)} == {"batch", *expected}
+        break
+
+
+def test_a_generator_that_keeps_all_its_items_is_named_though_a_loop_alone_has_it() -> None:
+    def remembering() -> Iterator[int]:
+        seen = []
+        while True:
+            seen.append(tensor())
+            yield place(seen[-1])
+
+    for at in remembering():
+        assert only([at]).path.startswith("the loop's generator -> local variable seen of remembering(), ")
+        assert only([at]).variable == "iterator of a loop"
+        break
+
+
+def test_the_variables_of_a_generator_that_runs_are_those_of_a_function_that_runs() -> None:
+    def training() -> Iterator[Holder]:
+        output = [tensor()]
+        yield only([place(output[0])])
+
+    for found in training():
+        assert (found.path, found.also) == ("output[0]", ())
+
+
+def test_a_fault_of_the_search_costs_the_one_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, other = [tensor()], {"it": tensor()}
+
+    def fails_for_lists(ways: Any, cuts: Any, graph: Any) -> str:
+        text = spelled(ways, cuts, graph)
+        assert "mine" not in text
+        return text
+
+    monkeypatch.setattr(holders, "spelled", fails_for_lists)
+    with pytest.warns(UserWarning, match=r"(?s)One holder .* internal fault.*AssertionError"):
+        found = find_holders([place(mine[0]), place(other["it"])])
+    assert [(holder.path, holder.is_certain) for holder in found] == [
+        ("a holder that was not found", False),
+        ("other['it']", True),
+    ]
 
 
 def test_an_exception_that_somebody_keeps() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.histories import known_of
+from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.held_now import held_now
 from tracer.capture.device.device_blocks import DeviceBlocks
 from tracer.capture.objects import storage_observer
@@ -217,9 +218,9 @@ def test_a_bucket_of_gradients_is_where_nothing_lies_that_has_a_name() -> None:
     buckets = [at for at, role in zip(known.address.tolist(), known.role.tolist(), strict=True) if role == Role.BUCKET]
     assert buckets == [held.data_ptr(), 1 << 20]
     assert held_now(known, "cpu").named == {
-        parameter.data_ptr(): "parameter",
-        held.data_ptr(): "communication",
-        1 << 20: "communication",
+        parameter.data_ptr(): Kind.PARAMETER,
+        held.data_ptr(): Kind.COMMUNICATION,
+        1 << 20: Kind.COMMUNICATION,
     }
 
 

@@ -269,6 +269,21 @@ def test_without_stacks_there_are_no_calls() -> None:
     assert len(recording.ops.name) > 0
 
 
+def test_a_region_that_is_open_when_the_recording_ends_lasts_until_then() -> None:
+    """As the optimizer's, in whose own hook a session's recording ends; torch ends it with the call that opened it."""
+    region = torch.profiler.record_function("a region")
+
+    def step() -> None:
+        region.__enter__()
+        torch.ones(1000).square().sum()
+
+    (results,) = record(step)
+    region.__exit__(None, None, None)
+    recording = read_recording(results)
+    names = [recording.strings[name] for name in recording.spans.name.tolist()]
+    assert recording.spans.end_ns[names.index("a region")] > recording.ops.end_ns.max()
+
+
 def test_a_step_that_does_nothing() -> None:
     (results,) = record(lambda: None)
     recording = read_recording(results)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import sysconfig
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +43,23 @@ def test_a_session_looks_at_files_anew(on_path: Path) -> None:
     assert whole_path("mine/later.py") == "mine/later.py", "once a session"
     TimelineTracer()
     assert whole_path("mine/later.py") == str(written) and is_user_code("mine/later.py")
+
+
+def test_of_files_of_the_same_name_it_is_the_one_that_has_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("a", "b", "c"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "same_name.py").touch()
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    module = types.ModuleType("same_name")
+    for folder in ("a", "b", "c"):
+        file = str(tmp_path / folder / "same_name.py")
+        monkeypatch.setattr(module, "__file__", file, raising=False)
+        monkeypatch.setitem(sys.modules, "same_name", module)
+        forget_files()
+        assert whole_path("same_name.py") == file
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "a" / "same_name.py")])
+    forget_files()
+    assert whole_path("same_name.py") == str(tmp_path / "a" / "same_name.py"), "the script, whatever else is imported"
 
 
 def test_a_shortened_name_is_made_whole(on_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.json_documents.null_job import null_job_json
 from tracer.exporters.screen.null_job import job_words
 from tracer.null_gpu.cards import CONTEXT_BYTES, H100, Devices
@@ -22,39 +23,46 @@ def job(*runs: RankRun) -> NullJob:
 def test_the_worst_and_what_sets_the_least_apart() -> None:
     words = job_words(job(FIRST, replace(FIRST, rank=8), LAST))
     assert words[0] == "Job of 16 ranks on 16 x H100, 79.10 GiB each, 8 to a node: 3 ran."
-    assert words[1].startswith("The worst is rank 0: 3.00 GiB at its peak, of 78.6")
+    assert words[1] == "The worst is rank 0: 3.00 GiB allocated at its peak."
     assert words[2] == "Rank 15 has 1.00 GiB less: parameter -1.00 GiB."
     assert job(FIRST, LAST).fits is True and job(FIRST, LAST).status == 0
 
 
-def test_what_is_outside_torchs_allocator_is_said_of_the_card() -> None:
+def test_a_verdict_is_about_what_torch_reserves_and_what_is_outside_its_allocator() -> None:
     found = job(replace(FIRST, nccl=NcclBuffers(2, 1)), LAST)
     assert job_words(found)[-1] == (
-        "Beside torch's memory: CUDA's context, 500.00 MiB, and NCCL's buffers, 84.00 MiB to 1.78 GiB for 2 "
-        "communicators and 1 rank that it sends to or receives from. So rank 0 takes 3.57 GiB to 5.27 GiB of 79.10 GiB."
+        "On the GPU of rank 0, torch reserves 4.00 GiB, CUDA's context takes 500.00 MiB, and NCCL's buffers 84.00 MiB "
+        "to 1.78 GiB for 2 communicators and 1 rank that it sends to or receives from: together 4.57 GiB to 6.27 GiB "
+        "of 79.10 GiB. It fits."
     )
     assert found.fits is True
     shares = job(replace(FIRST, shared_bytes=64 << 20))
     assert job_words(shares)[-1] == (
-        "Beside torch's memory: CUDA's context, 500.00 MiB, and symmetric memory, 64.00 MiB. "
-        "So rank 0 takes 3.55 GiB of 79.10 GiB."
+        "On the GPU of rank 0, torch reserves 4.00 GiB, CUDA's context takes 500.00 MiB, and symmetric memory 64.00 "
+        "MiB: together 4.55 GiB of 79.10 GiB. It fits."
     )
-    assert (
-        "500.00 MiB, symmetric memory, 64.00 MiB, and NCCL's"
-        in job_words(job(replace(shares.runs[0], nccl=NcclBuffers(1))))[-1]
-    )
-    document = null_job_json(shares)
-    assert document["ranks"][0]["shared_bytes"] == 64 << 20
+    assert null_job_json(shares)["ranks"][0]["shared_bytes"] == 64 << 20
+    # The driver counts the most of the whole run, the recorded step what was reserved at its peak.
+    later = job(replace(FIRST, taken={0: 6 * GIB + CONTEXT_BYTES}))
+    assert "torch reserves 6.00 GiB" in job_words(later)[-1]
+    assert null_job_json(later)["ranks"][0]["of_card_most_bytes"] == 6 * GIB + CONTEXT_BYTES
 
 
 def test_whether_it_fits_is_about_the_card() -> None:
     room = H100.memory_bytes - CONTEXT_BYTES
     nccl = NcclBuffers(1)
-    full = job(replace(FIRST, peak_bytes=room - nccl.least_bytes + 1, nccl=nccl))
-    assert full.fits is False and full.status == 0 and job_words(full)[-1].endswith("GiB, and does not fit.")
-    tight = job(replace(FIRST, peak_bytes=room - nccl.least_bytes, nccl=nccl))
-    assert tight.fits is None and job_words(tight)[-1].endswith(", and fits if NCCL takes no more than 28.00 MiB.")
-    assert job(replace(FIRST, peak_bytes=room - nccl.most_bytes, nccl=nccl)).fits is True
+
+    def with_reserved(reserved_bytes: int, peak_bytes: int | None = None) -> NullJob:
+        return job(replace(FIRST, peak_bytes=peak_bytes or reserved_bytes, reserved_bytes=reserved_bytes, nccl=nccl))
+
+    full = with_reserved(room - nccl.least_bytes + 1)
+    assert full.fits is False and full.status == 0 and job_words(full)[-1].endswith("GiB. It does not fit.")
+    tight = with_reserved(room - nccl.least_bytes)
+    assert tight.fits is None and "It fits if NCCL takes no more than 28.00 MiB" in job_words(tight)[-1]
+    assert with_reserved(room - nccl.most_bytes).fits is True
+    # Only the allocator knows whether what it has cached can be given back.
+    cached = with_reserved(room - nccl.least_bytes + 1, 40 * GIB)
+    assert cached.fits is None and "with more, that is not known" in job_words(cached)[-1]
     # The fullest card need not be that of the largest peak.
     sends = replace(LAST, peak_bytes=room - GIB, nccl=NcclBuffers(1, 2))
     found = job(replace(FIRST, peak_bytes=room - GIB + 1), sends)
@@ -62,10 +70,29 @@ def test_whether_it_fits_is_about_the_card() -> None:
     assert found.fullest is sends and found.fits is None
 
 
+def test_what_a_rank_takes_of_anothers_gpu_counts_there() -> None:
+    guest = replace(LAST, rank=7, taken={7: 3 * GIB, 0: 11 * GIB})
+    found = job(FIRST, guest)
+    # Ranks 1 to 6 did not run: they are taken to do as the nearest that did. Rank 8 is on another node.
+    assert found.others_bytes(FIRST) == 7 * 11 * GIB and found.others_bytes(guest) == 0
+    assert found.fullest is FIRST and found.fits is False
+    assert "other ranks 77.00 GiB" in job_words(found)[-1]
+    assert null_job_json(found)["ranks"][0]["others_bytes"] == 77 * GIB
+    failed = replace(
+        guest, status=3, failure="OutOfMemoryError: CUDA out of memory. Tried to allocate 10.00 GiB. GPU 0 has",
+        out_of_memory=True, line=SourceLine("train.py", 6), crowded=(0, 71 * GIB),
+    )  # fmt: skip
+    assert job_words(job(FIRST, failed))[1:3] == [
+        "Rank 7 does not fit: OutOfMemoryError: CUDA out of memory. Tried to allocate 10.00 GiB (train.py:6).",
+        "Others take 71.00 GiB of GPU 0 of its node: ranks whose memory is there, with CUDA's context of each, and "
+        "NCCL's buffers.",
+    ]
+
+
 def test_equal_ranks_are_one_group_and_the_largest_comes_first() -> None:
     found = job(LAST, FIRST, replace(FIRST, rank=8))
     assert [[run.rank for run in group] for group in found.groups] == [[0, 8], [15]]
-    assert job_words(job(FIRST, replace(FIRST, rank=8)))[-1] == "All that ran have the same peak, to the byte."
+    assert job_words(job(FIRST, replace(FIRST, rank=8)))[2] == "All that ran have the same peak, to the byte."
 
 
 def test_a_rank_that_ran_out_of_memory_is_the_worst_and_the_job_does_not_fit() -> None:

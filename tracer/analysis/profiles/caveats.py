@@ -37,6 +37,29 @@ def unseen(recording: Recording, lifetimes: BlockLifetimes) -> tuple[str, ...]:
     return tuple(sentences)
 
 
+def graph_sentences(findings: Findings) -> tuple[str, ...]:
+    """Sentences on the memory of CUDA graphs, which no row has; none without a graph."""
+    pools, peak = findings.graph_pools, findings.worst.peak
+    if not pools:
+        return ()
+    num_graphs, size_bytes = sum(pool.num_graphs for pool in pools), sum(pool.uncounted_bytes for pool in pools)
+    graphs = some(num_graphs, "CUDA graph", "works/work")
+    text = (
+        f"{graphs} in {format_bytes(size_bytes)} of private pools: in use whenever a graph is replayed, although torch "
+        "counts it as free, and never anything else's while the graph lives."
+    )
+    if findings.graph_bytes:
+        text += f" With it the step takes {format_bytes(peak.peak_bytes + findings.graph_bytes)} at the peak."
+    elif later_bytes := findings.graph_bytes_in(len(findings.peaks) - 1):
+        later = format_bytes(later_bytes + findings.peaks[-1].peak_bytes)
+        text += f" The peak came before the capture; with that memory the last recorded steps take {later}."
+    else:
+        text += " The recorded steps' peaks came before that."
+    if not all(pool.rows for pool in pools):
+        text += " Where no capture was recorded, that is not explained further."
+    return (text,)
+
+
 def counted(peak: PeakReport) -> str:
     """What the rows sum to and what was counted apart from them, by whom; what is in no row, if anything."""
     rows, parts = f"The rows below sum to {peak.peak_bytes:,} bytes", peak.counted

@@ -29,7 +29,7 @@ def compiled_sentences(findings: Findings, *, file_name: _FileName = str) -> tup
         _graphs(code),
         *_breaks(code, file_name),
         *_recompilations(code, file_name),
-        *_cuda_graphs(code),
+        *_cuda_graphs(code, is_explained=bool(findings.graph_pools)),
         *_recomputed(findings),
         *_budgets(code, file_name),
         *_without_line(findings),
@@ -71,9 +71,9 @@ def _why(function: CompiledFunction) -> str:
     return f": {function.reason.strip().splitlines()[0]}" if function.reason.strip() else ""
 
 
-def _cuda_graphs(code: CompiledCode) -> list[str]:
+def _cuda_graphs(code: CompiledCode, *, is_explained: bool) -> list[str]:
     """What `mode="reduce-overhead"` asks for, what it costs, and that it does not get it everywhere."""
-    left_out, size_bytes = code.cuda_graphs_left_out, code.cuda_graphs_bytes
+    left_out, size_bytes = code.cuda_graphs_left_out, 0 if is_explained else code.cuda_graphs_bytes
     reserved = [
         f"{format_bytes(size_bytes)} are reserved for CUDA graphs, which nothing else may use. While a graph is "
         "replayed, torch counts what it works with as free: so it is in what is reserved, and in no row."

@@ -13,6 +13,7 @@ from tracer.analysis.profiles.breakdown import Breakdown, CycleBreakdown, breakd
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, classify_blocks
 from tracer.analysis.profiles.compiled_owners import with_compiled_owners
 from tracer.analysis.profiles.devices_held import default_device, most_held_bytes
+from tracer.analysis.profiles.graph_pool import GraphPool
 from tracer.analysis.profiles.growth import Growth, find_growth
 from tracer.analysis.profiles.lost_track import LostTrack, find_lost_track
 from tracer.analysis.profiles.memory_timeline import device_index, memory_timeline
@@ -67,6 +68,7 @@ class Findings:
         growth: What stays from step to step, or None.
         other_devices: The most that the allocator of each other accelerator had handed out, by name, largest first.
         compiled: What torch.compile made of the user's code.
+        graph_pools: What CUDA graphs work in, the largest first.
     """
 
     device: str
@@ -75,11 +77,23 @@ class Findings:
     growth: Growth | None = None
     other_devices: Mapping[str, int] = field(default_factory=dict)
     compiled: CompiledCode = NOTHING_COMPILED
+    graph_pools: tuple[GraphPool, ...] = ()
 
     @property
     def worst(self) -> CycleFindings:
         """The cycle with the largest peak; of equal ones the one with allocator history, else the first."""
         return self.cycles[worst_of(self.peaks)]
+
+    @property
+    def graph_bytes(self) -> int:
+        """What CUDA graphs work in and torch counts as free, at the largest peak."""
+        return self.graph_bytes_in(worst_of(self.peaks))
+
+    def graph_bytes_in(self, cycle: int) -> int:
+        """The same at the peak of one cycle, by its number."""
+        peak = self.peaks[cycle]
+        size_bytes = sum(pool.uncounted_bytes for pool in self.graph_pools if pool.first_cycle <= cycle)
+        return min(size_bytes, max(0, peak.reserved_bytes - peak.peak_bytes)) if peak.reserved_bytes else size_bytes
 
     @property
     def averaged(self) -> tuple[CycleFindings, ...]:

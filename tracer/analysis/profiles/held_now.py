@@ -10,11 +10,11 @@ from tracer.analysis.snapshots.kind_finder import NOTHING_HELD, HeldNow
 from tracer.arrays import Rows
 from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
 
-_WORDS: Final = {
-    **{role: Kind[role.name].words for role in (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.OPTIMIZER_STATE)},
-    Role.WORKSPACE: Kind.WORKSPACE.words,
-    Role.BUCKET: Kind.COMMUNICATION.words,
-    **dict.fromkeys(BATCH, Kind.INPUT.words),
+_KINDS: Final = {
+    **{role: Kind[role.name] for role in (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.OPTIMIZER_STATE)},
+    Role.WORKSPACE: Kind.WORKSPACE,
+    Role.BUCKET: Kind.COMMUNICATION,
+    **dict.fromkeys(BATCH, Kind.INPUT),
 }
 
 
@@ -26,7 +26,7 @@ def held_now(known: KnownStorages, device: str, rows: Rows | None = None) -> Hel
         device: As `str(torch.device)` writes it.
         rows: The observations of that look, where there are others too.
     """
-    named: dict[int, str] = {}
+    named: dict[int, Kind] = {}
     saved: set[int] = set()
     reached: set[int] = set()
     unnamed = {Role.SAVED: saved, Role.HELD: reached, Role.LEAF: reached}
@@ -39,7 +39,7 @@ def held_now(known: KnownStorages, device: str, rows: Rows | None = None) -> Hel
         if role in unnamed:
             unnamed[Role(role)].add(address)
         else:
-            named.setdefault(address, _WORDS[Role(role)])
+            named.setdefault(address, _KINDS[Role(role)])
     return HeldNow(named, frozenset(saved), frozenset(reached))
 
 

@@ -4,29 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracer.analysis.kinds import Kind
+from tracer.analysis.kinds import LAYERS, Kind
 from tracer.analysis.profiles.allocator_order import alive_bytes
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.arrays import Int, PerEvent
-
-# Torch's columns first, in torch's order, then what we know beyond them.
-_ORDER = (
-    Kind.PARAMETER,
-    Kind.BUFFER,
-    Kind.OPTIMIZER_STATE,
-    Kind.INPUT,
-    Kind.TEMPORARY,
-    Kind.ACTIVATION,
-    Kind.GRADIENT,
-    Kind.AUTOGRAD_DETAIL,
-    Kind.COMMUNICATION,
-    Kind.WORKSPACE,
-    Kind.EVALUATION,
-    Kind.HELD,
-    Kind.BEFORE_RECORDING,
-    Kind.UNKNOWN,
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,11 +30,11 @@ def memory_by_kind(lifetimes: BlockLifetimes, blocks: ClassifiedBlocks) -> tuple
     """Follow each kind over a recording; together they are all that is alive.
 
     Returns:
-        The kinds that occur, torch's first and in torch's order.
+        The kinds that occur, in the order of `LAYERS`.
     """
     levels = []
     end = len(lifetimes.events)
-    for kind in _ORDER:
+    for kind in LAYERS:
         mine = blocks.kind == kind
         if not mine.any():
             continue

@@ -15,14 +15,6 @@ from tracer.analysis.rules import Rule, first_that_holds
 from tracer.analysis.snapshots.block_facts import BlockFacts
 from tracer.arrays import Ints
 
-NOT_KNOWN: Final = Kind.UNKNOWN.words
-# What a block of a snapshot can be, in words: what was allocated before is told by its place in the recording.
-KINDS: Final = (
-    *(kind.words for kind in Kind if kind not in (Kind.UNKNOWN, Kind.BEFORE_RECORDING)),
-    NOT_KNOWN,
-)
-
-
 # What stacks, annotations and lives prove.
 PROOFS: Final[tuple[Rule, ...]] = (
     Rule(Evidence.WORKSPACE_STACK, Kind.WORKSPACE, ("in_workspace",)),

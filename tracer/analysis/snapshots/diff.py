@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
+from tracer.analysis.kinds import Kind
 from tracer.analysis.peak_diff import Change, PeakDiff, SavedPeak, largest_first
-from tracer.analysis.snapshots.classify_blocks import KINDS
 from tracer.analysis.snapshots.findings import ReplayedDevice, replay_snapshot
 from tracer.analysis.snapshots.own_peaks import own_peaks
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Sites
@@ -64,11 +64,11 @@ def peak_side(device: ReplayedDevice, sites: Sites) -> PeakSide:
     """What one device of a replayed snapshot held at its peak, to be compared with another one's."""
     peak_entry, lives = device.replay.peak_entry, device.replay.lives
     rows = lives.alive_after(peak_entry)
-    kinds = device.kinds.kinds_and_evidence(rows)
+    kinds = [Kind(kind).words for kind in device.kinds.of(rows).tolist()]
     before = (lives.begin[rows] == BEFORE).tolist()
     stacks: dict[tuple[int, bool], tuple[str, ...]] = {}
     totals: dict[Key, tuple[int, int]] = {}
-    columns = (lives.stack[rows].tolist(), before, [kind for kind, _ in kinds], lives.requested_bytes[rows].tolist())
+    columns = (lives.stack[rows].tolist(), before, kinds, lives.requested_bytes[rows].tolist())
     for stack, is_before, kind, size in zip(*columns, strict=True):
         if (stack, is_before) not in stacks:
             stacks[stack, is_before] = _names(sites, stack, is_before)
@@ -85,15 +85,15 @@ def _whole_side(device: ReplayedDevice, sites: Sites) -> PeakSide:
 
 def _own_peaks(device: ReplayedDevice, sites: Sites) -> dict[Key, int]:
     lives = device.replay.lives
-    kind = device.kinds.kind_numbers(np.arange(len(lives)))
+    kind = device.kinds.of(np.arange(len(lives)))
     columns = np.column_stack((lives.stack, lives.begin == BEFORE, kind)).astype(np.int64)
     distinct, of_block = np.unique(columns, axis=0, return_inverse=True)
-    keys: list[Key] = [(KINDS[number], _names(sites, stack, before)) for stack, before, number in distinct.tolist()]
+    keys: list[Key] = [(Kind(kind).words, _names(sites, stack, before)) for stack, before, kind in distinct.tolist()]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     group = np.array([numbers[key] for key in keys], dtype=np.int64)[of_block.reshape(-1)]
     peaks = dict(zip(numbers, own_peaks(lives, group, len(numbers)).tolist(), strict=True))
-    of_kinds = own_peaks(lives, kind, len(KINDS)).tolist()
-    return peaks | {(name, ()): most for name, most in zip(KINDS, of_kinds, strict=True)}
+    of_kinds = own_peaks(lives, kind, len(Kind)).tolist()
+    return peaks | {(kind.words, ()): of_kinds[kind] for kind in Kind}
 
 
 def _start(state: DeviceState, entry: int) -> str:

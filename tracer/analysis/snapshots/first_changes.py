@@ -17,7 +17,6 @@ from tracer.analysis.snapshots.changed_requests import (
     with_smaller_blocks,
     without_blocks,
 )
-from tracer.analysis.snapshots.classify_blocks import KINDS
 from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot
 from tracer.analysis.snapshots.frames import is_python, torch_file
 from tracer.analysis.snapshots.groups import group_lives
@@ -36,10 +35,8 @@ _LOSS_PARTS: Final = 4
 _FUSED: Final = ("adam.py", "adamw.py", "sgd.py", "adagrad.py")
 """Optimizers of torch.optim that have `fused=True`."""
 _DDP: Final = "nn/parallel/distributed.py"
-_STAYING: Final = tuple(
-    kind.words for kind in (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.BUFFER, Kind.WORKSPACE, Kind.GRADIENT)
-)
-_SHRINKS: Final = {Kind.ACTIVATION.words: "; a smaller batch, torch.utils.checkpoint or bfloat16 shrinks it"}
+_STAYING: Final = (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.BUFFER, Kind.WORKSPACE, Kind.GRADIENT)
+_SHRINKS: Final = {Kind.ACTIVATION: "; a smaller batch, torch.utils.checkpoint or bfloat16 shrinks it"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,20 +185,16 @@ def _of_reserving(device: ReplayedDevice, modelled: Modelled) -> Iterator[_Candi
 def _of_blocks(device: ReplayedDevice, sites: Sites, stacks: Stacks) -> Iterator[_Candidate]:
     """What lowers the memory in use; only blocks that are worth a hundredth of the peak are looked at."""
     lives, steps = device.replay.lives, device.kinds.optimizer_runs
-    kind = device.kinds.kind_numbers(np.arange(len(lives)))
+    kind = device.kinds.of(np.arange(len(lives)))
     next_step = np.searchsorted(steps[0], lives.begin, side="right")
     has_step = (next_step < len(steps[0])) & (lives.end > np.append(steps[0], -1)[next_step])
-    is_held = (kind == _number(Kind.HELD)) | ((kind == _number(Kind.ACTIVATION)) & _is_freed_by_program(device, sites))
+    is_held = (kind == Kind.HELD) | ((kind == Kind.ACTIVATION) & _is_freed_by_program(device, sites))
     yield from _freed_sooner(device, sites, np.flatnonzero(is_held & has_step & device.kinds.met_backward))
-    yield from _gradients_freed_sooner(device, kind == _number(Kind.GRADIENT))
+    yield from _gradients_freed_sooner(device, kind == Kind.GRADIENT)
     yield from _gradients_beside_buckets(device, stacks, kind)
-    yield from _optimizer_temporaries(device, stacks, kind == _number(Kind.TEMPORARY))
+    yield from _optimizer_temporaries(device, stacks, kind == Kind.TEMPORARY)
     yield from _loss(device, sites, stacks)
     yield from _whole_line(device, sites, kind)
-
-
-def _number(kind: Kind) -> int:
-    return KINDS.index(kind.words)
 
 
 def _is_freed_by_program(device: ReplayedDevice, sites: Sites) -> Bools:
@@ -234,7 +227,7 @@ def _kept_in_evaluation(device: ReplayedDevice) -> Iterator[_Candidate]:
     """What forward keeps at the end for a backward pass that does not come."""
     lives = device.replay.lives
     at_end = lives.alive_after(len(device.state.trace) - 1)
-    rows = at_end[device.kinds.kind_numbers(at_end) == _number(Kind.ACTIVATION)]
+    rows = at_end[device.kinds.of(at_end) == Kind.ACTIVATION]
     rows = rows[lives.begin[rows] > BEFORE]
     if len(rows) and _is_worth(device, without=rows):
         yield _Candidate(
@@ -271,10 +264,9 @@ def _gradients_beside_buckets(device: ReplayedDevice, stacks: Stacks, kind: Ints
         return
     at_peak = lives.alive_after(device.replay.peak_entry)
     gradients, buckets = (
-        int(lives.requested_bytes[at_peak[kind[at_peak] == _number(of)]].sum())
-        for of in (Kind.GRADIENT, Kind.COMMUNICATION)
+        int(lives.requested_bytes[at_peak[kind[at_peak] == of]].sum()) for of in (Kind.GRADIENT, Kind.COMMUNICATION)
     )
-    rows = np.flatnonzero(kind == _number(Kind.GRADIENT))
+    rows = np.flatnonzero(kind == Kind.GRADIENT)
     if 0 < gradients <= buckets and _is_worth(device, without=rows):
         yield _Candidate(
             f"give DistributedDataParallel gradient_as_bucket_view=True: {_blocks(rows)} of gradients are copies of "
@@ -348,7 +340,7 @@ def _whole_line(device: ReplayedDevice, sites: Sites, kind: Ints) -> Iterator[_C
     if _is_worth(device, without=rows):
         yield _Candidate(
             f"look at the line that fills most of the peak: this is without its {some(group.count, 'block')} there "
-            f"({group.kind}), and those that it makes at other times{_SHRINKS.get(group.kind, '')}",
+            f"({group.kind.words}), and those that it makes at other times{_SHRINKS.get(group.kind, '')}",
             lambda modelled: without_blocks(modelled, rows),
             group.site,
             is_whole_line=True,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
 from tracer.analysis.snapshots.callers import CallerShare, callers_of
-from tracer.analysis.snapshots.classify_blocks import NOT_KNOWN
 from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites
 from tracer.arrays import Ints
@@ -22,7 +22,6 @@ class Group:
     Attributes:
         bytes: What they were asked for, together.
         count: How many they are.
-        kind: One of `KINDS`.
         evidence: Why they are of that kind; of the most bytes, where several rules agree.
         site: The line to blame; of backward that of its operation of forward, where it is certain, and says so.
         stack: The stack of the most bytes, innermost frame first, without unwinder, allocator and interpreter.
@@ -33,18 +32,19 @@ class Group:
 
     bytes: int
     count: int
-    kind: str
+    kind: Kind
     evidence: str
     site: Site
     stack: tuple[str, ...]
     is_before_recording: bool
     callers: tuple[CallerShare, ...] = ()
 
-
-def kind_of_group(group: Group, *, has_history: bool) -> str:
-    """A group's kind; what is not known and was there before a recording has one of its own, which says so."""
-    was_before = group.is_before_recording and group.kind == NOT_KNOWN and has_history
-    return BEFORE_RECORDING if was_before else group.kind
+    @property
+    def kind_words(self) -> str:
+        """The kind for a table, as `parameter, before recording` where neither kind nor line say that."""
+        says_before = self.kind is Kind.BEFORE_RECORDING or self.site.frame == BEFORE_RECORDING
+        is_unsaid = self.is_before_recording and not says_before
+        return f"{self.kind.words}, {BEFORE_RECORDING}" if is_unsaid else self.kind.words
 
 
 def group_rows(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> tuple[Group, ...]:
@@ -82,9 +82,9 @@ def group_lives(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) ->
 
 def _gathered(
     lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites
-) -> tuple[list[list[_Part]], Sequence[tuple[str, Site, bool]], Ints]:
+) -> tuple[list[list[_Part]], Sequence[tuple[Kind, Site, bool]], Ints]:
     """The parts of each group, what its blocks have in common, and the number of the group of each row."""
-    gathered: dict[tuple[str, Site, bool], int] = {}
+    gathered: dict[tuple[Kind, Site, bool], int] = {}
     parts, part_of_row = _parts(lives, rows, kinds)
     group_of_part: list[int] = []
     members: list[list[_Part]] = []
@@ -107,8 +107,8 @@ class _Part:
 
     bytes: int
     count: int
-    kind: str
-    evidence: str
+    kind: Kind
+    evidence: Evidence
     stack: int
     forward: int
     is_before: bool
@@ -121,34 +121,34 @@ def _called(part: _Part) -> tuple[int, int, int]:
 
 def _parts(lives: Lives, rows: Ints, kinds: KindFinder) -> tuple[list[_Part], Ints]:
     """The parts, and the part of each row."""
-    number: dict[tuple[int, int, bool, tuple[str, str]], int] = {}
+    number: dict[tuple[int, int, bool, int, int], int] = {}
     columns = (
         lives.stack[rows].tolist(),
         kinds.backward_lines.forward_stacks(rows).tolist(),
         (lives.begin[rows] == BEFORE).tolist(),
-        kinds.kinds_and_evidence(rows),
+        *(column.tolist() for column in kinds.kinds_and_evidence(rows)),
     )
     part = np.array([number.setdefault(key, len(number)) for key in zip(*columns, strict=True)], np.int64)
     size = np.zeros(len(number), np.int64)
     np.add.at(size, part, lives.requested_bytes[rows])
     count = np.bincount(part, minlength=len(number))
     parts = [
-        _Part(bytes_, num, kind, evidence, stack, forward, is_before)
-        for (stack, forward, is_before, (kind, evidence)), bytes_, num in zip(
+        _Part(bytes_, num, Kind(kind), Evidence(evidence), stack, forward, is_before)
+        for (stack, forward, is_before, kind, evidence), bytes_, num in zip(
             number, size.tolist(), count.tolist(), strict=True
         )
     ]
     return parts, part
 
 
-def _group(key: tuple[str, Site, bool], parts: list[_Part], sites: Sites) -> Group:
+def _group(key: tuple[Kind, Site, bool], parts: list[_Part], sites: Sites) -> Group:
     kind, site, is_before = key
     largest = max(parts, key=lambda part: part.bytes)
     return Group(
         bytes=sum(part.bytes for part in parts),
         count=sum(part.count for part in parts),
         kind=kind,
-        evidence=largest.evidence,
+        evidence=EVIDENCE_TEXT[largest.evidence],
         site=site,
         stack=sites.readable(largest.stack),
         is_before_recording=is_before,

@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
+from tracer.analysis.kinds import Evidence, Kind, kind_named
 from tracer.analysis.snapshots.backward_lines import BackwardLines
 from tracer.analysis.snapshots.block_facts import BlockFacts, DevicePhases, facts_of
-from tracer.analysis.snapshots.classify_blocks import KINDS, NOT_KNOWN, PROOFS, apply_rules
+from tracer.analysis.snapshots.classify_blocks import PROOFS, apply_rules
 from tracer.analysis.snapshots.counting import (
     agreed,
     copies_per_gradient,
@@ -26,10 +26,8 @@ from tracer.arrays import Bools, Ints
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Lives
 
-# Words that a tracer writes into an entry's `category`, in torch's spelling.
-_RECORDED: Final = {kind.name.lower(): kind.words for kind in Kind if kind.words in KINDS and kind != Kind.UNKNOWN}
-RECORDED_EVIDENCE: Final = EVIDENCE_TEXT[Evidence.SAID_BY_RECORDING]
-HELD_EVIDENCE: Final = EVIDENCE_TEXT[Evidence.HELD_BY_PROGRAM]
+_UNSAID: Final = -1
+"""Instead of a kind, where a source says none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +40,15 @@ class HeldNow:
         reached: All else that Python reaches as a tensor: held, where no rule knows better.
     """
 
-    named: Mapping[int, str] = field(default_factory=dict)
+    named: Mapping[int, Kind] = field(default_factory=dict)
     kept_by_graphs: Collection[int] = frozenset()
     reached: Collection[int] = frozenset()
 
-    def proved(self, address: int) -> str | None:
-        """What the memory at an address certainly is."""
-        return self.named.get(address) or (Kind.ACTIVATION.words if address in self.kept_by_graphs else None)
-
-    def evidence(self, address: int) -> str:
-        """How that is known."""
-        return EVIDENCE_TEXT[Evidence.HELD_OBJECT if address in self.named else Evidence.KEPT_BY_GRAPH]
+    def proved(self, address: int) -> tuple[Kind, Evidence] | None:
+        """What the memory at an address certainly is, and how that is known."""
+        if address in self.named:
+            return self.named[address], Evidence.HELD_OBJECT
+        return (Kind.ACTIVATION, Evidence.KEPT_BY_GRAPH) if address in self.kept_by_graphs else None
 
 
 NOTHING_HELD: Final = HeldNow()
@@ -82,7 +78,7 @@ class KindFinder:
     ) -> None:
         self._held_now = held_now
         self._snapshot, self._state, self._lives, self._sites = snapshot, state, lives, sites
-        self._held = dict(held or {})
+        self._held = {address: kind_named(words) for address, words in (held or {}).items()}
         self._phases = DevicePhases(snapshot, state, sites.facts)
         self._together = _SharedStackKinds([self], sites)
 
@@ -128,51 +124,39 @@ class KindFinder:
     @property
     def copies_per_gradient(self) -> tuple[int, int]:
         """How many blocks from before the recording there are for each gradient, and their bytes; 0 if that varies."""
-        is_not_known = self.kind_numbers(np.arange(len(self._lives.begin))) == KINDS.index(Kind.UNKNOWN.words)
+        kind, _ = self.kinds_and_evidence(np.arange(len(self._lives.begin)))
+        is_not_known = (kind == Kind.UNKNOWN) | (kind == Kind.BEFORE_RECORDING)
         return copies_per_gradient(self._facts, self._lives, self._proved, is_not_known)
 
-    def kind_numbers(self, rows: Ints) -> Ints:
-        """The index into `KINDS` of each of these rows."""
-        number = _NUMBER_OF_KIND[self._kinds_and_evidence[0][rows]]
-        for known in (self._held_numbers(rows), self._recorded_numbers(rows)):
-            number = np.where(known >= 0, known, number)
-        for at, (kind, _) in self._of_now(rows, [KINDS[index] for index in number.tolist()]).items():
-            number[at] = KINDS.index(kind)
-        return number
+    def of(self, rows: Ints) -> Ints:
+        """The `Kind` of each of these rows."""
+        return self.kinds_and_evidence(rows)[0]
 
-    def kinds_and_evidence(self, rows: Ints) -> list[tuple[str, str]]:
-        """The kind of each row, and how it is known: from the recording, from the program, or by a rule."""
-        kind, evidence = self._kinds_and_evidence
-        columns = (
-            self._recorded_numbers(rows).tolist(),
-            self._held_numbers(rows).tolist(),
-            _NUMBER_OF_KIND[kind[rows]].tolist(),
-            evidence[rows].tolist(),
-        )
-        pairs = [
-            (KINDS[recorded], RECORDED_EVIDENCE)
-            if recorded >= 0
-            else (KINDS[held_kind], HELD_EVIDENCE)
-            if held_kind >= 0
-            else (KINDS[ruled], _TEXT[how])
-            for recorded, held_kind, ruled, how in zip(*columns, strict=True)
-        ]
-        for at, known in self._of_now(rows, [kind for kind, _ in pairs]).items():
-            pairs[at] = known
-        return pairs
+    def kinds_and_evidence(self, rows: Ints) -> tuple[Ints, Ints]:
+        """`Kind` and `Evidence` of each row: the recording's word, the program's, or a rule's."""
+        kind, evidence = (column[rows] for column in self._kinds_and_evidence)
+        for known, how in (
+            (self._held_kinds(rows), Evidence.HELD_BY_PROGRAM),
+            (self._recorded_kinds(rows), Evidence.SAID_BY_RECORDING),
+        ):
+            evidence = np.where(known == _UNSAID, evidence, how)
+            kind = np.where(known == _UNSAID, kind, known)
+        self._add_held_now(rows, kind, evidence)
+        is_from_before = (kind == Kind.UNKNOWN) & (self._lives.begin[rows] == BEFORE) & (len(self._state.trace) > 0)
+        kind[is_from_before], evidence[is_from_before] = Kind.BEFORE_RECORDING, Evidence.SEEN_BEFORE
+        return kind, evidence
 
-    def _of_now(self, rows: Ints, kinds: Sequence[str]) -> dict[int, tuple[str, str]]:
-        """Kind and evidence by position in `rows`, where what the program holds now says it; `kinds` are others'."""
-        if self._held_now is NOTHING_HELD:
-            return {}
-        held, pairs = self._held_now, {}
+    def _add_held_now(self, rows: Ints, kind: Ints, evidence: Ints) -> None:
+        """Write over both columns what the program held when the snapshot was taken."""
+        held = self._held_now
+        if held is NOTHING_HELD:
+            return
         for at in np.flatnonzero(self._lives.end[rows] == len(self._state.trace)).tolist():
             address = int(self._lives.addr[rows[at]])
-            if (kind := held.proved(address)) is not None:
-                pairs[at] = kind, held.evidence(address)
-            elif kinds[at] == NOT_KNOWN and address in held.reached:
-                pairs[at] = Kind.HELD.words, EVIDENCE_TEXT[Evidence.REACHED]
-        return pairs
+            if (proved := held.proved(address)) is not None:
+                kind[at], evidence[at] = proved
+            elif kind[at] == Kind.UNKNOWN and address in held.reached:
+                kind[at], evidence[at] = Kind.HELD, Evidence.REACHED
 
     @cached_property
     def _kinds_and_evidence(self) -> tuple[Ints, Ints]:
@@ -196,26 +180,25 @@ class KindFinder:
     def _proved(self) -> Ints:
         return apply_rules(self._facts, PROOFS)[0]
 
-    def _recorded_numbers(self, rows: Ints) -> Ints:
-        """The index into `KINDS` that the recording itself gives each row, or -1."""
+    def _recorded_kinds(self, rows: Ints) -> Ints:
+        """The `Kind` that the recording itself gives each row, or `_UNSAID`."""
         lives = self._lives
         entry, category = lives.alloc_entry[rows], self._state.trace.category
-        number = self._together.labels_of_stacks[lives.stack[rows]]
+        kind = self._together.labels_of_stacks[lives.stack[rows]]
         if len(category) and (category >= 0).any():
-            of_text = _kind_numbers([*(text.lower() for text in self._snapshot.texts), ""])
+            of_text = np.array([*map(_category_kind, self._snapshot.texts), _UNSAID], np.int64)
             recorded = of_text[np.where(entry >= 0, category[np.maximum(entry, 0)], -1)]
-            number = np.where(number >= 0, number, recorded)
-        return number
+            kind = np.where(kind == _UNSAID, recorded, kind)
+        return kind
 
-    def _held_numbers(self, rows: Ints) -> Ints:
-        """The index into `KINDS` of what the program held when the history began, or -1."""
+    def _held_kinds(self, rows: Ints) -> Ints:
+        """The `Kind` of what the program held when the history began, or `_UNSAID`."""
         lives = self._lives
-        number = np.full(len(rows), -1, dtype=np.int64)
+        kind = np.full(len(rows), _UNSAID, dtype=np.int64)
         if self._held:
             before = np.flatnonzero(lives.begin[rows] == BEFORE)
-            held_kinds = [self._held.get(address) for address in lives.addr[rows[before]].tolist()]
-            number[before] = [KINDS.index(kind) if kind is not None else -1 for kind in held_kinds]
-        return number
+            kind[before] = [_or_unsaid(self._held.get(place)) for place in lives.addr[rows[before]].tolist()]
+        return kind
 
 
 def kind_finders(
@@ -261,23 +244,15 @@ class _SharedStackKinds:
 
     @cached_property
     def labels_of_stacks(self) -> Ints:
-        """The index into `KINDS` that our own label on top of each stack gives, or -1 [stacks]."""
-        return np.array([_label_number(word) for word in self._sites.labels], dtype=np.int64)
+        """The `Kind` that our own label on top of each stack gives, also that nothing is known; else `_UNSAID`."""
+        return np.array([_or_unsaid(kind_named(word)) for word in self._sites.labels], dtype=np.int64)
 
 
-_TEXT = {int(how): words for how, words in EVIDENCE_TEXT.items()}
-_NUMBER_OF_KIND = np.array(
-    [KINDS.index(kind.words) if kind.words in KINDS else len(KINDS) - 1 for kind in Kind], dtype=np.int64
-)
+def _or_unsaid(kind: Kind | None) -> int:
+    return _UNSAID if kind is None else kind
 
 
-def _kind_numbers(words: Sequence[str]) -> Ints:
-    """The index into `KINDS` of each recorded word, or -1."""
-    kinds = (_RECORDED.get(word) for word in words)
-    return np.array([KINDS.index(kind) if kind is not None else -1 for kind in kinds], dtype=np.int64)
-
-
-def _label_number(word: str) -> int:
-    """The index into `KINDS` that our own label gives a block, also where it is that nothing is known; else -1."""
-    kind = Kind.__members__.get(word.upper())
-    return int(_NUMBER_OF_KIND[kind]) if kind is not None else -1
+def _category_kind(text: str) -> int:
+    """The kind that a tracer wrote as an entry's `category`, such as `optimizer_state`, or `_UNSAID`."""
+    kind = kind_named(text)
+    return _UNSAID if kind in (None, Kind.UNKNOWN, Kind.BEFORE_RECORDING) else _or_unsaid(kind)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.analysis.downsample import reduce_rows
-from tracer.analysis.snapshots.classify_blocks import KINDS
+from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.findings import DeviceFinding, ReplayedDevice, ReplayedSnapshot, SnapshotFinding
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.timeline import START, DeviceTimeline
@@ -99,9 +99,8 @@ def snapshot_report(
     device, sites = replayed.devices[shown], replayed.sites
     lives = device.replay.lives
     rows = lives.alive_after(device.replay.peak_entry)
-    number = device.kinds.kind_numbers(rows)
-    weights = rows[number == KINDS.index("parameter")]
-    activations = rows[number == KINDS.index("activation")]
+    kind = device.kinds.of(rows)
+    weights, activations = rows[kind == Kind.PARAMETER], rows[kind == Kind.ACTIVATION]
     return SnapshotReport(
         finding=finding,
         shown=shown,

@@ -76,7 +76,7 @@ def in_evaluation(event: OutOfMemory) -> OutOfMemory:
 
     Without gradients forward keeps nothing: a validation that fails so has no `torch.no_grad()` around it.
     """
-    kept_bytes = sum(group.bytes for group in event.groups if group.kind == Kind.ACTIVATION.words)
+    kept_bytes = sum(group.bytes for group in event.groups if group.kind == Kind.ACTIVATION)
     if kept_bytes < _LEAST_KEPT_SHARE * event.requested_bytes:
         return event
     sentence = (

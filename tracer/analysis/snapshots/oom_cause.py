@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from tracer.allocator.sizes import segment_size
-from tracer.analysis.snapshots.classify_blocks import NOT_KNOWN
+from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.fragmentation import Fragmentation, Usable
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES
@@ -21,11 +21,13 @@ _LEAST_SHARE: Final = 0.05
 """Of what was in use: a line with less is not where to look first."""
 _LASTING = "which no smaller batch shrinks: shard it (FSDP), or keep it in fewer bits."
 _REMEDIES = {
-    "activation": "activation: a smaller batch, torch.utils.checkpoint or bfloat16 shrinks it.",
-    "parameter": f"parameters, {_LASTING}",
-    "optimizer state": f"optimizer state, {_LASTING}",
-    "gradient": "gradients: free them with zero_grad(set_to_none=True) before the next forward, or shard them (FSDP).",
-    BEFORE_RECORDING: "from before the recording: record from the start of the program to see what it is.",
+    Kind.ACTIVATION: "activation: a smaller batch, torch.utils.checkpoint or bfloat16 shrinks it.",
+    Kind.PARAMETER: f"parameters, {_LASTING}",
+    Kind.OPTIMIZER_STATE: f"optimizer state, {_LASTING}",
+    Kind.GRADIENT: (
+        "gradients: free them with zero_grad(set_to_none=True) before the next forward, or shard them (FSDP)."
+    ),
+    Kind.BEFORE_RECORDING: "from before the recording: record from the start of the program to see what it is.",
 }
 
 
@@ -211,11 +213,9 @@ def _where_to_look(groups: Sequence[Group]) -> str:
     large = [(where, size) for where, size in places.items() if size >= _LEAST_SHARE * in_use]
     most_first = sorted(large, key=lambda item: -item[1])[:_NUM_LINES]
     lines = "; ".join(f"{where} with {format_bytes(size)}" for where, size in most_first)
-    sums: dict[str, int] = {}
+    sums: dict[Kind, int] = {}
     for group in groups:
-        is_unseen = group.is_before_recording and group.kind == NOT_KNOWN
-        kind = BEFORE_RECORDING if is_unseen else group.kind
-        sums[kind] = sums.get(kind, 0) + group.bytes
+        sums[group.kind] = sums.get(group.kind, 0) + group.bytes
     kind, most = max(sums.items(), key=lambda item: item[1])
     remedy = _REMEDIES.get(kind)
     parts = [

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.findings import ReplayedDevice
 from tracer.analysis.snapshots.sites import Site, Sites
 from tracer.arrays import Ints
 from tracer.snapshot.actions import Action
 from tracer.snapshot.replay import BEFORE
 
-EXPECTED = ("parameter", "optimizer state", "gradient", "buffer", "workspace")
+EXPECTED = (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.GRADIENT, Kind.BUFFER, Kind.WORKSPACE)
 """Kinds that stay from step to step."""
 _NUM_SAMPLES = 6
 
@@ -53,7 +54,7 @@ class OutlivedGroup:
     """
 
     site: Site
-    kind: str
+    kind: Kind
     bytes: int
     count: int
     bytes_per_step: int
@@ -61,7 +62,7 @@ class OutlivedGroup:
 
 
 def outlived_groups(
-    device: ReplayedDevice, sites: Sites, ends: StepEnds, *, expected: Collection[str] = EXPECTED
+    device: ReplayedDevice, sites: Sites, ends: StepEnds, *, expected: Collection[Kind] = EXPECTED
 ) -> tuple[OutlivedGroup, ...]:
     """Gather what is in use at the end, was made before the last whole step, and is of no kind that stays.
 
@@ -84,10 +85,12 @@ def outlived_groups(
     rows, made_in = rows[old], made_in[old]
     first_recorded = first_whole_step(device, ends)
     num_judged = last_whole - first_recorded
-    groups: dict[tuple[Site, str], list[int]] = {}
-    for at, (row, (kind, _)) in enumerate(zip(rows.tolist(), device.kinds.kinds_and_evidence(rows), strict=True)):
+    groups: dict[tuple[Site, Kind], list[int]] = {}
+    kinds = device.kinds.of(rows)
+    kinds[kinds == Kind.BEFORE_RECORDING] = Kind.UNKNOWN  # a line's blocks are one group, whenever they were made
+    for at, (row, kind) in enumerate(zip(rows.tolist(), kinds.tolist(), strict=True)):
         if kind not in expected:
-            groups.setdefault((sites.site(int(lives.stack[row])), kind), []).append(at)
+            groups.setdefault((sites.site(int(lives.stack[row])), Kind(kind)), []).append(at)
     outlived = []
     for (site, kind), chosen in groups.items():
         of = rows[chosen]
@@ -109,7 +112,7 @@ def outlived_groups(
             )
         )
     return tuple(
-        sorted(outlived, key=lambda group: (-group.bytes_per_step, -group.bytes, group.site.frame, group.kind))
+        sorted(outlived, key=lambda group: (-group.bytes_per_step, -group.bytes, group.site.frame, group.kind.words))
     )
 
 

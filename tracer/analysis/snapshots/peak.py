@@ -8,7 +8,7 @@ import numpy as np
 
 from tracer.analysis.snapshots.annotations import innermost_region
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
-from tracer.analysis.snapshots.groups import Group, group_rows, kind_of_group
+from tracer.analysis.snapshots.groups import Group, group_rows
 from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.private_pools import pool_words, pools_of_graphs
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, Sites
@@ -42,7 +42,7 @@ class Peak:
         reserved_bytes: Reserved from the driver.
         before_recording_bytes: The part of the requested bytes that was there before the first entry.
         groups: By line and kind; they sum to the requested bytes, like the two below.
-        by_kind: By kind alone; what is not known and was there before the recording is a kind of its own.
+        by_kind: By kind alone.
         by_annotation: By the innermost region that was open at the allocation.
         by_stream: By the stream and the pool that the memory belongs to, as far as entries and segments tell.
         fragmentation: Fragmentation of the reserved bytes.
@@ -60,6 +60,14 @@ class Peak:
     by_annotation: tuple[Share, ...]
     by_stream: tuple[Share, ...]
     fragmentation: Fragmentation
+
+    @property
+    def by_category(self) -> tuple[tuple[str, int], ...]:
+        """Bytes by the name of the kind, as `OPTIMIZER_STATE`, largest first; they sum to the requested bytes."""
+        sums: dict[str, int] = {}
+        for group in self.groups:
+            sums[group.kind.name] = sums.get(group.kind.name, 0) + group.bytes
+        return tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
 
     @property
     def has_annotations(self) -> bool:
@@ -83,7 +91,6 @@ def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: 
     groups = group_rows(lives, rows, kinds=kinds, sites=sites)
     before = rows[lives.begin[rows] == BEFORE]
     fragmentation = fragmentation_after(state, replay, entry)
-    names = [kind_of_group(group, has_history=len(state.trace) > 0) for group in groups]
     return Peak(
         entry=entry,
         time_us=int(state.trace.time_us[entry]) if entry >= 0 else -1,
@@ -93,7 +100,7 @@ def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: 
         reserved_bytes=fragmentation.reserved_bytes,
         before_recording_bytes=int(lives.requested_bytes[before].sum()),
         groups=groups,
-        by_kind=_shares([(kind, group.bytes, group.count) for kind, group in zip(names, groups, strict=True)]),
+        by_kind=_shares([(group.kind.words, group.bytes, group.count) for group in groups]),
         by_annotation=_by_annotation(snapshot, state, replay, rows),
         by_stream=_by_stream(snapshot, state, replay, rows, pools_of_graphs(state, sites)),
         fragmentation=fragmentation,

@@ -7,10 +7,8 @@ from typing import Final, Literal
 
 import numpy as np
 
-from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.classify_blocks import KINDS, NOT_KNOWN
+from tracer.analysis.kinds import LAYERS, Kind
 from tracer.analysis.snapshots.kind_finder import KindFinder
-from tracer.analysis.snapshots.sites import BEFORE_RECORDING
 from tracer.arrays import Ints
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Replay
@@ -19,7 +17,6 @@ from tracer.units import NS_PER_US
 START: Final = -1
 # A drawing counts in 53 bits; a longer span than this (104 days) is no time of a recording.
 _MAX_SPAN_US: Final = 2**53 // NS_PER_US
-_ACTIVATION: Final = KINDS.index(Kind.ACTIVATION.words)
 _OPTIMIZER_PREFIXES: Final = ("Optimizer.step#", "Optimizer.zero_grad#")
 MAX_STRETCHES: Final = 2000
 """Of one phase or of regions: more than pixels say nothing, and some of them would say something wrong."""
@@ -30,7 +27,7 @@ Phase = Literal["region", "forward", "backward", "optimizer"]
 class Curve:
     """Requested bytes of one kind in use, at the start of the recording and after each entry [entries + 1]."""
 
-    kind: str
+    kind: Kind
     bytes: Ints
 
 
@@ -51,8 +48,7 @@ class DeviceTimeline:
     Attributes:
         axis: "time", or "entry" where the entries have no usable times.
         times: Nanoseconds since the first entry, or the number of the entry, -1 for the start [entries + 1].
-        curves: By kind; together they are the requested bytes. Memory from before the recording of which nothing is
-            known has a curve of its own.
+        curves: Of the kinds that occur, in the order of `LAYERS`; together they are the requested bytes.
         allocated_bytes: Bytes in use, rounded as far as known [entries + 1].
         reserved_bytes: Reserved from the driver [entries + 1].
         stretches: Annotated regions, what stacks or annotations show of backward and optimizer, and forward, from the
@@ -80,8 +76,8 @@ def device_timeline(snapshot: Snapshot, state: DeviceState, replay: Replay, *, k
     """
     axis, times = _axis(state)
     lives, num_entries = replay.lives, len(state.trace)
-    number = kinds.kind_numbers(np.arange(len(lives)))
-    activations = np.sort(lives.begin[(number == _ACTIVATION) & (lives.begin != BEFORE)])
+    kind = kinds.of(np.arange(len(lives)))
+    activations = np.sort(lives.begin[(kind == Kind.ACTIVATION) & (lives.begin != BEFORE)])
     stretches_of: tuple[tuple[Phase, list[Stretch]], ...] = (
         ("region", _regions(snapshot, state, axis)),
         *_phases(kinds, times, activations),
@@ -90,7 +86,7 @@ def device_timeline(snapshot: Snapshot, state: DeviceState, replay: Replay, *, k
     return DeviceTimeline(
         axis=axis,
         times=times,
-        curves=_curves(replay, number, num_entries),
+        curves=_curves(replay, kind, num_entries),
         allocated_bytes=_level(lives.allocated_bytes, lives.begin, lives.end, num_entries),
         reserved_bytes=replay.reserved_bytes,
         stretches=tuple(sorted(drawn, key=lambda stretch: stretch.start)),
@@ -106,17 +102,13 @@ def _axis(state: DeviceState) -> tuple[Literal["time", "entry"], Ints]:
     return "entry", np.arange(START, len(time_us), dtype=np.int64)
 
 
-def _curves(replay: Replay, kind_number: Ints, num_entries: int) -> tuple[Curve, ...]:
+def _curves(replay: Replay, kind: Ints, num_entries: int) -> tuple[Curve, ...]:
     lives = replay.lives
-    # One more kind for what was there before and is not known.
-    names = (*KINDS, BEFORE_RECORDING)
-    is_unknown = (kind_number == KINDS.index(NOT_KNOWN)) & (lives.begin == BEFORE)
-    number = np.where(is_unknown, len(KINDS), kind_number)
     curves = []
-    for index in np.unique(number).tolist():
-        rows = np.flatnonzero(number == index)
-        size, begin, end = lives.requested_bytes[rows], lives.begin[rows], lives.end[rows]
-        curves.append(Curve(names[index], _level(size, begin, end, num_entries)))
+    for layer in LAYERS:
+        if len(rows := np.flatnonzero(kind == layer)):
+            size, begin, end = lives.requested_bytes[rows], lives.begin[rows], lives.end[rows]
+            curves.append(Curve(layer, _level(size, begin, end, num_entries)))
     return tuple(curves)
 
 

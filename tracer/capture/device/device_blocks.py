@@ -62,10 +62,36 @@ def device_blocks(device: torch.device, *, bucket_bytes: Collection[int] = ()) -
     )
 
 
-def pool_bytes(device_index: int, pool: tuple[int, int]) -> int:
-    """Bytes reserved for a private pool of a CUDA device."""
-    mine = (s for s in _segments() if s["device"] == device_index and tuple(s.get("segment_pool_id", ())) == pool)
-    return sum(int(segment["total_size"]) for segment in mine)
+@dataclass(frozen=True, slots=True)
+class PoolBytes:
+    """Bytes of a private pool: reserved for it, and of that in blocks that torch counts as allocated."""
+
+    reserved_bytes: int
+    allocated_bytes: int
+
+
+def used_in_private_pools(device_index: int) -> frozenset[int]:
+    """Addresses of blocks of private pools of a CUDA device that are in use."""
+    private = [
+        segment
+        for segment in _segments()
+        if segment["device"] == device_index and tuple(segment.get("segment_pool_id", _DEFAULT_POOL)) != _DEFAULT_POOL
+    ]
+    return frozenset(address for address, block in _blocks(private) if block["state"] == "active_allocated")
+
+
+def pool_bytes(device_index: int, pools: Collection[tuple[int, int]]) -> dict[tuple[int, int], PoolBytes]:
+    """Bytes of private pools of a CUDA device; one for which nothing is reserved is left out."""
+    sums: dict[tuple[int, int], PoolBytes] = {}
+    for segment in _segments():
+        pool = tuple(segment.get("segment_pool_id", ()))
+        if segment["device"] == device_index and pool in pools:
+            before = sums.get(pool, PoolBytes(0, 0))
+            sums[pool] = PoolBytes(
+                before.reserved_bytes + int(segment["total_size"]),
+                before.allocated_bytes + int(segment["allocated_size"]),
+            )
+    return sums
 
 
 def _segments() -> Any:

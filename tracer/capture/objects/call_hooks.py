@@ -121,6 +121,8 @@ class CallHooks:
         try:
             (self._on_calls if of_model else self._on_steps).append(register())
         except Exception as error:
+            if _steps_by_another(target):
+                return
             subject, sentences = ("inputs", self._refused_calls) if of_model else ("gradients", self._refused_steps)
             sentences[f"The {subject} of {type(target).__name__} are not observed: {str(error).splitlines()[0]}."] = (
                 None
@@ -155,6 +157,12 @@ class CallHooks:
         self._num_stepping = max(0, self._num_stepping - 1)
         if self._after_step is not None:
             self._after_step(optimizer, args, kwargs)
+
+
+def _steps_by_another(target: object) -> bool:
+    """Whether it has another optimizer step, as Lightning's and Accelerate's wrappers do: that one has the hooks."""
+    held = vars(target).values() if isinstance(target, torch.optim.Optimizer) else ()
+    return any(isinstance(value, torch.optim.Optimizer) and value is not target for value in held)
 
 
 def _outside_compiled_code(model: nn.Module) -> list[nn.Module]:

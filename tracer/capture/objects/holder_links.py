@@ -24,6 +24,7 @@ IN_DICT: Final = ".__dict__"
 OF_MODULES: Final = ("._modules", "._parameters", "._buffers")
 _MAX_KEY: Final = 40
 _GENERATORS: Final = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+_ITERATORS: Final = (enumerate, zip, map, filter)
 
 
 def link(holder: Any, held: Any) -> str:
@@ -60,6 +61,8 @@ def link(holder: Any, held: Any) -> str:
                      if getattr(holder, name) is held), "")  # fmt: skip
     if issubclass(kind, BaseException):
         return _of_exception(holder, held)
+    if kind in _ITERATORS and type(held) is not tuple:  # the iterator that it draws from; the tuple is its last item
+        return f"{ARROW}{type(held).__name__}"
     return _attribute(holder, held)
 
 

@@ -9,11 +9,14 @@ step of a training.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import traceback
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 
@@ -27,6 +30,8 @@ from tracer.collector import paused_gc
 
 NOT_PYTHON: Final = "no Python object"
 SEVERAL: Final = "more than one holder"
+NOT_FOUND: Final = "a holder that was not found"
+_Found = TypeVar("_Found")
 _MAX_HOLDERS: Final = 3
 _BARE: Final = 2
 """Vertices of a way on which a variable has the tensor itself: tensor and memory."""
@@ -38,7 +43,7 @@ class Holder:
 
     Attributes:
         path: As `trainer.history[...]`; a reference cycle where no variable leads to it; `SEVERAL` where so many hold
-            it that no one of them is worth a name.
+            it that no one of them is worth a name; `NOT_FOUND` where the search failed.
         variable: Where the path begins: `local variable of main(), train.py:88`; empty where it is no variable.
         addresses: Addresses of the part of the memory asked about that is held this way.
         graph_of: The address of the tensor whose graph keeps it; None where it is held itself.
@@ -56,7 +61,7 @@ class Holder:
     @property
     def is_certain(self) -> bool:
         """Whether it is known what to let go of: variables, or a reference cycle."""
-        return self.path not in (NOT_PYTHON, SEVERAL)
+        return self.path not in (NOT_PYTHON, SEVERAL, NOT_FOUND)
 
 
 def find_holders(
@@ -95,7 +100,17 @@ def find_common_holder(
     if not addresses:
         return None
     with _searching(device, error) as search:
-        return search.common_holder(addresses)
+        return _or_fault(None, partial(search.common_holder, addresses))
+
+
+def _or_fault(otherwise: _Found, search: Callable[[], _Found]) -> _Found:
+    """Return what a search finds; a fault of its own is a warning with its traceback, and costs one holder."""
+    try:
+        return search()
+    except Exception:
+        text = traceback.format_exc()
+        warnings.warn(f"One holder of memory was not found: an internal fault.\n{text}", stacklevel=2)
+        return otherwise
 
 
 @contextmanager
@@ -123,7 +138,12 @@ class _Search:
 
     def holders(self, addresses: Collection[int]) -> tuple[Holder, ...]:
         known = [(address, self._graph.memory.get(address)) for address in sorted(addresses)]
-        return _merged([self._holder(address, memory) for address, memory in known if memory is not None])
+        found = [
+            _or_fault(Holder(NOT_FOUND, "", (address,)), partial(self._holder, address, memory))
+            for address, memory in known
+            if memory is not None
+        ]
+        return _merged(found)
 
     def _holder(self, address: int, memory: int) -> Holder:
         first = self._ways.way(memory, frozenset())
@@ -154,7 +174,7 @@ class _Search:
         way: Way | None = first
         while way is not None:
             cut = next(cuts_of(way, self._graph), None)
-            if cut is None or len(ways) == _MAX_HOLDERS:
+            if cut is None or way.root is None or len(ways) == _MAX_HOLDERS:
                 return Holder(SEVERAL, "", (address,))
             ways.append(way)
             cuts |= {cut}

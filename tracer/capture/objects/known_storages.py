@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Self
 
 import numpy as np
 
@@ -29,7 +30,8 @@ class Role(IntEnum):
     LEAF = 9
     """A leaf in no module and no optimizer that backward has given a gradient: a parameter if the program trains it."""
     IDLE = 10
-    """No tensor, but a piece of a private pool that is not in use. CUDA graphs leave tensors behind in such memory."""
+    """No tensor, but a piece of a private pool that is not in use. CUDA graphs leave tensors behind in such memory. Of
+    the CPU, a piece of a mapped file, which is not allocated."""
     BUCKET = 11
     """What DistributedDataParallel reduces gradients in: nothing that has a name, and as large as its buckets."""
 
@@ -72,6 +74,12 @@ class KnownStorages:
         ends = (self.ends_ns, self.ends_address, self.ends_device)
         if len({len(column) for column in columns}) > 1 or len({len(column) for column in ends}) > 1:
             raise ValueError("columns of KnownStorages differ in length")
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Nothing was observed."""
+        none = np.empty(0, np.int64)
+        return cls(none, none, none, none, none, none, names=(), devices=())
 
     def words_at(self, device: str | None = None) -> dict[int, str]:
         """What lay at each address when it was last observed: `parameter`, `optimizer state` and so on.

@@ -28,6 +28,21 @@ def of_class(kind: type) -> Root:
     return Root(kind.__qualname__, f"attribute of the class, {kind.__module__}", not is_ours(kind))
 
 
+def of_loop(iterator: Any) -> Root:
+    """Return an iterator that a running `for` has in no variable, as the root of the items it keeps.
+
+    `for i, x in enumerate(loader)` keeps the last pair until the next one, a generator all of its local variables.
+    """
+    frame = iterator.gi_frame if type(iterator) is types.GeneratorType else None
+    is_users = frame is not None and is_users_frame(frame)
+    return Root(f"the loop's {type(iterator).__name__}", "iterator of a loop", is_users, id(iterator))
+
+
+def is_iterator(kind: type) -> bool:
+    """Whether instances of a class are iterators."""
+    return any("__next__" in vars(base) for base in kind.__mro__)
+
+
 def is_ours(kind: type) -> bool:
     """Whether a class is this program's."""
     return str(getattr(kind, "__module__", "")).partition(".")[0] == _OURS

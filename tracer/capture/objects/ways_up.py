@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tracer.capture.objects.reference_graph import ReferenceGraph
-from tracer.capture.objects.variables import Root, Variables, is_ours, of_class
+from tracer.capture.objects.variables import Root, Variables, is_iterator, is_ours, of_class, of_loop
 from tracer.capture.sources.source_files import is_user_code
 
 _MAX_ABOVE: Final = 50_000
@@ -104,8 +104,14 @@ class WaysUp:
                 above.roots.extend((vertex, root) for root in named if root not in without)
             elif holder not in without and (holder, vertex) not in without and not self._is_no_holder(holder):
                 above.holders.append((vertex, holder))
-        bare = (vertex for vertex in level if vertex not in referred and vertex not in classes)
-        above.loose.extend(vertex for vertex in bare if vertex not in self._locals and self._is_held_by_c(vertex))
+        for vertex in level:
+            if vertex in referred or vertex in classes or vertex in self._locals:
+                continue
+            if vertex >= 0 and is_iterator(type(self._graph.objects[vertex])):
+                if (loop := of_loop(self._graph.objects[vertex])) not in without:
+                    above.roots.append((vertex, loop))
+            elif self._is_held_by_c(vertex):
+                above.loose.append(vertex)
         return above
 
     def _module_of(self, vertex: int) -> tuple[str, dict[str, Any]] | None:
@@ -138,6 +144,8 @@ class WaysUp:
         kind = type(self._graph.objects[vertex])
         if kind is types.FrameType:
             return vertex in self._running
+        if kind is types.GeneratorType:  # the variables of one that runs are known as those of its frame
+            return bool(self._graph.objects[vertex].gi_running)
         if kind is types.ModuleType or kind.__name__ in ("FrameLocalsProxy", "async_generator_asend"):
             return True
         return is_ours(kind)

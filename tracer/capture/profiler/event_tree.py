@@ -100,6 +100,10 @@ def _is_kernel_of_ours(kind: type, event: Any) -> bool:
     return kind is PyCallFields and _OUR_KERNELS in event.name
 
 
+def _is_call_of_c(event: Any) -> bool:
+    return type(event.extra_fields) is PyCCallFields
+
+
 class _DeviceTexts(dict[Any, str]):
     """Names of devices: two objects of torch's may mean one."""
 
@@ -205,7 +209,7 @@ class _Reader(EventTables):
                         scope = fields.scope.value
                         is_backward_node = scope == _BACKWARD
                         if scope == _USER:
-                            self._add_span(event, name, thread)
+                            self._add_span(event, name, thread, root)
                             inner_outermost = True
                         elif outermost or is_backward_node:
                             is_engine = not is_backward_node and name.startswith(ENGINE_PREFIX)
@@ -287,8 +291,12 @@ class _Reader(EventTables):
         self.num_events += num_events
         self.num_calls = num_calls
 
-    def _add_span(self, event: Any, name: str, thread: int) -> None:
-        self.spans += SPAN_ROW(self.strings[name], event.start_time_ns, event.end_time_ns, thread)
+    def _add_span(self, event: Any, name: str, thread: int, root: Any) -> None:
+        """One that is open when the recording ends lasts as long: torch ends it with the call that has opened it."""
+        end_ns, opened_by = event.end_time_ns, event.parent
+        if opened_by is not None and opened_by.end_time_ns == end_ns and _is_call_of_c(opened_by):
+            end_ns = root.end_time_ns
+        self.spans += SPAN_ROW(self.strings[name], event.start_time_ns, end_ns, thread)
 
     def _add_operator(
         self, event: Any, fields: Any, name: str, inputs: list[Any], kind: int, parent: int, call: int, thread: int

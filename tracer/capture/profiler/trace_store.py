@@ -46,6 +46,10 @@ class TraceStore:
                 )
             )
 
+    def forget_first(self) -> None:
+        """Forget the first cycle's trace; its bytes stay in the file."""
+        del self._parts[0]
+
     def _take(self, results: Any) -> tuple[int, int]:
         if self._file is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the store lives

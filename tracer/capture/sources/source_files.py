@@ -60,11 +60,18 @@ def whole_path(file_name: str) -> str:
 def _whole_path(file_name: str) -> str:
     if file_name.startswith("<") or Path(file_name).is_absolute():
         return file_name
-    for prefix in _prefixes():
-        candidate = prefix / file_name
-        if candidate.is_file():
-            return str(candidate)
-    return file_name
+    found = [str(prefix / file_name) for prefix in _prefixes() if (prefix / file_name).is_file()]
+    if len(found) > 1:  # the same name in several folders: the file that has run
+        loaded = _loaded_files()
+        found.sort(key=lambda path: loaded.index(path) if path in loaded else len(loaded))
+    return found[0] if found else file_name
+
+
+def _loaded_files() -> list[str]:
+    """Files of this process's code: the script first, then modules."""
+    modules = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
+    files = [sys.argv[0] if sys.argv else None, *(names.get("__file__") for names in modules)]
+    return [os.path.abspath(file) for file in files if isinstance(file, str)]  # noqa: PTH100 - as the profiler has them
 
 
 def is_user_code(file_name: str) -> bool:

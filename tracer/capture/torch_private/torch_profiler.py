@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import compress
@@ -186,6 +187,51 @@ def on_preparing(callback: Callable[[Any], None]) -> Callable[[], None]:
     return end
 
 
+class OpenRegions:
+    """The `record_function` regions that this thread has opened since `start` and not closed."""
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+        self._closed: Callable[[], None] | None = None
+        self.stop: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        """Look at regions that are opened from now on."""
+        kind: Any = torch.autograd.profiler.record_function
+        enter, leave, thread = kind.__enter__, kind.__exit__, threading.get_ident()
+
+        def entered(region: Any) -> Any:
+            if threading.get_ident() == thread:
+                self._open.add(id(region))
+            return enter(region)
+
+        def left(region: Any, *error: Any) -> Any:
+            try:
+                return leave(region, *error)
+            finally:
+                self._open.discard(id(region))
+                self._call_back()
+
+        def stop() -> None:
+            self._closed = None
+            if kind.__enter__ is entered:
+                kind.__enter__, kind.__exit__ = enter, leave
+
+        kind.__enter__, kind.__exit__ = entered, left
+        self.stop = stop
+
+    def when_closed(self, callback: Callable[[], None]) -> None:
+        """Call back when all of them are closed, once; at once if none is open."""
+        self._closed = callback
+        self._call_back()
+
+    def _call_back(self) -> None:
+        if self._closed is not None and not self._open:
+            callback = self._closed
+            self.stop()
+            callback()
+
+
 def is_prepared(profiler: Any) -> bool:
     """Whether a `torch.autograd.profiler.profile` warms up or records."""
     return bool(profiler.entered) and profiler.kineto_results is None
@@ -208,6 +254,12 @@ def record_no_shapes(profiler: Any) -> None:
     profiler.record_shapes = False
     if getattr(profiler, "profiler", None) is not None:
         profiler.profiler.record_shapes = False
+
+
+def begin_at(profiler: Any, step: int) -> None:
+    """Have a `torch.profiler.profile` that has not begun do so with this step of its schedule."""
+    profiler.step_num = step
+    profiler.current_action = profiler._prev_schedule_action = profiler.schedule(step)
 
 
 def let_go_of(profiler: Any) -> None:

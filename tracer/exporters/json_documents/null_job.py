@@ -7,7 +7,7 @@ from typing import Any
 
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.null_gpu.nccl_buffers import NcclBuffers
-from tracer.results.null_job import NullJob
+from tracer.results.null_job import NullJob, RankRun
 from tracer.results.null_run import CAVEAT
 
 
@@ -19,12 +19,24 @@ def null_job_json(job: NullJob) -> dict[str, Any]:
         "caveat": CAVEAT,
         "card": job.devices.card.label,
         "card_bytes": job.devices.card.usable_bytes,
+        "memory_bytes": job.devices.card.memory_bytes,
         "context_bytes": CONTEXT_BYTES,
         "world_size": job.devices.count,
         "per_node": job.per_node,
         "fits": job.fits,
         "worst_rank": worst.rank if worst is not None else None,
-        "ranks": [{**asdict(run), "nccl": _nccl(run.nccl)} for run in job.runs],
+        "ranks": [_rank(job, run) for run in job.runs],
+    }
+
+
+def _rank(job: NullJob, run: RankRun) -> dict[str, Any]:
+    least_bytes, most_bytes = job.of_card_bytes(run)
+    return {
+        **asdict(run),
+        "nccl": _nccl(run.nccl),
+        "others_bytes": job.others_bytes(run),
+        "of_card_least_bytes": least_bytes,
+        "of_card_most_bytes": most_bytes,
     }
 
 

@@ -17,6 +17,7 @@ from tracer.snapshot.printable import printable
 from tracer.units import MIB, NS_PER_US
 
 if TYPE_CHECKING:
+    from tracer.analysis.profiles.graph_pool import GraphPool
     from tracer.analysis.profiles.peak import PeakReport
     from tracer.capture.recording import Recording
     from tracer.capture.run_origin import RunOrigin
@@ -39,6 +40,7 @@ def peak_document(
     origin: RunOrigin | None = None,
     against_eager: PeakDiff | None = None,
     values_read: ValuesRead | None = None,
+    graph_pools: Sequence[GraphPool] = (),
 ) -> dict[str, Any]:
     """The document for the cycle with the largest peak; docs/files.md describes its keys.
 
@@ -48,6 +50,7 @@ def peak_document(
         origin: With what the run was made.
         against_eager: From the same run without compilation to this one.
         values_read: Values that the program read from a device that computes nothing.
+        graph_pools: What CUDA graphs work in.
     """
     from tracer.analysis.profiles.peak import worst_of  # reading peak.json back does not wait for torch
 
@@ -80,6 +83,7 @@ def peak_document(
         "threads_not_recorded": list(peak.threads),
         "eager": None if against_eager is None else eager_document(against_eager),
         "values_read": None if values_read is None else asdict(values_read),
+        "cuda_graphs": list(map(graph_pool_document, graph_pools)),
         "rows": [{**asdict(row), "stack": stack} for row, stack in zip(peak.rows, stacks, strict=True)],
     }
 
@@ -116,12 +120,43 @@ def write_peak_json(
     origin: RunOrigin | None = None,
     against_eager: PeakDiff | None = None,
     values_read: ValuesRead | None = None,
+    graph_pools: Sequence[GraphPool] = (),
 ) -> None:
     """Write peak.json; arguments as of `peak_document`."""
     document = peak_document(
-        peaks, recordings=recordings, origin=origin, against_eager=against_eager, values_read=values_read
+        peaks,
+        recordings=recordings,
+        origin=origin,
+        against_eager=against_eager,
+        values_read=values_read,
+        graph_pools=graph_pools,
     )
     write_atomically(path, json.dumps(document, indent=1) + "\n")
+
+
+def graph_pool_document(pool: GraphPool) -> dict[str, Any]:
+    """What is known of a private pool of CUDA graphs."""
+    return asdict(pool)
+
+
+def graph_pool_from(path: Path, document: dict[str, object]) -> GraphPool:
+    """The pool in a document that may be anybody's.
+
+    Args:
+        path: Path of the file that it was read from.
+        document: As `graph_pool_document` makes it.
+
+    Raises:
+        SnapshotError: It is none, or its rows do not sum to its peak.
+    """
+    from tracer.analysis.profiles.graph_pool import GraphPool
+
+    peak = saved_peak_from(path, document | {"device": "", "phase": None})
+    sizes = {
+        name: _number(path, name, document.get(name))
+        for name in ("num_graphs", "reserved_bytes", "allocated_bytes", "first_cycle")
+    }
+    return GraphPool(**sizes, has_backward=document.get("has_backward") is True, peak_bytes=peak.bytes, rows=peak.rows)
 
 
 def saved_peak_document(peak: SavedPeak) -> dict[str, object]:

@@ -41,7 +41,10 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
     if (card := prediction.card) is not None:
         document["card"] = {"name": card.label or None, "total_bytes": card.memory_bytes}
         document["usable_bytes"] = card.usable_bytes
-        document["room_bytes"] = card.usable_bytes - need.peak_reserved_bytes
+        reserved_bytes = max(need.peak_reserved_bytes, prediction.memory.peak_reserved_bytes)
+        document["room_bytes"] = card.usable_bytes - reserved_bytes
+        document["nccl_least_bytes"] = prediction.nccl.least_bytes
+        document["nccl_most_bytes"] = prediction.nccl.most_bytes
         document["num_retries"] = prediction.memory.num_retries
     if (at := prediction.failed_at) is not None:
         place = {"step": at.step, "phase": at.phase or None, "module": at.module or None, "op": at.op or None}

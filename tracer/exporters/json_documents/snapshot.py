@@ -88,7 +88,7 @@ def group_values(group: Group) -> dict[str, Any]:
     return {
         "bytes": group.bytes,
         "count": group.count,
-        "kind": group.kind,
+        "kind": group.kind.words,
         "evidence": group.evidence,
         "is_before_recording": group.is_before_recording,
         "frame": group.site.frame,

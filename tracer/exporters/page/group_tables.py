@@ -11,7 +11,7 @@ from tracer.exporters.page.model import FileCell, Table
 
 def groups_table(title: str, groups: Sequence[Group]) -> Table:
     """Size, number, kind and allocation site of each group."""
-    rows = tuple((group.bytes, f"{group.count:,}", _kind(group), site_cell(group.site)) for group in groups)
+    rows = tuple((group.bytes, f"{group.count:,}", group.kind_words, site_cell(group.site)) for group in groups)
     return Table(title, ("size", "blocks", "kind", "made by"), rows)
 
 
@@ -21,7 +21,3 @@ def site_cell(site: Site) -> FileCell:
         return FileCell(site.frame, site.file, site.line)
     is_named = site.frame not in (BEFORE_RECORDING, NO_FRAMES)
     return FileCell(f"{site.frame} ({NO_PYTHON_FRAME})" if is_named else site.frame)
-
-
-def _kind(group: Group) -> str:
-    return f"{group.kind}, before recording" if group.is_before_recording else group.kind

@@ -8,8 +8,8 @@ from os.path import abspath, commonpath, relpath
 from pathlib import Path
 from typing import Any
 
+from tracer.analysis.kinds import LAYERS
 from tracer.analysis.peak_diff import PeakDiff
-from tracer.analysis.snapshots.categories import CATEGORY_OF_KIND
 from tracer.analysis.snapshots.job import JobFinding, RankGroup, RankPeak
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.diff_page import changes_tables
@@ -182,7 +182,7 @@ def _files(finding: JobFinding) -> dict[str, str]:
 def _layers(rank: RankPeak) -> tuple[KindBytes, ...]:
     """Bytes by category in the drawing's order, so that each category lies at the same place in every bar."""
     bytes_of = dict(rank.kinds)
-    return tuple(KindBytes(name, bytes_of[kind]) for kind, name in CATEGORY_OF_KIND.items() if kind in bytes_of)
+    return tuple(KindBytes(kind.name, bytes_of[kind.words]) for kind in LAYERS if kind.words in bytes_of)
 
 
 def _groups(groups: Sequence[RankGroup]) -> Table:

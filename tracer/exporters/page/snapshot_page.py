@@ -11,7 +11,6 @@ import numpy as np
 
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.snapshots.address_space import address_ranges
-from tracer.analysis.snapshots.categories import CATEGORY_OF_KIND, category_of, peak_by_category
 from tracer.analysis.snapshots.findings import DeviceFinding, ReplayedSnapshot, SnapshotFinding
 from tracer.analysis.snapshots.first_changes import FirstChanges
 from tracer.analysis.snapshots.groups import Group, group_lives
@@ -175,9 +174,7 @@ def _left_out(timeline: DeviceTimeline) -> tuple[str, ...]:
 
 
 def _series(timeline: DeviceTimeline) -> tuple[Series, ...]:
-    order = list(CATEGORY_OF_KIND)
-    curves = sorted(timeline.curves, key=lambda curve: order.index(curve.kind))
-    return tuple(Series(CATEGORY_OF_KIND[curve.kind], curve.bytes) for curve in curves)
+    return tuple(Series(curve.kind.name, curve.bytes) for curve in timeline.curves)
 
 
 def _lines(timeline: DeviceTimeline) -> tuple[Curve, ...]:
@@ -209,7 +206,7 @@ def _peak(device: DeviceFinding, timeline: DeviceTimeline) -> PagePeak:
         bytes=peak.requested_bytes,
         time=int(timeline.times[peak.entry + 1]) if device.entries else None,
         phase=phase,
-        breakdown=tuple(KindBytes(name, size) for name, size in peak_by_category(device)),
+        breakdown=tuple(KindBytes(name, size) for name, size in peak.by_category),
         rows=tuple(_row(group, device) for group in peak.groups),
         stacks=tuple(group.stack for group in peak.groups),
         row=peak.entry + 1 if device.entries else None,
@@ -221,7 +218,7 @@ def _row(group: Group, device: DeviceFinding) -> PeakRow:
     return PeakRow(
         bytes=group.bytes,
         count=group.count,
-        category=category_of(group, device),
+        category=group.kind.name,
         torch_category=None,
         evidence=group.evidence,
         phase=phase if device.entries else "not known",

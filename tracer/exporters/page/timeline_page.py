@@ -12,7 +12,7 @@ from tracer.analysis.kinds import Evidence
 from tracer.analysis.operators.run_times import RunTimes
 from tracer.analysis.peak_diff import Change, PeakDiff
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
-from tracer.analysis.profiles.caveats import counted, growth_sentences, left_out, not_recorded, unseen
+from tracer.analysis.profiles.caveats import counted, graph_sentences, growth_sentences, left_out, not_recorded, unseen
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.analysis.profiles.compiled_words import compiled_sentences
 from tracer.analysis.profiles.eager_comparison import eager_sentences
@@ -123,6 +123,7 @@ def timeline_page(
         notes=(
             *notes,
             *left_out(findings),
+            *graph_sentences(findings),
             *compiled_sentences(findings),
             *unseen(recording, lifetimes),
             *growth_sentences(findings.growth),

@@ -22,7 +22,7 @@ from tracer.capture.run_origin import RunOrigin
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.values_read import ValuesRead
 from tracer.errors import RecordingError, SnapshotError
-from tracer.exporters.json_documents.peak import saved_peak_from
+from tracer.exporters.json_documents.peak import graph_pool_from, saved_peak_from
 from tracer.exporters.recording_file.checked_columns import DAMAGED, Columns, text_columns
 from tracer.exporters.recording_file.compiled_columns import compiled_columns, compiled_from
 from tracer.exporters.recording_file.document import Document
@@ -99,6 +99,7 @@ def _document(kept: KeptRun) -> dict[str, Any]:
         "timings": None if timings is None else {"device": timings.device, "clock": timings.clock},
         "waste": [asdict(waste) | {"line": _line(waste.line), "held_at": _line(waste.held_at)} for waste in kept.waste],
         "values_read": None if kept.values_read is None else asdict(kept.values_read),
+        "cuda_graphs": list(kept.graph_pools),
         "trace": None if trace is None else {"cycle": trace.cycle, "process_id": trace.trace.process_id},
     }
 
@@ -203,6 +204,7 @@ def kept_run_from(columns: Columns) -> KeptRun:
         eager=_eager_from(columns),
         waste=_waste_from(document),
         values_read=found.record(ValuesRead) if (found := document.document_or_none("values_read")) else None,
+        graph_pools=_graph_pools_from(document),
     )
 
 
@@ -215,6 +217,19 @@ def _eager_from(columns: Columns) -> dict[str, Any] | None:
     except SnapshotError as error:
         raise RecordingError(str(error), hint=DAMAGED) from error
     return document
+
+
+def _graph_pools_from(document: Document) -> tuple[dict[str, Any], ...]:
+    """Recordings from before there was such a thing have none."""
+    if "cuda_graphs" not in document.unchecked():
+        return ()
+    pools = tuple(entry.unchecked() for entry in document.documents("cuda_graphs", at_most=MAX_CYCLES))
+    try:
+        for pool in pools:
+            graph_pool_from(Path("The recording"), pool)
+    except SnapshotError as error:
+        raise RecordingError(str(error), hint=DAMAGED) from error
+    return pools
 
 
 def _waste_from(document: Document) -> tuple[KeptWaste, ...]:

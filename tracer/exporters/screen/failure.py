@@ -36,7 +36,7 @@ def _what(failure: Failure) -> str:
     if isinstance(error, KeyboardInterrupt):
         return f"Interrupted in {during}."
     if isinstance(error, Terminated):
-        return f"Ended by SIGTERM in {during}."
+        return f"Ended by {error.signal_name} in {during}."
     if isinstance(error, SystemExit):
         return f"{subject} ended the program{where}."
     if isinstance(error, StopIteration):

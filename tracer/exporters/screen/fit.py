@@ -24,20 +24,28 @@ def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None
     """
     what = _what(trial)
     if trial.fits:
-        left = usable_bytes - trial.reserved_bytes
-        came = f"fits with {format_bytes(left)} left" if left >= 0 else "fits, after the allocator released its cache"
+        left = _left(trial, usable_bytes)
+        came = f"fits with {left} left" if left[0].isdigit() else f"fits{left}"
         sizes = f"{format_bytes(trial.allocated_bytes)} allocated, {format_bytes(trial.reserved_bytes)} reserved"
         sizes += "" if trial.worst_rank is None else f" by rank {trial.worst_rank:,}, the worst"
         line = f"{what}: {sizes}{_difference(trial, base)}; {came}."
     elif trial.has_ended_before:
         line = f"{what}: the script ended with an error before a step was done."
-    elif trial.lacks_room_for_nccl:
-        allocated = format_bytes(trial.allocated_bytes)
-        line = f"{what}: rank {trial.worst_rank:,} has {allocated} allocated, which leaves no room for NCCL's buffers."
     else:
         rank = "" if trial.worst_rank is None else f"rank {trial.worst_rank:,} is "
         line = f"{what}: {rank}out of memory, with {format_bytes(trial.allocated_bytes)} allocated."
     return line, *(f"  {note}" for note in trial.notes)
+
+
+def _left(trial: FitTrial, usable_bytes: int) -> str:
+    """What is left of the card, `1.00 GiB` or a range, by how much NCCL takes; or on what it hangs that it fits."""
+    room = usable_bytes - trial.reserved_bytes - trial.beside_bytes
+    least, most = room - trial.nccl.most_bytes, room - trial.nccl.least_bytes
+    if most < 0:
+        return ", after the allocator released its cache"
+    if least < 0:
+        return f" if NCCL takes no more than {format_bytes(room)}"
+    return format_bytes(most) if least == most else f"{format_bytes(least)} to {format_bytes(most)}"
 
 
 def _what(trial: FitTrial) -> str:
@@ -72,10 +80,9 @@ def print_search(report: FitReport, trials: Sequence[FitTrial], commands: Sequen
 def _row(trial: FitTrial, usable_bytes: int) -> tuple[str, str, str, str]:
     if trial.has_ended_before:
         return "", "", "error", _what(trial)
-    if not trial.fits and not trial.lacks_room_for_nccl:
+    if not trial.fits:
         return "", "", "out of memory", _what(trial)
-    left = usable_bytes - trial.reserved_bytes
-    words = format_bytes(left) if trial.fits else "too little for NCCL"
+    words = _left(trial, usable_bytes).removeprefix(", ").strip()
     return format_bytes(trial.allocated_bytes), format_bytes(trial.reserved_bytes), words, _what(trial)
 
 

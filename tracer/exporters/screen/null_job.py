@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from tracer.analysis.kinds import words_of
+from tracer.exporters.screen.paths import source_place
 from tracer.exporters.screen.text import print_table, say, table
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.results.failure import without_gpu
@@ -34,11 +35,14 @@ def job_words(job: NullJob) -> list[str]:
     worst = job.worst
     lines = [f"Job of {job.words}."]
     if worst is not None and worst.out_of_memory:
-        return [*lines, f"Rank {worst.rank:,} does not fit: {without_gpu(worst.failure)}."]
+        return [
+            *lines,
+            f"Rank {worst.rank:,} does not fit: {without_gpu(worst.failure)}{_at(worst)}.",
+            *_beside(worst),
+        ]
     if worst is None or worst.peak_bytes is None:
         return [*lines, "None of them recorded a step."]
-    card = format_bytes(job.devices.card.usable_bytes)
-    lines.append(f"The worst is rank {worst.rank:,}: {format_bytes(worst.peak_bytes)} at its peak, of {card}.")
+    lines.append(f"The worst is rank {worst.rank:,}: {format_bytes(worst.peak_bytes)} allocated at its peak.")
     least = min((run for run in job.runs if run.peak_bytes is not None), key=lambda run: run.peak_bytes or 0)
     if least.peak_bytes != worst.peak_bytes and least.peak_bytes is not None:
         lines.append(
@@ -46,28 +50,30 @@ def job_words(job: NullJob) -> list[str]:
         )
     elif len(job.runs) > 1:
         lines.append("All that ran have the same peak, to the byte.")
-    return [*lines, *_of_card(job)]
+    return [*lines, *of_card(job)]
 
 
-def _of_card(job: NullJob) -> Iterator[str]:
-    """What the fullest rank takes of its card, with what no allocator of torch's hands out."""
+def of_card(job: NullJob) -> Iterator[str]:
+    """What is taken of the fullest GPU, by torch and beside it, and whether that fits."""
     fullest = job.fullest
-    if fullest is None or not (fullest.nccl.words or fullest.shared_bytes):
+    if fullest is None:
         return
-    least_bytes, most_bytes = fullest.of_card_bytes
-    card = job.devices.card.memory_bytes
+    least_bytes, most_bytes = job.of_card_bytes(fullest)
+    card_bytes = job.devices.card.memory_bytes
+    reserved = format_bytes(job.own_bytes(fullest) - CONTEXT_BYTES - fullest.shared_bytes)
     yield (
-        f"Beside torch's memory: {_beside_torch(fullest)}. So rank {fullest.rank:,} takes "
-        f"{_range(least_bytes, most_bytes)} of {format_bytes(card)}{_ends(least_bytes, most_bytes, card, fullest)}"
+        f"On the GPU of rank {fullest.rank:,}, {_parts(job, fullest, reserved)}: together "
+        f"{_range(least_bytes, most_bytes)} of {format_bytes(card_bytes)}{_ends(job, fullest)}"
     )
 
 
-def _beside_torch(run: RankRun) -> str:
-    """As in `CUDA's context, 500.00 MiB, and NCCL's buffers, 28.00 MiB to 688.00 MiB for 1 communicator`."""
-    parts = [f"CUDA's context, {format_bytes(CONTEXT_BYTES)}"]
-    parts += [f"symmetric memory, {format_bytes(run.shared_bytes)}"] if run.shared_bytes else []
-    parts += [f"NCCL's buffers, {run.nccl.words}"] if run.nccl.words else []
-    return ", and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+def _parts(job: NullJob, run: RankRun, reserved: str) -> str:
+    """As in `torch reserves 46.27 GiB, CUDA's context takes 500.00 MiB, and NCCL's buffers 28.00 MiB to ...`."""
+    parts = [f"torch reserves {reserved}", f"CUDA's context takes {format_bytes(CONTEXT_BYTES)}"]
+    parts += [f"symmetric memory {format_bytes(run.shared_bytes)}"] if run.shared_bytes else []
+    parts += [f"other ranks {format_bytes(others)}"] if (others := job.others_bytes(run)) else []
+    parts += [f"NCCL's buffers {run.nccl.words}"] if run.nccl.words else []
+    return f"{', '.join(parts[:-1])}, and {parts[-1]}" if len(parts) > 2 else " and ".join(parts)
 
 
 def _range(least_bytes: int, most_bytes: int) -> str:
@@ -75,13 +81,33 @@ def _range(least_bytes: int, most_bytes: int) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def _ends(least_bytes: int, most_bytes: int, card_bytes: int, fullest: RankRun) -> str:
+def _ends(job: NullJob, fullest: RankRun) -> str:
+    least_bytes, most_bytes = job.of_card_bytes(fullest)
+    card_bytes = job.devices.card.memory_bytes
     if most_bytes <= card_bytes:
-        return "."
-    if least_bytes > card_bytes:
-        return ", and does not fit."
+        return ". It fits." if job.fits else "."
+    if job.fits is False:
+        return ". It does not fit."
+    if job.fits:
+        return ". It fits, for torch gives back its cache."
     left = card_bytes - least_bytes + fullest.nccl.least_bytes
-    return f", and fits if NCCL takes no more than {format_bytes(left)}."
+    if left >= fullest.nccl.least_bytes:
+        return f". It fits if NCCL takes no more than {format_bytes(left)}, or torch gives back its cache for it."
+    return ". It fits with the least of NCCL's buffers, for torch gives back its cache; with more, that is not known."
+
+
+def _at(run: RankRun) -> str:
+    return f" ({source_place(run.line.file, run.line.line)})" if run.line is not None else ""
+
+
+def _beside(run: RankRun) -> Iterator[str]:
+    """What others take of the GPU on which a rank ran out of memory, where that is why it did."""
+    if run.crowded is not None:
+        index, size = run.crowded
+        yield (
+            f"Others take {format_bytes(size)} of GPU {index} of its node: ranks whose memory is there, with CUDA's "
+            "context of each, and NCCL's buffers."
+        )
 
 
 def _apart(worst: RankRun, least: RankRun) -> str:

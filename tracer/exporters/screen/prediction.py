@@ -35,27 +35,35 @@ def verdict(prediction: Prediction) -> str:
         need = prediction.need.peak_reserved_bytes + CONTEXT_BYTES
         return f"Needs {format_bytes(need)} of a GPU, of which {format_bytes(CONTEXT_BYTES)} are CUDA's own context."
     name = f"{card.label} ({format_bytes(card.memory_bytes)})" if card.label else format_bytes(card.memory_bytes)
-    if prediction.num_cards > 1:
+    fits, subject = "Fits", ""
+    if prediction.rank is not None:
+        fits, subject = "fits", f"Rank {prediction.rank:,} alone "
+    elif prediction.num_cards > 1:
         name = f"{prediction.num_cards} x {name}"
     if at is not None:
         problem = f"{format_bytes(at.size_bytes)} cannot be allocated" if at.size_bytes is not None else "out of memory"
         lacks = max(0, prediction.need.peak_reserved_bytes - card.usable_bytes)
         by_how_much = f" It lacks {format_bytes(lacks)}." if prediction.is_whole else ""
-        return f"Does not fit in {name}: {problem} {_where(at)}.{by_how_much}"
-    room = card.usable_bytes - memory.peak_reserved_bytes
+        does = f"{subject}does" if subject else "Does"
+        return f"{does} not fit in {name}: {problem} {_where(at)}.{by_how_much}"
     if memory.num_retries:
         times = "once" if memory.num_retries == 1 else f"{memory.num_retries} times"
-        return f"Fits in {name}, but only because the allocator releases its cache {times}."
-    words = f"Fits in {name}: {format_bytes(room)} are left."
+        return f"{subject}{fits} in {name}, but only because the allocator releases its cache {times}."
+    least, most = prediction.room_bytes
+    if least < 0 and prediction.nccl.most_bytes:
+        left = card.usable_bytes - memory.peak_reserved_bytes
+        return f"{fits} in {name} if NCCL takes no more than {format_bytes(left)}."
+    left_words = format_bytes(most) if least == most else f"{format_bytes(least)} to {format_bytes(most)}"
+    words = f"{subject}{fits} in {name}: {left_words} are left."
     if prediction.spread.high_bytes > card.usable_bytes:
         return f"{words} This prediction may be wrong by as much."
     return words
 
 
 def _where(at: OutOfMemoryAt) -> str:
-    if at.step < 0:
-        return "when the model is loaded"
     line = f" at {source_place(at.line.file, at.line.line)}" if at.line is not None else ""
+    if at.step < 0:
+        return f"before the first step{line}" if line else "when the model is loaded"
     module = f" of {at.module}" if at.module else ""
     phase = f"in {at.phase} of step {at.step + 1}" if at.phase else f"in step {at.step + 1}"
     return f"{phase}, by {at.op}{module}{line}" if at.op else f"{phase}{module}{line}"

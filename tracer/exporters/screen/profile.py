@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tracer.analysis.kinds import meaning_of, words_of
-from tracer.analysis.module_tree import module_tree
+from tracer.analysis.module_tree import ModuleNode, module_tree
 from tracer.analysis.peak_row import PeakRow
-from tracer.analysis.profiles.caveats import counted, growth_sentences, left_out, not_recorded, unseen
+from tracer.analysis.profiles.caveats import counted, graph_sentences, growth_sentences, left_out, not_recorded, unseen
 from tracer.analysis.profiles.compiled_words import compiled_sentences
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.lost_track import LostTrack
@@ -21,14 +22,28 @@ from tracer.capture.torch_names import step_words
 from tracer.exporters.screen.parallelism import parallelism_sentences
 from tracer.exporters.screen.paths import short_path, source_place
 from tracer.exporters.screen.text import print_table, say_wrapped
-from tracer.units import format_bytes
+from tracer.units import format_bytes, some
 
 NUM_ROWS = 8
+MORE_POOLS = 3
+"""Of CUDA graphs that get tables of their own."""
 MORE_MODULES = 6
 """Than rows of other tables: a tree needs its branches."""
 MODULE_DEPTH = 3
 NUM_SENTENCES = 3
 NUM_SHORT_LINES = 3
+
+
+class Explained(Protocol):
+    """Bytes with the rows that sum to them."""
+
+    @property
+    def rows(self) -> tuple[PeakRow, ...]:
+        """The rows, the largest first."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Their sum."""
 
 
 def print_peak(findings: Findings, console: Console, *, num_steps: int | None = None, top: int = NUM_ROWS) -> None:
@@ -51,6 +66,7 @@ def print_peak(findings: Findings, console: Console, *, num_steps: int | None = 
         _print_modules(peak, console, top)
         print_lines(peak, console, top)
         _print_phases(findings.worst, console)
+        _print_graphs(findings, console, top)
     for words in (
         *growth_sentences(findings.growth, file_name=short_path),
         *_lost_track(findings.worst),
@@ -92,30 +108,66 @@ def _line_totals(rows: Iterable[PeakRow]) -> list[tuple[str, int]]:
     return sorted(totals.items(), key=lambda item: -item[1])[:NUM_SHORT_LINES]
 
 
-def _print_modules(peak: PeakReport, console: Console, top: int) -> None:
-    """The largest modules as a tree; each line holds what is below it, so the lines do not add up."""
+def _print_modules(peak: Explained, console: Console, top: int) -> None:
+    """The largest modules as a tree: each line holds what is below it, and the outermost ones sum to the peak."""
     root = module_tree(peak.rows)
     smallest = peak.peak_bytes // 50
+    shown = [
+        (depth, node)
+        for depth, node in root.walk()
+        if 0 < depth <= MODULE_DEPTH and (node.total_bytes >= smallest or _is_only_one(node, root.children, smallest))
+    ][: top + MORE_MODULES]
     lines = [
         ("  " * (depth - 1) + (node.path if depth == 1 else f".{node.path.rpartition('.')[2]}"), node.total_bytes, 0)
-        for depth, node in root.walk()
-        if 0 < depth <= MODULE_DEPTH and node.total_bytes >= smallest
+        for depth, node in shown
     ]
-    shown = lines[: top + MORE_MODULES]
-    if len(lines) > len(shown):
-        shown.append((f"and {len(lines) - len(shown)} more of at least 2 %", 0, 0))
-    _print_bytes("By module, with the modules inside it", "module", shown, peak.peak_bytes, console)
+    outermost = [node for depth, node in shown if depth == 1]
+    if num_more := len(root.children) - len(outermost):
+        lines.append((f"{num_more} more", root.total_bytes - sum(node.total_bytes for node in outermost), 0))
+    _print_bytes("By module, with the modules inside it", "module", lines, peak.peak_bytes, console)
+
+
+def _is_only_one(node: ModuleNode, outermost: list[ModuleNode], smallest: int) -> bool:
+    """Whether a module is the only one that would be left out: its own line is as short as "1 more"."""
+    return [one for one in outermost if one.total_bytes < smallest] == [node]
+
+
+def _print_graphs(findings: Findings, console: Console, top: int) -> None:
+    """What CUDA graphs work in, by what their captures allocated."""
+    for words in graph_sentences(findings):
+        console.print()
+        say_wrapped(console, words)
+    explained = [pool for pool in findings.graph_pools if pool.rows]
+    for pool in explained[:MORE_POOLS]:
+        of = "a CUDA graph at its" if pool.num_graphs == 1 else f"{pool.num_graphs} CUDA graphs at the"
+        print_categories(pool, console, title=f"In the memory of {of} capture's peak")
+        _print_modules(pool, console, top)
+        print_lines(pool, console, top)
+    if rest := explained[MORE_POOLS:]:
+        size_bytes = sum(pool.peak_bytes for pool in rest)
+        say_wrapped(
+            console, f"{some(len(rest), 'more pool')} of CUDA graphs: {format_bytes(size_bytes)} at their peaks."
+        )
 
 
 def _print_phases(cycle: CycleFindings, console: Console) -> None:
-    rows = [phase for phase in cycle.step_phases if phase.step == (cycle.peak.step or phase.step)]
+    """The phases of the peak's step in order of time, the peak's own among them; nothing where there are none."""
+    peak = cycle.peak
+    rows = [
+        (phase.end_ns, phase.step, phase.phase, phase.peak_bytes)
+        for phase in cycle.step_phases
+        if phase.step == (peak.step or phase.step)
+    ]
+    if peak.phase and not any((peak.step, peak.phase) == row[1:3] for row in rows):
+        rows = sorted([*rows, (peak.time_ns, peak.step or "", peak.phase, peak.peak_bytes)])
+    if len(rows) < 2:  # the headline says as much
+        return
     phases = Table(box=None, padding=(0, 1), pad_edge=False)
     for label in ("step", "phase", "most bytes", ""):
         phases.add_column(label, justify="right" if label == "most bytes" else "left")
-    for phase in rows:
-        most = format_bytes(phase.peak_bytes)
-        mark = "<- peak" if phase.phase == cycle.peak.phase else ""
-        phases.add_row(step_words(phase.step).removeprefix("step "), phase.phase, most, mark)
+    for _, step, phase, peak_bytes in rows:
+        mark = "<- peak" if (step, phase) == (peak.step or "", peak.phase) else ""
+        phases.add_row(step_words(step).removeprefix("step ") or "-", phase, format_bytes(peak_bytes), mark)
     print_table("The step, phase by phase", phases, console)
 
 
@@ -154,12 +206,13 @@ def headline(findings: Findings, num_steps: int | None = None) -> str:
         findings: Findings of a run.
         num_steps: How many steps it had, if that is known.
     """
-    peak = findings.worst.peak
+    peak, graph_bytes = findings.worst.peak, findings.graph_bytes
     largest, size_bytes = next(iter(peak.by_category().items()))
     step = f"of {step_words(peak.step, num_steps)}" if peak.step else ""
     when = " ".join(part for part in (f"in {peak.phase}" if peak.phase else "", step) if part)
+    graphs = f", beside {format_bytes(graph_bytes)} of CUDA graphs" if graph_bytes else ""
     return (
-        f"Peak: {format_bytes(peak.peak_bytes)} on {peak.device} {when}; "
+        f"Peak: {format_bytes(peak.peak_bytes)} on {peak.device} {when}{graphs}; "
         f"{100 * size_bytes / peak.peak_bytes:.0f} % of it {words_of(largest)}."
     )
 
@@ -168,39 +221,49 @@ def _counts(findings: Findings) -> str:
     peak = findings.worst.peak
     lines = [counted(peak)]
     if peak.allocator is not None:
-        lines.append(_three_sizes(peak, peak.allocator))
+        lines.append(_three_sizes(peak, peak.allocator, findings.graph_bytes))
     elif peak.reserved_bytes:
-        unused = peak.reserved_bytes - peak.allocator_peak_bytes
+        unused = peak.reserved_bytes - peak.allocator_peak_bytes - findings.graph_bytes
         lines.append(
             f"Reserved from the driver at that moment: {format_bytes(peak.reserved_bytes)}, "
-            f"of which {format_bytes(unused)} held no tensor."
+            f"of which {_of_graphs(findings.graph_bytes)}{format_bytes(unused)} held no tensor."
         )
-    spread = {cycle.peak.peak_bytes for cycle in findings.cycles}
+    spread = {cycle.peak.peak_bytes for cycle in findings.cycles if cycle.is_whole}
     if len(spread) > 1:
         lines.append(f"Cycles differ: from {format_bytes(min(spread))} to {format_bytes(max(spread))}.")
     return "\n".join(lines)
 
 
-def _three_sizes(peak: PeakReport, allocator: AllocatorPeak) -> str:
+def _of_graphs(size_bytes: int) -> str:
+    return f"CUDA graphs work in {format_bytes(size_bytes)}, and " if size_bytes else ""
+
+
+def _three_sizes(peak: PeakReport, allocator: AllocatorPeak, graph_bytes: int) -> str:
     """Bytes requested, what they were rounded to, and what was reserved from the driver for them."""
+    free = f"{format_bytes(max(0, allocator.free_bytes - graph_bytes))} free"
     largest, pending = format_bytes(allocator.largest_free_bytes), allocator.pending_bytes
     return (
         f"Requested: {format_bytes(allocator.requested_bytes)}. "
         f"Allocated, after rounding up each block: {format_bytes(peak.peak_bytes)}.\n"
         f"Reserved from the driver: {format_bytes(allocator.reserved_bytes)}, "
-        f"of which {format_bytes(allocator.free_bytes)} free, in pieces of {largest} at most"
+        f"of which {_of_graphs(graph_bytes)}{free}"
+        + ("" if graph_bytes else f", in pieces of {largest} at most")  # which may be a graph's
         + (f", and {format_bytes(pending)} freed but still used by another stream." if pending else ".")
     )
 
 
-def print_categories(peak: PeakReport, console: Console) -> None:
+def print_categories(peak: Explained, console: Console, *, title: str = "What filled it") -> None:
     """Print the peak by category."""
     by_category = [(name, *total) for name, total in _totals(peak, lambda row: words_of(row.category))]
-    _print_bytes("What filled it", "category", by_category, peak.peak_bytes, console, meaning=meaning_of)
+    _print_bytes(title, "category", by_category, peak.peak_bytes, console, meaning=meaning_of)
 
 
-def print_lines(peak: PeakReport, console: Console, top: int) -> None:
+def print_lines(peak: Explained, console: Console, top: int) -> None:
     """Print the peak by line; below a library's line, the user's line that led to it."""
+    if peak.rows and not any(row.file for row in peak.rows):
+        console.print()
+        say_wrapped(console, "By line: no line of your code made any of it.")
+        return
     callers = {_caller(row) for row in peak.rows if row.caller_file}
     is_one = len(callers) == 1
 
@@ -231,7 +294,7 @@ def line_name(row: PeakRow) -> str:
     return source_place(row.file, row.line)
 
 
-def _totals(peak: PeakReport, key: Callable[[PeakRow], str]) -> list[tuple[str, tuple[int, int]]]:
+def _totals(peak: Explained, key: Callable[[PeakRow], str]) -> list[tuple[str, tuple[int, int]]]:
     """Bytes and blocks by some name, the largest first."""
     totals: dict[str, tuple[int, int]] = {}
     for row in peak.rows:

@@ -16,7 +16,7 @@ from tracer.exporters.screen.diff import print_against_eager
 from tracer.exporters.screen.next_commands import after_run
 from tracer.exporters.screen.paths import short_path
 from tracer.exporters.screen.profile import NUM_ROWS, parameters_sentence, print_peak, print_timings, short_screen
-from tracer.exporters.screen.snapshot import place, print_failed_allocation
+from tracer.exporters.screen.snapshot import print_failed_allocation, ran_out_at
 from tracer.exporters.screen.text import say
 from tracer.exporters.screen.values import print_values, values_sentences
 from tracer.results.run_results import RunResults
@@ -33,7 +33,7 @@ def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tu
     """
     event = results.failed_allocation
     lines = [results.origin.caveat] * bool(results.origin.caveat)
-    lines += [f"Out of memory at {place(event.site)}: {event.advice}"] if event is not None else []
+    lines += [f"{ran_out_at(event.site)}: {event.advice}"] if event is not None else []
     if results.findings is not None:
         lines += short_screen(results.findings, results.num_steps)
         peak_bytes = results.findings.worst.peak.peak_bytes
@@ -51,13 +51,14 @@ def _large(results: RunResults) -> tuple[UnneededMemory, ...]:
     return large(unneeded_memory(results.waste, device=results.findings.device), results.findings.worst.peak.peak_bytes)
 
 
-def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS) -> None:
+def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS, num_steps: int | None = None) -> None:
     """Print what the results have: what ran out of memory, the peak, the times, the gradients, the loss.
 
     Args:
         results: Results of a run.
         console: Where to print.
         top: Rows of each table; what the others hold together is said.
+        num_steps: How many steps were made in all, if that is known.
     """
     if results.origin.caveat:
         say(console)
@@ -67,7 +68,7 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS)
     if results.first_changes is not None:
         print_first_changes(results.first_changes, console)
     if results.findings is not None:
-        print_peak(results.findings, console, num_steps=results.num_steps, top=top)
+        print_peak(results.findings, console, num_steps=num_steps, top=top)
     if (diff := results.against_eager) is not None:
         print_against_eager(diff, eager_sentences(diff), console, top=top)
     if results.advice is not None:

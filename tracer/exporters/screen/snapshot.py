@@ -90,7 +90,7 @@ def _print_device(device: DeviceFinding, console: Console, top: int, behind_fail
 
 def _rows(groups: Sequence[Group]) -> tuple[tuple[object, ...], ...]:
     """What a table of groups shows."""
-    return tuple((group.bytes, group.count, _kind(group), group.site) for group in groups)
+    return tuple((group.bytes, group.count, group.kind_words, group.site) for group in groups)
 
 
 def _when(peak: Peak, device: DeviceFinding) -> str:
@@ -114,7 +114,7 @@ def print_groups(title: str, groups: Sequence[Group], console: Console, top: int
     grid.add_column("where", overflow="fold")
     total = sum(group.bytes for group in groups)
     for group in islice(groups, top):
-        grid.add_row(format_bytes(group.bytes), f"{group.count:,}", _kind(group), Text(place(group.site)))
+        grid.add_row(format_bytes(group.bytes), f"{group.count:,}", group.kind_words, Text(place(group.site)))
         if group.bytes >= _SHARE_WITH_CALLERS * total:
             _add_callers(grid, group)
     _add_rest(grid, [(group.bytes, group.count) for group in groups[top:]])
@@ -129,10 +129,6 @@ def _add_callers(grid: Table, group: Group) -> None:
     if rest := group.callers[_MOST_CALLERS:]:
         size = format_bytes(sum(share.bytes for share in rest))
         grid.add_row("", "", "", f"  {size} from {some(len(rest), 'more line')}")
-
-
-def _kind(group: Group) -> str:
-    return f"{group.kind}, before" if group.is_before_recording and group.site.frame != BEFORE_RECORDING else group.kind
 
 
 def _print_shares(title: str, shares: Sequence[Share], console: Console, top: int) -> None:
@@ -169,7 +165,7 @@ def _print_growth(device: DeviceFinding, console: Console, top: int) -> None:
 def print_failed_allocation(event: OutOfMemory, console: Console, *, top: int = 10) -> None:
     """Print why the run that has just ended had no memory left, and what to look at first."""
     say(console)
-    say(console, f"Out of memory at {place(event.site)}", style="bold")
+    say(console, ran_out_at(event.site), style="bold")
     _print_oom_sizes(event, console, top)
     if any(group.site.frame == NO_FRAMES for group in event.groups):
         say(console, "Blocks without a stack were made by autograd's own thread, in backward.")
@@ -217,6 +213,13 @@ def _print_oom_sizes(event: OutOfMemory, console: Console, top: int | None) -> N
         say(console, "What was in use then is what the table above shows.", indent=2)
     else:
         print_groups("What was in use then", event.groups, console, top)
+
+
+def ran_out_at(site: Site) -> str:
+    """Where memory ran out, as a sentence begins."""
+    if site.file is None and site.frame == NO_FRAMES:
+        return "Out of memory (no stack was recorded of where)"
+    return f"Out of memory at {place(site)}"
 
 
 def place(site: Site) -> str:

@@ -32,7 +32,11 @@ def values_lines(values: ValuesRead | None) -> tuple[str, ...]:
 
 
 def _list(values: ValuesRead) -> Iterator[str]:
-    return map(_words, sorted(values.reads, key=lambda read: not read.decides_size)[:_NUM_LISTED])
+    reads = sorted(values.reads, key=lambda read: not read.decides_size)
+    num_listed = _NUM_LISTED + (len(reads) == _NUM_LISTED + 1)
+    yield from map(_words, reads[:num_listed])
+    if more := reads[num_listed:]:
+        yield f"{len(more)} more places: {some(sum(read.count for read in more), 'time')}"
 
 
 def values_sentences(values: ValuesRead) -> Iterator[str]:

@@ -6,17 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tracer.analysis.snapshots.groups import Group
-from tracer.analysis.steps.step_findings import StepFindings
+from tracer.analysis.snapshots.sites import NO_FRAMES
+from tracer.analysis.steps.step_findings import GrowthOverSteps
 from tracer.capture.device.device_ledger import DeviceLedger
 from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.files import write_atomically
 from tracer.exporters.screen.paths import short_path
-from tracer.exporters.screen.snapshot import place
+from tracer.exporters.screen.snapshot import place, ran_out_at
 from tracer.exporters.screen.values import values_lines
-from tracer.results.watch_report import HolderName, OutlivedMemory, WatchReport
+from tracer.results.failure import without_gpu
+from tracer.results.watch_report import END_OF_RUN, HolderName, OutlivedMemory, WatchReport
 from tracer.units import format_bytes, some
 
 _MAX_GROUPS, _MAX_KEPT = 12, 5
+_LET_GO = "without what each step leaves, see above, it would have fit. No setting of the allocator helps for long."
 
 
 def write_watch_text(report: WatchReport, path: Path) -> None:
@@ -31,7 +34,28 @@ def write_watch_text(report: WatchReport, path: Path) -> None:
 def short_watch_lines(report: WatchReport) -> tuple[str, ...]:
     """What happened, what is wrong, and who holds what: for a terminal."""
     caveat = (report.caveat,) if report.caveat else ()
-    return (*caveat, *_headline(report), *_out_of_memory(report), *finding_lines(report), *_notes(report))
+    last = report.found_before[-1:] if report.steps.growth is not None and not report.outlived else ()
+    earlier = (line for before in last for line in (f"Found after step {before.event.step:,}:", *_kept_lines(before)))
+    return (*caveat, *_headline(report), *_findings(report, tuple(earlier)), *_notes(report))
+
+
+def growth_lines(report: WatchReport) -> tuple[str, ...]:
+    """What grows from step to step and who holds it; empty where nothing does."""
+    growth = report.steps.growth
+    per_step = sum(group.bytes_per_step for group in report.outlived if group.bytes_per_step > 0)
+    if growth is not None:
+        unit = "In-use memory" if report.allocated_bytes is not None else "Resident memory"
+        return (_growth_sentence(growth, unit), *_kept_lines(report))
+    first = (f"Each step leaves {format_bytes(per_step)} more in use than the one before:",) if per_step else ()
+    return (*first, *_kept_lines(report))
+
+
+def _findings(report: WatchReport, earlier: tuple[str, ...] = ()) -> Iterator[str]:
+    """What is kept comes before what any setting would change."""
+    yield from growth_lines(report)
+    yield from earlier
+    yield from _out_of_memory(report)
+    yield from _other_sentences(report)
 
 
 def watch_lines(report: WatchReport) -> tuple[str, ...]:
@@ -52,13 +76,12 @@ def _found_before(report: WatchReport) -> Iterator[str]:
     for earlier in report.found_before:
         yield ""
         yield f"Found after step {earlier.event.step:,}, {earlier.event.what}"
-        yield from _out_of_memory(earlier)
-        yield from finding_lines(earlier)
+        yield from _findings(earlier)
 
 
 def _headline(report: WatchReport) -> Iterator[str]:
     at = f"Step {report.event.step + 1:,}" if report.error else f"After step {report.event.step:,}"
-    error = f": {report.error}" if report.error else ""
+    error = f": {without_gpu(report.error)}" if report.error else ""
     yield f"{at}, {report.event.what}{error}{_behind(report.error_line)}"
     in_use = _in_use(report)
     if in_use:
@@ -66,6 +89,8 @@ def _headline(report: WatchReport) -> Iterator[str]:
 
 
 def _in_use(report: WatchReport) -> str:
+    if report.event.what == END_OF_RUN and (most := report.most_bytes):
+        return _at_the_end(report, most)
     if report.allocated_bytes is None:
         resident = report.columns.resident_bytes[-1] if len(report.columns) else -1
         return f"Resident memory of the process: {format_bytes(int(resident))}." if resident >= 0 else ""
@@ -77,24 +102,34 @@ def _in_use(report: WatchReport) -> str:
     return f"{sentence}. By kind: {kinds}." if kinds else f"{sentence}."
 
 
+def _at_the_end(report: WatchReport, most_bytes: int) -> str:
+    """The peak of a run that has ended by itself; what is still in use then says little of it."""
+    if report.allocated_bytes is None:
+        return f"Most resident memory of the process at the end of a step: {format_bytes(most_bytes)}."
+    of = f" of {format_bytes(report.limit_bytes)}" if report.limit_bytes is not None else ""
+    reserved = f", reserved {format_bytes(report.reserved_bytes)}" if report.reserved_bytes is not None else ""
+    return (
+        f"Peak on {report.device}: {format_bytes(most_bytes)}{of} allocated; "
+        f"{format_bytes(report.allocated_bytes)} at the end{reserved}."
+    )
+
+
 def _out_of_memory(report: WatchReport) -> Iterator[str]:
     event = report.out_of_memory
-    if event is not None:
-        yield f"Out of memory at {place(event.site)}, asked for {format_bytes(event.asked_bytes)}: {event.advice}"
+    if event is None:
+        return
+    kept_bytes = sum(group.bytes for group in report.outlived if group.bytes_per_step > 0)
+    advice = _LET_GO if kept_bytes >= event.asked_bytes else event.advice
+    yield f"{ran_out_at(event.site)}, asked for {format_bytes(event.asked_bytes)}: {advice}"
 
 
 def finding_lines(report: WatchReport) -> Iterator[str]:
     """A sentence for each finding, with the line where one is known."""
-    steps, unit = report.steps, "In-use memory" if report.allocated_bytes is not None else "Resident memory"
-    if steps.growth is not None:
-        yield _growth_sentence(steps, unit)
-    yield from _kept_lines(report)
+    yield from growth_lines(report)
     yield from _other_sentences(report)
 
 
-def _growth_sentence(steps: StepFindings, unit: str) -> str:
-    growth = steps.growth
-    assert growth is not None
+def _growth_sentence(growth: GrowthOverSteps, unit: str) -> str:
     trend = growth.trend
     sentence = (
         f"{unit} grows by {format_bytes(trend.bytes_per_step)} a step (steps {trend.first_step:,} to "
@@ -106,7 +141,8 @@ def _growth_sentence(steps: StepFindings, unit: str) -> str:
 
 
 def _kept_lines(report: WatchReport) -> Iterator[str]:
-    growing = [group for group in report.outlived if group.bytes_per_step > 0]
+    per_step = sum(group.bytes_per_step for group in report.outlived if group.bytes_per_step > 0)
+    growing = [group for group in report.outlived if group.bytes_per_step > 0.01 * per_step]
     for group in growing[:_MAX_KEPT]:
         yield f"  {format_bytes(group.bytes_per_step)} a step {_kept_words(group)}"
     staying = [group for group in report.outlived if group.bytes_per_step <= 0 and group.holders]
@@ -115,7 +151,8 @@ def _kept_lines(report: WatchReport) -> Iterator[str]:
 
 
 def _kept_words(group: OutlivedMemory) -> str:
-    origin = f"made in {group.frame}{_behind(group.line)}" if group.frame else ""
+    is_known = group.frame and (group.line is not None or group.frame != NO_FRAMES)
+    origin = f"made in {group.frame}{_behind(group.line)}" if is_known else ""
     holders = " and ".join(holder_words(name) for name in group.holders[:2])
     parts = [f"kept: {format_bytes(group.bytes)} in {some(group.count, 'block')} of kind {group.what}"]
     parts += [origin] if origin else []
@@ -139,7 +176,7 @@ def _other_sentences(report: WatchReport) -> Iterator[str]:
             f"training {format_bytes(evaluation.usual_bytes)} at most; without torch.no_grad() a forward keeps what "
             "backward would use."
         )
-    if (first := steps.first_steps) is not None:
+    if (first := steps.first_steps) is not None and not any(group.bytes_per_step > 0 for group in report.outlived):
         if first.step == 1:
             yield (
                 f"The first step held {format_bytes(first.bytes)}, later ones {format_bytes(first.usual_bytes)}: what "
@@ -197,8 +234,8 @@ def _table_of_groups(groups: tuple[Group, ...]) -> Iterator[str]:
     # Whether the ring still has the allocation says nothing about a block.
     sums: dict[tuple[str, str], tuple[int, int]] = {}
     for group in groups:
-        size, count = sums.get((group.kind, place(group.site)), (0, 0))
-        sums[group.kind, place(group.site)] = size + group.bytes, count + group.count
+        size, count = sums.get((group.kind.words, place(group.site)), (0, 0))
+        sums[group.kind.words, place(group.site)] = size + group.bytes, count + group.count
     rows = sorted(sums.items(), key=lambda item: -item[1][0])
     for (kind, where), (size, count) in rows[:_MAX_GROUPS]:
         yield f"  {format_bytes(size):>12} {count:>7,}  {kind:<16} {where}"

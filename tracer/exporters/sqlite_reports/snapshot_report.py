@@ -6,7 +6,6 @@ import json
 import sqlite3
 from pathlib import Path
 
-from tracer.analysis.snapshots.categories import peak_by_category
 from tracer.analysis.snapshots.memory_report import SnapshotReport
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.exporters.sqlite_reports.memory_report import TABLES, USER_VERSION, insert_entries
@@ -117,7 +116,7 @@ def _fill(connection: sqlite3.Connection, report: SnapshotReport) -> None:
     counts = [(1, number, weight.count) for number, weight in enumerate(report.weights, start=1)]
     counts += [(2, number, activation.count) for number, activation in enumerate(report.activations, start=1)]
     insert(connection, "entry_counts", counts)
-    insert(connection, "peak_by_category", peak_by_category(report.device))
+    insert(connection, "peak_by_category", report.device.peak.by_category)
     _insert_devices(connection, report)
     _insert_groups(connection, report)
     insert(
@@ -152,7 +151,7 @@ def _insert_groups(connection: sqlite3.Connection, report: SnapshotReport) -> No
         connection,
         "peak_groups",
         (
-            (number, device, group.kind, group.evidence, group.is_before_recording, group.bytes, group.count,
+            (number, device, group.kind.words, group.evidence, group.is_before_recording, group.bytes, group.count,
              group.site.frame, group.site.file, group.site.line, json.dumps(group.stack))
             for number, (device, group) in enumerate(groups, start=1)
         ),

@@ -51,3 +51,8 @@ def run_earlier_ranks(folder: Path) -> bool:
     while not (folder / _DONE).exists():
         time.sleep(_POLL_S)
     return True
+
+
+def earlier_ranks_are_asked_for(folder: Path) -> bool:
+    """Whether a rank waits for earlier ones, which have not run yet."""
+    return (folder / _ASKED).exists() and not (folder / _DONE).exists()

@@ -210,8 +210,13 @@ def _stores(jobs: LoneStore, num_ranks: int) -> _Functions:
 def _leave(place: Place, store: LoneStore, groups: set[tuple[int, ...]]) -> None:
     keys = {key: base64.b64encode(value).decode() for key, value in store.own.items()}
     nccl = NcclBuffers.of_this_process() if process.is_active() else NcclBuffers()
-    shared_bytes = process.shared_bytes() if process.is_active() else 0
-    document = {"groups": sorted(map(list, groups)), "store": keys, "nccl": asdict(nccl), "shared_bytes": shared_bytes}
+    document = {
+        "groups": sorted(map(list, groups)),
+        "store": keys,
+        "nccl": asdict(nccl),
+        "shared_bytes": process.shared_bytes() if process.is_active() else 0,
+        "taken": process.taken_bytes() if process.is_active() else {},
+    }
     text = json.dumps(document)
     unfinished = left_by(place.folder, place.rank).with_suffix(".part")
     unfinished.write_text(text, encoding="utf-8")

@@ -97,6 +97,11 @@ def shared_bytes_left(folder: Path, rank: int) -> int:
     return int(_left(folder, rank).get("shared_bytes", 0))
 
 
+def taken_left(folder: Path, rank: int) -> dict[int, int]:
+    """The most of each GPU of its node that a rank that ran has taken at once; see `process.taken_bytes`."""
+    return {int(index): size for index, size in _left(folder, rank).get("taken", {}).items()}
+
+
 def _left(folder: Path, rank: int) -> dict[str, Any]:
     path = left_by(folder, rank)
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

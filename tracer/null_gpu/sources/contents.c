@@ -58,7 +58,12 @@ static void forget_locked(uintptr_t begin, uintptr_t end) {
 
 static void know_locked(uintptr_t begin, uintptr_t end) {
   if (!ranges && !(ranges = malloc((MAX_RANGES + 1) * sizeof *ranges))) return;
-  if (count >= MAX_RANGES) count = 0; /* zeros instead of values: what a read may give at any time */
+  if (count >= MAX_RANGES) {
+    static bool is_said;
+    if (!is_said) log_line(0, "more than %d pieces of device memory were written; their values now read as zero", MAX_RANGES);
+    is_said = true;
+    count = 0;
+  }
   forget_locked(begin, end);
   size_t where = first_behind(begin);
   replace(where, where, &(Range){begin, end}, 1);
@@ -158,22 +163,34 @@ void move_bytes(void *to, const void *from, size_t size) {
   else memmove(to, from, size);
 }
 
-void fill_bytes(void *pointer, int value, size_t size) {
+static void fill_with(void *pointer, const void *element, size_t width, size_t size) {
+  if (width == 1) memset(pointer, *(const unsigned char *)element, size);
+  else
+    for (size_t at = 0; at < size; at += width) memcpy((char *)pointer + at, element, width);
+}
+
+/* One write, whatever the width of its elements: one range. */
+void fill_elements(void *pointer, const void *element, size_t width, size_t count) {
+  size_t size = width * count;
+  bool is_zero = true;
+  for (size_t i = 0; i < width; i++) is_zero &= !((const char *)element)[i];
   if (!size) return;
-  if (!is_device(pointer) || size <= SMALL_FILL) {
-    memset(pointer, value, size);
+  if (!is_device(pointer) || size <= (is_zero ? SMALL_FILL : config()->copy_limit)) {
+    fill_with(pointer, element, width, size);
     if (is_device(pointer)) know_bytes(pointer, size);
     return;
   }
   uintptr_t begin = (uintptr_t)pointer, end = begin + size;
   drop_pages(begin, end);
   forget_bytes(begin, end);
-  if (!value) { /* the pages at both ends are shared with others */
+  if (is_zero) { /* the pages at both ends are shared with others */
     memset(pointer, 0, 4096 - begin % 4096);
     memset((void *)(end - end % 4096), 0, end % 4096);
     know_bytes(pointer, size);
   }
 }
+
+void fill_bytes(void *pointer, int value, size_t size) { fill_elements(pointer, &(unsigned char){(unsigned char)value}, 1, size); }
 
 EXPORT cudaError_t cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind) {
   pools_synchronize();
@@ -198,6 +215,10 @@ EXPORT cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from
 EXPORT cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                                      size_t height, enum cudaMemcpyKind kind, cudaStream_t stream) {
   count_node(stream);
+  if (to_pitch == width && from_pitch == width) { /* one write */
+    move_bytes(to, from, width * height);
+    return result(cudaSuccess);
+  }
   if (is_device(to) && width * height > config()->copy_limit) return result(cudaSuccess);
   for (size_t row = 0; row < height; row++) move_bytes((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
   return result(cudaSuccess);

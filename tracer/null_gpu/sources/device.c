@@ -19,6 +19,11 @@ void start_device(int device) {
   if (device >= 0 && device < MAX_DEVICES) started[device] = true;
 }
 bool is_started(int device) { return device >= 0 && device < MAX_DEVICES && started[device]; }
+EXPORT int null_gpu_is_started(int device) { return is_started(device); }
+/* The number on the node of a device that the process sees, or -1. */
+EXPORT int null_gpu_index_on_node(int device) {
+  return device >= 0 && device < config()->count ? config()->visible[device] : -1;
+}
 cudaError_t result(cudaError_t error) {
   if (error) last_error = error;
   return error;

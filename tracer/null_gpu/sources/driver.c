@@ -107,9 +107,15 @@ EXPORT CUresult cuMemsetD8Async(CUdeviceptr pointer, unsigned char value, size_t
 EXPORT CUresult cuMemsetD8_v2(CUdeviceptr pointer, unsigned char value, size_t count) {
   return cuMemsetD8Async(pointer, value, count, NULL);
 }
+EXPORT CUresult cuMemsetD16Async(CUdeviceptr pointer, unsigned short value, size_t count, CUstream stream) {
+  fill_elements((void *)pointer, &value, sizeof value, count);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuMemsetD16_v2(CUdeviceptr pointer, unsigned short value, size_t count) {
+  return cuMemsetD16Async(pointer, value, count, NULL);
+}
 EXPORT CUresult cuMemsetD32Async(CUdeviceptr pointer, unsigned value, size_t count, CUstream stream) {
-  if (4 * count > config()->copy_limit) fill_bytes((void *)pointer, 0, 4 * count);
-  for (size_t i = 0; 4 * count <= config()->copy_limit && i < count; i++) move_bytes((unsigned *)pointer + i, &value, 4);
+  fill_elements((void *)pointer, &value, sizeof value, count);
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuMemsetD32_v2(CUdeviceptr pointer, unsigned value, size_t count) {
@@ -371,6 +377,27 @@ EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned
                                    void **values) {
   return *module = new_handle(), CUDA_SUCCESS;
 }
+/* The linker that numba and others hand PTX to: what it links is an image of one byte, which cuModuleLoadData takes. */
+EXPORT CUresult cuLinkCreate_v2(unsigned count, CUjit_option *options, void **values, CUlinkState *state) {
+  for (unsigned i = 0; i < count; i++) { /* how much it wrote to the caller's logs: nothing */
+    bool is_log_size = options[i] == CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES || options[i] == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES;
+    if (is_log_size) values[i] = NULL;
+  }
+  return *state = new_handle(), CUDA_SUCCESS;
+}
+EXPORT CUresult cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void *data, size_t size, const char *name,
+                                 unsigned count, CUjit_option *options, void **values) {
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuLinkAddFile_v2(CUlinkState state, CUjitInputType type, const char *path, unsigned count,
+                                 CUjit_option *options, void **values) {
+  return access(path, R_OK) ? CUDA_ERROR_FILE_NOT_FOUND : CUDA_SUCCESS;
+}
+EXPORT CUresult cuLinkComplete(CUlinkState state, void **image, size_t *size) {
+  static char linked[1];
+  return *image = linked, *size = sizeof linked, CUDA_SUCCESS;
+}
+EXPORT CUresult cuLinkDestroy(CUlinkState state) { return CUDA_SUCCESS; }
 EXPORT CUresult cuModuleUnload(CUmodule module) { return CUDA_SUCCESS; }
 EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
   return *function = new_handle(), CUDA_SUCCESS;
@@ -402,6 +429,12 @@ EXPORT CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, C
     case CU_FUNC_ATTRIBUTE_BINARY_VERSION: *value = 10 * card->major + card->minor; break;
     default: *value = 0; /* local, constant and shared memory */
   }
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuKernelGetAttribute(int *value, CUfunction_attribute attribute, CUkernel kernel, CUdevice device) {
+  return cuFuncGetAttribute(value, attribute, (CUfunction)kernel);
+}
+EXPORT CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device) {
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) { return CUDA_SUCCESS; }

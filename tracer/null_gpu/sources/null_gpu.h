@@ -69,6 +69,7 @@ void pools_synchronize(void);
 /* contents.c: what of the device's bytes is known. */
 void move_bytes(void *to, const void *from, size_t size);
 void fill_bytes(void *pointer, int value, size_t size);
+void fill_elements(void *pointer, const void *element, size_t width, size_t count);
 void lock_contents(void);
 void unlock_contents(void);
 void forget_bytes(uintptr_t begin, uintptr_t end);

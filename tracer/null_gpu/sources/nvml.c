@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { NVML_SUCCESS = 0, NVML_ERROR_INVALID_ARGUMENT = 2, NVML_ERROR_NOT_SUPPORTED = 3, NVML_ERROR_INSUFFICIENT_SIZE = 7 };
+enum { NVML_SUCCESS = 0, NVML_ERROR_INVALID_ARGUMENT = 2, NVML_ERROR_NOT_SUPPORTED = 3, NVML_ERROR_NOT_FOUND = 6, NVML_ERROR_INSUFFICIENT_SIZE = 7 };
 #define HANDLES ((uintptr_t)0xB000)
 typedef struct {
   unsigned process;
@@ -53,7 +53,15 @@ EXPORT int nvmlInit(void) { return NVML_SUCCESS; }
 EXPORT int nvmlInit_v2(void) { return NVML_SUCCESS; }
 EXPORT int nvmlInitWithFlags(unsigned flags) { return NVML_SUCCESS; }
 EXPORT int nvmlShutdown(void) { return NVML_SUCCESS; }
-EXPORT const char *nvmlErrorString(int error) { return error ? "Not Supported" : "Success"; }
+EXPORT const char *nvmlErrorString(int error) {
+  switch (error) {
+    case NVML_SUCCESS: return "Success";
+    case NVML_ERROR_INVALID_ARGUMENT: return "Invalid Argument";
+    case NVML_ERROR_NOT_FOUND: return "Not Found";
+    case NVML_ERROR_INSUFFICIENT_SIZE: return "Insufficient Size";
+    default: return "Not Supported";
+  }
+}
 EXPORT int nvmlSystemGetDriverVersion(char *text, unsigned size) {
   snprintf(text, size, "580.00");
   return NVML_SUCCESS;
@@ -100,6 +108,7 @@ EXPORT int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) {
   uuid_of((unsigned)((uintptr_t)handle - HANDLES), text, size);
   return NVML_SUCCESS;
 }
+EXPORT int nvmlDeviceGetHandleByPciBusId(const char *text, void **handle) { return nvmlDeviceGetHandleByPciBusId_v2(text, handle); }
 EXPORT int nvmlDeviceGetPciInfo_v3(void *handle, Pci *pci) {
   memset(pci, 0, sizeof *pci);
   pci->bus = (unsigned)((uintptr_t)handle - HANDLES) + 1;
@@ -124,25 +133,125 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *handle, Memory2 *memory) {
   memory->free = memory->total - memory->used;
   return NVML_SUCCESS;
 }
-EXPORT int nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, Process1 *processes) {
+static int processes1(void *handle, unsigned *count, Process1 *processes) {
   bool has_room = processes && *count;
   if (has_room) *processes = (Process1){(unsigned)getpid(), used_of(handle)};
   *count = 1;
   return has_room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
-EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, Process2 *processes) {
+static int processes2(void *handle, unsigned *count, Process2 *processes) {
   bool has_room = processes && *count;
   if (has_room) *processes = (Process2){(unsigned)getpid(), used_of(handle), ~0u, ~0u};
   *count = 1;
   return has_room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
-EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *count, Process2 *processes) {
-  return *count = 0, NVML_SUCCESS;
+EXPORT int nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, Process1 *processes) {
+  return processes1(handle, count, processes);
 }
-/* It does nothing: no temperature, no power, no load. */
+EXPORT int nvmlDeviceGetComputeRunningProcesses_v2(void *handle, unsigned *count, Process2 *processes) {
+  return processes2(handle, count, processes);
+}
+EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, Process2 *processes) {
+  return processes2(handle, count, processes);
+}
+#define NO_PROCESSES(name) \
+  EXPORT int name(void *handle, unsigned *count, void *processes) { return *count = 0, NVML_SUCCESS; }
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+EXPORT int nvmlSystemGetProcessName(unsigned process, char *name, unsigned size) {
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%u/cmdline", process);
+  FILE *file = fopen(path, "r");
+  if (!file) return NVML_ERROR_NOT_FOUND;
+  size_t length = size ? fread(name, 1, size - 1, file) : 0;
+  if (size) name[length] = 0; /* up to the first argument, which ends with a zero as well */
+  fclose(file);
+  return NVML_SUCCESS;
+}
+
+/* It does nothing: it is cold, takes no power, its clocks stand still. Limits and other properties that the table of cards
+   does not have are not known, which NVML calls not supported, as of many a card. */
 EXPORT int nvmlDeviceGetUtilizationRates(void *handle, Utilization *rates) {
   return rates->gpu = rates->memory = 0, NVML_SUCCESS;
 }
+typedef struct {
+  unsigned version, sensor;
+  int degrees;
+} Temperature;
+EXPORT int nvmlDeviceGetTemperatureV(void *handle, Temperature *temperature) { return temperature->degrees = 0, NVML_SUCCESS; }
+EXPORT int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millijoules) {
+  return *millijoules = 0, NVML_SUCCESS;
+}
+EXPORT int nvmlDeviceGetClock(void *handle, int type, int id, unsigned *mhz) { return *mhz = 0, NVML_SUCCESS; }
+EXPORT int nvmlDeviceGetCurrentClocksThrottleReasons(void *handle, unsigned long long *reasons) {
+  return *reasons = 0, NVML_SUCCESS;
+}
+EXPORT int nvmlDeviceGetCurrentClocksEventReasons(void *handle, unsigned long long *reasons) {
+  return *reasons = 0, NVML_SUCCESS;
+}
+#define ZERO_OF(name) \
+  EXPORT int name(void *handle, int of, unsigned *value) { return *value = 0, NVML_SUCCESS; }
+ZERO_OF(nvmlDeviceGetTemperature)
+ZERO_OF(nvmlDeviceGetClockInfo)
+ZERO_OF(nvmlDeviceGetPcieThroughput)
+#define VALUE(name, number) \
+  EXPORT int name(void *handle, unsigned *value) { return *value = (number), NVML_SUCCESS; }
+VALUE(nvmlDeviceGetPowerUsage, 0)
+VALUE(nvmlDeviceGetPerformanceState, 0)
+VALUE(nvmlDeviceGetComputeMode, 0)     /* shared by processes */
+VALUE(nvmlDeviceGetPersistenceMode, 1) /* on */
+VALUE(nvmlDeviceGetDisplayMode, 0)
+VALUE(nvmlDeviceGetDisplayActive, 0)
+VALUE(nvmlDeviceGetMinorNumber, (unsigned)((uintptr_t)handle - HANDLES))
+#define SAMPLED(name) \
+  EXPORT int name(void *handle, unsigned *percent, unsigned *period) { return *percent = *period = 0, NVML_SUCCESS; }
+SAMPLED(nvmlDeviceGetEncoderUtilization)
+SAMPLED(nvmlDeviceGetDecoderUtilization)
+EXPORT int nvmlUnitGetCount(unsigned *count) { return *count = 0, NVML_SUCCESS; }
+#define UNKNOWN(name) \
+  EXPORT int name(void) { return NVML_ERROR_NOT_SUPPORTED; }
+UNKNOWN(nvmlDeviceGetApplicationsClock)
+UNKNOWN(nvmlDeviceGetArchitecture)
+UNKNOWN(nvmlDeviceGetBAR1MemoryInfo)
+UNKNOWN(nvmlDeviceGetBoardId)
+UNKNOWN(nvmlDeviceGetBrand)
+UNKNOWN(nvmlDeviceGetCpuAffinity)
+UNKNOWN(nvmlDeviceGetCurrPcieLinkGeneration)
+UNKNOWN(nvmlDeviceGetCurrPcieLinkWidth)
+UNKNOWN(nvmlDeviceGetDefaultApplicationsClock)
+UNKNOWN(nvmlDeviceGetEccMode)
+UNKNOWN(nvmlDeviceGetEnforcedPowerLimit)
+UNKNOWN(nvmlDeviceGetFanSpeed)
+UNKNOWN(nvmlDeviceGetFanSpeed_v2)
+UNKNOWN(nvmlDeviceGetFieldValues)
+UNKNOWN(nvmlDeviceGetMaxClockInfo)
+UNKNOWN(nvmlDeviceGetMaxMigDeviceCount)
+UNKNOWN(nvmlDeviceGetMaxPcieLinkGeneration)
+UNKNOWN(nvmlDeviceGetMaxPcieLinkWidth)
+UNKNOWN(nvmlDeviceGetMemoryBusWidth)
+UNKNOWN(nvmlDeviceGetMemoryErrorCounter)
+UNKNOWN(nvmlDeviceGetMigMode)
+UNKNOWN(nvmlDeviceGetNumFans)
+UNKNOWN(nvmlDeviceGetNumGpuCores)
+UNKNOWN(nvmlDeviceGetPowerManagementDefaultLimit)
+UNKNOWN(nvmlDeviceGetPowerManagementLimit)
+UNKNOWN(nvmlDeviceGetPowerManagementLimitConstraints)
+UNKNOWN(nvmlDeviceGetPowerManagementMode)
+UNKNOWN(nvmlDeviceGetProcessUtilization)
+UNKNOWN(nvmlDeviceGetSamples)
+UNKNOWN(nvmlDeviceGetSerial)
+UNKNOWN(nvmlDeviceGetSupportedMemoryClocks)
+UNKNOWN(nvmlDeviceGetTemperatureThreshold)
+UNKNOWN(nvmlDeviceGetTopologyCommonAncestor)
+UNKNOWN(nvmlDeviceGetTotalEccErrors)
+UNKNOWN(nvmlDeviceGetVbiosVersion)
+UNKNOWN(nvmlDeviceGetNvLinkCapability)
+UNKNOWN(nvmlDeviceGetNvLinkVersion)
+UNKNOWN(nvmlDeviceGetNvLinkErrorCounter)
 /* The card is in no fabric of several nodes. torch asks before memory of one device is mapped on another. */
 EXPORT int nvmlDeviceGetGpuFabricInfoV(void *handle, Fabric *fabric) {
   *fabric = (Fabric){.version = fabric->version};

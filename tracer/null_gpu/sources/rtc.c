@@ -7,6 +7,27 @@ EXPORT nvrtcResult nvrtcVersion(int *major, int *minor) {
   *major = CUDART_VERSION / 1000, *minor = CUDART_VERSION % 1000 / 10;
   return NVRTC_SUCCESS;
 }
+/* Those of the devices that are here, each once, in order. */
+static int archs(int *found) {
+  int count = 0;
+  for (int i = 0; i < config()->count; i++) {
+    int arch = 10 * card_of(i)->major + card_of(i)->minor, at = count;
+    while (at && found[at - 1] > arch) at--;
+    if (at && found[at - 1] == arch) continue;
+    for (int j = count++; j > at; j--) found[j] = found[j - 1];
+    found[at] = arch;
+  }
+  return count;
+}
+EXPORT nvrtcResult nvrtcGetNumSupportedArchs(int *count) {
+  int found[MAX_DEVICES];
+  return *count = archs(found), NVRTC_SUCCESS;
+}
+EXPORT nvrtcResult nvrtcGetSupportedArchs(int *supported) {
+  int found[MAX_DEVICES], count = archs(found);
+  for (int i = 0; i < count; i++) supported[i] = found[i];
+  return NVRTC_SUCCESS;
+}
 EXPORT nvrtcResult nvrtcCreateProgram(nvrtcProgram *program, const char *source, const char *name, int count,
                                       const char *const *headers, const char *const *include_names) {
   return *program = new_handle(), NVRTC_SUCCESS;

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <string.h>
 
 static void *self;
 static void find_self(void) {
@@ -52,7 +53,9 @@ EXPORT CUresult cuGetProcAddress(const char *name, void **function, int version,
 EXPORT CUresult cuGetExportTable(const void **table, const CUuuid *id) {
   static const char *said;
   Dl_info info;
-  if (dladdr(__builtin_return_address(0), &info) && info.dli_fname && info.dli_fname != said) {
+  bool is_found = dladdr(__builtin_return_address(0), &info) && info.dli_fname;
+  bool does_without = is_found && strstr(info.dli_fname, "libnvJitLink");
+  if (is_found && !does_without && info.dli_fname != said) {
     said = info.dli_fname;
     log_line(0, "%s has a copy of CUDA's runtime linked into it and cannot run on the null GPU; run without it", said);
   }

@@ -1,0 +1,119 @@
+"""The screen of a profile: its tables, and what is said of steps and cycles."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from tests.training_steps import record
+from tracer.analysis.profiles.findings import CycleFindings, Findings, find_in_cycle, put_together
+from tracer.capture.profiler.event_tree import read_recording
+from tracer.capture.values_read import ValueRead, ValuesRead
+from tracer.exporters.screen.profile import print_peak
+from tracer.exporters.screen.values import values_lines
+
+
+@cache
+def cycle() -> CycleFindings:
+    """One step that has its peak where no phase is: in what the loop does with the outputs."""
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def step() -> None:
+        with torch.profiler.record_function("ProfilerStep#1"):
+            model(torch.ones(8, 64)).square().mean().backward()
+            torch.ones(1 << 18).sum()
+            optimizer.step()
+
+    (results,) = record(step)
+    return find_in_cycle(read_recording(results))
+
+
+def screen_of(findings: Findings, num_steps: int | None = None) -> list[str]:
+    out = io.StringIO()
+    print_peak(findings, Console(file=out, width=120), num_steps=num_steps)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def phases_of(lines: list[str]) -> list[list[str]]:
+    """Phase of each row of the table, and whether it is marked."""
+    if "The step, phase by phase" not in lines:
+        return []
+    at = lines.index("The step, phase by phase")
+    rows = lines[at + 2 : lines.index("", at)] if "" in lines[at:] else lines[at + 2 :]
+    return [[row.split()[1], *row.split()[4:]] for row in rows]
+
+
+def test_the_peaks_phase_is_a_row_in_order_of_time() -> None:
+    found = phases_of(screen_of(put_together([cycle()])))
+    assert found == [["forward"], ["backward"], ["other", "<-", "peak"], ["optimizer"]]
+
+
+def test_a_table_without_rows_is_not_printed() -> None:
+    peak = replace(cycle().peak, phase=None)
+    assert phases_of(screen_of(put_together([replace(cycle(), step_phases=(), peak=peak)]))) == []
+
+
+@pytest.mark.parametrize(("is_whole", "differ"), [(True, True), (False, False)])
+def test_only_whole_cycles_differ(is_whole: bool, differ: bool) -> None:
+    smaller = replace(cycle(), is_whole=is_whole, peak=replace(cycle().peak, peak_bytes=1))
+    text = " ".join(screen_of(put_together([cycle(), smaller])))
+    assert ("Cycles differ" in text) == differ
+    assert ("1 cycle was cut short by the end of the run" in text) == (not is_whole)
+
+
+@pytest.mark.parametrize(("num_steps", "words"), [(16, "of step 2 of 16;"), (None, "of step 2;"), (1, "of step 2;")])
+def test_a_total_of_steps_is_said_where_it_is_known(num_steps: int | None, words: str) -> None:
+    assert words in " ".join(screen_of(put_together([cycle()]), num_steps))
+
+
+def rows_of(lines: list[str], title: str) -> list[tuple[str, int]]:
+    """Name and bytes of each row of a table, its sum the last."""
+    at = lines.index(title)
+    end = next(number for number, line in enumerate(lines) if number > at and line.startswith("sum"))
+    found = [re.match(r"( *\S.*?) +([\d,]+) +[\d.]+ K?i?B", line) for line in lines[at + 2 : end + 1]]
+    return [(row[1], int(row[2].replace(",", ""))) for row in found if row is not None]
+
+
+def with_modules(sizes: dict[str, int]) -> Findings:
+    row = cycle().peak.rows[0]
+    rows = tuple(replace(row, module=name, bytes=size, file=None, caller_file=None) for name, size in sizes.items())
+    peak = replace(cycle().peak, rows=rows, peak_bytes=sum(sizes.values()))
+    return put_together([replace(cycle(), peak=peak)])
+
+
+@pytest.mark.parametrize(
+    ("small", "names"), [(0, []), (1, ["s0"]), (3, ["3 more"]), (40, ["40 more"])], ids=["none", "1", "3", "40"]
+)
+def test_outermost_modules_sum_to_the_peak(small: int, names: list[str]) -> None:
+    """Those below 2 % together, but for one alone."""
+    sizes = {"a.x": 6000, "a.y": 90, "b": 4000} | {f"s{number}": 4 for number in range(small)}
+    lines = screen_of(with_modules(sizes))
+    rows = rows_of(lines, "By module, with the modules inside it")
+    outermost = [row for row in rows[:-1] if not row[0].lstrip().startswith(".")]
+    assert [name for name, _ in outermost] == ["a", "b", *names]
+    assert sum(size for _, size in outermost) == rows[-1][1] == sum(sizes.values())
+
+
+def test_where_no_line_is_known_there_is_no_table_of_lines() -> None:
+    """As of an nn.Sequential that torch's own modules are all of: kinds in brackets would be the first table again."""
+    lines = screen_of(with_modules({"0": 6000, "2": 4000}))
+    assert "By line" not in lines and "By line: no line of your code made any of it." in lines
+
+
+@pytest.mark.parametrize(("num_places", "last"), [(5, 5), (6, 6), (9, "4 more places: 10 times")])
+def test_all_values_that_were_read_are_counted(num_places: int, last: int | str) -> None:
+    reads = tuple(
+        ValueRead("train.py", number, "main", "aten::item", 1 + number % 4, "1", "exact", False, False, 0)
+        for number in range(1, num_places + 1)
+    )
+    lines = values_lines(ValuesRead(reads))
+    assert len(lines) - 1 == (last if isinstance(last, int) else 6)
+    assert last in (lines[-1].strip(), len(lines) - 1)

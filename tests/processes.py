@@ -1,0 +1,369 @@
+"""Python programs and functions in fresh processes, without the seconds in which each would load torch again.
+
+A process that has loaded torch and the tracer, and has called neither, forks for each of them. A test run has two, for
+all of its workers: one has the null GPU's libraries in place of CUDA's. Each starts with the first request.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import hashlib
+import importlib
+import importlib.util
+import multiprocessing
+import os
+import pickle
+import runpy
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any, NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER_VARIABLE = "TEST_PROCESSES"
+"""Where the servers' sockets are, for all workers of a test run."""
+# What an optimizer loads when it is made, what the commands load, and the tests' own programs.
+_LOADED = (
+    *("torch._dynamo", "torch._functorch.aot_autograd", "torch.distributed.fsdp", "pydantic", "tests.truth.running"),
+    *("tracer.commands.app", "tracer.runs.training", "tracer.runs.outputs"),
+)
+
+
+def run_python(
+    *arguments: object,
+    folder: Path,
+    variables: Mapping[str, str] | None = None,
+    stdout: IO[Any] | None = None,
+    stderr: IO[Any] | None = None,
+    limit_s: float = 300,
+) -> subprocess.CompletedProcess[str]:
+    """Run what `python ARGUMENTS` would: a file, `-m` and a module, or `-c` and a program.
+
+    Args:
+        arguments: What stands behind `python`. A command of ours with `--on` starts on the null GPU at once.
+        folder: The current folder.
+        variables: The whole environment, by default this process's; one of the null GPU's is heeded.
+        stdout: Takes what it prints, which is returned otherwise.
+        stderr: Likewise.
+        limit_s: After so long it is killed.
+
+    Raises:
+        subprocess.TimeoutExpired: It was.
+    """
+    command = [str(one) for one in arguments]
+    variables = _restarted(command, dict(os.environ if variables is None else variables))
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, Path(os.devnull).open("rb") as nothing:
+        streams = [nothing.fileno(), (stdout or out).fileno(), (stderr or err).fileno()]
+        process = Process(_run_program, (command, str(folder), variables), streams, _is_of_null_gpu(variables))
+        status = process.wait(limit_s)
+        if status is None:
+            process.kill()
+            raise subprocess.TimeoutExpired(command, limit_s)
+        texts = [os.pread(stream.fileno(), os.fstat(stream.fileno()).st_size, 0).decode() for stream in (out, err)]
+    return subprocess.CompletedProcess([sys.executable, *command], status, *texts)
+
+
+def _restarted(command: Sequence[str], variables: dict[str, str]) -> dict[str, str]:
+    """The environment that a command of ours with one card would start itself again in."""
+    from tracer.errors import TracerError
+    from tracer.null_gpu.cards import devices_of
+    from tracer.null_gpu.process import environment
+
+    if "--on" not in command or {"fit", "check"} & set(command) or _is_of_null_gpu(variables):
+        return variables
+    with suppress(TracerError):
+        devices = devices_of(command[command.index("--on") + 1])
+        if devices.count == 1 and devices.card is not None and devices.card.name:
+            return environment([devices.card], variables)
+    return variables
+
+
+def _is_of_null_gpu(variables: Mapping[str, str]) -> bool:
+    return "NULL_GPU_COUNT" in variables
+
+
+class Process:
+    """A function in a fork of a server's; it ends there with the status that the function exits with, or 0."""
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        arguments: Sequence[object],
+        streams: Sequence[int] = (0, 1, 2),
+        is_on_null_gpu: bool = False,
+    ) -> None:
+        """Start it.
+
+        Args:
+            function: One of a module of the tests.
+            arguments: They are pickled.
+            streams: Descriptors of its standard streams, and of what it takes beside them from 3 on.
+            is_on_null_gpu: Whether CUDA's libraries there are the null GPU's.
+        """
+        request = pickle.dumps((function.__module__, function.__qualname__, pickle.dumps(arguments)))
+        self._socket = _connected(is_on_null_gpu)
+        socket.send_fds(self._socket, [struct.pack("!Q", len(request))], list(streams))
+        self._socket.sendall(request)
+        self.pid = self._number()
+        assert self.pid is not None, "the server has ended"
+
+    def wait(self, limit_s: float | None = None) -> int | None:
+        """Its exit status, negative for a signal; None if it still runs after a while."""
+        self._socket.settimeout(limit_s)
+        try:
+            return self._number()
+        except TimeoutError:
+            return None
+        finally:
+            self._socket.settimeout(None)
+
+    def kill(self) -> None:
+        """End it, if it has not ended."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid or 0, signal.SIGKILL)
+        self._number()
+
+    def _number(self) -> int | None:
+        text = _received(self._socket, 8)
+        return struct.unpack("!q", text)[0] if len(text) == 8 else None
+
+
+def call(
+    function: Callable[..., object], *arguments: object, variables: Mapping[str, str], is_on_null_gpu: bool = False
+) -> tuple[Process, Connection]:
+    """Start a function in a fresh process, with a connection as its first argument.
+
+    Args:
+        function: One of a module of the tests.
+        arguments: What it takes behind the connection.
+        variables: Of its environment, beside this process's.
+        is_on_null_gpu: Whether CUDA's libraries there are the null GPU's.
+    """
+    ours, theirs = multiprocessing.Pipe()
+    # Threads of kernels that spin while they wait take the cores from other processes of a test run.
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "KINETO_LOG_LEVEL": "99", **variables}
+    with Path(os.devnull).open("rb") as nothing:
+        streams = (nothing.fileno(), 1, 2, theirs.fileno())
+        process = Process(_call, (function, arguments, environment), streams, is_on_null_gpu)
+    theirs.close()
+    return process, ours
+
+
+# ----------------------------------------------------------------------------------------------------- of a test run
+def share_servers() -> None:
+    """For this process and every worker of pytest-xdist that it starts."""
+    if FOLDER_VARIABLE not in os.environ:
+        os.environ[FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="processes-")
+        os.environ[f"{FOLDER_VARIABLE}_OF"] = str(os.getpid())
+
+
+def end_servers() -> None:
+    """By the process that began to share them alone; a server ends by itself where that one is gone."""
+    if os.environ.get(f"{FOLDER_VARIABLE}_OF") == str(os.getpid()):
+        del os.environ[f"{FOLDER_VARIABLE}_OF"]
+        shutil.rmtree(os.environ.pop(FOLDER_VARIABLE), ignore_errors=True)
+
+
+def _connected(is_on_null_gpu: bool) -> socket.socket:
+    import fcntl  # not on Windows, where what is here cannot be called
+
+    share_servers()
+    folder = Path(os.environ[FOLDER_VARIABLE])
+    of_this_checkout = hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]
+    path = folder / f"{'null-gpu' if is_on_null_gpu else 'cpu'}-{of_this_checkout}"
+    with (folder / f"{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            _start_server(path, is_on_null_gpu)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(path))
+    return connection
+
+
+def _start_server(path: Path, is_on_null_gpu: bool) -> None:
+    variables = {**os.environ, "KINETO_LOG_LEVEL": "99", "OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(ROOT)}
+    if is_on_null_gpu:
+        from tracer.null_gpu.cards import H100
+        from tracer.null_gpu.process import environment
+
+        variables = environment([H100], variables)
+    command = [sys.executable, "-m", "tests.processes", str(path)]
+    started = subprocess.Popen(
+        command, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == b"listening\n"
+    started.stdout.close()
+    started.returncode = 0  # nobody waits for it: it ends with the test run
+
+
+# ------------------------------------------------------------------------------------------------ in a server's process
+def _serve(path: str) -> tuple[str, str, bytes]:
+    """Fork for each request: its function and arguments, in a process of its own."""
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(path)
+    listening.listen(64)
+    print("listening", flush=True)
+    os.dup2(2, 1)
+    listening.settimeout(2)
+    while True:
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        try:
+            connection, _ = listening.accept()
+        except TimeoutError:
+            if not _runs(int(os.environ[f"{FOLDER_VARIABLE}_OF"])):
+                shutil.rmtree(Path(path).parent, ignore_errors=True)
+            if not Path(path).exists():
+                os._exit(0)
+            continue
+        if os.fork() == 0:
+            break
+        connection.close()
+    # This process waits for the one that does what is asked.
+    listening.close()
+    connection.settimeout(None)
+    size, streams, _, _ = socket.recv_fds(connection, 8, 4)
+    request = pickle.loads(_received(connection, *struct.unpack("!Q", size)))
+    if (pid := os.fork()) == 0:
+        import fcntl
+
+        connection.close()
+        high = [fcntl.fcntl(stream, fcntl.F_DUPFD, 64) for stream in streams]
+        for number, stream in enumerate(high):
+            os.dup2(stream, number)
+        os.closerange(len(high), 256)
+        return request  # type: ignore[no-any-return]
+    for stream in streams:
+        os.close(stream)
+    with suppress(BrokenPipeError):
+        connection.sendall(struct.pack("!q", pid))
+        connection.sendall(struct.pack("!q", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+    os._exit(0)
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    text = b""
+    while len(text) < size and (more := connection.recv(size - len(text))):
+        text += more
+    return text
+
+
+def _runs(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+def _set_environment(variables: Mapping[str, str]) -> None:
+    import torch
+
+    os.environ.clear()
+    os.environ.update(variables)
+    tempfile.tempdir = None  # asked for when torch was loaded
+    if "OMP_NUM_THREADS" in variables:  # which OpenMP has read when torch was loaded
+        torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
+
+
+def _call(function: Callable[..., object], arguments: Sequence[object], variables: Mapping[str, str]) -> None:
+    _set_environment(variables)
+    function(Connection(3), *arguments)
+
+
+def _run_program(arguments: list[str], folder: str, variables: Mapping[str, str]) -> None:
+    """What the interpreter does with its arguments, in a process that has started already."""
+    from tracer.exporters.screen import next_commands
+
+    _set_environment(variables)
+    os.chdir(folder)
+    for stream in (sys.stdout, sys.stderr):
+        encoding, _, errors = variables.get("PYTHONIOENCODING", "").partition(":")
+        stream.reconfigure(encoding=encoding or "utf-8", errors=errors or None)  # type: ignore[union-attr]
+    sys.orig_argv = [sys.executable, *arguments]
+    search = [*filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)), *_PATH]
+    what, *rest = arguments
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    if what == "-m":
+        sys.argv, sys.path[:] = rest, [folder, *search]
+        # Read when it was imported, which is long ago.
+        next_commands._CALLED_AS = _file_of(rest[0])
+        runpy._run_module_as_main(rest[0])  # type: ignore[attr-defined]
+        return
+    sys.argv = ["-c", *rest[1:]] if what == "-c" else arguments
+    sys.path[:] = ["" if what == "-c" else str(Path(what).resolve().parent), *search]
+    next_commands._CALLED_AS = sys.argv[0]
+    if what == "-c":
+        exec(compile(rest[0], "<string>", "exec"), main.__dict__)
+    else:
+        main.__file__ = what
+        exec(compile(Path(what).read_bytes(), what, "exec"), main.__dict__)
+
+
+def _file_of(module: str) -> str:
+    found = importlib.util.find_spec(module)
+    if found is not None and found.submodule_search_locations is not None:
+        found = importlib.util.find_spec(f"{module}.__main__")
+    return str(found.origin) if found is not None else module
+
+
+def _end(error: BaseException | None) -> NoReturn:
+    """End as the interpreter does, but for the objects that are still there: the system takes their memory."""
+    status = 0
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if not isinstance(error.code, int | None):
+            print(error.code, file=sys.stderr)
+    elif error is not None:
+        status, trace = 1, error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error, trace)
+    with suppress(KeyboardInterrupt):
+        threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            status = 120  # the interpreter's own
+    if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status & 0xFF)
+
+
+_PATH = [path for path in sys.path if path and Path(path) != ROOT]
+
+
+def _main() -> NoReturn:
+    # Requests name functions of `tests.processes`: this module, which runs as `__main__`, under its name.
+    sys.modules["tests.processes"] = sys.modules["__main__"]
+    for name in _LOADED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    module, name, arguments = _serve(sys.argv[1])
+    error: BaseException | None = None
+    try:
+        getattr(importlib.import_module(module), name)(*pickle.loads(arguments))
+    except BaseException as raised:
+        error = raised
+    _end(error)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,142 @@
+"""CUDA graphs that a program captures: which are alive, in which private pools, and what each capture allocated.
+
+A replay allocates nothing, and torch counts what it works in as free. Only the capture tells what that is, which mostly
+comes before the recorded steps: so it is recorded when it happens.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tracer.capture.device.device_blocks import PoolBytes, pool_bytes, used_in_private_pools
+from tracer.capture.profiler.event_tree import read_recording
+from tracer.capture.profiler.quiet_profiler import quiet_profiler
+from tracer.capture.recording import Recording
+from tracer.capture.torch_private import torch_profiler
+from tracer.capture.torch_private.torch_cuda_graphs import on_captures
+
+_MOST_RECORDED = 64
+"""Captures, as a server makes one for each batch size."""
+Pool = tuple[int, int]
+
+
+@dataclass(slots=True, eq=False)
+class Capture:
+    """The capture of one graph.
+
+    Attributes:
+        device: Index of the CUDA device.
+        began_ns: When, on the profiler's clock.
+        ended_ns: When; 0 until then.
+        pool: The private pool that the graph works in; None until the capture has ended.
+        recording: All that was recorded meanwhile; None where a profiler was recording already, which has it.
+        in_use: Addresses of blocks of private pools that were in use when it began, which may be earlier captures'.
+    """
+
+    device: int
+    began_ns: int
+    ended_ns: int = 0
+    pool: Pool | None = None
+    recording: Recording | None = None
+    in_use: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LivePool:
+    """A private pool of graphs that are alive.
+
+    Attributes:
+        captures: Of these graphs, in order.
+        size: What is reserved for it and allocated in it.
+    """
+
+    captures: tuple[Capture, ...]
+    size: PoolBytes
+
+
+class GraphCaptures:
+    """Notes captures while anybody has started it.
+
+    Attributes:
+        fault: What kept a capture from being recorded, or None.
+    """
+
+    def __init__(self) -> None:
+        """Prepare; nothing is switched on."""
+        self.fault: Exception | None = None
+        self._num_starts = self._num_recorded = 0
+        self._end: Callable[[], None] = lambda: None
+        self._captures: weakref.WeakKeyDictionary[Any, Capture] = weakref.WeakKeyDictionary()
+        self._profilers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def start(self) -> None:
+        """Look out for captures; as often as it is called, `stop` has to be."""
+        self._num_starts += 1
+        if self._num_starts == 1:
+            self._end = on_captures(begins=self._begins, ended=self._ended, was_reset=self._forget)
+
+    def stop(self) -> None:
+        """Look no longer, and forget all graphs, if nobody else wants to know."""
+        self._num_starts -= 1
+        if not self._num_starts:
+            self._end()
+            self._captures.clear()
+            self._num_recorded = 0
+
+    def pools(self, device: torch.device) -> tuple[LivePool, ...]:
+        """The pools of graphs that are alive, on a device."""
+        of_pool: dict[Pool, list[Capture]] = {}
+        for capture in sorted(self._captures.values(), key=lambda capture: capture.began_ns):
+            if device.type == "cuda" and capture.device == device.index and capture.pool is not None:
+                of_pool.setdefault(capture.pool, []).append(capture)
+        sizes = pool_bytes(device.index, of_pool) if of_pool else {}
+        return tuple(LivePool(tuple(captures), sizes[pool]) for pool, captures in of_pool.items() if pool in sizes)
+
+    def _begins(self, graph: Any) -> None:
+        try:
+            self._profilers.pop(graph, None)
+            if self._num_recorded < _MOST_RECORDED and not torch_profiler.is_recorded_by_profiler():
+                self._profilers[graph] = _profiler()
+                self._num_recorded += 1
+        except Exception as fault:
+            self.fault = fault
+        in_use = used_in_private_pools(device := torch.cuda.current_device())
+        self._captures[graph] = Capture(device, time.time_ns(), in_use=in_use)
+
+    def _ended(self, graph: Any) -> None:
+        capture, profiler = self._captures.get(graph), self._profilers.pop(graph, None)
+        if capture is None:
+            return
+        capture.ended_ns = time.time_ns()
+        try:
+            capture.pool = tuple(graph.pool())
+            if profiler is not None:
+                with quiet_profiler():
+                    profiler.stop()
+                capture.recording = read_recording(torch_profiler.kineto_results(profiler))
+                torch_profiler.let_go_of(profiler)
+        except Exception as fault:
+            self.fault = fault
+
+    def _forget(self, graph: Any) -> None:
+        self._captures.pop(graph, None)
+
+
+def _profiler() -> Any:
+    """One that records from now on, and has nothing of CUDA do anything, which a capture forbids."""
+    profiler: Any = torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True, profile_memory=True, with_stack=True
+    )
+    with quiet_profiler():
+        profiler.start()
+    return profiler
+
+
+GRAPH_CAPTURES = GraphCaptures()
+"""Those of this process."""

@@ -1,0 +1,137 @@
+"""Where a program's files go while it runs on the null GPU: nothing was computed, so that none is a result."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from tracer.exporters.files import check_folder
+from tracer.null_gpu import process, writes
+from tracer.null_gpu.job.place import Place
+from tracer.runs.own_folder import OwnFolder
+from tracer.runs.ranks import rank_folder
+
+FOLDER: Final = "null-gpu-writes"
+"""Name of the folder below the results."""
+_KEEP: Final = "--keep-writes has it write in place."
+_current: list[Path] = []
+"""The folder of this process; files are redirected for the whole process."""
+
+
+@contextmanager
+def writes_aside(save_dir: Path | None, *, tell: Callable[[str], None]) -> Iterator[None]:
+    """Within the block and until the process ends, what the program writes goes to a folder of the run.
+
+    This program's own thread is not redirected after the block. No-op where the process is not on the null GPU.
+
+    Args:
+        save_dir: Folder of the run's results, which keeps the files; None if they are deleted.
+        tell: Takes the sentence on where they are.
+
+    Raises:
+        OutputError: The folder cannot be written to.
+    """
+    if not process.is_active():
+        yield
+        return
+    if save_dir is not None:
+        check_folder(save_dir)
+    place, owner = Place.here(), os.getpid()
+    own = _folder(save_dir, place)
+    folder = own.path
+    _current[:] = [folder]
+    first = _of_rank(save_dir, place, 0) if place is not None and place.rank else None
+    in_place = [path for path in (save_dir, place.folder if place is not None else None) if path is not None]
+    atexit.register(_finish, own, owner, is_kept=save_dir is not None)
+    writes.redirect_safetensors()
+    writes.begin(folder, _of_program(save_dir), in_place, first)
+    try:
+        yield
+    finally:
+        writes.hold(1)
+        if os.getpid() == owner:
+            writes.end()
+            if sentence := _sentence(folder, is_kept=save_dir is not None):
+                tell(sentence)
+            # Before what the program wants done at the end of its process, such as a last checkpoint.
+            atexit.register(writes.hold, -1)
+
+
+def in_fork() -> None:
+    """In a forked child that goes on as a trial of its own: it has its own copy of what was written so far."""
+    if _current:
+        with writes.own_files():
+            folder = _current[0].with_name(f"{_current[0].name}-{os.getpid()}")
+            shutil.copytree(_current[0], folder, symlinks=True)
+        writes.of_child(folder)
+        _current[:] = [folder]
+
+
+def delete() -> None:
+    """Before a process ends by `os._exit`: delete its folder, and its copy alone if it is such a child."""
+    if _current:
+        writes.hold(1)
+        shutil.rmtree(_current[0], ignore_errors=True)
+        with suppress(OSError):  # others' are in it
+            _current[0].parent.rmdir()
+
+
+def _of_program(save_dir: Path | None) -> list[Path]:
+    """The folder that the program runs in, then what its arguments name."""
+    named = [Path(argument.rpartition("=")[2]).absolute() for argument in sys.argv[1:] if "/" in argument]
+    named = [path for path in named if save_dir is None or not path.is_relative_to(save_dir.absolute())]
+    return [Path.cwd(), *named, *(path.parent for path in named if path.is_file())]
+
+
+def _of_rank(save_dir: Path | None, place: Place | None, rank: int) -> Path:
+    if place is None:
+        return Path(tempfile.mkdtemp(prefix=f"{FOLDER}-")) / "0" if save_dir is None else save_dir / FOLDER
+    return place.folder / f"writes{rank}" if save_dir is None else rank_folder(save_dir, rank) / FOLDER
+
+
+def _folder(save_dir: Path | None, place: Place | None) -> OwnFolder:
+    """An empty folder that no other process uses."""
+    wanted = _of_rank(save_dir, place, place.rank if place is not None else 0)
+    for number in count(1):
+        own = OwnFolder(wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}"))
+        path = own.take()
+        if (path / writes.LOCK).exists():  # an earlier run's
+            for entry in path.iterdir():
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        if not any(path.iterdir()):
+            return own
+        own.let_go()
+    raise AssertionError  # the loop has no end
+
+
+def _sentence(folder: Path, *, is_kept: bool) -> str:
+    files = writes.written(folder)
+    if not files:
+        return ""
+    number = "file" if len(files) == 1 else f"{len(files):,} files"
+    if not is_kept:
+        return f"Note: Nothing was computed, so the script's {number} went to a folder that is deleted. {_KEEP}"
+    where = os.path.commonpath([path.parent for path in files])
+    return f"Note: Nothing was computed, so the script's {number} went to {where}, not over yours. {_KEEP}"
+
+
+def _finish(own: OwnFolder, owner: int, *, is_kept: bool) -> None:
+    """When the process ends: only the program's files are left, or nothing."""
+    if os.getpid() != owner:
+        return
+    with writes.own_files(), suppress(OSError):
+        if not is_kept and Place.here() is None:
+            shutil.rmtree(own.path.parent)
+        elif writes.written(own.path):  # of a job's rank 0, other ranks may read them
+            writes.tidy(own.path)
+        else:
+            shutil.rmtree(own.path)
+        own.let_go()
