@@ -39,7 +39,10 @@ def judged(now: SavedPeak, limits: Limits, before: SavedPeak | None = None, cave
 
 def test_as_much_as_the_limit_is_allowed_and_one_byte_more_is_explained() -> None:
     now = peak(("gradient", MIB), ("parameter", 3 * MIB))
-    assert judged(now, Limits(4 * MIB, "h100", "1%")) == ([], "   4.00 MiB on h100, 4.00 MiB allowed")
+    assert judged(now, Limits(4 * MIB, "h100", "1%")) == (
+        [],
+        "   4.00 MiB allocated, 4.00 MiB reserved on h100, 4.00 MiB allowed",
+    )
     (first, *rows), _ = judged(now, Limits(4 * MIB - 1, "h100", "1%"))
     assert first == "4.00 MiB were allocated at most on h100; the limit is 4.00 MiB, 1 B less."
     assert [row.split() for row in rows] == [
@@ -144,7 +147,7 @@ def test_marked_tests_run_on_the_null_gpu_in_processes_of_their_own(tmp_path: Pa
     assert "1 failed, 3 passed, 1 skipped" in first.stdout, first.stdout + first.stderr
     assert "E     " in first.stdout and "torch.OutOfMemoryError" in first.stdout
     assert "test_it.py:17: OutOfMemoryError" in first.stdout  # the test's own line, and none of ours
-    assert "7.00 MiB on h100, 8.00 MiB allowed" in first.stdout
+    assert "7.00 MiB allocated, " in first.stdout and "MiB reserved on h100, 8.00 MiB allowed" in first.stdout
     assert "needs a GPU, or a card in its mark" in first.stdout
     known = read_baseline(tmp_path / "peaks.json")
     assert {name: one.bytes for name, one in known.items()} == {"test_it.py::test_step": 7 * MIB}

@@ -28,6 +28,13 @@ def assert_laws(found: Told, device: int) -> None:
     assert {*written, "memory_report.sqlite"} == set(found.files)
 
 
+def test_the_rows_sum_to_the_count_in_every_schedule(elsewhere: Elsewhere) -> None:
+    """Of blocks from before a recording the history has what was requested, and a look what the allocator gave."""
+    for (steps, cycles), found in elsewhere(jobs_sessions.all_schedules).items():
+        assert len(found) == cycles
+        assert all(rows == peak == counted for rows, peak, counted in found), (steps, cycles, found)
+
+
 def test_of_two_devices_the_one_that_holds_most_is_explained_and_the_other_named(elsewhere: Elsewhere) -> None:
     """A small first layer, which has the first parameter, and large ones on the other device."""
     found = elsewhere(jobs_sessions.train_split, 8, 4096)

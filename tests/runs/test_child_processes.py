@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -56,7 +57,7 @@ def test_a_process_that_polls_is_idle_and_one_that_works_is_not(
     """Of 100 s, half a second is what polling takes."""
     used, now = iter([0.0, used_s, used_s]), iter([0.0, 100.0, 100.0])
     monkeypatch.setattr(child_processes, "processor_time_s", lambda process: next(used))
-    monkeypatch.setattr(child_processes.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
     assert IdleLimit(1, limit_s=90.0).is_over() == is_over
 
 

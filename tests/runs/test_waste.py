@@ -119,6 +119,35 @@ def loops_variables(tmp_path: Path) -> None:
     assert profiled(tmp_path, run).waste == ()
 
 
+def test_a_large_result_in_a_variable_is_named_and_a_batch_is_not(tmp_path: Path) -> None:
+    in_a_fresh_process(result_in_a_variable, tmp_path)
+
+
+def result_in_a_variable(tmp_path: Path) -> None:
+    """As logits that the model returns beside its loss: `del` lets go of them before backward."""
+
+    def run(profile: Callable[..., TrainingProfile]) -> TrainingProfile:
+        model = nn.Linear(512, 2048)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        with profile(model, optimizer) as session:
+            for _ in range(6):
+                batch = torch.randn(512, 512)
+                logits = model(batch)
+                logits.sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                session.step()
+        return session
+
+    results = profiled(tmp_path, run)
+    (found,) = results.waste
+    assert (found.kind, found.path, found.bytes) == (WasteKind.VARIABLE, "logits", 512 * 2048 * 4)
+    assert found.variable.startswith("local variable of run()")
+    (unneeded,) = unneeded_memory([found], device="cpu")
+    assert unneeded.lines[0].startswith("del logits")
+    assert "held by `logits`, a local variable of run()" in unneeded_sentence(unneeded, 1)
+
+
 def test_who_held_it_is_known_although_the_loop_went_on_and_let_go(tmp_path: Path) -> None:
     in_a_fresh_process(held_when_the_cycle_ended, tmp_path)
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from tests.watched import report_of
 from tracer import watch_training
+from tracer.analysis.snapshots.sites import NO_FRAMES
 from tracer.analysis.steps.step_findings import Comparison, Fragmenting, GrowthOverSteps, StepFindings
 from tracer.analysis.steps.trend import Trend
 from tracer.capture.device.device_ledger import DeviceLedger
@@ -430,3 +431,12 @@ def test_every_column_is_described() -> None:
     described = (Path(__file__).parents[2] / "docs" / "files.md").read_text()
     missing = [name for name in (*watch_values(report_of()), *StepColumns.__slots__) if f"`{name}`" not in described]
     assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"), [(NO_FRAMES, "Out of memory (no stack was recorded of where)"), ("f", "Out of memory at f ")]
+)
+def test_where_memory_ran_out_is_said_if_it_is_known(frame: str, words: str) -> None:
+    site = SimpleNamespace(frame=frame, file=None if frame == NO_FRAMES else "train.py", line=9)
+    event = SimpleNamespace(site=site, asked_bytes=MIB, advice="")
+    assert any(line.startswith(words) for line in short_watch_lines(report_of(out_of_memory=event)))

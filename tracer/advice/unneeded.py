@@ -19,6 +19,7 @@ _WHAT = {
     WasteKind.GRADIENTS: "gradients that the optimizer has used already",
     WasteKind.WIDENED: "a float32 copy of 16-bit logits, kept for backward",
     WasteKind.TENSORS: "results that are kept beyond the end of their step, and that nothing uses",
+    WasteKind.VARIABLE: "results that nothing uses any more, in a variable that keeps them until the next step",
 }
 _CHANGE = {
     WasteKind.WEIGHTS: "keep the copy in a file, or on the host",
@@ -28,6 +29,7 @@ _CHANGE = {
     WasteKind.GRADIENTS: "zero_grad(set_to_none=True) right after optimizer.step()",
     WasteKind.WIDENED: "pass the logits to the loss without converting them",
     WasteKind.TENSORS: "keep what is needed of them, or keep them on the host",
+    WasteKind.VARIABLE: "del the variable after its last use",
 }
 _CHANGE_ON_CPU = {
     WasteKind.WEIGHTS: "keep the copy in a file",
@@ -79,6 +81,8 @@ def _lines(waste: Waste, device: str) -> tuple[str, ...]:
         return (f"{name} = {{key: value.cpu() for key, value in model.state_dict().items()}}",)
     if waste.kind == WasteKind.TENSORS:
         return (f"{name} = ...  # the numbers that are needed{'' if device == 'cpu' else ', or value.detach().cpu()'}",)
+    if waste.kind == WasteKind.VARIABLE:
+        return (f"del {name}  # after its last use, before what follows needs the memory",)
     return _PASTE[waste.kind]
 
 

@@ -100,6 +100,7 @@ _IN_BUFFERS = {
 # collectives, or fill them.
 REDUCER_PREFIXES = ("torch::distributed::reducer::", "torch.distributed.ddp.reducer::")
 COLLECTIVE_PREFIXES = ("c10d::", *REDUCER_PREFIXES)
+COLLECTIVE_OPERATORS = (*COLLECTIVE_PREFIXES, "_c10d_functional::", "fsdp::")
 # Recurrent layers as Python calls them, and the name of bytes among a tensor's types.
 RECURRENT_OPERATORS = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})
 BYTES = "uint8"

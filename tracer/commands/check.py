@@ -17,9 +17,10 @@ from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
 from tracer.commands.options import number, option, with_options
 from tracer.commands.predict_on import predict_script
 from tracer.commands.run_options import AsJson, ScreenOptions
+from tracer.commands.script import no_card_named
 from tracer.commands.script_environment import set_environment_of
 from tracer.commands.usage import OUTPUTS, QUESTIONS, SCHEDULE
-from tracer.errors import TracerError, UsageError
+from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
 from tracer.exporters.screen.terminal import screen as terminal
 from tracer.null_gpu.job.place import Place
@@ -37,7 +38,9 @@ _HANDED_TO = "TORCH_TIMELINE_PEAKS"
 @with_options
 def check(
     script: Annotated[str, typer.Argument(help="An unchanged script; with --module, a module's name.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments for the script, after --.")] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Arguments for the script; behind -- where one is named as below.")
+    ] = None,
     *,
     module: Annotated[bool, option("SCRIPT names a module, as in `python -m`.", None, "--module", "-m")] = False,
     on: OnOptions,
@@ -75,9 +78,7 @@ def check(
     with errors_for_people(), kept_import_path():
         threshold = parse_threshold(fail_above)
         if on.on is None:
-            raise UsageError(
-                "On which GPU is the script to run? --on is missing.", hint="Add --on with a GPU, such as --on h100."
-            )
+            raise no_card_named(arguments)
         name = f"{shlex.join([*(['-m'] if module else []), script, *(arguments or [])])} on {on.on}"
         known = _known(baseline, name, update=update)
         late = set_environment_of(script, is_module=module)

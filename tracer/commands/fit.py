@@ -20,7 +20,7 @@ from tracer.commands.fit_trials import (
 from tracer.commands.fit_values import combinations
 from tracer.commands.on_card import OnOptions
 from tracer.commands.options import number, option, with_options
-from tracer.commands.script import check_script
+from tracer.commands.script import check_script, no_card_named
 from tracer.commands.script_environment import set_environment_of
 from tracer.commands.usage import OUTPUTS, SCHEDULE
 from tracer.errors import UsageError
@@ -87,10 +87,7 @@ def fit(
     """
     with errors_for_people(), kept_import_path():
         if on.on is None:
-            raise UsageError(
-                "On which GPU is the script to run? --on is missing.",
-                hint="Add --on with a GPU, such as --on rtx-4090.",
-            )
+            raise no_card_named(arguments)
         devices, job = devices_of(on.on), on.job
         if each and (values or search):
             raise UsageError(

@@ -42,7 +42,9 @@ def predict(
     script: Annotated[
         str | None, typer.Argument(help="An unchanged script instead of a model; with --module, a module's name.")
     ] = None,
-    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments for the script, after --.")] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Arguments for the script; behind -- where one is named as below.")
+    ] = None,
     *,
     module: Annotated[bool, option("SCRIPT names a module, as in `python -m`.", None, "--module", "-m")] = False,
     workload: PredictedWorkload,
@@ -67,7 +69,7 @@ def predict(
 
         python main.py predict --model models.gpt:build --on 24GiB
 
-        python main.py predict train.py --on rtx-4090 -- --epochs 1
+        python main.py predict --on rtx-4090 train.py --epochs 1
     """
     options = Options(
         context, script, arguments or [], workload, place, module, steps, largest, advise, save_dir, as_json, screen

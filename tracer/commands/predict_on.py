@@ -47,9 +47,9 @@ def check(options: Options) -> Devices | None:
                 "--advise of a script cannot be printed as JSON.", hint="fit --each --save-dir writes it as JSON."
             )
         if place.card_text is None:
-            raise UsageError(
-                "On which GPU is the script to run? --on is missing.", hint="Add --on with a GPU, such as --on h100."
-            )
+            from tracer.commands.script import no_card_named
+
+            raise no_card_named(options.arguments)
         if place.engine == "rehearsal":
             raise UsageError("A script cannot be rehearsed: it runs on the null GPU.", hint="Leave out --engine.")
     else:

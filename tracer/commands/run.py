@@ -16,7 +16,7 @@ from tracer.commands.fit_trials import answer_trial, asked_trial, told_alone
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import option, with_options
 from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptSchedule
-from tracer.commands.script import check_script, run_script
+from tracer.commands.script import BEFORE_SCRIPT, check_script, run_script
 from tracer.commands.script_environment import set_environment_of
 from tracer.commands.usage import DEVICE
 from tracer.commands.workload_options import check_device
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from tracer.runs.session import Schedule
 
 __tracebackhide__ = True  # a line of this file explains nothing about the script
+
+_WRONG_USAGE = 2
+_OURS = {"--on", "--save-dir", "--keep-recording", "--watch", "--inference", "--apply", "--advise"}
 
 LATER = "later"
 """Below the folder of the results: what is said of memory that ends, or grows, after the recorded steps."""
@@ -130,6 +133,8 @@ def run(
         except Terminated:
             raise
         except SystemExit as end:  # many scripts end with sys.exit(main())
+            if end.code == _WRONG_USAGE and _OURS.intersection(arguments or []):
+                say(f"Hint: {BEFORE_SCRIPT}")
             own_end = end
         say_all(notes() if not screen.quiet else ())
         results = profile.session.results if isinstance(profile.session, ScriptTraining) else None

@@ -5,22 +5,26 @@ from __future__ import annotations
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tracer.capture.deferred_handlers import handlers_dropped
 from tracer.commands.common import say_all
-from tracer.errors import TracerError
+from tracer.commands.script_modules import modules_of
+from tracer.errors import TracerError, UsageError
 from tracer.exporters.screen.terminal import say
 
 if TYPE_CHECKING:
     from tracer.runs.script_run import ScriptProfile
 
 __tracebackhide__ = True  # a line of this file explains nothing about the script
+
+
+BEFORE_SCRIPT: Final = "Options of this command come before the script's name: what follows it is the script's."
 
 
 def check_script(script: str, *, is_module: bool) -> None:
@@ -30,12 +34,24 @@ def check_script(script: str, *, is_module: bool) -> None:
         TracerError: There is no such script or module.
     """
     if not is_module:
-        if not Path(script).is_file():
+        if Path(script).is_dir():
+            if not (Path(script) / "__main__.py").is_file():
+                raise TracerError(f"{script} is a folder without a __main__.py.", hint="Name a script in it.")
+        elif not Path(script).is_file():
             raise TracerError(f"There is no file {script}.", hint="Name a script, or a module with -m.")
         return
     root = script.partition(".")[0]
     if root not in sys.modules and PathFinder.find_spec(root, ["", *sys.path]) is None:
         raise TracerError(f"There is no module {root}.", hint="Name one that Python finds from this folder.")
+
+
+def no_card_named(arguments: Sequence[str] | None) -> UsageError:
+    """Return the error of a command that needs `--on`, which may stand among the script's own arguments."""
+    behind = any(word.partition("=")[0] == "--on" for word in arguments or ())
+    return UsageError(
+        "On which GPU is the script to run? --on is missing.",
+        hint=BEFORE_SCRIPT if behind else "Add --on with a GPU, such as --on h100.",
+    )
 
 
 def run_script(
@@ -103,9 +119,12 @@ def _as_main(script: str, arguments: list[str], *, is_module: bool) -> Iterator[
     """The arguments and the import path that the script expects."""
     before = sys.argv
     sys.argv = [script, *arguments]
-    sys.path.insert(0, "" if is_module else str(Path(script).resolve().parent))
+    path = Path(script).resolve()
+    folder = Path.cwd() if is_module else path if path.is_dir() else path.parent
+    sys.path.insert(0, "" if is_module else str(folder))
     try:
-        yield
+        with modules_of(folder):
+            yield
     finally:
         sys.argv = before
 
@@ -135,11 +154,12 @@ def _of_script(error: BaseException) -> TracebackType | None:
     """
     frames = list(_parts(error.__traceback__))
     names = [frame.tb_frame.f_globals.get("__name__") for frame in frames]
-    if "__main__" not in names:
-        return error.__traceback__
+    if "__main__" not in names:  # a script that cannot be compiled has no frame, and says its line itself
+        return None if isinstance(error, SyntaxError) else error.__traceback__
     shown: TracebackType | None = None
     for frame in reversed(frames[names.index("__main__") :]):
-        if not frame.tb_frame.f_globals.get("__tracebackhide__"):
+        is_python = frame.tb_frame.f_code.co_filename.startswith("<frozen importlib")
+        if not is_python and not frame.tb_frame.f_globals.get("__tracebackhide__"):
             shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return shown or error.__traceback__
 

@@ -28,6 +28,8 @@ OUTPUTS = "Outputs"
 SCREEN = "Screen"
 _ARGUMENTS, _OTHER = "Arguments", "Options"
 _ORDER = (_ARGUMENTS, MODEL, STEP, FNO, DEVICE, SCHEDULE, QUESTIONS, ALLOCATOR, OUTPUTS, SCREEN, _OTHER)
+_SCRIPTS = {"script", "arguments"}
+"""Parameters of the commands that run a script."""
 _USAGE_STATUS = 2
 _WIDEST_NAME = 30
 _OURS = re.compile(r"(?:torch-timeline|python main\.py)(?= )")
@@ -71,11 +73,32 @@ class _HelpFormatting:
         """
         ctx.default_map = _defaults_of(ctx)
         try:
-            return list(super().parse_args(ctx, args))  # type: ignore[misc]
+            return list(super().parse_args(ctx, _with_scripts_apart(self, ctx, args)))  # type: ignore[misc]
         except Exception as error:
             if getattr(error, "exit_code", None) != _USAGE_STATUS:  # typer has no public class for all that have it
                 raise
             _refuse(ctx, _in_words(error, ctx), _hint(error, ctx))
+
+
+def _with_scripts_apart(command: Any, ctx: Any, args: list[str]) -> list[str]:
+    """Put `--` in front of the script's options: behind its name, the first that is not ours begins them."""
+    parameters = command.get_params(ctx)
+    if not {parameter.name for parameter in parameters} >= _SCRIPTS or "--" in args:
+        return args
+    options = {name: parameter for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
+    has_script, position = False, 0
+    while position < len(args):
+        name, _, value = args[position].partition("=")
+        if not name.startswith("-"):
+            if not ctx.allow_interspersed_args:
+                return args
+            has_script = True
+        elif (option := options.get(name)) is not None:
+            position += not value and not option.is_flag
+        elif has_script:
+            return [*args[:position], "--", *args[position:]]
+        position += 1
+    return args
 
 
 class Command(_HelpFormatting, TyperCommand):

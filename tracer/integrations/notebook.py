@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from tracer.errors import UsageError
 from tracer.exporters.notebook import Paragraph, display_in_notebook
-from tracer.exporters.screen.terminal import show
+from tracer.exporters.screen.terminal import show, visible
 from tracer.runs.script_run import ScriptProfile
 from tracer.runs.script_sessions import ScriptTraining
 from tracer.runs.session import Schedule
@@ -94,9 +94,16 @@ def _tell(sentence: str) -> None:
         show(sentence)
 
 
+class _OptionError(UsageError):
+    """A mistake in the magic's line, which IPython shows without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [visible(f"{self} {self.hint}")]
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(
+        raise _OptionError(
             f"%%memory_timeline: {message}.",
             hint="It takes --save-dir, --wait, --warmup, --active, --repeats, --inference.",
         )
@@ -113,4 +120,8 @@ def _options(line: str) -> argparse.Namespace:
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--inference", action="store_true")
-    return parser.parse_args(shlex.split(line))
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        parser.error(str(error).lower().rstrip("."))
+    return parser.parse_args(words)

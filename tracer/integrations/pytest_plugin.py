@@ -337,7 +337,7 @@ def _judged(worst: ProcessPeak, limits: Limits, before: SavedPeak | None) -> tup
 
     peak = worst.peak
     where = limits.on or peak.device
-    words = f"{format_bytes(peak.bytes):>11} on {where}"
+    words = f"{format_bytes(peak.bytes):>11} allocated, {format_bytes(worst.reserved_bytes)} reserved on {where}"
     lines: list[str] = []
     if limits.limit_bytes is not None:
         words += f", {format_bytes(limits.limit_bytes)} allowed"

@@ -19,11 +19,13 @@ class CountedSteps:
         device: Where what is trained was when its first step began.
         num_steps_done: How many have ended.
         is_complete: Whether no more are wanted; the script's profile asks its own question.
+        is_incomplete: Never: it writes nothing.
     """
 
     device: torch.device
     num_steps_done: int = 0
     is_complete: bool = False
+    is_incomplete: bool = False
 
     @classmethod
     def of(cls, models: dict[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> CountedSteps:

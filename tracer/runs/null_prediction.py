@@ -143,12 +143,18 @@ def _start_anew() -> None:
     torch.cuda.reset_accumulated_memory_stats()
 
 
+_OF_CUDA = ("cuda", "cublas", "cudnn", "nccl", "nvrtc", "device", "triton", "kernel image")
+
+
 def _error(failure: Failure) -> WorkloadError:
     at = f" ({failure.line.file}:{failure.line.line})" if failure.line is not None else ""
     words = str(failure.error).strip().split("\n")[0].rstrip(".")
+    is_cuda = any(word in words.lower() for word in _OF_CUDA)
     return WorkloadError(
         f"Step {failure.step + 1} raised {type(failure.error).__name__}: {words}{at}.",
-        hint="Does it run on a GPU? --engine rehearsal asks without running torch's CUDA code.",
+        hint="Does it run on a GPU? --engine rehearsal asks without running torch's CUDA code."
+        if is_cuda
+        else "Does the model take the inputs of --input, in these shapes? The step is as the model raises it anywhere.",
     )
 
 

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -41,13 +42,16 @@ from tracer.results.null_run import caveat_of
 from tracer.results.run_history import RunHistory
 from tracer.runs.first_step import FirstStep, only_the_first
 from tracer.runs.loop_session import LoopSession, fault_text, warn_at_users_line
+from tracer.runs.recording_cost import RecordingCost
 from tracer.runs.waste import find_held_waste
 from tracer.timeline_tracer import TimelineTracer
-from tracer.units import format_bytes
+from tracer.units import MIB, format_bytes, some
 
 # Memory runs out in the first step, or in the second, when there is optimizer state: the allocator's history, which
 # costs some microseconds an allocation, is on in these even if they are not recorded.
 _NUM_FIRST_STEPS = 2
+_LEAST_MAPPED_BYTES = MIB
+"""Of mapped files: less is no sentence."""
 _ON_META = (
     "Parameters of the model are on the meta device, where nothing is allocated: what a step takes elsewhere is not in "
     "the peak. predict says what it would be."
@@ -196,6 +200,7 @@ class ProfileSession(LoopSession):
         self._asking: torch.optim.Optimizer | None = None
         self._num_evaluations = 0
         self._looked_for_waste = self._failed_in_evaluation = False
+        self._cost, self._has_enough = RecordingCost(), False
         self._arguments: list[weakref.ref[Tensor]] = []
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
@@ -223,6 +228,7 @@ class ProfileSession(LoopSession):
         self._hooks.start()
         self._cycle_begins(is_recorded=self._action_after(0) in _RECORDING)
         (self._first or self._profiler).__enter__()
+        self._cost.begin_step()
 
     def _new_profiler(self) -> Any:
         """torch's, whose schedule begins behind the steps that were waited for."""
@@ -230,6 +236,8 @@ class ProfileSession(LoopSession):
 
         def action(step: int) -> ProfilerAction:
             own = step - self._num_steps_waited
+            if self._has_enough:
+                return ProfilerAction.NONE
             return ProfilerAction(schedule(own)) if own >= 0 else ProfilerAction.NONE
 
         return self._profiler_with(action)
@@ -342,30 +350,52 @@ class ProfileSession(LoopSession):
         if self._profiler is None:
             return
         with self._never_the_loops_fault():
-            self._note_mode()
-            self._hooks.renew()
-            self._note_transforms()
-            now, after = (self._action_after(more) for more in (0, 1))
-            self._observe_moved_parameters()
-            if self._is_recording and not self._has_stepped:
-                self._observe_gradients_left()
-            self._step_begins()
-            if self._has_to_begin:
-                self._begin_behind_first()
-                return
-            if now in _RECORDING:
-                self._forget_first()
-            if now == ProfilerAction.NONE != after and self._is_another_at_work:
-                self._num_steps_waited += 1
-                self._profiler.step_num += 1
-                return
-            if after in _RECORDING and now not in _RECORDING:
-                self._cycle_begins(is_recorded=True)
-            elif self.num_steps_done >= _NUM_FIRST_STEPS and now not in _RECORDING:
-                self.history.stop()
-            self._profiler.step()
-            if self._tracer.num_cycles == self.schedule.num_repeats:
-                self._look_for_waste()
+            is_recorded = self._is_recording
+            self._end_step(is_last=not self._records_first and self._cost.end_step(is_recorded=is_recorded))
+            self._cost.begin_step()
+
+    def _end_step(self, *, is_last: bool) -> None:
+        self._note_mode()
+        self._hooks.renew()
+        self._note_transforms()
+        now, after = (self._action_after(more) for more in (0, 1))
+        self._observe_moved_parameters()
+        if self._is_recording and not self._has_stepped:
+            self._observe_gradients_left()
+        self._step_begins()
+        if self._has_to_begin:
+            self._begin_behind_first()
+            return
+        if now in _RECORDING:
+            self._forget_first()
+        if now == ProfilerAction.NONE != after and self._is_another_at_work:
+            self._num_steps_waited += 1
+            self._profiler.step_num += 1
+            return
+        if after in _RECORDING and now not in _RECORDING:
+            self._cycle_begins(is_recorded=True)
+        elif self.num_steps_done >= _NUM_FIRST_STEPS and now not in _RECORDING:
+            self.history.stop()
+        if is_last:
+            self._has_enough = True
+            self._profiler.current_action = ProfilerAction.RECORD_AND_SAVE
+        self._cost.begin_reading()
+        self._profiler.step()
+        if self._is_all_recorded:
+            self._look_for_waste()
+
+    @property
+    def _is_all_recorded(self) -> bool:
+        """Whether nothing more will be recorded."""
+        return self._has_enough or self._tracer.num_cycles == self.schedule.num_repeats
+
+    def _end_costly_recording(self) -> None:
+        """End the recording within a step."""
+        self._has_enough = True
+        profiler, self._profiler = self._profiler, None
+        profiler.__exit__(None, None, None)
+        torch_profiler.let_go_of(profiler)
+        self._look_for_waste()
 
     # ------------------------------------------------------------------------------------------------- the first step
     @property
@@ -481,10 +511,12 @@ class ProfileSession(LoopSession):
         self.module_names.update(compiled_wrapper_names(self.module_names))
         self._tracer(profiler)
         torch_profiler.let_go_of_recording(profiler)
+        if not is_next_recorded and not self._is_all_recorded:
+            self._has_enough = self._cost.is_reading_long()
         self._look_for_meta()
         self._observe_everything(is_walk=is_next_recorded and self._profiler is not None)
         self._graph_pools = GRAPH_CAPTURES.pools(self.device)
-        if self._tracer.num_cycles == self.schedule.num_repeats:
+        if self._is_all_recorded:
             self.history.dump()
         if not is_next_recorded:
             self.history.stop()
@@ -625,12 +657,16 @@ class ProfileSession(LoopSession):
             sentences.append(f"The capture of a CUDA graph could not be recorded: {type(fault).__name__}: {fault}")
         if self._observer.sees_transforms:
             sentences.append(_KEEPS_WRAPPED if self._keeps_wrapped else _RECORDS_NO_SHAPES)
+        if note := self._cost.note:
+            sentences.append(note)
         if self._is_on_meta:
             sentences.append(_ON_META)
         if (lacking := self._lacking(findings)) is not None:
             sentences.append(lacking)
         if findings is not None and findings.other_devices:
             sentences.append(_other_devices(findings.device, findings.other_devices, named=self.device_is_named))
+        if sum(self._observer.mapped_bytes.values()) >= _LEAST_MAPPED_BYTES:
+            sentences.append(_mapped_files(self._observer.mapped_bytes))
         if self._walks_were_cut:
             sentences.append("More graphs are alive than were examined: part of what they keep may be missing.")
         return tuple(sentences)
@@ -706,6 +742,16 @@ class ProfileSession(LoopSession):
 def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether an optimizer's `step(closure)` was given one; the optimizer itself is the first argument."""
     return any(value is not None for value in (*args[1:2], kwargs.get("closure")))
+
+
+def _mapped_files(mapped_bytes: Mapping[str, int]) -> str:
+    """A sentence on the mapped files that tensors of no model show."""
+    largest = max(mapped_bytes, key=mapped_bytes.__getitem__)
+    name = Path(largest).name + (f" and {some(len(mapped_bytes) - 1, 'other')}" if len(mapped_bytes) > 1 else "")
+    return (
+        f"{format_bytes(sum(mapped_bytes.values()))} in tensors outside of models are mapped from files ({name}). "
+        "Mapped files are not allocated, and are not counted."
+    )
 
 
 def _other_devices(device: str, others: Mapping[str, int], *, named: bool) -> str:

@@ -130,7 +130,7 @@ class TrainingProfile(ProfileSession):
     @property
     def is_complete(self) -> bool:
         """Whether all that the schedule asks for is recorded; more steps would not be looked at."""
-        return self.num_steps_done - self._num_steps_waited >= self.schedule.num_steps
+        return self._has_enough or self.num_steps_done - self._num_steps_waited >= self.schedule.num_steps
 
     @property
     def peak_bytes(self) -> int:
@@ -213,7 +213,7 @@ class TrainingProfile(ProfileSession):
         super().step()
         if self._folder.rank is None or self._is_announced or self._profiler is None:
             return
-        if self._tracer.num_cycles == self.schedule.num_repeats:
+        if self._is_all_recorded:
             with self._never_the_loops_fault():  # which lets signals wait
                 self._announce(self._folder.rank)
 
@@ -240,6 +240,9 @@ class TrainingProfile(ProfileSession):
             given = [value for _, value in leaves([args, kwargs], torch.Tensor) if not value.requires_grad]
             if not self._is_recording:
                 self._arguments = [weakref.ref(value) for value in given]
+                return
+            if not torch.is_grad_enabled() and self._cost.is_long_evaluation():
+                self._end_costly_recording()
                 return
             self._note_thread()
             self._observe_moved_parameters()

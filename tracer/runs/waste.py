@@ -73,7 +73,7 @@ def find_held_waste(findings: Findings, *, error: BaseException | None = None) -
 
 
 def _is_certain(waste: Waste) -> bool:
-    """Results that a loop's variable holds do not count: it is set anew by itself.
+    """Results count where it is known what holds them.
 
     What stays behind a backward pass may be torch's own, as its profiler keeps what torch.func wraps.
     """
@@ -159,7 +159,9 @@ class _Search:
         path, has_graph = in_graph(holder.path)
         is_variable = is_bare_variable(path.partition(GRAPH_OF)[0])
         if not has_graph and is_variable:
-            return replace(waste, kind=WasteKind.TENSORS)  # of which this is no reason to be told
+            if waste.is_batch or waste.line is None:
+                return replace(waste, kind=WasteKind.TENSORS)  # of which this is no reason to be told
+            return self._at(replace(waste, kind=WasteKind.VARIABLE), path, holder)
         kind = waste.kind
         if kind == WasteKind.RETAINED and not _retains(waste.line) and not is_variable:
             kind = WasteKind.GRAPH  # something else than that call keeps it
@@ -167,9 +169,12 @@ class _Search:
             kind = WasteKind.GRAPH
         elif not has_graph:
             kind = WasteKind.TENSORS
+        return self._at(replace(waste, kind=kind), path, holder)
+
+    def _at(self, waste: Waste, path: str, holder: Holder) -> Waste:
         names = names_on_the_way(path)
         held_at = self._stored_at(names[-1]) if names else None
-        return replace(waste, kind=kind, path=path, variable=holder.variable, held_at=held_at)
+        return replace(waste, path=path, variable=holder.variable, held_at=held_at)
 
     def _copy(self, waste: Waste, addresses: Collection[int]) -> Waste | None:
         """A copy is what one variable holds all of, some line copies, and none changes as it does a moving average."""

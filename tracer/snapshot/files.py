@@ -81,7 +81,13 @@ def _decode(file: IO[bytes], path: Path, remarks: Remarks) -> Any:
         ) from error
     except Exception as error:
         # Garbage makes the decoders raise nearly anything: EOFError, KeyError, ValueError, RecursionError, ...
-        raise SnapshotError(f"{path} {_complaint(head, error)}", hint=HOW_TO_RECORD) from error
+        raise SnapshotError(f"{path} {_complaint(head, error)}", hint=_beside(path) or HOW_TO_RECORD) from error
+
+
+def _beside(path: Path) -> str:
+    """Return a hint that names the snapshot in the folder of a page or a database, or an empty text."""
+    snapshot = path.with_name("memory_snapshot.pkl")
+    return f"Name {snapshot}." if path != snapshot and snapshot.is_file() else ""
 
 
 def _unpickled(file: IO[bytes], remarks: Remarks) -> Any:

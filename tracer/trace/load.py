@@ -74,7 +74,7 @@ def load_trace(path: Path) -> TraceFile:
             for events in reader.batches():
                 tables.add(events)
         except RecordingError as error:
-            raise RecordingError(f"{path} cannot be read: {error}", hint=error.hint) from error
+            raise RecordingError(f"{path} cannot be read: {error}", hint=_other_command(path) or error.hint) from error
         if not len(tables.operators) and not len(tables.memory) and not len(tables.work):
             raise RecordingError(
                 f"{path} is a trace without an operator, an allocation or a kernel of torch's.",
@@ -93,6 +93,15 @@ def load_trace(path: Path) -> TraceFile:
         recording, work = recording_of(tables, HostRows(tables, base_ns, remarks), base_ns, _no_text)
     missing = missing_sentences(tables, recording)
     return TraceFile(recording, work, _process_id(tables), reader.header, tuple(remarks.sentences()), missing)
+
+
+def _other_command(path: Path) -> str:
+    """Return a hint for a file of another kind, or an empty text."""
+    with path.open("rb") as file:
+        is_pickle = file.read(1) == b"\x80"
+    if is_pickle or path.suffix in (".pkl", ".pickle"):
+        return "An allocator snapshot is read by the command `snapshot`."
+    return "A kept recording is read by the command `report`." if path.suffix == ".npz" else ""
 
 
 def _process_id(tables: TraceTables) -> int:

@@ -255,7 +255,8 @@ def in_ns(microseconds: Any) -> int:
         raise TypeError("no number")
     if not -_MAX_TIME_US < microseconds < _MAX_TIME_US:
         raise OverflowError("no time")
-    return round(microseconds * NS_PER_US)
+    nanoseconds: int = round(microseconds * NS_PER_US)
+    return nanoseconds
 
 
 def _duration_ns(microseconds: Any) -> int:

@@ -313,3 +313,22 @@ def test_what_no_operator_uses_is_over_unless_compiled_code_may_use_it(has_compi
     table = facts_of(*columns, None, int(recording.allocations.time_ns[-1]))
     unused = cycle.blocks.size_bytes == 300 * 32 * 4
     assert table.is_over[unused].tolist() == [not has_compiled]
+
+
+@pytest.mark.parametrize(("points", "kinds"), [(48, {Kind.GRADIENT, Kind.AUTOGRAD_DETAIL}), (64, {Kind.GRADIENT})])
+def test_the_gradient_of_what_is_no_parameter_is_none_of_the_parameters(points: int, kinds: set[Kind]) -> None:
+    """As of WGAN-GP's interpolates, a leaf that keeps a gradient; one as long as a parameter may be the parameter's."""
+    model = nn.Linear(96, 64)
+
+    def step() -> None:
+        between = torch.ones(points, 96, requires_grad=True)
+        score = model(between)
+        (slope,) = torch.autograd.grad(score, between, torch.ones_like(score), create_graph=True)
+        (score.mean() + (slope.norm(2, dim=1) - 1).square().mean()).backward()
+        model.zero_grad()
+
+    cycle = findings(step)
+    is_accumulated = np.isin(cycle.lifetimes.key, cycle.recording.gradient_keys)
+    accumulated = set(map(Kind, cycle.blocks.kind[is_accumulated].tolist()))
+    assert Kind.GRADIENT in kinds_of(cycle, 96 * 64 * 4)
+    assert accumulated == kinds

@@ -36,7 +36,7 @@ def block(*true: str) -> IdleBlocks:
     return IdleBlocks(block=np.zeros(1, np.int64), peak_ns=0, call=np.array([-1]), calls=NO_CALLS, **columns)
 
 
-@pytest.mark.parametrize("kind", list(WasteKind))
+@pytest.mark.parametrize("kind", OF_RULE)
 def test_each_rule_names_what_it_is_about_and_nothing_does_without_it(kind: WasteKind) -> None:
     one = block(*OF_RULE[kind])
     assert kinds_of(one).tolist() == [kind]

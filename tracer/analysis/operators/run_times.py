@@ -199,7 +199,8 @@ class _Merged:
 
     def __init__(self, *, by_device: bool) -> None:
         self.by_device = by_device
-        self.order: list[Hashable] = []
+        # The key behind each key; behind None the first one.
+        self.next: dict[Hashable, Hashable] = {None: None}
         self.samples: dict[Hashable, list[tuple[float, float, bool, float, float, float]]] = defaultdict(list)
         self.facts: dict[
             Hashable, tuple[str, str | None, tuple[SourceLine, ...], int, tuple[tuple[int, ...], ...]]
@@ -209,7 +210,7 @@ class _Merged:
     def add(self, recording: Recording, attribution: Attribution, times: InstanceTimes, rows: list[int]) -> None:
         """Add one step."""
         counts: dict[Hashable, int] = defaultdict(int)
-        at = 0
+        last: Hashable = None
         for row in rows:
             op = int(times.instances.op[row])
             name = short_op_name(recording.strings[recording.ops.name[op]])
@@ -224,12 +225,8 @@ class _Merged:
                 shapes = recording.shapes[recording.ops.input_shapes[op]]
                 self.facts[key] = (name, module, frames_of_op(recording, attribution, op), number, shapes)
                 # What only a later step has goes behind what came before it there.
-                self.order.insert(at, key)
-                at += 1
-            elif at < len(self.order) and self.order[at] == key:
-                at += 1
-            else:
-                at = self.order.index(key) + 1
+                self.next[key], self.next[last] = self.next[last], key
+            last = key
             self.samples[key].append(self._sample(times, row))
         for group, count in counts.items():
             self.in_step[group] = max(count, self.in_step.get(group, 0))
@@ -243,7 +240,13 @@ class _Merged:
 
     def rows(self) -> tuple[RunTimeRow, ...]:
         """Rows with mean times, in program order."""
-        return tuple(self._row(key) for key in self.order)
+        return tuple(map(self._row, self._in_order()))
+
+    def _in_order(self) -> Iterator[Hashable]:
+        key = self.next[None]
+        while key is not None:
+            yield key
+            key = self.next[key]
 
     def _row(self, key: Hashable) -> RunTimeRow:
         name, module, frames, number, shapes = self.facts[key]

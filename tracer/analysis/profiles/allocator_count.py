@@ -15,6 +15,7 @@ import numpy as np
 
 from tracer.analysis.profiles.allocator_order import alive_bytes
 from tracer.analysis.profiles.observed_storages import last_walk_ns, let_go_at, rows_before
+from tracer.analysis.profiles.shared_memory import own_bytes
 from tracer.analysis.profiles.unrecorded_storages import UnrecordedStorages, keys_not_made, reused_at, unseen_keys
 from tracer.arrays import Bool, Int, PerEvent
 from tracer.capture.objects.known_storages import KnownStorages
@@ -231,6 +232,7 @@ def _before_bytes(
         size_at.setdefault(address, -int(allocations.size_bytes[event]))
         reported.setdefault(address, position)
     address, size_bytes = np.array(list(size_at), np.int64), np.array(list(size_at.values()), np.int64)
+    size_bytes = own_bytes(address, size_bytes)
     ends = np.array([reported.get(place, end) for place in size_at], np.int64)
     ends = np.minimum(ends, reused_at(recording, events, address, size_bytes))
     ends = np.minimum(ends, let_go_at(recording, known, device, events, address))

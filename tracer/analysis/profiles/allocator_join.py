@@ -182,14 +182,15 @@ def in_use_at(history: JoinedHistory, lifetimes: BlockLifetimes, position: int) 
         if alloc_entry >= 0
     }
     by_address = {int(lifetimes.address[row]): row for row in alive.tolist() if history.entry[row] < 0}
-    block = [
-        by_entry.get(alloc_entry, -1) if alloc_entry in by_entry else by_address.get(address, -1)
-        for alloc_entry, address in zip(lives.alloc_entry[rows].tolist(), lives.addr[rows].tolist(), strict=True)
-    ]
+    pairs = zip(lives.alloc_entry[rows].tolist(), lives.addr[rows].tolist(), strict=True)
+    block = np.array([by_entry.get(made_by, by_address.get(address, -1)) for made_by, address in pairs], np.int64)
+    # Of a block from before the recording the history has the request, and a look at the allocator what it gave: more,
+    # where the rest of a piece was too little to split off. A tensor may span less than its block.
+    observed = np.where(block >= 0, lifetimes.size_bytes[block], 0)
     return InUse(
-        block=np.array(block, np.int64),
+        block=block,
         address=lives.addr[rows],
-        size_bytes=lives.allocated_bytes[rows],
+        size_bytes=np.maximum(lives.allocated_bytes[rows], observed),
         requested_bytes=lives.requested_bytes[rows],
         stack=lives.stack[rows].astype(np.int64),
         pending_bytes=int(lives.allocated_bytes[alive_rows[is_pending]].sum()),

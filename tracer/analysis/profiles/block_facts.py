@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TypeVar
 
 import numpy as np
@@ -13,7 +14,13 @@ from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.collectives import given_to_collectives, given_to_reducer
 from tracer.analysis.profiles.conditions import NONE, Conditions
 from tracer.analysis.profiles.dropout_states import dropout_states
-from tracer.analysis.profiles.left_gradients import freed_by_zero_grad, met_a_step, of_gradients_sizes
+from tracer.analysis.profiles.left_gradients import (
+    BLOCK_BYTES,
+    ELEMENT_BYTES,
+    freed_by_zero_grad,
+    met_a_step,
+    of_gradients_sizes,
+)
 from tracer.analysis.profiles.observed_storages import rows_before
 from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
 from tracer.analysis.profiles.time_spans import enclosing, merged
@@ -21,11 +28,12 @@ from tracer.analysis.profiles.torch_categories import Categories, Category
 from tracer.arrays import Bool, Bools, Column, Int, Ints, PerAllocation, PerBlock, PerKey, PerOp
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import Recording
-from tracer.capture.torch_names import STEP_PREFIX
+from tracer.capture.torch_names import COLLECTIVE_OPERATORS, STEP_PREFIX
 
 _Value = TypeVar("_Value", bound=np.generic)
 
 _FOREVER = np.iinfo(np.int64).max
+_SMALL = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +50,7 @@ class Facts(Conditions):
         has_tensor: An operator saw it as a tensor.
         freed_by_maker: The operator that made it freed it.
         is_listed: A module or an optimizer that was called listed it, as what `category` says.
-        is_gradient: AccumulateGrad made or took it.
+        is_gradient: AccumulateGrad made or took it, and it is as long as a parameter.
         freed_by_zero_grad: An optimizer's `zero_grad` freed it, and the operator that made it ran with gradients off.
         meets_step: Alive when an optimizer's step began, the next one behind the backward pass that made it.
         is_of_gradients_size: As large as what AccumulateGrad took in that pass, and no more of that size outlived it.
@@ -173,7 +181,7 @@ class _Finder:
             has_tensor=lifetimes.key >= 0,
             freed_by_maker=(self.maker >= 0) & (self.maker == freer),
             is_listed=self._is_listed(category),
-            is_gradient=self._was_accumulated() | self._in_accumulate_grad(),
+            is_gradient=(self._was_accumulated() | self._in_accumulate_grad()) & ~self._is_of_another_leaf(roles),
             freed_by_zero_grad=freed_by_zero_grad(recording, self.freed_ns) & ~_at(records, self.maker, False),
             meets_step=met_a_step(recording, self.passes, self.made_ns, self.freed_ns),
             is_of_gradients_size=of_gradients_sizes(recording, lifetimes, self.passes, self.made_ns, self.freed_ns),
@@ -263,6 +271,30 @@ class _Finder:
         name = _at(recording.ops.name, node, NONE)
         call, call_of_node = _at(recording.ops.call, self.maker, NONE), _at(recording.ops.call, node, NONE)
         return np.asarray(accumulates[name] & (call == call_of_node), np.bool_)
+
+    def _is_of_another_leaf(self, roles: Ints) -> PerBlock[Bool]:
+        """[B] whether it has no parameter's length, as where the gradient of an input is taken.
+
+        One that no operator was given has a length for each size of its elements. Sharded parameters are gathered to
+        lengths of their own: where there are collectives, nothing is said.
+        """
+        recording, lifetimes = self.recording, self.lifetimes
+        of_parameter = np.isin(lifetimes.key, recording.parameter_keys) | (
+            _at(roles, lifetimes.observed_as, NONE) == Role.PARAMETER
+        )
+        if not of_parameter.any() or any(text.startswith(COLLECTIVE_OPERATORS) for text in recording.strings):
+            return np.zeros(len(self.allocation), np.bool_)
+        lengths = np.array([prod(shapes[0]) if shapes else NONE for shapes in recording.shapes] + [NONE], np.int64)
+        length = lengths[_at(recording.keys.shape, lifetimes.key, NONE)]
+        size_bytes, elements = lifetimes.size_bytes, np.array(ELEMENT_BYTES)[:, None]
+        sizes = np.unique([elements * length[of_parameter], elements * (size_bytes[of_parameter] // elements)])
+        # An accelerator's allocator rounds up, and hands out a whole block where little would be left of it.
+        slack = (
+            0 if recording.devices[lifetimes.device] == "cpu" else np.where(size_bytes > _SMALL, _SMALL, BLOCK_BYTES)
+        )
+        next_below = np.searchsorted(sizes, size_bytes, side="right") - 1
+        is_alike = (next_below >= 0) & (size_bytes - sizes[next_below] <= slack)
+        return np.asarray(np.where(length == NONE, ~is_alike, ~np.isin(length, length[of_parameter]) & ~is_alike))
 
     def _is_over(self, time_ns: int) -> PerBlock[Bool]:
         """[B] alive at the moment, and last used before the step began that the moment is in."""

@@ -18,8 +18,8 @@ from tracer.capture.recording import Recording
 from tracer.capture.torch_names import ENGINE_PREFIX, OPTIMIZER_PREFIXES, ZERO_GRAD_PREFIX, is_accumulate_grad
 
 _ADDS: Final = ("aten::add_", "aten::add")
-_ELEMENT_BYTES: Final = (1, 2, 4, 8, 16)
-_BLOCK_BYTES: Final = 512
+ELEMENT_BYTES: Final = (1, 2, 4, 8, 16)
+BLOCK_BYTES: Final = 512
 """What accelerators' allocators round to; the CPU's does not."""
 
 
@@ -77,7 +77,7 @@ def of_gradients_sizes(
     if not taken:
         return is_left
     stayed = np.flatnonzero((of_pass >= 0) & (freed_ns > passes[1][np.maximum(of_pass, 0)]))
-    step = 1 if recording.devices[lifetimes.device] == "cpu" else _BLOCK_BYTES
+    step = 1 if recording.devices[lifetimes.device] == "cpu" else BLOCK_BYTES
     sizes = lifetimes.size_bytes[stayed].tolist()
     keys = list(zip(of_pass[stayed].tolist(), sizes, strict=True))
     num_stayed = Counter(keys)
@@ -87,7 +87,7 @@ def of_gradients_sizes(
         num_taken = sum(
             times
             for elements, times in taken.get(number, {}).items()
-            if any(-(-elements * width // step) * step == size for width in _ELEMENT_BYTES)
+            if any(-(-elements * width // step) * step == size for width in ELEMENT_BYTES)
         )
         fits[key] = count <= num_taken
     is_left[stayed] = [fits[key] for key in keys]

@@ -33,9 +33,10 @@ def observations_of(recording: Recording, known: KnownStorages | None, device: i
 def is_idle(
     recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int], address: Ints
 ) -> Bools:
-    """Whether each address lay in unused memory of a private pool when last looked at before the cycle.
+    """Whether each address lay in memory that is not allocated when last looked at before the cycle.
 
-    Tensors that CUDA graphs leave behind lie there, and operators use them, while the allocator counts it as free.
+    Tensors that CUDA graphs leave behind lie in unused memory of a private pool, others of the CPU in a mapped file;
+    operators use both.
 
     Args:
         recording: One cycle.

@@ -29,8 +29,9 @@ def frames_of_op(recording: Recording, attribution: Attribution, op: int) -> tup
     """
     rows = [int(attribution.op_frame[op])] if attribution.op_frame[op] >= 0 else []
     is_ours_passed = False
+    whose_of = attribution.frame_whose.item  # quicker than an index, of which there are many
     for frame in _call_frames(recording, int(recording.ops.call[op])):
-        whose = attribution.frame_whose[frame]
+        whose = whose_of(frame)
         is_ours_passed |= bool(whose == Whose.OURS)
         is_named = whose == Whose.USERS or (whose == Whose.LIBRARYS and not is_ours_passed)
         if is_named and (not rows or frame != rows[-1]):
@@ -41,8 +42,8 @@ def frames_of_op(recording: Recording, attribution: Attribution, op: int) -> tup
 
 
 def _call_frames(recording: Recording, call: int) -> Iterator[int]:
-    calls = recording.calls
+    frame_of, parent_of = recording.calls.frame.item, recording.calls.parent.item
     while call >= 0:
-        if calls.frame[call] >= 0:
-            yield int(calls.frame[call])
-        call = int(calls.parent[call])
+        if (frame := frame_of(call)) >= 0:
+            yield frame
+        call = parent_of(call)

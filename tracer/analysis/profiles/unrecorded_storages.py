@@ -17,6 +17,7 @@ from tracer.analysis.profiles.observed_storages import (
     observations_of,
     observed_before,
 )
+from tracer.analysis.profiles.shared_memory import own_bytes
 from tracer.arrays import Bool, Int, PerEvent, PerNode, PerUnrecorded, Rows
 from tracer.capture.objects.known_storages import BATCH, KnownStorages
 from tracer.capture.recording import Recording
@@ -130,7 +131,11 @@ def _before(recording: Recording, known: KnownStorages | None, device: int, even
     rounding = _rounding_bytes(recording, device, events)
     table = [(a, -(-n // rounding) * rounding, key, num) for a, (n, key, num) in by_address.items()] + others
     columns = np.array(table, np.int64).reshape(-1, 4).T
-    return _Before(*(np.ascontiguousarray(column) for column in columns))
+    before = _Before(*(np.ascontiguousarray(column) for column in columns))
+    if is_cpu:  # others lie where a storage from before has gone
+        num = len(by_address)
+        before.size_bytes[:num] = own_bytes(before.address[:num], before.size_bytes[:num])
+    return before
 
 
 def _held(recording: Recording, observed: dict[int, int], device: int, key: int, freed: set[int]) -> int:

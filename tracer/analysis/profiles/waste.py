@@ -12,6 +12,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.frame_ranks import Whose
 from tracer.analysis.profiles.idle_blocks import IdleBlocks, idle_blocks
@@ -43,6 +44,8 @@ class WasteKind(IntEnum):
     """A float32 copy of logits in 16 bits."""
     TENSORS = 6
     """Results that are held in a container or an attribute."""
+    VARIABLE = 7
+    """Results that a variable holds until the next ones take their place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class Waste:
         path: How it is held, as `losses[...] -> graph of the tensor`; empty where nobody looked, or nothing holds it.
         variable: Where that path begins.
         held_at: The line that puts it there; None where that is not known.
+        is_batch: Whether it is inputs alone, and no result.
     """
 
     kind: WasteKind
@@ -80,6 +84,7 @@ class Waste:
     path: str = ""
     variable: str = ""
     held_at: SourceLine | None = None
+    is_batch: bool = False
 
     @property
     def place(self) -> SourceLine | None:
@@ -125,8 +130,8 @@ def kinds_of(blocks: IdleBlocks, rules: Sequence[WasteRule] = RULES) -> Rows:
 def find_waste(findings: Findings) -> tuple[Waste, ...]:
     """Find what the largest peak holds that nobody needs, by cause and line, the largest first.
 
-    That results are held over the end of their step counts only if it is a container or an attribute that holds
-    them: who has looked (`tracer.runs.waste`) drops the others. Nothing where the recording has no uses of tensors.
+    That results are held over the end of their step counts only if a variable is known that holds them: who has looked
+    (`tracer.runs.waste`) drops the others. Nothing where the recording has no uses of tensors.
     """
     cycle = findings.worst
     if not cycle.recording.flow.has_uses:
@@ -194,6 +199,7 @@ class _Groups:
             line=line,
             addresses=tuple(address for address, _ in alive),
             sizes_bytes=tuple(size for _, size in alive),
+            is_batch=bool((self.cycle.blocks.kind[blocks] == Kind.INPUT).all()),
         )
 
     def _living(self) -> dict[Site, list[tuple[int, int]]]:

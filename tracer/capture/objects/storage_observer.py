@@ -10,7 +10,7 @@ import time
 import weakref
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, repeat
 from operator import itemgetter
 from types import MappingProxyType
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tracer.capture.device.device_blocks import DeviceBlocks
+from tracer.capture.device.mapped_files import file_at, gaps, mapped_files
 from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
 from tracer.capture.objects.plain_tensors import storages_with_memory
 from tracer.capture.objects.storage_columns import address_of, device_of, plain_storages, size_of
@@ -30,6 +31,11 @@ Observed = tuple[Role, str, Tensor | torch.UntypedStorage]
 _Part = tuple[Role, str, torch.UntypedStorage, torch.device]
 _Row = tuple[int, int, int, int, int, int]
 """Time, address, bytes, role, and the numbers of name and device."""
+
+
+_Found = dict[tuple[int, int], tuple[_Row, torch.UntypedStorage]]
+"""By address and the number of the device."""
+_OWNED = (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.OPTIMIZER_STATE, Role.LEAF)
 
 
 class _Numbered(dict[str, int]):
@@ -55,12 +61,14 @@ class StorageObserver:
     Attributes:
         unobserved: How many looks found a tensor without an address, by the name of its type.
         threads: Names of other threads that called the model.
+        mapped_bytes: By path of a mapped file the most bytes that tensors outside of models showed of it.
         sees_transforms: Whether a transform of torch.func had wrapped one of the tensors.
     """
 
     def __init__(self) -> None:
         self.unobserved: Counter[str] = Counter()
         self.threads: dict[str, None] = {}
+        self.mapped_bytes: Counter[str] = Counter()
         self.sees_transforms = False
         self._rows: list[_Row] = []
         self._names = _Numbered()
@@ -105,15 +113,17 @@ class StorageObserver:
             map(self._names.__getitem__, [part[1] for part in parts]),
             map(numbers.__getitem__, devices),
         )
-        found: dict[tuple[int, int], tuple[_Row, torch.UntypedStorage]] = {}
+        found: _Found = {}
         for row, storage in zip(rows, storages, strict=True):  # without a call: see storage_columns.py
             place = row[1], row[5]
             if row[1] and row[2] and place not in found:
                 found[place] = row, storage
+        if is_walk and "cpu" in self._devices:
+            blocks = {**blocks, "cpu": DeviceBlocks(idle=self._in_files(found))}
         for text, of_device in blocks.items():
             self._idle[self._devices[text]] = of_device.idle
-        if any(self._idle.values()):  # else without a call
-            found = {place: entry for place, entry in found.items() if not self._is_idle(*place)}
+        for device, pieces in [entry for entry in self._idle.items() if entry[1]]:  # mostly none, and without a call
+            found = _outside(found, device, pieces)
         noted = [row for row, _ in found.values()]
         for text, of_device in blocks.items():
             noted = _with_sizes(noted, self._devices[text], of_device.sizes)
@@ -139,10 +149,20 @@ class StorageObserver:
         if there is None or there[0][3] == Role.HELD:
             self._rows.append((now, at, size, int(Role.BUCKET), self._names["DistributedDataParallel"], device))
 
-    def _is_idle(self, address: int, device: int) -> bool:
-        idle = self._idle.get(device, ())
-        place = bisect_right(idle, address, key=itemgetter(0)) - 1
-        return place >= 0 and address < idle[place][1]
+    def _in_files(self, found: _Found) -> tuple[tuple[int, int], ...]:
+        """Begin and end of what tensors show of mapped files and no model or optimizer has: it is not allocated."""
+        files, cpu = mapped_files(), self._devices["cpu"]
+        inside = [(row, file_at(files, address)) for (address, device), (row, _) in found.items() if device == cpu]
+        pieces = [(row[1], row[1] + row[2], row[3], file) for row, file in inside if file is not None]
+        owned = [(begin, end) for begin, end, role, _ in pieces if role in _OWNED]
+        idle: list[tuple[int, int]] = []
+        shown = Counter[str]()
+        for begin, end, _, file in sorted(piece for piece in pieces if piece[2] not in _OWNED):
+            fresh = gaps(begin, end, [*owned, *idle])
+            shown[file.path] += sum(stop - start for start, stop in fresh)
+            idle += fresh
+        self.mapped_bytes |= shown
+        return tuple(sorted(idle))
 
     def _parts(self, tensors: list[Observed]) -> list[_Part]:
         """Role, name, storage and device of each; a tensor that is not plain has as many as it has parts."""
@@ -209,6 +229,14 @@ class StorageObserver:
             walks_ns=np.array(self._walks_ns, np.int64),
             threads=tuple(self.threads),
         )
+
+
+def _outside(found: _Found, device: int, pieces: Sequence[tuple[int, int]]) -> _Found:
+    """What begins in none of some pieces of a device's memory, which are in order."""
+    places = [place for place in found if place[1] == device]
+    last = map(bisect_right, repeat([begin for begin, _ in pieces]), map(itemgetter(0), places))
+    inside = {place for place, at in zip(places, last, strict=True) if at and place[0] < pieces[at - 1][1]}
+    return {place: entry for place, entry in found.items() if place not in inside}
 
 
 def _with_sizes(rows: list[_Row], device: int, sizes: Mapping[int, int]) -> list[_Row]:

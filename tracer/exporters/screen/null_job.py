@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from tracer.analysis.kinds import words_of
-from tracer.exporters.screen.failure import behind
+from tracer.exporters.screen.paths import source_place
 from tracer.exporters.screen.text import print_table, say, table
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.results.failure import without_gpu
@@ -37,7 +37,7 @@ def job_words(job: NullJob) -> list[str]:
     if worst is not None and worst.out_of_memory:
         return [
             *lines,
-            f"Rank {worst.rank:,} does not fit: {without_gpu(worst.failure)}{behind(worst.line)}.",
+            f"Rank {worst.rank:,} does not fit: {without_gpu(worst.failure)}{_at(worst)}.",
             *_beside(worst),
         ]
     if worst is None or worst.peak_bytes is None:
@@ -94,6 +94,10 @@ def _ends(job: NullJob, fullest: RankRun) -> str:
     if left >= fullest.nccl.least_bytes:
         return f". It fits if NCCL takes no more than {format_bytes(left)}, or torch gives back its cache for it."
     return ". It fits with the least of NCCL's buffers, for torch gives back its cache; with more, that is not known."
+
+
+def _at(run: RankRun) -> str:
+    return f" ({source_place(run.line.file, run.line.line)})" if run.line is not None else ""
 
 
 def _beside(run: RankRun) -> Iterator[str]:

@@ -16,7 +16,7 @@ from tracer.exporters.screen.diff import print_against_eager
 from tracer.exporters.screen.next_commands import after_run
 from tracer.exporters.screen.paths import short_path
 from tracer.exporters.screen.profile import NUM_ROWS, parameters_sentence, print_peak, print_timings, short_screen
-from tracer.exporters.screen.snapshot import place, print_failed_allocation
+from tracer.exporters.screen.snapshot import print_failed_allocation, ran_out_at
 from tracer.exporters.screen.text import say
 from tracer.exporters.screen.values import print_values, values_sentences
 from tracer.results.run_results import RunResults
@@ -33,7 +33,7 @@ def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tu
     """
     event = results.failed_allocation
     lines = [results.origin.caveat] * bool(results.origin.caveat)
-    lines += [f"Out of memory at {place(event.site)}: {event.advice}"] if event is not None else []
+    lines += [f"{ran_out_at(event.site)}: {event.advice}"] if event is not None else []
     if results.findings is not None:
         lines += short_screen(results.findings, results.num_steps)
         peak_bytes = results.findings.worst.peak.peak_bytes

@@ -165,7 +165,7 @@ def _print_growth(device: DeviceFinding, console: Console, top: int) -> None:
 def print_failed_allocation(event: OutOfMemory, console: Console, *, top: int = 10) -> None:
     """Print why the run that has just ended had no memory left, and what to look at first."""
     say(console)
-    say(console, f"Out of memory at {place(event.site)}", style="bold")
+    say(console, ran_out_at(event.site), style="bold")
     _print_oom_sizes(event, console, top)
     if any(group.site.frame == NO_FRAMES for group in event.groups):
         say(console, "Blocks without a stack were made by autograd's own thread, in backward.")
@@ -213,6 +213,13 @@ def _print_oom_sizes(event: OutOfMemory, console: Console, top: int | None) -> N
         say(console, "What was in use then is what the table above shows.", indent=2)
     else:
         print_groups("What was in use then", event.groups, console, top)
+
+
+def ran_out_at(site: Site) -> str:
+    """Where memory ran out, as a sentence begins."""
+    if site.file is None and site.frame == NO_FRAMES:
+        return "Out of memory (no stack was recorded of where)"
+    return f"Out of memory at {place(site)}"
 
 
 def place(site: Site) -> str:

@@ -12,7 +12,7 @@ from tracer.capture.device.device_ledger import DeviceLedger
 from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.files import write_atomically
 from tracer.exporters.screen.paths import short_path
-from tracer.exporters.screen.snapshot import place
+from tracer.exporters.screen.snapshot import place, ran_out_at
 from tracer.exporters.screen.values import values_lines
 from tracer.results.failure import without_gpu
 from tracer.results.watch_report import END_OF_RUN, HolderName, OutlivedMemory, WatchReport
@@ -120,7 +120,7 @@ def _out_of_memory(report: WatchReport) -> Iterator[str]:
         return
     kept_bytes = sum(group.bytes for group in report.outlived if group.bytes_per_step > 0)
     advice = _LET_GO if kept_bytes >= event.asked_bytes else event.advice
-    yield f"Out of memory at {place(event.site)}, asked for {format_bytes(event.asked_bytes)}: {advice}"
+    yield f"{ran_out_at(event.site)}, asked for {format_bytes(event.asked_bytes)}: {advice}"
 
 
 def finding_lines(report: WatchReport) -> Iterator[str]:

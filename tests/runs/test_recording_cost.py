@@ -1,0 +1,122 @@
+"""Recording ends early where a step takes long to record or to read; on a clock that the test turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tracer import timeline_tracer
+from tracer.runs.session import Schedule
+from tracer.runs.training import TrainingProfile, profile_training
+
+PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=2, num_repeats=2)
+
+
+class Clock:
+    """The processor's time."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    clock = Clock()
+    monkeypatch.setattr(time, "process_time", clock)
+    yield clock
+
+
+def train(folder: Path, in_step: Callable[[int, nn.Module], None]) -> TrainingProfile:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    with profile_training(model, optimizer, save_dir=folder, schedule=PLAN, screen="none") as session:
+        for step in range(PLAN.num_steps):
+            in_step(step, model)
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            session.step()
+    assert session.fault is None
+    assert session.results is not None
+    assert session.results.findings is not None
+    assert all(cycle.breakdown is not None for cycle in session.results.findings.cycles)
+    return session
+
+
+def recorded(session: TrainingProfile) -> list[int]:
+    """How many steps each cycle has."""
+    assert session.results is not None
+    assert session.results.findings is not None
+    return [len(cycle.attribution.step_names) for cycle in session.results.findings.cycles]
+
+
+def takes(*seconds: float, clock: Clock) -> Callable[[int, nn.Module], None]:
+    """Steps that take so long, the last of them for all that follow."""
+
+    def in_step(step: int, model: nn.Module) -> None:
+        clock.now_s += seconds[min(step, len(seconds) - 1)]
+
+    return in_step
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps"),
+    [
+        ((1.0, 0.2, 0.6), [2, 2]),  # not much is added
+        ((1.0, 0.2, 0.8), [1]),
+        ((1.0, 0.2, 0.6, 0.8), [2]),
+        ((9.0, 9.0, 13.0), [2, 2]),  # steps of a processor's own work differ
+    ],
+)
+def test_a_step_to_which_recording_adds_much_is_the_last(
+    seconds: tuple[float, ...], steps: list[int], clock: Clock, tmp_path: Path
+) -> None:
+    session = train(tmp_path, takes(*seconds, clock=clock))
+    assert recorded(session) == steps
+    notes = [note for note in session.notes if note.startswith("Recording ended")]
+    assert len(notes) == (steps != [2, 2])
+    assert session.is_complete
+    assert (tmp_path / "peak.json").exists()
+
+
+def test_behind_a_cycle_that_took_long_to_read_there_is_no_other(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = timeline_tracer.read_recording
+
+    def slowly(profiler: object) -> object:
+        clock.now_s += 6
+        return read(profiler)
+
+    monkeypatch.setattr(timeline_tracer, "read_recording", slowly)
+    session = train(tmp_path, takes(0.0, clock=clock))
+    assert recorded(session) == [2]
+    assert "since reading them took 6 s of a processor" in "".join(session.notes)
+
+
+@pytest.mark.parametrize(("at_step", "steps"), [(2, [2, 2]), (3, [2])])
+def test_a_long_evaluation_ends_the_recording_behind_a_whole_step(
+    at_step: int, steps: list[int], clock: Clock, tmp_path: Path
+) -> None:
+    """In the first recorded step it is recorded: what trains comes behind it."""
+    num_calls = 0
+
+    def in_step(step: int, model: nn.Module) -> None:
+        nonlocal num_calls
+        if step == at_step:
+            with torch.no_grad():
+                for _ in range(9):
+                    model(torch.randn(4, 8))
+                    clock.now_s += 0.3 if at_step == 3 else 0.05
+                    num_calls += 1
+
+    session = train(tmp_path, in_step)
+    assert (num_calls, recorded(session)) == (9, steps)
+    assert ("calls models without gradients" in "".join(session.notes)) == (at_step == 3)

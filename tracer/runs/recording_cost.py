@@ -1,0 +1,79 @@
+"""How much recording costs, so that it ends early where a step contains an evaluation or much Python."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from tracer.units import some
+
+MOST_S: Final = 0.5
+"""Time of a processor that recording may add to a step. Reading and analysing a recording takes about ten times what
+recording has added, which is 5 seconds a step."""
+MOST_READING_S: Final = 5.0
+"""Time of a processor for reading a cycle, behind which no other one is recorded."""
+_MOST_SHARE: Final = 0.5
+"""Of the step itself: what steps differ by anyway."""
+_NUM_STEPS_TO_BEGIN: Final = 1  # slower than all others, unless it is the only one that is not recorded
+_MOST_WITHOUT_GRADIENTS_S: Final = 1.0
+
+
+class RecordingCost:
+    """Compares the processor's time of recorded steps with that of steps before, our own work left out."""
+
+    def __init__(self) -> None:
+        self.note = ""
+        self._plain_s: list[float] = []
+        self._num_recorded = 0
+        self._without_gradients_since_s: float | None = None
+        self.begin_step()
+        self.begin_reading()
+
+    def begin_step(self) -> None:
+        """Note that the program goes on."""
+        self._began_s = time.process_time()
+        self._without_gradients_since_s = None
+
+    def end_step(self, *, is_recorded: bool) -> bool:
+        """Return whether the step that has ended was recorded and cost too much."""
+        took_s = time.process_time() - self._began_s
+        if not is_recorded:
+            self._plain_s.append(took_s)
+            return False
+        self._num_recorded += 1
+        plain_s = min(self._plain_s[_NUM_STEPS_TO_BEGIN:] or self._plain_s, default=took_s)
+        if took_s - plain_s <= max(MOST_S, _MOST_SHARE * plain_s):
+            return False
+        self.note = (
+            f"Recording ended after {some(self._num_recorded, 'step')}: the last one took {took_s:.1f} s of a "
+            f"processor, and a step that is not recorded {plain_s:.1f} s. Reading takes some ten times the difference."
+        )
+        return True
+
+    def begin_reading(self) -> None:
+        """Note that a cycle may end."""
+        self._reading_since_s = time.process_time()
+
+    def is_reading_long(self) -> bool:
+        """Return whether the cycle that was read took so long that no other one is recorded."""
+        took_s = time.process_time() - self._reading_since_s
+        if took_s <= MOST_READING_S:
+            return False
+        self.note = (
+            f"Recording ended after {some(self._num_recorded, 'step')}, since reading them took {took_s:.0f} s of a "
+            f"processor: after more than {MOST_READING_S:.0f} s no other cycle is recorded."
+        )
+        return True
+
+    def is_long_evaluation(self) -> bool:
+        """Return whether models were called without gradients for too long; asked at such calls in recorded steps."""
+        now_s = time.process_time()
+        self._without_gradients_since_s = self._without_gradients_since_s or now_s
+        took_s = now_s - self._without_gradients_since_s
+        if took_s <= _MOST_WITHOUT_GRADIENTS_S or not self._num_recorded:
+            return False
+        self.note = (
+            f"A recorded step calls models without gradients for more than {_MOST_WITHOUT_GRADIENTS_S:.0f} s of a "
+            f"processor. Recording ended there, after {some(self._num_recorded, 'whole step')}."
+        )
+        return True
