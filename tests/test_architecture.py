@@ -335,6 +335,7 @@ def test_nobody_elses_private_attributes_are_read() -> None:
 
 # The answers of programs to programs, and bars, whose words are the program's own.
 _OTHER_PRINTERS = {
+    "tracer/null_gpu/build.py",
     "tracer/null_gpu/cudnn_answers.py",
     "tracer/null_gpu/nvidia_smi.py",
     "tracer/commands/profile.py",

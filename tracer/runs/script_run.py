@@ -108,8 +108,6 @@ class ScriptProfile:
         """Sentences on what could not be found; none where everything was recorded."""
         if self._fault is not None:
             return (f"The script was not profiled, and went on: {fault_text(self._fault)}",)
-        if self.session is None and self._has_failed:  # the script's own error says why
-            return ()
         if self.session is None:
             if self._has_failed:  # the error says why
                 return ()
