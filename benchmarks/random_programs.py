@@ -195,6 +195,31 @@ FAMILIES = {
 }
 
 
+def _strided(draw: random.Random, width: int) -> tuple[nn.Module, int]:
+    wide, size, stride = draw.choice([32, 64, 128]), draw.choice([1, 3, 5, 7]), draw.choice([1, 1, 2])
+    return nn.Conv2d(width, wide, size, stride, size // 2, bias=draw.random() < 0.5), wide
+
+
+def _transposed(draw: random.Random, width: int) -> tuple[nn.Module, int]:
+    wide, size = draw.choice([16, 32, 64]), draw.choice([2, 4])
+    return nn.Sequential(nn.MaxPool2d(2), nn.ConvTranspose2d(width, wide, size, 2, size // 2 - 1)), wide
+
+
+FIRST_OF_CARDS = 2000
+"""From this seed on: convolution networks, of which the card and the layout are drawn as well."""
+CARDS = ("H100", "A100-80GB", "RTX-4090", "L4", "24GiB")
+_CONVOLUTIONS = _Family(
+    (_strided, _strided, _convolution, _transposed, _same(nn.BatchNorm2d), *_POINTWISE[:3]),
+    (16, 32),
+    ("{width}x64x64", "{width}x112x112"),
+)
+
+
+def card_of(seed: int) -> str:
+    """What the program of a seed runs on, as `--on` has it."""
+    return CARDS[0] if seed < FIRST_OF_CARDS else random.Random(f"card {seed}").choice(CARDS)
+
+
 def build(seed: int) -> nn.Module:
     """The network of a seed."""
     draw, family, width = _begun(seed)
@@ -203,8 +228,11 @@ def build(seed: int) -> nn.Module:
         layer, width = draw.choice(family.layers)(draw, width)
         layers.append(layer)
     # One that is trained, whatever was drawn.
-    last = nn.Conv2d(width, 8, 1) if family is FAMILIES["image"] else nn.Linear(width, 64)
-    return _Network([*layers, last], family.num_tokens, first)
+    is_of_images = family in (FAMILIES["image"], _CONVOLUTIONS)
+    last = nn.Conv2d(width, 8, 1) if is_of_images else nn.Linear(width, 64)
+    network = _Network([*layers, last], family.num_tokens, first)
+    is_last = family is _CONVOLUTIONS and random.Random(f"layout {seed}").random() < 0.5
+    return network.to(memory_format=torch.channels_last) if is_last else network
 
 
 def workload(seed: int) -> PredictedWorkload:
@@ -225,10 +253,12 @@ def workload(seed: int) -> PredictedWorkload:
 
 def family_of(seed: int) -> str:
     """Its name."""
+    if seed >= FIRST_OF_CARDS:
+        return "cards"
     return random.Random(f"program {seed}").choice(list(FAMILIES))
 
 
 def _begun(seed: int) -> tuple[random.Random, _Family, int]:
     draw = random.Random(f"program {seed}")
-    family = FAMILIES[draw.choice(list(FAMILIES))]
+    family = _CONVOLUTIONS if seed >= FIRST_OF_CARDS else FAMILIES[draw.choice(list(FAMILIES))]
     return draw, family, draw.choice(family.widths)

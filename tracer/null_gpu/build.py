@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -106,7 +107,8 @@ def _how_others_write(cache: Path, build: str) -> str | None:
 
 @cache
 def _say_once(sentence: str) -> None:
-    print(f"null GPU: {sentence}", file=sys.stderr)
+    shown = "".join(letter if letter.isprintable() else "?" for letter in sentence)
+    warnings.warn(f"null GPU: {shown}", stacklevel=2)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from tracer.errors import TracerError
-from tracer.null_gpu.cards import H100, Card
+from tracer.null_gpu.cards import H100, UNNAMED, Card
 
 FOLDER_VARIABLE = "TORCH_TIMELINE_CUDNN"
 _PROGRAM = Path(__file__).with_name("cudnn_answers.py")
@@ -145,11 +145,11 @@ def said_of_workspaces(version: int, card: str) -> str:
 
 @contextmanager
 def cudnn_of(card: Card | None) -> Iterator[CudnnAnswers | None]:
-    """Whom to ask for a card's workspaces; None where no card is named, or no cuDNN is here that could be asked."""
-    if card is None or not card.label:
-        yield None
-        return
-    with CudnnAnswers(card) as cudnn:
+    """Whom to ask for a card's workspaces; None where no cuDNN is here that could be asked.
+
+    Of a card without a name cuDNN is told what it is taken for: an A100, with the memory that was named.
+    """
+    with CudnnAnswers(card or UNNAMED) as cudnn:
         yield cudnn if cudnn.version else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -23,30 +24,28 @@ def forward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     else:
         problem = _problem("forward", x, weight, call.out, stride, padding, dilation, groups)
     if problem is not None:
-        yield _workspace([problem], gpu)
+        yield _workspace(problem, gpu)
 
 
 def backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
-    """The larger workspace of the gradients of input and weight, which never coexist."""
+    """The workspaces of the gradients of input and weight, each taken when its gradient is there, before the next."""
     grad, x, weight, _, stride, padding, dilation, is_transposed, _, groups, wanted = call.args[:11]
     large, small = (grad, x) if is_transposed else (x, grad)
     of_input = "forward" if is_transposed else "backward_data"
-    operations = [name for name, is_wanted in zip((of_input, "backward_filter"), wanted[:2], strict=True) if is_wanted]
-    problems = [_problem(name, large, weight, small, stride, padding, dilation, groups) for name in operations]
-    if known := [problem for problem in problems if problem is not None]:
-        yield _workspace(known, gpu)
+    for operation, is_wanted, result in zip((of_input, "backward_filter"), wanted[:2], call.out[:2], strict=True):
+        problem = _problem(operation, large, weight, small, stride, padding, dilation, groups)
+        if is_wanted and problem is not None and isinstance(result, Tensor):
+            yield replace(_workspace(problem, gpu), after=result)
 
 
-def _workspace(problems: list[dict[str, Any]], gpu: Gpu) -> Scratch:
+def _workspace(problem: dict[str, Any], gpu: Gpu) -> Scratch:
     """What cuDNN said that it takes, nothing where it was not asked; at most a copy of all in another layout.
 
     Many of its engines work on channels last: where tensors are not, they copy input, weight and output.
     """
-    sizes = [gpu.cudnn.workspace_bytes(problem) if gpu.cudnn is not None else 0 for problem in problems]
-    copies = [
-        sum(prod(problem[name][0]) for name in ("x", "w", "y")) * _DTYPES[problem["dtype"]] for problem in problems
-    ]
-    return Scratch(max(sizes), at_most_bytes=max(copies))
+    size_bytes = gpu.cudnn.workspace_bytes(problem) if gpu.cudnn is not None else 0
+    copies = sum(prod(problem[name][0]) for name in ("x", "w", "y")) * _DTYPES[problem["dtype"]]
+    return Scratch(size_bytes, at_most_bytes=copies)
 
 
 def _problem(

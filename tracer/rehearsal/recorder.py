@@ -59,6 +59,7 @@ class Scratch:
         with_tensor: It lives as long as the storage of this one.
         at_most_bytes: What it may be instead, where a library decides; only the range of a prediction knows of it.
         beside: With how many of the pieces behind it it is held; None for all.
+        after: The result behind which it is taken, to be freed before the next is made; None behind all.
     """
 
     size_bytes: int
@@ -67,6 +68,7 @@ class Scratch:
     with_tensor: Tensor | None = None
     at_most_bytes: int = 0
     beside: int | None = None
+    after: Tensor | None = None
 
 
 _MAKES_ZEROS = frozenset({"aten::zeros", "aten::new_zeros", "aten::zeros_like"})
@@ -589,6 +591,9 @@ class Recorder:
         held: list[tuple[int, int]] = []
         pieces = (scratch for of_rule in rules for scratch in of_rule(operator))
         for num_taken, scratch in enumerate(pieces):
+            if scratch.after is not None:
+                self._take_between(scratch, scratch.after, is_backward=operator.is_backward)
+                continue
             if scratch.at_most_bytes and log.events:
                 log.undecided.append((len(log.events) - 1, scratch.at_most_bytes, operator.is_backward))
             if scratch.size_bytes <= 0:
@@ -606,6 +611,21 @@ class Recorder:
                 beside = scratch.beside
                 held.append((number, num_taken + beside if beside is not None else _TO_THE_END))
         self._give_back(held, None)
+
+    def _take_between(self, scratch: Scratch, result: Tensor, *, is_backward: bool) -> None:
+        """What is taken and freed behind one result, before the operator makes the next."""
+        log, made = self.log, self.number(result)
+        rows = range(len(log.events) - 1, -1, -1)
+        row = next((row for row in rows if log.events[row][0] == made), len(log.events) - 1)
+        _, _, time_ns, op, call = log.events[row]
+        if scratch.size_bytes > 0:
+            number = len(log.storages)
+            log.storages.append((scratch.size_bytes, NONE, NONE, False, False))
+            sizes = (scratch.size_bytes, -scratch.size_bytes)
+            log.events[row + 1 : row + 1] = [(number, size, time_ns + at, op, call) for at, size in enumerate(sizes, 1)]
+            log.undecided = [(at + 2 if at > row else at, *rest) for at, *rest in log.undecided]  # type: ignore[misc]
+        if scratch.at_most_bytes:
+            log.undecided.append((row, scratch.at_most_bytes, is_backward))
 
     def _give_back(self, held: list[tuple[int, int]], num_taken: int | None) -> list[tuple[int, int]]:
         """Free, the last one first, what is held no longer than up to a piece, or all; the rest."""

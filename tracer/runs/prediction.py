@@ -206,11 +206,9 @@ def _operators(rehearsal: Rehearsal) -> set[str]:
 
 
 def _on_workspaces(card: Card | None, cudnn_version: int) -> str:
-    if card is not None and cudnn_version:
-        return said_of_workspaces(cudnn_version, card.label)
-    if card is not None and card.label:
-        return "Convolutions' workspaces are not counted: there is no cuDNN 9.8 or newer here to be asked for them."
-    return "Convolutions' workspaces are not counted: cuDNN is asked for them where a card is named."
+    if cudnn_version:
+        return said_of_workspaces(cudnn_version, card.label if card is not None and card.label else "an A100")
+    return "Convolutions' workspaces are not counted: there is no cuDNN 9.8 or newer here to be asked for them."
 
 
 def _results(

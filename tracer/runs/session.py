@@ -24,7 +24,7 @@ from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.device.device_blocks import device_blocks
-from tracer.capture.device.graph_captures import GRAPH_CAPTURES, LivePool
+from tracer.capture.graph_captures import GRAPH_CAPTURES, LivePool
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.gradients_seen import GradientsSeen
 from tracer.capture.objects.known_storages import KnownStorages, Role

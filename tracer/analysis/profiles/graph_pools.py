@@ -18,7 +18,7 @@ from tracer.analysis.profiles.findings import CycleFindings, Findings, find_in_c
 from tracer.analysis.profiles.graph_pool import GraphPool
 from tracer.analysis.profiles.peak_rows import group_rows
 from tracer.arrays import Rows
-from tracer.capture.device.graph_captures import Capture, LivePool
+from tracer.capture.graph_captures import Capture, LivePool
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.errors import RecordingError
 

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -19,11 +20,11 @@ from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.capture.recording import Recording
 from tracer.capture.torch_private import torch_profiler
-from tracer.capture.torch_private.torch_cuda_graphs import on_captures
 
 _MOST_RECORDED = 64
 """Captures, as a server makes one for each batch size."""
 Pool = tuple[int, int]
+_Told = Callable[[Any], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +80,7 @@ class GraphCaptures:
         """Look out for captures; as often as it is called, `stop` has to be."""
         self._num_starts += 1
         if self._num_starts == 1:
-            self._end = on_captures(begins=self._begins, ended=self._ended, was_reset=self._forget)
+            self._end = _on_captures(begins=self._begins, ended=self._ended, was_reset=self._forget)
 
     def stop(self) -> None:
         """Look no longer, and forget all graphs, if nobody else wants to know."""
@@ -126,6 +127,48 @@ class GraphCaptures:
 
     def _forget(self, graph: Any) -> None:
         self._captures.pop(graph, None)
+
+
+def _on_captures(*, begins: _Told, ended: _Told, was_reset: _Told) -> Callable[[], None]:
+    """Have it called with the graph before a capture begins, after it has ended, well or not, and after a reset.
+
+    torch's own hooks come with 2.15, and the first of them when the capture has begun, which forbids most of CUDA.
+
+    Returns:
+        What ends it.
+    """
+    kind: Any = torch.cuda.CUDAGraph
+    originals = {name: kind.__dict__[name] for name in ("capture_begin", "capture_end", "reset")}
+
+    def told(name: str, *, before: _Told | None = None, after: _Told | None = None) -> Callable[..., Any]:
+        original = originals[name]
+
+        @wraps(original)
+        def call(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            if before is not None:
+                before(graph)
+            try:
+                return original(graph, *args, **kwargs)
+            finally:
+                if after is not None:
+                    after(graph)
+
+        return call
+
+    ours = {
+        "capture_begin": told("capture_begin", before=begins),
+        "capture_end": told("capture_end", after=ended),
+        "reset": told("reset", after=was_reset),
+    }
+    for name, call in ours.items():
+        setattr(kind, name, call)
+
+    def end() -> None:
+        for name, call in ours.items():
+            if kind.__dict__.get(name) is call:  # else another has wrapped it since
+                setattr(kind, name, originals[name])
+
+    return end
 
 
 def _profiler() -> Any:
