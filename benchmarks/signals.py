@@ -21,6 +21,7 @@ import sqlite3
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -145,8 +146,11 @@ def _be_program(name: str, on: str | None, script: Path, folder: Path, output: P
         status = 0
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # of the program `session`, as Python would
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(status)
 
 

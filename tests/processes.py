@@ -50,6 +50,8 @@ def run_python(
 ) -> subprocess.CompletedProcess[str]:
     """Run what `python ARGUMENTS` would: a file, `-m` and a module, or `-c` and a program.
 
+    What depends on torch not being loaded yet, such as a variable that the program sets for it, needs `subprocess`.
+
     Args:
         arguments: What stands behind `python`. A command of ours with `--on` starts on the null GPU at once.
         folder: The current folder.

@@ -170,8 +170,12 @@ def test_in_a_notebook_nothing_is_printed(
 
 
 def test_the_magic_says_what_it_does_not_know() -> None:
-    with pytest.raises(UsageError, match="unrecognized arguments: --nonsense"):
+    with pytest.raises(UsageError, match="unrecognized arguments: --nonsense") as raised:
         memory_timeline(SimpleNamespace(), "--nonsense", "pass")
+    (line,) = raised.value._render_traceback_()  # type: ignore[attr-defined]  # as IPython shows it
+    assert line.startswith("%%memory_timeline: unrecognized arguments") and "--save-dir" in line
+    with pytest.raises(UsageError, match="no closing quotation"):
+        memory_timeline(SimpleNamespace(), "--save-dir 'a", "pass")
 
 
 def test_a_cell_that_trains_nothing_is_explained_by_its_calls(

@@ -7,6 +7,7 @@ import os
 import re
 import sqlite3
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,13 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def called(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     return run_python(ROOT / "main.py", *arguments, folder=folder, variables=variables)
+
+
+def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same where it matters that torch is not loaded yet."""
+    command = [sys.executable, str(ROOT / "main.py"), *arguments]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=300, check=False)
 
 
 def peak_of(folder: Path) -> dict[str, Any]:
@@ -279,7 +287,7 @@ def test_a_model_is_predicted_by_both_methods_alike(tmp_path: Path) -> None:
 
 
 def test_without_a_word_about_engines_it_is_the_null_gpu(tmp_path: Path) -> None:
-    said = called(ROOT, "predict", "--model", "models.gpt:build", "--gpu-memory", "24GiB")
+    said = started(ROOT, "predict", "--model", "models.gpt:build", "--gpu-memory", "24GiB")
     assert said.returncode == 0 and said.stdout.strip().startswith(CAVEAT)
 
 
@@ -360,7 +368,7 @@ def test_listed_changes_are_made_there_and_have_bytes_and_nothing_else(tmp_path:
 def test_an_allocator_that_the_script_sets_is_used_and_one_without_a_history_is_a_sentence(tmp_path: Path) -> None:
     first = "import os\nos.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'backend:cudaMallocAsync'\n"
     (tmp_path / "train.py").write_text(first + TRAIN, "utf-8")
-    ended = called(tmp_path, "run", "--on", "h100", "train.py")
+    ended = started(tmp_path, "run", "--on", "h100", "train.py")
     assert ended.returncode == 1
     assert "Error: The CUDA allocator cudaMallocAsync records no allocations" in ended.stderr
     assert "Traceback" not in ended.stderr

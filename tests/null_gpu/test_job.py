@@ -244,7 +244,8 @@ def by_category(peak: dict[str, Any]) -> Counter[str]:
 @pytest.mark.slow
 def test_a_script_of_sixteen_ranks_is_answered_by_those_that_differ(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(UNEVEN, "utf-8")
-    ended = called(tmp_path, "run", "--on", "16xh100", "--save-dir", "out", "train.py")
+    launcher = ("torchrun", "--nnodes=2", "--nproc_per_node", "8")  # is left out
+    ended = called(tmp_path, "run", "--on", "16xh100", "--save-dir", "out", *launcher, "train.py")
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "So do 8, 15" in ended.stderr
     assert "rank False 0" in ended.stdout

@@ -114,6 +114,8 @@ for step in range(6):
     os.replace("out/model.ckpt.part", "out/model.ckpt")
     np.save("results.npy", np.zeros(3))
 assert torch.load("out/model.ckpt")["step"] == 5
+os.chdir("out")
+os.chdir("..")
 if "--libraries" in sys.argv:
     from safetensors.torch import load_file, save_file
     from torch.utils.tensorboard import SummaryWriter
@@ -122,6 +124,8 @@ if "--libraries" in sys.argv:
     with SummaryWriter("runs") as writer:
         writer.add_scalar("loss", 0.0, 1)
     assert os.listdir("runs")
+if "--leaves" in sys.argv:
+    os.chdir("/")
 sys.exit(3 if "--fails" in sys.argv else 0)
 """
 WRITTEN = {"train.log", "results.npy", "out/model.ckpt"}
@@ -179,12 +183,13 @@ def test_keep_writes_has_the_script_write_in_place(project: Path) -> None:
 @pytest.mark.slow
 @needs_null_gpu
 def test_results_in_the_project_itself_are_no_exception(project: Path) -> None:
-    ended = called(project, "run", "--on", "h100", "--save-dir", ".", "train.py")
+    ended = called(project, "run", "--on", "h100", "--save-dir", ".", "train.py", "--leaves")
     assert ended.returncode == 0, ended.stderr
     assert (project / "results.npy").read_text() == (project / "train.log").read_text() == "mine"
     assert not (project / "out").exists()
     assert (project / "peak.json").exists()
     assert left_in(project, project) == WRITTEN
+    assert "3 files went to null-gpu-writes/" in ended.stderr
 
 
 @pytest.mark.slow
@@ -217,6 +222,11 @@ from torch.distributed.fsdp import fully_shard
 dist.init_process_group("nccl")
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 print("found", os.path.exists("checkpoint"))
+if dist.get_rank() == 0:
+    os.mkdir("data")
+    torch.save([1], "data/prepared.pt")
+dist.barrier()
+assert os.listdir("data") == ["prepared.pt"] and torch.load("data/prepared.pt") == [1]
 model = torch.nn.Linear(64, 64, bias=False).cuda()
 fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters())
@@ -242,4 +252,4 @@ def test_ranks_of_a_job_do_not_see_what_others_left(project: Path) -> None:
     for printed in (ended.stdout, others):
         assert "found False" in printed
         assert "saved True" in printed
-    assert "checkpoint/__1_0.distcp" in left_in(results / "rank1", project)
+    assert left_in(results / "rank1", project) == {"checkpoint/__1_0.distcp"}

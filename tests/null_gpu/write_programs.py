@@ -152,6 +152,8 @@ def starts_commands() -> None:
     printed = subprocess.run(command, shell=True, check=True, capture_output=True, text=True).stdout
     assert printed == "1\nmine"
     assert Path("a/b/pkg/__init__.py").exists()
+    subprocess.run("sed -i s/a/X/ data/a.txt", shell=True, check=True)
+    assert Path("data/a.txt").read_text() == "Xa"
     script = Path("script.sh")
     script.write_text("#!/bin/sh\necho ran > ran\n")
     script.chmod(0o755)

@@ -93,6 +93,18 @@ def test_slices_of_an_array_lie_in_it() -> None:
     assert by_kind(trained(nn.Linear(SIDE, 8), whole[:64])).total() == both.total()
 
 
+class _Diagonal(nn.Linear):
+    """The steps of a diagonal, times their number, reach beyond the storage."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.weight.diagonal()
+
+
+def test_a_view_in_large_strides_spans_no_more_than_its_storage() -> None:
+    found = by_kind(trained(_Diagonal(SIDE, SIDE, bias=False)))
+    assert found[Kind.PARAMETER] == WEIGHT_BYTES
+
+
 def test_files_and_what_lies_in_them(tmp_path: Path) -> None:
     mapped = np.memmap(tmp_path / "a file of mine", np.uint8, "w+", shape=(100_000,))
     address = mapped.ctypes.data

@@ -99,8 +99,40 @@ def test_no_recording_begins_in_the_operator_in_which_another_ended(
     assert len(re.findall(r"-[^+-]*\+", text)) == 2
 
 
+def layers_called_while_the_model_is_made(folder: Path) -> tuple[list[str], int, bool]:
+    """As spectral_norm does, and who wants to know a layer's output size: before the model and the optimizer exist."""
+    sessions: list[ScriptTraining] = []
+
+    def make_session(models: Any, optimizers: Any) -> ScriptTraining:
+        schedule = Schedule(1, 0, 1, 1)
+        sessions.append(ScriptTraining(models, optimizers, save_dir=folder, schedule=schedule, screen="none"))
+        return sessions[-1]
+
+    with ScriptProfile(make_session) as profile:
+        first = nn.Linear(2, 3)
+        width = first(torch.ones(1, 2)).shape[-1]
+        model = nn.Sequential(first, nn.ReLU(), nn.Linear(width, 2))
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    session = sessions[-1]
+    assert session is profile.session and session.fault is None
+    names = [row.module for row in session.findings.worst.peak.rows if row.category == "PARAMETER"]
+    return names, len(sessions), session.is_complete
+
+
+def test_the_model_is_the_one_that_is_trained_and_not_what_was_called_while_it_was_made(tmp_path: Path) -> None:
+    returned = in_fresh_process(layers_called_while_the_model_is_made, tmp_path)
+    assert returned.value is not None, returned.error
+    names, num_sessions, is_complete = returned.value
+    assert set(names) == {"0", "2"} and num_sessions == 2 and is_complete
+
+
 def calls_at_a_step() -> tuple[int, int]:
     """How many calls of C functions a profiler would record where an optimizer is looked for, and how many objects."""
+    gc.unfreeze()  # a program's process has all of torch among them
     profile = ScriptProfile(lambda *_: MagicMock(is_complete=False, fault=None))
     num_calls = 0
 

@@ -172,7 +172,7 @@ def test_a_script_that_goes_on_behind_its_recorded_steps_has_made_more(
             )
         )
         train(profile, num_steps)
-        profile.later = counted and MagicMock(num_steps_done=counted, explained_in=None)
+        profile.later = None if counted is None else MagicMock(num_steps_done=counted, explained_in=None)
         profile.tell()
         words += re.findall(r"of step (\d of \d|\d)", capsys.readouterr().out)
     assert words == ["2 of 3", "2", "2 of 7"]

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, not_said, say_all
+from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
 from tracer.commands.options import number, option, with_options
 from tracer.commands.predict_on import predict_script
 from tracer.commands.run_options import AsJson, ScreenOptions
 from tracer.commands.script import no_card_named
-from tracer.commands.script_environment import set_environment_of
 from tracer.commands.usage import OUTPUTS, QUESTIONS, SCHEDULE
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
@@ -79,9 +79,9 @@ def check(
         threshold = parse_threshold(fail_above)
         if on.on is None:
             raise no_card_named(arguments)
+        script, arguments, module, late = script_named(on, script, arguments, is_module=module)
         name = f"{shlex.join([*(['-m'] if module else []), script, *(arguments or [])])} on {on.on}"
         known = _known(baseline, name, update=update)
-        late = set_environment_of(script, is_module=module)
         job = on.job if Place.here() is None else None
         if job is not None:
             peak = _worst_of(job, quiet=screen.quiet)

@@ -18,10 +18,10 @@ from tracer.commands.fit_trials import (
     shared_start,
 )
 from tracer.commands.fit_values import combinations
+from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions
 from tracer.commands.options import number, option, with_options
 from tracer.commands.script import check_script, no_card_named
-from tracer.commands.script_environment import set_environment_of
 from tracer.commands.usage import OUTPUTS, SCHEDULE
 from tracer.errors import UsageError
 from tracer.exporters.screen.fit import command_words, print_search, trial_words
@@ -95,12 +95,12 @@ def fit(
                 hint="Use one of them at a time, or --search with --try for both.",
             )
         tried = combinations(values)
+        script, arguments, module, _ = script_named(on, script, arguments, is_module=module)
         if save_dir is not None:
             from tracer.exporters.files import check_folder
 
             check_folder(save_dir)
         check_script(script, is_module=module)
-        set_environment_of(script, is_module=module)
         if (asked := asked_trial()) is not None:
             answer_trial(asked, on.on, on, script, arguments or [], is_module=module, num_steps=steps)
             return

@@ -12,13 +12,13 @@ import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
 from tracer.commands.fit_trials import answer_trial, asked_trial, told_alone
+from tracer.commands.launchers import script_named
 from tracer.commands.on_card import on_null_gpu, run_ranks
 from tracer.commands.options import number, option, with_options
 from tracer.commands.predict_engines import Engine, OnNullGpu, Rehearsed, build
 from tracer.commands.predict_on import check, predict_script, starts_on_null_gpu
 from tracer.commands.predict_options import Options, Place, Sizes
 from tracer.commands.run_options import AsJson, ScreenOptions
-from tracer.commands.script_environment import set_environment_of
 from tracer.commands.usage import OUTPUTS, QUESTIONS, SCHEDULE
 from tracer.commands.workload_options import PredictedWorkload
 from tracer.exporters.screen.next_commands import after_prediction
@@ -71,12 +71,14 @@ def predict(
 
         python main.py predict --on rtx-4090 train.py --epochs 1
     """
-    options = Options(
-        context, script, arguments or [], workload, place, module, steps, largest, advise, save_dir, as_json, screen
-    )
     with errors_for_people(), kept_import_path():
+        late: tuple[str, ...] = ()
+        if script is not None:
+            script, arguments, module, late = script_named(place, script, arguments, is_module=module)
+        options = Options(
+            context, script, arguments or [], workload, place, module, steps, largest, advise, save_dir, as_json, screen
+        )
         _ = place.answers  # a mistake in them is said first
-        late = set_environment_of(script, is_module=module) if script is not None else ()
         then = _advise_job(options) if advise and script is not None else None
         run_ranks(place, save_dir, quiet=screen.quiet, as_json=as_json, status_if_full=_DOES_NOT_FIT, then=then)
         devices = check(options)

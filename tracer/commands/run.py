@@ -13,11 +13,11 @@ import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
 from tracer.commands.fit_trials import answer_trial, asked_trial, told_alone
+from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import option, with_options
 from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptSchedule
 from tracer.commands.script import BEFORE_SCRIPT, check_script, run_script
-from tracer.commands.script_environment import set_environment_of
 from tracer.commands.usage import DEVICE
 from tracer.commands.workload_options import check_device
 from tracer.errors import Terminated, UsageError
@@ -89,7 +89,7 @@ def run(
     """
     with errors_for_people():
         _ = on.answers  # a mistake in them is said first
-        late = set_environment_of(script, is_module=module)
+        script, arguments, module, late = script_named(on, script, arguments, is_module=module)
         _check_changes(apply)
         if advise:
             _check_advise(on, apply)

@@ -9,6 +9,7 @@ import ctypes
 import functools
 import importlib.util
 import os
+import shutil
 import stat
 import sys
 import tempfile
@@ -121,6 +122,20 @@ def own_files() -> Iterator[None]:
         yield
     finally:
         hold(-1)
+
+
+def mirror(written_before: Path, folder: Path) -> None:
+    """Begin an empty folder with what another one has; its files are copied when they are changed."""
+    for path, mode in reversed(list(_entries(written_before))):
+        target = folder / path.relative_to(written_before)
+        if stat.S_ISDIR(mode):
+            target.mkdir()
+        elif stat.S_ISLNK(mode):
+            os.symlink(os.readlink(path), target)  # noqa: PTH115, PTH211  # see `tidy`
+        elif path.name == LOCK:
+            shutil.copy(path, target)
+        else:
+            os.symlink(_MARK + os.path.realpath(path)[1:], target)  # noqa: PTH211
 
 
 def written(folder: Path) -> list[Path]:

@@ -43,6 +43,9 @@ class CountedSteps:
     ) -> None:
         """There is nothing to switch off."""
 
+    def abandon(self) -> None:
+        """No-op: nothing is switched on."""
+
     def observe_call(self, module: nn.Module, args: Any) -> None:
         """A call of a model is not looked at."""
 

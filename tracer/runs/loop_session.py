@@ -107,11 +107,15 @@ class LoopSession:
             with signals_deferred():
                 self._switch_on()
         except BaseException:
-            self._ours(lambda: self._switch_off(None))
-            self._let_go()
-            self._termination.forget()
+            self.abandon()
             raise
         return self
+
+    def abandon(self) -> None:
+        """Switch off without a result, as if the block had never begun."""
+        self._ours(lambda: self._switch_off(None))
+        self._let_go()
+        self._termination.forget()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

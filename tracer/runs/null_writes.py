@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -22,6 +22,7 @@ from tracer.runs.ranks import rank_folder
 FOLDER: Final = "null-gpu-writes"
 """Name of the folder below the results."""
 _KEEP: Final = "--keep-writes has it write in place."
+_BEFORE_STEPS: Final = "written-before-steps"
 _current: list[Path] = []
 """The folder of this process; files are redirected for the whole process."""
 
@@ -42,12 +43,16 @@ def writes_aside(save_dir: Path | None, *, tell: Callable[[str], None]) -> Itera
     if not process.is_active():
         yield
         return
+    shown = save_dir or Path()
     if save_dir is not None:
         check_folder(save_dir)
+        save_dir = save_dir.absolute()  # the program may change its folder
     place, owner = Place.here(), os.getpid()
     own = _folder(save_dir, place)
     folder = own.path
     _current[:] = [folder]
+    if place is not None and place.rank and (before := place.folder / _BEFORE_STEPS).exists():
+        writes.mirror(before, folder)
     first = _of_rank(save_dir, place, 0) if place is not None and place.rank else None
     in_place = [path for path in (save_dir, place.folder if place is not None else None) if path is not None]
     atexit.register(_finish, own, owner, is_kept=save_dir is not None)
@@ -59,10 +64,21 @@ def writes_aside(save_dir: Path | None, *, tell: Callable[[str], None]) -> Itera
         writes.hold(1)
         if os.getpid() == owner:
             writes.end()
-            if sentence := _sentence(folder, is_kept=save_dir is not None):
-                tell(sentence)
+            if files := writes.written(folder):
+                tell(_sentence(files) if save_dir is None else _sentence_kept(files, save_dir, shown))
             # Before what the program wants done at the end of its process, such as a last checkpoint.
             atexit.register(writes.hold, -1)
+
+
+def share_with_ranks() -> None:
+    """Before a job's rank 0 begins its first step: leave a copy of what it has written for ranks that run after it.
+
+    So they find the data that it has prepared, and no checkpoint of a training that is over.
+    """
+    place = Place.here()
+    if _current and place is not None and place.rank == 0:
+        with writes.own_files(), suppress(FileExistsError):
+            shutil.copytree(_current[0], place.folder / _BEFORE_STEPS, symlinks=True)
 
 
 def in_fork() -> None:
@@ -112,15 +128,19 @@ def _folder(save_dir: Path | None, place: Place | None) -> OwnFolder:
     raise AssertionError  # the loop has no end
 
 
-def _sentence(folder: Path, *, is_kept: bool) -> str:
-    files = writes.written(folder)
-    if not files:
-        return ""
-    number = "file" if len(files) == 1 else f"{len(files):,} files"
-    if not is_kept:
-        return f"Note: Nothing was computed, so the script's {number} went to a folder that is deleted. {_KEEP}"
-    where = os.path.commonpath([path.parent for path in files])
-    return f"Note: Nothing was computed, so the script's {number} went to {where}, not over yours. {_KEEP}"
+def _sentence(files: Sequence[Path]) -> str:
+    return f"Note: Nothing was computed, so the script's {_number(files)} went to a folder that is deleted. {_KEEP}"
+
+
+def _sentence_kept(files: Sequence[Path], save_dir: Path, shown: Path) -> str:
+    """Where they are, below the folder of the results as the user named it."""
+    common = Path(os.path.commonpath([path.parent for path in files]))
+    where = shown / common.relative_to(save_dir) if common.is_relative_to(save_dir) else common
+    return f"Note: Nothing was computed, so the script's {_number(files)} went to {where}, not over yours. {_KEEP}"
+
+
+def _number(files: Sequence[Path]) -> str:
+    return "file" if len(files) == 1 else f"{len(files):,} files"
 
 
 def _finish(own: OwnFolder, owner: int, *, is_kept: bool) -> None:

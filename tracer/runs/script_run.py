@@ -24,6 +24,7 @@ from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
 from tracer.runs.counted_steps import CountedSteps
 from tracer.runs.loop_session import fault_text
+from tracer.runs.null_writes import share_with_ranks
 from tracer.runs.script_models import callable_alive, named, trained_alive
 from tracer.runs.script_sessions import LaterWatch, ScriptTraining, ScriptWatch
 from tracer.runs.steps_by_hand import StepsByHand
@@ -107,8 +108,6 @@ class ScriptProfile:
         """Sentences on what could not be found; none where everything was recorded."""
         if self._fault is not None:
             return (f"The script was not profiled, and went on: {fault_text(self._fault)}",)
-        if self.session is None and self._has_failed:  # the script's own error says why
-            return ()
         if self.session is None:
             if self._has_failed:  # the error says why
                 return ()
@@ -203,6 +202,7 @@ class ScriptProfile:
                 self._look_no_longer()
 
     def _begin_session(self, module: nn.Module | None, args: tuple[Any, ...]) -> None:
+        share_with_ranks()
         if self._is_inference and module is not None:
             self._begin_inference(module)
             return
@@ -232,6 +232,8 @@ class ScriptProfile:
             self._begin(None)
             return
         self._has_stepped = True
+        if self._by_hand is not None and not self._by_hand.trains_with(optimizer):
+            self._begin_again()
         self._not_by_hand()
         if optimizer in self._stepped:  # again, before others did: those take no part
             self._waits_for = self._stepped.copy()
@@ -241,6 +243,16 @@ class ScriptProfile:
         if self._waits_for <= self._stepped:
             self._stepped.clear()
             self._step_ended()
+
+    def _begin_again(self) -> None:
+        """Begin a session of the models that are there now, if no step was counted.
+
+        The first began with a call while the program was still building its model, such as of a layer by itself.
+        """
+        if self.session is not None and self.session.num_steps_done == 0:
+            self.session.abandon()
+            self.session = None
+            self._begin(None)
 
     def _step_ended(self) -> None:
         with signals_deferred():

@@ -33,6 +33,11 @@ class StepsByHand:
         if trained:
             self.stop = register_multi_grad_hook(trained, self._gradient_came, mode="any").remove
 
+    def trains_with(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer updates parameters of these models alone."""
+        own = {id(parameter) for model in self._models for parameter in model.parameters()}
+        return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} <= own
+
     def called(self, module: nn.Module) -> None:
         """Before a module's call."""
         if not self._has_gradients or module not in self._models or not torch.is_grad_enabled():

@@ -73,8 +73,10 @@ def counted(peak: PeakReport) -> str:
         shares += [f"{parts.mapped_bytes:,} in mapped files and shared memory"] * bool(parts.mapped_bytes)
         shares += [f"{parts.unseen_bytes:,} made where the profiler does not record"] * bool(parts.unseen_bytes)
         text = f"{rows}. An independent count gives {total}: {', '.join(shares)}."
-    if peak.unexplained_bytes:
+    if peak.unexplained_bytes > 0:
         text += f" Unexplained: {peak.unexplained_bytes:,} bytes, which no row shows."
+    elif peak.unexplained_bytes < 0:
+        text += f" Unexplained: {-peak.unexplained_bytes:,} bytes, which rows show and the count has not."
     return text
 
 

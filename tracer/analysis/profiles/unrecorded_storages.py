@@ -108,7 +108,7 @@ def _before(recording: Recording, known: KnownStorages | None, device: int, even
     """What must have been there: tensors without an allocation, frees without one, and what was observed before."""
     allocations, keys = recording.allocations, recording.keys
     size, number = allocations.size_bytes[events], allocations.allocation_id[events]
-    allocated, freed = (set(number[rows].tolist()) for rows in (size > 0, size < 0))
+    allocated = set(number[size > 0].tolist())
     observed = observed_before(recording, known, device, events)
     by_address = {address: (size_bytes, -1, -1) for address, size_bytes in observed.items()}
     others: list[tuple[int, int, int, int]] = []
@@ -117,7 +117,7 @@ def _before(recording: Recording, known: KnownStorages | None, device: int, even
     for key in keys_not_made(recording, known, device, events).tolist():
         address = int(keys.address[key])
         if key not in unseen and by_address.get(address, (0, -1, -1))[1] < 0:
-            by_address[address] = (_held(recording, observed, device, key, freed), key, int(keys.allocation_id[key]))
+            by_address[address] = (_held(recording, observed, device, key), key, int(keys.allocation_id[key]))
     for event in np.flatnonzero((size < 0) & (allocations.key[events] < 0)).tolist():
         if int(number[event]) not in allocated:
             address = int(allocations.address[events][event])
@@ -138,18 +138,18 @@ def _before(recording: Recording, known: KnownStorages | None, device: int, even
     return before
 
 
-def _held(recording: Recording, observed: dict[int, int], device: int, key: int, freed: set[int]) -> int:
+def _held(recording: Recording, observed: dict[int, int], device: int, key: int) -> int:
     """Bytes of a storage from before of which an operator saw tensors: what was seen of it, or what those span.
 
-    Where the CPU's allocator reported the free, the key has the size that the address had when it was last handed out
-    in a recording, which says nothing of this one.
+    The CPU's storages are as large as they were seen to be. What tensors span there says less: it is more than there is
+    where one goes through its storage in large strides, as a diagonal does, and where the allocator reports a free the
+    key has the size that the address had in an earlier recording.
     """
     keys = recording.keys
     size_bytes, observed_bytes = int(keys.size_bytes[key]), observed.get(int(keys.address[key]))
     if observed_bytes is None:
         return size_bytes
-    is_stale = recording.devices[device] == "cpu" and int(keys.allocation_id[key]) in freed
-    return observed_bytes if is_stale else max(observed_bytes, size_bytes)
+    return observed_bytes if recording.devices[device] == "cpu" else max(observed_bytes, size_bytes)
 
 
 def _rounding_bytes(recording: Recording, device: int, events: PerEvent[Int]) -> int:

@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +22,12 @@
 #include <unistd.h>
 #include <utime.h>
 
-#define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
+#define NEXT(name)                                                    \
+  ({                                                                  \
+    static __typeof__(&name) next;                                    \
+    if (!next) next = (__typeof__(&name))dlsym(RTLD_NEXT, #name);      \
+    next;                                                             \
+  })
 /* 64-bit systems have one size of offsets, under two names. */
 #define ALSO(name) EXPORT __attribute__((alias(#name)))
 
@@ -140,6 +146,31 @@ EXPORT FILE *freopen(const char *path, const char *mode, FILE *file) {
 }
 ALSO(fopen) FILE *fopen64(const char *path, const char *mode);
 ALSO(freopen) FILE *freopen64(const char *path, const char *mode, FILE *file);
+
+/* A file or folder of a new name, in the place of the template's XXXXXX. */
+static int make_named(char *template, int suffix, int flags, bool is_folder) {
+  static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
+  size_t length = strlen(template);
+  if (suffix < 0 || length < 6 + (size_t)suffix || strncmp(template + length - suffix - 6, "XXXXXX", 6))
+    return errno = EINVAL, -1;
+  for (int attempt = 0; attempt < 1000; attempt++) {
+    unsigned char bytes[6];
+    if (syscall(SYS_getrandom, bytes, sizeof bytes, 0) != sizeof bytes) return -1;
+    for (int i = 0; i < 6; i++) template[length - suffix - 6 + i] = letters[bytes[i] % (sizeof letters - 1)];
+    int made = is_folder ? mkdir(template, 0700) : open(template, O_RDWR | O_CREAT | O_EXCL | flags, 0600);
+    if (made >= 0 || errno != EEXIST) return made;
+  }
+  return -1;
+}
+EXPORT int mkostemps(char *template, int suffix, int flags) { return make_named(template, suffix, flags, false); }
+EXPORT int mkstemps(char *template, int suffix) { return make_named(template, suffix, 0, false); }
+EXPORT int mkostemp(char *template, int flags) { return make_named(template, 0, flags, false); }
+EXPORT int mkstemp(char *template) { return make_named(template, 0, 0, false); }
+EXPORT char *mkdtemp(char *template) { return make_named(template, 0, 0, true) ? NULL : template; }
+ALSO(mkostemps) int mkostemps64(char *template, int suffix, int flags);
+ALSO(mkstemps) int mkstemps64(char *template, int suffix);
+ALSO(mkostemp) int mkostemp64(char *template, int flags);
+ALSO(mkstemp) int mkstemp64(char *template);
 
 /* What is known of a file. On 64-bit systems the kernel's structure is the library's. */
 EXPORT int fstatat(int folder, const char *path, struct stat *status, int flags) {
@@ -409,6 +440,13 @@ EXPORT int execve(const char *path, char *const arguments[], char *const variabl
   return (int)syscall(SYS_execve, where.path, arguments, variables);
 }
 EXPORT int execv(const char *path, char *const arguments[]) { return execve(path, arguments, environ); }
+
+EXPORT int posix_spawn(pid_t *child, const char *path, const posix_spawn_file_actions_t *actions,
+                       const posix_spawnattr_t *attributes, char *const arguments[], char *const variables[]) {
+  Where where;
+  to_read(AT_FDCWD, path, true, &where);
+  return NEXT(posix_spawn)(child, where.path, actions, attributes, arguments, variables);
+}
 
 /* Where a file is to be written whole: for libraries that open and rename by system calls of their own. */
 EXPORT int null_gpu_writes_path(const char *path, char *found) {

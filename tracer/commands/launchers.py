@@ -1,0 +1,174 @@
+"""Launchers in the place of a script, such as torchrun: the script that they start is what a command is about."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tracer.commands.on_card import OnOptions
+from tracer.commands.script_environment import set_environment_of
+from tracer.errors import UsageError
+from tracer.exporters.screen.next_commands import program_name
+from tracer.null_gpu.cards import devices_of
+from tracer.units import some
+
+_MODULES: Final = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torch.distributed.launch",
+    "accelerate.commands.launch": "accelerate launch",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+_PROGRAMS: Final = {
+    "torchrun": "torchrun", "deepspeed": "deepspeed", "mpirun": "mpirun", "mpiexec": "mpiexec",
+    "horovodrun": "horovodrun",
+}  # fmt: skip
+_NUM_PROCESSES: Final = ("nproc-per-node", "num-gpus", "num-processes", "np", "n")
+_NUM_NODES: Final = ("nnodes", "num-nodes")
+_OF_ACCELERATE: Final = ("mixed-precision", "gradient-accumulation-steps", "dynamo-backend")
+_OF_MPI: Final = {
+    "OMPI_COMM_WORLD_RANK": "RANK", "OMPI_COMM_WORLD_SIZE": "WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK": "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "LOCAL_WORLD_SIZE", "PMI_RANK": "RANK", "PMI_SIZE": "WORLD_SIZE",
+}  # fmt: skip
+# These tell each process its number by an option, too.
+_LOCAL_RANK: Final = {"deepspeed": "--local_rank", "torch.distributed.launch": "--local-rank"}
+
+
+class Script(NamedTuple):
+    """What a command is about.
+
+    Attributes:
+        script: Its path, or a module's name.
+        arguments: Its own.
+        is_module: Which of them.
+        notes: Sentences on what it sets in its environment too late.
+    """
+
+    script: str
+    arguments: list[str]
+    is_module: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    launcher: str
+    options: list[str]
+    script: Script
+
+    @property
+    def python(self) -> str:
+        """What starts Python behind it, with a space."""
+        return "" if self.launcher in _MODULES.values() else "python "
+
+    @property
+    def num_processes(self) -> int | None:
+        """How many processes it starts; None for as many as there are GPUs."""
+        given = dict(_options(self.options))
+        found = next((given[name] for name in _NUM_PROCESSES if name in given), None)
+        if found is None:
+            return 1 if self.launcher.startswith("torch") else None
+        nodes = next((given[name] for name in _NUM_NODES if name in given), "1").partition(":")[0]
+        return int(found) * int(nodes) if found.isdecimal() and nodes.isdecimal() else None
+
+
+def script_named(on: OnOptions, script: str, arguments: Sequence[str] | None, *, is_module: bool) -> Script:
+    """The script itself, or the one that a launcher in its place starts, whose ranks are those of `--on`.
+
+    Variables that the script sets before it imports torch, and those of the launcher, are set.
+
+    Args:
+        on: The option `--on` with what belongs to it.
+        script: Its path, a module's name, or a launcher's.
+        arguments: Its own.
+        is_module: Whether it is a module.
+
+    Raises:
+        UsageError: The launcher's script cannot be run so.
+    """
+    launch = _launch(script, list(arguments or []), is_module=is_module)
+    if launch is None:
+        notes = set_environment_of(script, is_module=is_module)
+        return Script(script, list(arguments or []), is_module, notes)
+    launched = launch.script
+    if on.on is None:
+        raise UsageError(
+            f"{launch.launcher} starts the script in processes of its own, which this command does not see.",
+            hint=f"Let it start this one: {launch.launcher} ... {launch.python}-m tracer run {launched.script}",
+        )
+    devices, number = devices_of(on.on), launch.num_processes
+    if number is not None and number != devices.count:
+        card = re.sub(r"^\d+x", "", on.on)
+        raise UsageError(
+            f"{launch.launcher} starts {number} {'process' if number == 1 else 'processes'}, and --on {on.on} names "
+            f"{some(devices.count, 'GPU')}.",
+            hint=f"Write --on {card if number == 1 else f'{number}x{card}'}, or leave out {launch.launcher}.",
+        )
+    if devices.count == 1 and "RANK" not in os.environ and launch.launcher != "accelerate launch":
+        os.environ.update(_alone())
+    if launch.launcher in ("mpirun", "mpiexec") and "RANK" in os.environ:
+        os.environ.update({name: os.environ[of] for name, of in _OF_MPI.items() if of in os.environ})
+    name, arguments = _LOCAL_RANK.get(launch.launcher), launched.arguments
+    if name is not None and not {"--no_local_rank", "--use-env", "--use_env"} & set(launch.options):
+        arguments = [f"{name}={os.environ.get('LOCAL_RANK', '0')}", *arguments]
+    notes = set_environment_of(launched.script, is_module=launched.is_module)
+    if launch.launcher == "accelerate launch":
+        _set_environment_of_accelerate(launch.options)
+    return launched._replace(arguments=arguments, notes=notes)
+
+
+def _launch(script: str, arguments: list[str], *, is_module: bool) -> _Launch | None:
+    launcher = _MODULES.get(script) if is_module else _PROGRAMS.get(Path(script).name)
+    if not is_module and Path(script).name == "accelerate" and arguments[:1] == ["launch"]:
+        launcher, arguments = "accelerate launch", arguments[1:]
+    if launcher is None:
+        return None
+    for row, word in enumerate(arguments):
+        if word.endswith(".py"):
+            return _Launch(launcher, arguments[:row], Script(word, arguments[row + 1 :], is_module=False))
+        if word in ("-m", "--module") and len(arguments) > row + 1 and arguments[row + 1][:1] != "-":
+            rest = Script(arguments[row + 1], arguments[row + 2 :], is_module=True)
+            return _Launch(launcher, arguments[:row], rest)
+    raise UsageError(
+        f"{launcher} is a launcher, and no script of Python's is named behind it.",
+        hint=f"Leave it out: {program_name()} run --on 8xh100 train.py runs the ranks by itself.",
+    )
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Options with their values, spelled with hyphens."""
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        if word.startswith("-"):
+            name, has_value, value = word.lstrip("-").partition("=")
+            yield name.replace("_", "-"), value if has_value else following
+
+
+def _alone() -> dict[str, str]:
+    """Variables of the only process of a job, as launchers set them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {
+        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }  # fmt: skip
+
+
+def _set_environment_of_accelerate(options: Sequence[str]) -> None:
+    """Set what accelerate's options tell its processes.
+
+    Raises:
+        UsageError: One of them says more than a variable.
+    """
+    for name, value in _options(options):
+        if name in ("config-file", "use-fsdp", "use-deepspeed", "use-megatron-lm", "use-parallelism-config"):
+            raise UsageError(
+                f"--{name} of accelerate launch is not read here.",
+                hint="Name the script itself behind --on, and give its Accelerator these settings in Python.",
+            )
+        if name in _OF_ACCELERATE:
+            os.environ[f"ACCELERATE_{name.replace('-', '_').upper()}"] = value
