@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ THERE = "torch1.0"
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache with one build, which is this user's alone; /tmp is another folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
     build._say_once.cache_clear()
     (tmp_path / "tmp").mkdir(mode=0o700)
     (tmp_path / "tmp").chmod(0o1777)
@@ -53,7 +54,7 @@ def test_where_others_can_write_nothing_is_loaded(
     monkeypatch.setattr(private_folders, "_is_own_group", lambda number: False)
     path = (cache / name).resolve()
     path.chmod(path.stat().st_mode | mode)
-    elsewhere = Path(build.tempfile.gettempdir(), f"torch-timeline-{os.getuid()}", "null-gpu")
+    elsewhere = Path(tempfile.gettempdir(), f"torch-timeline-{os.getuid()}", "null-gpu")
     assert build._private_cache(THERE) == elsewhere / THERE
     who = "all users" if mode == 0o002 else "others of its group"
     said = str(recwarn.pop().message)
@@ -81,7 +82,7 @@ def test_what_compilers_leave_is_not_loaded_either(cache: Path) -> None:
 
 def test_a_folder_of_ones_name_in_tmp_may_be_planted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cache / THERE).chmod(0o777)
-    planted = Path(build.tempfile.gettempdir(), f"torch-timeline-{os.getuid()}")
+    planted = Path(tempfile.gettempdir(), f"torch-timeline-{os.getuid()}")
     planted.mkdir()
     of_another(planted, monkeypatch)
     with pytest.raises(NullGpuError, match=f"can change: all users .*, and {planted} belongs to user 54321"):

@@ -60,7 +60,7 @@ def told(make: Make, schedule: Schedule = LATE, num_steps: int = 9) -> Told:
             torch.cuda.reset_peak_memory_stats()
             session.step()
     results, counted = session.results, json.loads((folder / "peak.json").read_text())
-    assert results.findings is not None
+    assert results is not None and results.findings is not None
     pools, peak = results.findings.graph_pools, results.findings.worst.peak
     assert counted["cuda_graphs"] == json.loads(json.dumps([graph_pool_document(pool) for pool in pools]))
     save_kept_run(folder / "kept.npz", kept_run(results))
