@@ -26,6 +26,7 @@ from torch.optim import optimizer
 from tests.compiled_cache import forget_temporary_sources, share_compiled
 from tests.processes import end_servers, share_servers
 from tests.training_steps import Recorded, record_workload
+from tracer.capture import deferred_handlers
 from tracer.capture.objects.live_tensors import LiveTensors
 from tracer.capture.torch_private.torch_compile import has_compiled
 from tracer.null_gpu.process import is_active
@@ -35,6 +36,7 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
+SIGNALS = sorted(signal.valid_signals())
 ON_NULL_GPU = {
     "needs_values": "needs values that a device computed, and the null GPU computes none",
     "needs_kernels": "needs kernels in torch's profile, and the null GPU runs none",
@@ -92,7 +94,7 @@ def nothing_compiled() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """No test leaves hooks on all optimizers or modules, or a changed path, to the tests behind it."""
+    """No test leaves hooks on all optimizers or modules, signals that wait, or a changed path to those behind it."""
     before = _of_the_process()
     yield
     assert _of_the_process() == before, "this test left something behind: undo it, or take a process of its own"
@@ -109,6 +111,7 @@ def _of_the_process() -> dict[str, Any]:
         "folder": Path.cwd(),
         "dtype": torch.get_default_dtype(),
         "gradients": torch.is_grad_enabled(),
+        "signals": (len(deferred_handlers._held), {number: signal.getsignal(number) for number in SIGNALS}),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -66,41 +66,42 @@ def run_profile(
         termination: Installed SIGTERM handler; signals stay deferred on return, so that the results can be written.
         device_named: Whether the profile is about the workload's device, whatever other devices hold.
     """
-    termination = termination or Termination()
-    session = ProfileSession(
-        workload.model,
-        workload.optimizer,
-        device=workload.device if device_named else None,
-        schedule=schedule,
-        trace=trace,
-    )
-    losses: list[float] = []
-    timings: PhaseTimings | None = None
-    notes: list[str] = []
-    timing = timing and not caveat_of(workload.device)
-    num_timing_steps = _NUM_TIMING_STEPS if timing else 0
-    total = schedule.num_steps + num_timing_steps
-    failure = _train(workload, session, schedule, termination, lambda done: progress(done, total), losses)
-    if session.fault is not None and failure is None:
-        notes.append(f"Profiling has stopped: {fault_text(session.fault)}")
-        failure = failure_of(session.fault, session)
-    findings = _findings(session, failure, notes)
-    if timing and failure is None:
-        timings, failure = _timed(
-            workload, session, termination, lambda done: progress(schedule.num_steps + done, total), notes
+    with ExitStack() as ended:
+        termination = termination or ended.enter_context(closing(Termination()))
+        session = ProfileSession(
+            workload.model,
+            workload.optimizer,
+            device=workload.device if device_named else None,
+            schedule=schedule,
+            trace=trace,
         )
-    return run_results(
-        session,
-        findings=findings,
-        failure=failure,
-        notes=notes,
-        parameters=describe_parameters(workload.model, dict(parameter_lines or {})),
-        project_root=root or project_root(workload.model),
-        settings=settings or {},
-        keep_recording=keep_recording,
-        timings=timings,
-        losses=tuple(losses),
-    )
+        losses: list[float] = []
+        timings: PhaseTimings | None = None
+        notes: list[str] = []
+        timing = timing and not caveat_of(workload.device)
+        num_timing_steps = _NUM_TIMING_STEPS if timing else 0
+        total = schedule.num_steps + num_timing_steps
+        failure = _train(workload, session, schedule, termination, lambda done: progress(done, total), losses)
+        if session.fault is not None and failure is None:
+            notes.append(f"Profiling has stopped: {fault_text(session.fault)}")
+            failure = failure_of(session.fault, session)
+        findings = _findings(session, failure, notes)
+        if timing and failure is None:
+            timings, failure = _timed(
+                workload, session, termination, lambda done: progress(schedule.num_steps + done, total), notes
+            )
+        return run_results(
+            session,
+            findings=findings,
+            failure=failure,
+            notes=notes,
+            parameters=describe_parameters(workload.model, dict(parameter_lines or {})),
+            project_root=root or project_root(workload.model),
+            settings=settings or {},
+            keep_recording=keep_recording,
+            timings=timings,
+            losses=tuple(losses),
+        )
 
 
 def _train(
