@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
+from typing import IO
 
 import pytest
 
@@ -11,6 +12,7 @@ from tracer.commands import fit_trials
 from tracer.commands.fit_trials import told_alone
 from tracer.null_gpu.cards import devices_of
 from tracer.results.fit import FitTrial
+from tracer.runs.child_processes import ChildProcesses
 from tracer.runs.script_changes import CHECKPOINT, ScriptChange, changes_of
 from tracer.units import GIB, MIB
 
@@ -87,7 +89,10 @@ workaround examples.
 def test_why_a_trial_ended_is_the_line_with_the_exception(
     printed: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = subprocess.CompletedProcess([], 1, "", f"{printed}Hint: ours.\n")
-    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: done)
+    def failed(command: Sequence[str], *, stderr: IO[bytes], **options: object) -> int:
+        return stderr.write(f"{printed}Hint: ours.\n".encode())
+
+    monkeypatch.setattr(subprocess, "Popen", failed)
+    monkeypatch.setattr(ChildProcesses, "run", lambda _, start: min(start(), 1))
     trial = fit_trials.make_trial((CHECKPOINT,))
     assert trial.has_ended_before and trial.notes == (reason,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import ClassVar
@@ -181,6 +182,7 @@ def test_values_are_on_while_a_script_runs(
     script = tmp_path / "train.py"
     script.write_text("from tracer.runs import null_values\nprint('read', null_values.values_read() is not None)")
     monkeypatch.setattr(process, "is_active", lambda: True)
+    monkeypatch.setattr("tracer.runs.null_writes.writes_aside", lambda *_, **__: nullcontext())
     monkeypatch.setattr(switch, "HostValues", FakeValues)
     FakeValues.made.clear()
     folder = ("--save-dir", str(tmp_path / "out")) if command == ("run",) else ()

@@ -15,6 +15,14 @@ from types import FrameType
 
 Handler = Callable[[int, FrameType | None], object]
 
+_FAULTS = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSTOP", "SIGSYS", "SIGTRAP")
+_NUMBERS = tuple(
+    number
+    for number in sorted(signal.valid_signals())
+    if number < getattr(signal, "SIGRTMIN", 32) and getattr(number, "name", "") not in _FAULTS
+)
+"""Signals that programs handle. Each is a call in a recorded step: real-time signals and those of a fault are none."""
+
 _held: list[None] = []
 """One entry for each block at work: a signal cannot come between the halves of `append` or `pop`."""
 _replaced: dict[int, Handler] = {}
@@ -33,8 +41,10 @@ def hold() -> bool:
     if threading.current_thread() is not threading.main_thread():
         return False
     _held.append(None)
+    if len(_held) > 1:
+        return True
     try:
-        for number in signal.valid_signals():
+        for number in _NUMBERS:
             handler = signal.getsignal(number)
             if callable(handler) and handler is not _arrived and handler not in _never_deferred:
                 _replaced[number] = handler

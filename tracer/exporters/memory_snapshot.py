@@ -245,7 +245,9 @@ def _segments(lifetimes: BlockLifetimes, stacks: PythonStacks, labels: Labels | 
         while next_live < len(live) and live[next_live][0] < stop:
             address, size, block = live[next_live]
             next_live += 1
-            if address < at:  # two views of one storage from before the recording: the first stands for both
+            if address < at:  # two storages from before the recording in one place: the first stands for both
+                blocks[-1] |= {key: blocks[-1][key] + size for key in ("size", "requested_size")}
+                at += size
                 continue
             if address > at:
                 blocks.append(_block(at, address - at, "inactive", []))
@@ -262,14 +264,22 @@ def _segments(lifetimes: BlockLifetimes, stacks: PythonStacks, labels: Labels | 
 
 
 def _ranges(lifetimes: BlockLifetimes) -> list[tuple[int, int]]:
-    """Address ranges that blocks ever lay in, merged where they overlap or touch."""
+    """Address ranges that blocks ever lay in, merged where they overlap or touch.
+
+    Of two storages from before in one place each has its own bytes, 80 of 0 to 100 and 20 of 50 to 70: there is room
+    for both, one behind the other.
+    """
     order = np.argsort(lifetimes.address, kind="stable")
     ranges: list[tuple[int, int]] = []
-    for start, size in zip(lifetimes.address[order].tolist(), lifetimes.size_bytes[order].tolist(), strict=True):
+    end_of_before = 0
+    columns = (lifetimes.address[order], lifetimes.size_bytes[order], lifetimes.made_at[order] < 0)
+    for start, size, is_before in zip(*(column.tolist() for column in columns), strict=True):
+        end = (end_of_before if is_before and start < end_of_before else start) + size
+        end_of_before = end if is_before else end_of_before
         if ranges and start <= ranges[-1][1]:
-            ranges[-1] = (ranges[-1][0], max(ranges[-1][1], start + size))
+            ranges[-1] = (ranges[-1][0], max(ranges[-1][1], end))
         else:
-            ranges.append((start, start + size))
+            ranges.append((start, end))
     return ranges
 
 

@@ -43,7 +43,7 @@ def close_to_others(folder: Path) -> None:
 def _how(path: Path, *, is_above: bool) -> str | None:
     try:
         status = path.lstat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     if status.st_uid not in (0, os.getuid()):
         return f"{path} belongs to {_user(status.st_uid)}"

@@ -31,6 +31,7 @@ def blocks_on_an_a100(monkeypatch: pytest.MonkeyPatch) -> None:
             "device": 0,
             "segment_pool_id": (0, 1),
             "total_size": 4 * MIB,
+            "allocated_size": 2 * MIB,
             "blocks": [block(512, "inactive"), block(1024), block(2048, "inactive")],
         },
     ]
@@ -103,7 +104,8 @@ def test_what_a_private_pool_does_not_use_is_idle(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("blocks_on_an_a100")
 @pytest.mark.parametrize(("device", "pool", "size_bytes"), [(0, (0, 1), 4 * MIB), (1, (0, 1), 0), (0, (0, 2), 0)])
 def test_bytes_of_a_pool_are_those_of_its_device(device: int, pool: tuple[int, int], size_bytes: int) -> None:
-    assert pool_bytes(device, pool) == size_bytes
+    found = pool_bytes(device, [pool]).get(pool)
+    assert (found.reserved_bytes if found is not None else 0) == size_bytes
 
 
 @pytest.mark.usefixtures("blocks_on_an_a100")

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 OTHER = torch.device("privateuseone", 1)
 # What is about CUDA alone: its driver, its graphs, its advice, the hint to `--on`, the null GPU and rehearsals of CUDA.
 OF_CUDA = {
-    "capture/device/graph_captures.py",
+    "capture/graph_captures.py",
     "commands/workload_options.py",
     "capture/device/device_blocks.py",
     "capture/device/device_ledger.py",
