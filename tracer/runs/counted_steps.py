@@ -43,6 +43,9 @@ class CountedSteps:
     ) -> None:
         """There is nothing to switch off."""
 
+    def wait_for_next_step(self) -> None:
+        """No-op: nothing is recorded."""
+
     def abandon(self) -> None:
         """No-op: nothing is switched on."""
 

@@ -111,6 +111,9 @@ class LoopSession:
             raise
         return self
 
+    def wait_for_next_step(self) -> None:
+        """Begin no recording in the step that is under way; to be called before the session begins."""
+
     def abandon(self) -> None:
         """Switch off without a result, as if the block had never begun."""
         self._ours(lambda: self._switch_off(None))

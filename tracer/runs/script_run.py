@@ -99,7 +99,7 @@ class ScriptProfile:
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._by_hand: StepsByHand | None = None
         self._fault: Exception | None = None
-        self._is_over = self._has_stepped = self._has_failed = False
+        self._is_over = self._has_stepped = self._has_failed = self._has_begun_again = False
         self.is_in_child = False
         self._forget_forks: Callable[[], object] = lambda: None
 
@@ -208,6 +208,8 @@ class ScriptProfile:
             return
         optimizers, trained, models = trained_alive(module)
         self.session = self._make_session(named(models or ([] if module is None else [module])), optimizers)
+        if self._has_begun_again:
+            self.session.wait_for_next_step()
         self.session.__enter__()
         if module in models:  # whose hooks of this call were read before ours were among them
             self.session.observe_call(module, args)
@@ -251,7 +253,7 @@ class ScriptProfile:
         """
         if self.session is not None and self.session.num_steps_done == 0:
             self.session.abandon()
-            self.session = None
+            self.session, self._has_begun_again = None, True
             self._begin(None)
 
     def _step_ended(self) -> None:

@@ -230,6 +230,13 @@ class ProfileSession(LoopSession):
         (self._first or self._profiler).__enter__()
         self._cost.begin_step()
 
+    def wait_for_next_step(self) -> None:
+        """Begin no recording in the optimizer's step that is under way.
+
+        Where another recording has ended in it, its end would be written into that one's memory, which is free.
+        """
+        self._num_steps_waited = 1 if self.schedule.num_wait_steps else 2
+
     def _new_profiler(self) -> Any:
         """torch's, whose schedule begins behind the steps that were waited for."""
         schedule = self.schedule.for_torch()
@@ -405,7 +412,7 @@ class ProfileSession(LoopSession):
         Not with DTensor, which finds the way of each operator in it: in a million Python calls, some 8 GB.
         """
         is_skipped = self._may_have_one_step and self._action_after(0) not in _RECORDING
-        if not is_skipped or self._is_another_at_work or self._objects is None:
+        if not is_skipped or self._is_another_at_work or self._num_steps_waited or self._objects is None:
             return False
         return not any(torch_tensors.is_made_of_tensors(parameter) for _, parameter in self._objects.parameters())
 
