@@ -99,7 +99,7 @@ def test_no_recording_begins_in_the_operator_in_which_another_ended(
     assert len(re.findall(r"-[^+-]*\+", text)) == 2
 
 
-def layers_called_while_the_model_is_made(folder: Path) -> tuple[list[str], int, bool]:
+def layers_called_while_the_model_is_made(folder: Path) -> tuple[list[str | None], int, bool]:
     """As spectral_norm does, and who wants to know a layer's output size: before the model and the optimizer exist."""
     sessions: list[ScriptTraining] = []
 
