@@ -200,3 +200,32 @@ def test_without_an_optimizer_steps_end_where_gradients_were_cleared() -> None:
     # The last one ends with the loop. An optimizer's own steps take over: two by hand, two by it.
     told = {"cleared": 3, "filled with zeros": 0, "never": 0, "an optimizer later": 4, "evaluated between": 3}
     assert returned.value == told
+
+
+def optimizers_that_step_in_backward(folder: Path) -> tuple[str, bool, int]:
+    """One for each parameter, called by hooks as in torch's tutorial, and none behind backward."""
+
+    def make_session(models: Any, optimizers: Any) -> ScriptTraining:
+        return ScriptTraining(models, optimizers, save_dir=folder, schedule=Schedule(1, 1, 2, 1), screen="none")
+
+    with ScriptProfile(make_session) as profile:
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+        optimizers = {parameter: torch.optim.SGD([parameter], 0.1) for parameter in model.parameters()}
+
+        def step(parameter: Any) -> None:
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+        for _ in range(8):
+            model(torch.ones(4, 8)).sum().backward()
+    session = profile.session
+    assert isinstance(session, ScriptTraining) and session.findings is not None
+    peak = session.findings.worst.peak
+    return str(session.fault), session.is_complete, sum(row.bytes for row in peak.rows) - peak.allocator_peak_bytes
+
+
+def test_steps_that_end_inside_of_backward_are_recorded_from_call_to_call(tmp_path: Path) -> None:
+    returned = in_fresh_process(optimizers_that_step_in_backward, tmp_path)
+    assert returned.value == ("None", True, 0), returned.error

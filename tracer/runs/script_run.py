@@ -20,6 +20,7 @@ from tracer.capture.graph_captures import GRAPH_CAPTURES
 from tracer.capture.objects.live_tensors import objects_of
 from tracer.capture.objects.step_hooks import remove_hooks
 from tracer.capture.torch_private import torch_compile
+from tracer.capture.torch_private.torch_graph import running_node
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
 from tracer.runs.counted_steps import CountedSteps
@@ -100,6 +101,7 @@ class ScriptProfile:
         self._by_hand: StepsByHand | None = None
         self._fault: Exception | None = None
         self._is_over = self._has_stepped = self._has_failed = self._has_begun_again = False
+        self._ends_at_next_call = False
         self.is_in_child = False
         self._forget_forks: Callable[[], object] = lambda: None
 
@@ -257,8 +259,23 @@ class ScriptProfile:
             self._begin(None)
 
     def _step_ended(self) -> None:
-        with signals_deferred():
-            self._end_step()
+        """End a step; one that ends inside of backward, where optimizers step by hooks, ends at the next call.
+
+        No recording can end or begin within backward: torch puts the profiler's state back behind each of its nodes.
+        """
+        if running_node() is None:
+            with signals_deferred():
+                self._end_step()
+        elif not self._ends_at_next_call:
+            self._ends_at_next_call = True
+            self._unhook_modules()
+            self._unhook_modules = _hook_modules(self._called_behind_backward)
+
+    def _called_behind_backward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if running_node() is None:  # else a checkpoint's
+            self._ends_at_next_call = False
+            self._unhook_modules()
+            self._step_ended()
 
     def _end_step(self) -> None:
         if self.later is not None:
