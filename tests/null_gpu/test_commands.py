@@ -147,7 +147,7 @@ def test_steps_that_replay_cuda_graphs_are_explained_to_the_byte(mode: str, tmp_
     peak = peak_of(tmp_path / "out")
     assert sum(row["bytes"] for row in peak["rows"]) == peak["allocator_peak_bytes"] == peak["peak_bytes"]
     assert peak["unexplained_bytes"] == 0
-    assert "reserved for CUDA graphs, which nothing else" in run.stdout
+    assert "of private pools: in use whenever a graph is replayed" in " ".join(run.stdout.split())
     assert "made where the profiler does not record" not in run.stdout
 
 
@@ -221,7 +221,7 @@ def test_a_script_meets_the_capacity_too(script: Path, tmp_path: Path) -> None:
     assert run.returncode == 1
     assert "torch.OutOfMemoryError: CUDA out of memory." in run.stderr
     assert "No optimizer of torch's kind" not in run.stderr
-    assert CAVEAT in run.stdout and "Out of memory at" in run.stdout
+    assert CAVEAT in run.stdout and "Out of memory" in run.stdout
     assert "made by autograd's own thread" in run.stdout and "kernels.py" not in run.stdout
 
 

@@ -272,7 +272,7 @@ def test_a_rank_can_be_named_and_its_failure_is_the_commands(tmp_path: Path) -> 
     ended = called(tmp_path, "run", "--on", "16xh100", "--rank", "0,5", "--save-dir", "out", "train.py")
     assert ended.returncode == 1
     assert "ZeroDivisionError" in ended.stderr
-    assert "0: ended with status 1" in ended.stdout and "5" in ended.stdout
+    assert "0: ZeroDivisionError: integer division" in ended.stdout and "5" in ended.stdout
 
 
 LATER = """

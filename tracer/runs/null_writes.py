@@ -119,10 +119,11 @@ def _folder(save_dir: Path | None, place: Place | None) -> OwnFolder:
     for number in count(1):
         own = OwnFolder(wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}"))
         path = own.take()
-        if (path / writes.LOCK).exists():  # an earlier run's
+        if not own.is_another and (path / writes.LOCK).exists():  # an earlier run's
             for entry in path.iterdir():
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-        if not any(path.iterdir()):
+        # Another process's folder is deleted with all that is in it: this one's lies beside it.
+        if not own.is_another and not any(path.iterdir()):
             return own
         own.let_go()
     raise AssertionError  # the loop has no end
