@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -45,6 +46,9 @@ def run_program(
     """Functions of `tests.null_gpu.programs`, one after the other in one process on the null GPU."""
     found = environment(cards) | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
     place = Path(tempfile.gettempdir())
+    if "backend:" in variables.get("PYTORCH_CUDA_ALLOC_CONF", ""):  # torch reads it when it is loaded
+        command = [sys.executable, "-m", "tests.null_gpu.programs", *names]
+        return subprocess.run(command, cwd=place, env=found, capture_output=True, text=True, timeout=600, check=False)
     return run_python("-m", "tests.null_gpu.programs", *names, folder=place, variables=found, limit_s=600)
 
 

@@ -362,13 +362,21 @@ def compiled_dynamic_shapes() -> Program:
 
 @program(provable=Provable.EAGER_TWIN, slow=True)
 def compiled_inductor() -> Program:
+    _compile_anew()
     model = mlp()
     compiled = torch.compile(model)
     return supervised(model, torch.optim.Adam(model.parameters()), _pairs, F.mse_loss, call=compiled)
 
 
+def _compile_anew() -> None:
+    """Use no compiled graph of another process: a session uses none either, and such a graph frees at other moments."""
+    torch._inductor.config.fx_graph_cache = False
+    torch._functorch.config.enable_autograd_cache = False
+
+
 @program(provable=Provable.EAGER_TWIN, slow=True)
 def compiled_inductor_fullgraph() -> Program:
+    _compile_anew()
     model = mlp()
     compiled = torch.compile(model, fullgraph=True)
     return supervised(compiled, torch.optim.SGD(model.parameters(), 0.1), _pairs, F.mse_loss)  # type: ignore[arg-type]

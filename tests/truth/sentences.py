@@ -88,7 +88,7 @@ def _judge(one: Any, program: Program, name: str, alive: Callable[[], int]) -> l
         false.append(f"no Python: {found.lines}")
     if _NOT_A_PERSONS.search(sentence):
         false.append(f"no name that a person would write: {sentence}")
-    if name in PROGRAMS:  # of the others nobody has the source at hand
+    if name in PROGRAMS and not name.startswith("loop_"):  # of the others nobody has the source at hand
         source = inspect.getsource(PROGRAMS[name].build)
         for words, written in _AS_WRITTEN.items():
             if words in sentence and not re.search(written, source):
