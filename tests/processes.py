@@ -201,11 +201,14 @@ def _start_server(path: Path, is_on_null_gpu: bool) -> None:
 
         variables = environment([H100], variables)
     command = [sys.executable, "-m", "tests.processes", str(path)]
-    started = subprocess.Popen(
-        command, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
-    )
+    errors = path.with_name(f"{path.name}.err")  # not this process's, whose reader would wait for the server's end
+    with errors.open("wb") as stderr:
+        started = subprocess.Popen(
+            command, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
+            start_new_session=True,
+        )  # fmt: skip
     assert started.stdout is not None
-    assert started.stdout.readline() == b"listening\n"
+    assert started.stdout.readline() == b"listening\n", errors.read_text("utf-8", "replace")
     started.stdout.close()
     started.returncode = 0  # nobody waits for it: it ends with the test run
 

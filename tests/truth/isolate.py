@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
 from tests.processes import call
+from tracer.null_gpu.process import is_active
 
 T = TypeVar("T")
 # Nothing here takes so long; what hangs is a defect that has to be seen as one.
@@ -33,7 +34,7 @@ class Returned(Generic[T]):
 
 def in_fresh_process(function: Callable[..., T], *arguments: Any) -> Returned[T]:
     """Call it elsewhere; arguments and value are pickled."""
-    process, connection = call(_work, function, arguments, variables=_ENVIRONMENT)
+    process, connection = call(_work, function, arguments, variables=_ENVIRONMENT, is_on_null_gpu=is_active())
     try:
         if not connection.poll(_LIMIT_S):
             process.kill()

@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from tests.null_gpu.started import ROOT, needs_null_gpu
-from tests.processes import FOLDER_VARIABLE
 from tests.truth.on_device import judge_on_device
 from tests.truth.test_truth import LEAST_PART, LOWER_PARTS
 from tracer.null_gpu.cards import H100
@@ -39,7 +38,7 @@ pytestmark = [needs_null_gpu, pytest.mark.slow]
 def test_a_sample_of_programs_is_explained_on_the_null_gpu_and_left_as_it_is() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "tests.truth.test_on_device"],
-        cwd=ROOT, env=environment([H100], _own_servers() | {"OMP_NUM_THREADS": "1"}), capture_output=True, text=True,
+        cwd=ROOT, env=environment([H100], os.environ | {"OMP_NUM_THREADS": "1"}), capture_output=True, text=True,
         timeout=1800, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -47,11 +46,6 @@ def test_a_sample_of_programs_is_explained_on_the_null_gpu_and_left_as_it_is() -
     assert {name: verdict["wrong"] for name, verdict in found.items()} == {name: {} for name in SAMPLE}
     assert all(verdict["peak_bytes"] > 0 for verdict in found.values())
     assert {name for name, verdict in found.items() if verdict["part"] < LOWER_PARTS.get(name, LEAST_PART)} == set()
-
-
-def _own_servers() -> dict[str, str]:
-    """The environment without the servers of this test run: those of the sample are started on the null GPU."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(FOLDER_VARIABLE)}
 
 
 def _print_verdicts() -> None:
