@@ -77,18 +77,6 @@ def deliver() -> None:
 
 
 @contextmanager
-def handlers_deferred() -> Iterator[None]:
-    """Defer the program's handlers while the block lasts."""
-    is_held = hold()
-    try:
-        yield
-    finally:
-        if is_held:
-            release()
-            deliver()
-
-
-@contextmanager
 def handlers_dropped() -> Iterator[None]:
     """Do not call the program's handlers while the block lasts, nor behind it: the program has ended."""
     is_held = hold()

@@ -172,7 +172,7 @@ def _on_captures(*, begins: _Told, ended: _Told, was_reset: _Told) -> Callable[[
 
 
 def _profiler() -> Any:
-    """One that records from now on, and has nothing of CUDA do anything, which a capture forbids."""
+    """Return a profiler that has begun to record, and calls nothing of CUDA, which a capture forbids."""
     profiler: Any = torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True, profile_memory=True, with_stack=True
     )

@@ -128,7 +128,7 @@ def make_trial(
     beside = {} if done is None else {run.rank: run.shared_bytes + done.others_bytes(run) for run in done.runs}
 
     def badness(rank: int) -> tuple[bool, int, int, int]:
-        """One that ran out of memory is worse than all that did not, then the one whose card is fullest."""
+        """Order ranks: out of memory before all others, then by how full the card is."""
         values = ranks[rank]
         others_bytes = beside.get(rank, 0) + (runs[rank].nccl.most_bytes if rank in runs else 0)
         return not values["fits"], values["reserved"] + others_bytes, values["allocated"], -rank
@@ -168,7 +168,7 @@ def _anew(
 
 
 def _run_command(variables: Mapping[str, str]) -> tuple[tuple[str, ...], None]:
-    """What it said if it failed."""
+    """Return the lines that the command printed if it failed."""
     from tracer.runs.child_processes import ChildProcesses
 
     command = [sys.executable, *sys.orig_argv[1:]]
@@ -182,7 +182,7 @@ def _run_command(variables: Mapping[str, str]) -> tuple[tuple[str, ...], None]:
 
 
 def _run_ranks(job: Job, variables: Mapping[str, str]) -> tuple[tuple[str, ...], NullJob]:
-    """What a rank said that failed, and the job."""
+    """Return the lines of a rank that failed, and the job."""
     from tracer.runs.null_job import run_job
 
     said: list[str] = []

@@ -39,7 +39,7 @@ _LOCAL_RANK: Final = {"deepspeed": "--local_rank", "torch.distributed.launch": "
 
 
 class Script(NamedTuple):
-    """What a command is about.
+    """The script that a launcher's command starts.
 
     Attributes:
         script: Its path, or a module's name.
@@ -62,7 +62,7 @@ class _Launch:
 
     @property
     def python(self) -> str:
-        """What starts Python behind it, with a space."""
+        """Return `python ` for a launcher that starts programs of any kind, else the empty text."""
         return "" if self.launcher in _MODULES.values() else "python "
 
     @property

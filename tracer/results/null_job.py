@@ -107,13 +107,13 @@ class NullJob:
         return max(reserved_bytes + CONTEXT_BYTES + run.shared_bytes, run.taken.get(self.local(run), 0))
 
     def cached_bytes(self, run: RankRun) -> int:
-        """What of a rank's own GPU torch has reserved beyond its peak, and gives back where a request needs it."""
+        """Bytes of a rank's own GPU that torch has reserved beyond its peak, and gives back where a request needs them."""
         if run.peak_bytes is None:
             return 0
         return self.own_bytes(run) - run.peak_bytes - CONTEXT_BYTES - run.shared_bytes
 
     def others_bytes(self, run: RankRun) -> int:
-        """What the other ranks of a node take of a rank's GPU, each at its most.
+        """Bytes that the other ranks of a node take of a rank's GPU, each at its most.
 
         A rank that did not run is taken to do as the nearest one that ran.
         """
@@ -122,7 +122,7 @@ class NullJob:
         return sum(self._of_gpu_bytes(other, self.local(run)) for other in others if other != run.rank)
 
     def _of_gpu_bytes(self, rank: int, index: int) -> int:
-        """What a rank takes of another one's GPU."""
+        """Bytes that a rank takes of another one's GPU."""
         alike = min((run for run in self.runs if self.local(run)), key=lambda run: abs(run.rank - rank), default=None)
         alike = next((run for run in self.runs if run.rank == rank), alike)
         return 0 if alike is None or self.local(alike) == index else alike.taken.get(index, 0)

@@ -1,4 +1,4 @@
-"""What ended the script of a rank of a job on the null GPU, left for the job."""
+"""The failure that ended a rank's script in a job on the null GPU, left for the job."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Findings:
 
     @property
     def graph_bytes(self) -> int:
-        """What CUDA graphs work in and torch counts as free, at the largest peak."""
+        """Bytes that CUDA graphs use and torch counts as free, at the largest peak."""
         return self.graph_bytes_in(worst_of(self.peaks))
 
     def graph_bytes_in(self, cycle: int) -> int:

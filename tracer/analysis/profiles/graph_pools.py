@@ -1,4 +1,4 @@
-"""What CUDA graphs work in while they are replayed, explained from their captures.
+"""The memory that CUDA graphs use while they are replayed, explained from their captures.
 
 torch counts a pool's memory as free between captures, and steps that replay allocate none of it: no row of the peak has
 it, and nothing else may use it while the graph lives.
@@ -126,7 +126,7 @@ def _has(cycle: CycleFindings, capture: Capture) -> bool:
 
 
 def _in_use(blocks: _Blocks, capture: Capture) -> _Blocks:
-    """Those that an earlier capture had made and that were in use when this one began."""
+    """Return the blocks that an earlier capture made and that were in use when this one began."""
     # Of several at one address, the last.
     lifetimes = blocks.cycle.lifetimes
     last = {address: row for row, address in zip(blocks.rows, lifetimes.address[blocks.rows].tolist(), strict=True)}

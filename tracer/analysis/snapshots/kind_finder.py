@@ -45,7 +45,7 @@ class HeldNow:
     reached: Collection[int] = frozenset()
 
     def proved(self, address: int) -> tuple[Kind, Evidence] | None:
-        """What the memory at an address certainly is, and how that is known."""
+        """Return the proved kind of the memory at an address, and its evidence; None if nothing proves it."""
         if address in self.named:
             return self.named[address], Evidence.HELD_OBJECT
         return (Kind.ACTIVATION, Evidence.KEPT_BY_GRAPH) if address in self.kept_by_graphs else None

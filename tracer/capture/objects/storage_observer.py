@@ -232,7 +232,7 @@ class StorageObserver:
 
 
 def _outside(found: _Found, device: int, pieces: Sequence[tuple[int, int]]) -> _Found:
-    """What begins in none of some pieces of a device's memory, which are in order."""
+    """Return the places found that lie in none of the given pieces of memory, which are in order."""
     places = [place for place in found if place[1] == device]
     last = map(bisect_right, repeat([begin for begin, _ in pieces]), map(itemgetter(0), places))
     inside = {place for place, at in zip(places, last, strict=True) if at and place[0] < pieces[at - 1][1]}

@@ -292,7 +292,7 @@ class _Reader(EventTables):
         self.num_calls = num_calls
 
     def _add_span(self, event: Any, name: str, thread: int, root: Any) -> None:
-        """One that is open when the recording ends lasts as long: torch ends it with the call that has opened it."""
+        """Add a region; one still open at the recording's end lasts until then: torch ends it with its opening call."""
         end_ns, opened_by = event.end_time_ns, event.parent
         if opened_by is not None and opened_by.end_time_ns == end_ns and _is_call_of_c(opened_by):
             end_ns = root.end_time_ns

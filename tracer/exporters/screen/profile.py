@@ -133,7 +133,7 @@ def _is_only_one(node: ModuleNode, outermost: list[ModuleNode], smallest: int) -
 
 
 def _print_graphs(findings: Findings, console: Console, top: int) -> None:
-    """What CUDA graphs work in, by what their captures allocated."""
+    """Print the memory that CUDA graphs use, by what their captures allocated."""
     for words in graph_sentences(findings):
         console.print()
         say_wrapped(console, words)
