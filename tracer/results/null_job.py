@@ -107,7 +107,7 @@ class NullJob:
         return max(reserved_bytes + CONTEXT_BYTES + run.shared_bytes, run.taken.get(self.local(run), 0))
 
     def cached_bytes(self, run: RankRun) -> int:
-        """Bytes of a rank's own GPU that torch has reserved beyond its peak, and gives back where a request needs them."""
+        """Bytes of a rank's own GPU that torch has reserved beyond its peak, and can give back."""
         if run.peak_bytes is None:
             return 0
         return self.own_bytes(run) - run.peak_bytes - CONTEXT_BYTES - run.shared_bytes
