@@ -18,6 +18,7 @@ from tracer.capture.device.devices import is_accelerator
 from tracer.capture.forked_child import in_forked_child
 from tracer.capture.graph_captures import GRAPH_CAPTURES
 from tracer.capture.objects.live_tensors import objects_of
+from tracer.capture.objects.parameter_origins import ParameterOrigins
 from tracer.capture.objects.step_hooks import remove_hooks
 from tracer.capture.torch_private import torch_compile
 from tracer.capture.torch_private.torch_graph import running_node
@@ -104,6 +105,7 @@ class ScriptProfile:
         self._ends_at_next_call = False
         self.is_in_child = False
         self._forget_forks: Callable[[], object] = lambda: None
+        self._origins = ParameterOrigins()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -132,6 +134,7 @@ class ScriptProfile:
         """Look out for models and steps."""
         self._forget_forks = in_forked_child(self._leave_to_parent)
         self._unhook_modules = _hook_modules(self._called)
+        self._origins.__enter__()
         # It may stay when something is compiled: torch breaks the graph at an optimizer's step, in front of its hooks.
         stepped = torch.compiler.disable(self._optimizer_stepped)  # type: ignore[no-untyped-call]
         self._unhook_optimizers = register_optimizer_step_post_hook(stepped).remove
@@ -328,6 +331,7 @@ class ScriptProfile:
 
     def _look_no_longer(self) -> None:
         self._not_by_hand()
+        self._origins.__exit__(None, None, None)
         of_calls, self._of_calls = self._of_calls, None
         if of_calls is not None:
             of_calls.stop()

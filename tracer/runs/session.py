@@ -295,7 +295,8 @@ class ProfileSession(LoopSession):
         if self._first is not None:
             self._first.stop()
         if error is not None:
-            self._ours(self.history.dump)
+            if is_out_of_memory(error):
+                self._ours(lambda: self.history.dump(self._tracer.num_cycles))
             self._ours(lambda: self._look_where_memory_ran_out(error))
             self._ours(self._note_evaluation)
             if is_out_of_memory(error) and not is_recorded:
@@ -528,8 +529,8 @@ class ProfileSession(LoopSession):
         self._look_for_meta()
         self._observe_everything(is_walk=is_next_recorded and self._profiler is not None)
         self._graph_pools = GRAPH_CAPTURES.pools(self.device)
-        if self._is_all_recorded:
-            self.history.dump()
+        if self.history.is_of_higher_peak:
+            self.history.dump(self._tracer.num_cycles - 1)
         if not is_next_recorded:
             self.history.stop()
 
@@ -550,6 +551,7 @@ class ProfileSession(LoopSession):
                 is_walk=is_walk,
                 blocks={str(self.device): device_blocks(self.device, bucket_bytes=held.bucket_bytes if held else ())},
             )
+            self._observer.lines.update(self._objects.lines())
 
     def _called_with(self) -> Iterator[Observed]:
         """What a model was called with last, in a step that is not recorded, as far as it is still there."""
@@ -738,7 +740,8 @@ class ProfileSession(LoopSession):
     def run_history(self) -> RunHistory:
         """The allocator's history so far, to be read and joined."""
         if self._run_history.snapshot is not self.history.snapshot:
-            self._run_history = RunHistory(self.history.snapshot)
+            num_later = max(0, self._tracer.num_cycles - 1 - self.history.cycle)
+            self._run_history = RunHistory(self.history.snapshot, num_later)
         return self._run_history
 
     @property
