@@ -14,7 +14,8 @@ from tracer.capture.torch_private import torch_compile, torch_modules
 
 def trained_alive(module: nn.Module | None) -> tuple[list[torch.optim.Optimizer], set[int], list[nn.Module]]:
     """Optimizers, `id()` of the parameters that they update, and the models that have some or are being called."""
-    optimizers: list[torch.optim.Optimizer] = objects_of((torch.optim.Optimizer,))
+    alive: list[torch.optim.Optimizer] = objects_of((torch.optim.Optimizer,))
+    optimizers = [optimizer for optimizer in alive if hasattr(optimizer, "param_groups")]  # some wrappers have none
     trained = {
         id(parameter) for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]
     }
