@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tracer.arrays import Bool, Column, Int, Ints
+from tracer.arrays import Bool, Column, Int, Ints, at
 from tracer.capture.device.device_kernels import Kernels
 from tracer.capture.recording import Ops
 from tracer.trace.launches import names_operators, operators_of_calls
@@ -97,7 +97,7 @@ def device_work(tables: TraceTables, thread_of: dict[int, int], base_ns: int, op
     call_end = call_start + calls["duration_ns"]
     operator_start = operators["start_ns"] + base_ns
     number_of = np.array([thread_of.get(thread, -1) for thread in range(len(tables.threads))], Int)
-    operator_ns, thread = _of(operator_start, operator), _of(number_of[operators["thread"]], operator)
+    operator_ns, thread = at(operator_start, operator, -1), at(number_of[operators["thread"]], operator, -1)
     lost = np.flatnonzero((operator < 0) & (call >= 0))
     by_call = call[lost]
     launching = operators_of_calls(ops, number_of[calls["thread"][by_call]], call_start[by_call], call_end[by_call])
@@ -111,7 +111,7 @@ def device_work(tables: TraceTables, thread_of: dict[int, int], base_ns: int, op
         device=work["device"].astype(Int),
         stream=work["stream"].astype(Int),
         name=work["name"].astype(Int),
-        launched_ns=_of(call_end, call),
+        launched_ns=at(call_end, call, -1),
         operator_ns=operator_ns,
         thread=thread,
         group=work["group"].astype(Int),
@@ -133,7 +133,3 @@ def _row_of(ids: Column[Any], wanted: Column[Any]) -> Ints:
     order = np.argsort(ids, kind="stable")
     at = np.minimum(np.searchsorted(ids[order], wanted), len(ids) - 1)
     return np.where((ids[order][at] == wanted) & (wanted > 0), order[at], -1)
-
-
-def _of(column: Ints, rows: Ints) -> Ints:
-    return np.where(rows >= 0, column[np.maximum(rows, 0)], -1) if len(column) else np.full(len(rows), -1, Int)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tracer.capture.recording import CallKind, Recording
-from tracer.capture.torch_names import STEP_PREFIX
 from tracer.trace.tables import TraceTables
 
 
@@ -14,7 +13,6 @@ def missing_sentences(tables: TraceTables, recording: Recording) -> tuple[str, .
         tables: Tables of the trace.
         recording: Recording made of the trace.
     """
-    steps = any(recording.strings[name].startswith(STEP_PREFIX) for name in recording.spans.name.tolist())
     is_missing = {
         "Without allocations, nothing is known of memory: profile_memory=True.": not len(tables.memory),
         "Without Python's calls, rows have no line and no module: with_stack=True.": not len(tables.python),
@@ -27,7 +25,9 @@ def missing_sentences(tables: TraceTables, recording: Recording) -> tuple[str, .
         "Without shapes of inputs, tensors have bytes alone: record_shapes=True.": (
             len(tables.operators) > 0 and not tables.has_shapes
         ),
-        "No steps are marked: call prof.step() behind each, and begin recording with one (schedule).": not steps,
+        "No steps are marked: call prof.step() behind each, and begin recording with one (schedule).": (
+            not len(recording.step_starts_ns)
+        ),
         "Nothing ran on a GPU while it was recorded: activities=[CPU, CUDA].": not len(tables.work),
     }
     sentences = [sentence for sentence, holds in is_missing.items() if holds]

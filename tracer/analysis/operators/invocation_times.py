@@ -155,7 +155,7 @@ def _is_bookkeeping(recording: Recording, instances: OpInstances) -> PerInvocati
     )
     # Without recorded shapes it is not known what an in-place operator wrote; its name says that it did.
     blind = not recording.flow.edge_mutated.any()
-    in_place = np.array([recording.strings[name].endswith("_") for name in recording.ops.name[instances.op]], bool)
+    in_place = recording.is_text(lambda text: text.endswith("_"))[recording.ops.name[instances.op]]
     is_bookkeeping: PerInvocation[Bool] = (made_bytes == 0) & (written_bytes <= COUNTER_BYTES) & ~(in_place & blind)
     return is_bookkeeping
 

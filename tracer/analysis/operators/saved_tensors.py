@@ -146,9 +146,8 @@ def _in_optimizer(recording: Recording, attribution: Attribution, instances: OpI
     """
     spans, time_ns = recording.spans, recording.allocations.time_ns[allocation]
     inside = np.zeros(len(allocation), bool)
-    for row, name in enumerate(spans.name.tolist()):
-        if recording.strings[name].startswith(OPTIMIZER_PREFIXES):
-            inside |= (time_ns >= spans.start_ns[row]) & (time_ns < spans.end_ns[row])
+    for row in recording.spans_named(OPTIMIZER_PREFIXES).tolist():
+        inside |= (time_ns >= spans.start_ns[row]) & (time_ns < spans.end_ns[row])
     in_optimizer: Bools = inside & ~_in_forward(recording, attribution, instances, allocation)
     return in_optimizer
 

@@ -83,8 +83,7 @@ def _most_accumulated(cycles: Sequence[tuple[Recording, Attribution]]) -> int:
     """The most gradients that one step accumulated."""
     most = 0
     for recording, attribution in cycles:
-        names = [is_accumulate_grad(name) for name in recording.strings]
-        nodes = (recording.ops.kind == OpKind.ENGINE) & np.array(names, bool)[recording.ops.name]
+        nodes = (recording.ops.kind == OpKind.ENGINE) & recording.is_text(is_accumulate_grad)[recording.ops.name]
         steps = attribution.op_step[nodes]
         if len(steps):
             most = max(most, int(np.bincount(steps - steps.min()).max()))

@@ -325,13 +325,8 @@ class _Attributor:
         return enclosing(start, end, times_ns), names
 
     def _spans(self, prefixes: tuple[str, ...]) -> tuple[Ints, Ints, tuple[str, ...]]:
-        recording, spans = self.recording, self.recording.spans
-        which = [
-            row for row, name in enumerate(spans.name.tolist()) if recording.strings[name].startswith(prefixes)
-        ]  # fmt: skip
-        rows = np.array(which, np.int64)
-        rows = rows[np.argsort(spans.start_ns[rows], kind="stable")]
-        names = tuple(recording.strings[name] for name in spans.name[rows].tolist())
+        spans, rows = self.recording.spans, self.recording.spans_named(prefixes)
+        names = tuple(self.recording.strings[name] for name in spans.name[rows].tolist())
         return spans.start_ns[rows], spans.end_ns[rows], names
 
     def _windows(

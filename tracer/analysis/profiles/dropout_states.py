@@ -15,11 +15,10 @@ def dropout_states(recording: Recording) -> PerKey[Bool]:
 
     The reserve that forward leaves for backward is bytes as well; but that the layer makes itself.
     """
-    keys, edges, ops, strings = recording.keys, recording.flow, recording.ops, recording.strings
-    is_recurrent = np.array([*(text in RECURRENT_OPERATORS for text in strings), False], np.bool_)
-    rows = np.flatnonzero(is_recurrent[ops.name])
+    keys, edges, ops = recording.keys, recording.flow, recording.ops
+    rows = recording.ops_named(RECURRENT_OPERATORS.__contains__)
     inside = enclosing(*merged(ops.start_ns[rows], ops.end_ns[rows]), edges.node_time_ns) >= 0
     is_given = np.zeros(len(keys.id), np.bool_)
     is_given[edges.edge_key[inside[edges.edge_node] & ~edges.edge_allocated]] = True
-    is_bytes = np.array([*(text == BYTES for text in strings), False], np.bool_)
+    is_bytes = recording.is_text(BYTES.__eq__)
     return np.asarray(is_given & is_bytes[keys.dtype], np.bool_)

@@ -223,7 +223,5 @@ def _first_ns(recording: Recording, events: PerEvent[Int]) -> int:
 
 def _last_ns(recording: Recording) -> int:
     """End of the recording's last step, or of its last event where no step ended."""
-    spans = recording.spans
-    is_step = np.array([*(name.startswith(STEP_PREFIX) for name in recording.strings), False], np.bool_)
-    ends = spans.end_ns[is_step[spans.name]]
+    ends = recording.spans.end_ns[recording.spans_named(STEP_PREFIX)]
     return max(int(recording.allocations.time_ns.max(initial=0)), int(ends.max(initial=0)))

@@ -14,7 +14,7 @@ from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.analysis.profiles.source_lines import line_of_frame
 from tracer.analysis.profiles.torch_categories import Category
-from tracer.arrays import Int, Ints, PerBlock, Rows
+from tracer.arrays import Int, PerBlock, Rows, at
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import node_name
@@ -124,11 +124,7 @@ def _columns_that_tell_apart(
     recording: Recording, attribution: Attribution, blocks: ClassifiedBlocks, *, by_step: bool
 ) -> tuple[PerBlock[Int], ...]:
     """[B] each: all that a row says of its blocks, as numbers; `_key` reads them in this order."""
-    origins, none = attribution.origins, np.full(len(blocks.size_bytes), -1, np.int64)
-
-    def of(column: Ints, rows: PerBlock[Int]) -> PerBlock[Int]:
-        return np.where(rows >= 0, column[np.maximum(rows, 0)], -1) if len(column) else none
-
+    origins = attribution.origins
     return (
         blocks.kind,
         blocks.torch_category,
@@ -136,14 +132,14 @@ def _columns_that_tell_apart(
         blocks.phase,
         blocks.step if by_step else np.where(blocks.step >= 0, _SOME_STEP, blocks.step),
         blocks.module,
-        of(recording.ops.name, blocks.op),
+        at(recording.ops.name, blocks.op, -1),
         blocks.frame,
         blocks.caller,
         blocks.name,
         blocks.stack,
-        of(origins.row, blocks.allocation) if origins is not None else none,
-        of(recording.keys.shape, blocks.key),
-        of(recording.keys.dtype, blocks.key),
+        at(np.empty(0, np.int64) if origins is None else origins.row, blocks.allocation, -1),
+        at(recording.keys.shape, blocks.key, -1),
+        at(recording.keys.dtype, blocks.key, -1),
     )
 
 

@@ -21,7 +21,6 @@ from tracer.analysis.profiles.shared_memory import own_bytes
 from tracer.arrays import Bool, Int, PerEvent, PerNode, PerUnrecorded, Rows
 from tracer.capture.objects.known_storages import BATCH, KnownStorages
 from tracer.capture.recording import Recording
-from tracer.capture.torch_names import STEP_PREFIX
 
 _NEVER = int(np.iinfo(np.int64).max)
 
@@ -277,9 +276,7 @@ def _inputs_let_go(recording: Recording, known: KnownStorages | None, device: in
 
 def _steps_of_nodes(recording: Recording) -> tuple[PerNode[Int], PerNode[Int]]:
     """[N] step of each data-flow node, and [steps + 1] when each begins; what comes before the first is a step too."""
-    spans = recording.spans
-    names = [recording.strings[name].startswith(STEP_PREFIX) for name in spans.name.tolist()]
-    starts = np.concatenate([[0], np.sort(spans.start_ns[np.array(names, bool)])]).astype(np.int64)
+    starts = np.concatenate([[0], recording.step_starts_ns]).astype(np.int64)
     return np.searchsorted(starts, recording.flow.node_time_ns, side="right") - 1, starts
 
 

@@ -84,17 +84,14 @@ def find_times(recording: Recording, attribution: Attribution, work: DeviceWork)
 
 
 def _steps(recording: Recording) -> list[tuple[str, int, int]]:
-    spans = recording.spans
-    columns = (spans.name.tolist(), spans.start_ns.tolist(), spans.end_ns.tolist())
-    named = ((recording.strings[name], start, end) for name, start, end in zip(*columns, strict=True))
-    return sorted((step for step in named if step[0].startswith(STEP_PREFIX)), key=lambda step: step[1])
+    spans, rows = recording.spans, recording.spans_named(STEP_PREFIX)
+    names = [recording.strings[name] for name in spans.name[rows].tolist()]
+    return list(zip(names, spans.start_ns[rows].tolist(), spans.end_ns[rows].tolist(), strict=True))
 
 
 def _loading(recording: Recording) -> TimeSpans:
     """Spans in which the program asked a DataLoader for its next batch."""
-    spans = recording.spans
-    asks = np.array([*(text.startswith(LOADER_PREFIX) for text in recording.strings), False], np.bool_)
-    rows = np.flatnonzero(asks[spans.name])
+    spans, rows = recording.spans, recording.spans_named(LOADER_PREFIX)
     return spans.start_ns[rows], spans.end_ns[rows]
 
 

@@ -336,16 +336,10 @@ def _marks(cycle: CycleFindings) -> tuple[Mark, ...]:
 
 
 def _bands(cycle: CycleFindings) -> tuple[Band, ...]:
-    recording = cycle.recording
+    recording, spans = cycle.recording, cycle.recording.spans
     steps = [
-        Band("step", recording.strings[name], start, end)
-        for name, start, end in zip(
-            recording.spans.name.tolist(),
-            recording.spans.start_ns.tolist(),
-            recording.spans.end_ns.tolist(),
-            strict=True,
-        )
-        if recording.strings[name].startswith(STEP_PREFIX)
+        Band("step", recording.strings[spans.name[row]], int(spans.start_ns[row]), int(spans.end_ns[row]))
+        for row in recording.spans_named(STEP_PREFIX).tolist()
     ]
     phases = [
         Band(_BANDS[phase.phase], phase.phase, start, end)
