@@ -13,7 +13,7 @@ from tracer.allocator.blocks import FREE, PENDING, USED, Block
 from tracer.allocator.driver import PackingDriver
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import parse_settings
-from tracer.allocator.sizes import round_size, round_sizes, segment_size
+from tracer.block_sizes import round_size, round_sizes, segment_size
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -5,10 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from tracer.allocator.blocks import DEFAULT_POOL, RANK_BITS, USED, Block, FreeBlocks, PoolId
-from tracer.allocator.release import release_cached
-from tracer.allocator.reserving import new_block
-from tracer.allocator.sizes import SMALL_BYTES, round_size
+from tracer.allocator.reserving import new_block, release_cached
 from tracer.allocator.state import AllocatorState
+from tracer.block_sizes import SMALL_BYTES, round_size
 
 
 class CachingAllocator(AllocatorState):

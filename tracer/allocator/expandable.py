@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tracer.allocator.blocks import FREE, UNMAPPED, Block, FreeBlocks, VirtualRange
-from tracer.allocator.sizes import SMALL_SEGMENT_BYTES
 from tracer.allocator.state import AllocatorState
+from tracer.block_sizes import SMALL_SEGMENT_BYTES
 
 
 def expand(allocator: AllocatorState, size: int, home: FreeBlocks) -> Block | None:

@@ -13,7 +13,7 @@ from tracer.allocator.expandable import new_range
 from tracer.allocator.history import History, SegmentEvent
 from tracer.allocator.ranges import Ranges
 from tracer.allocator.settings import AllocatorSettings
-from tracer.allocator.sizes import SMALL_BYTES, SMALL_SEGMENT_BYTES, round_size, round_sizes
+from tracer.block_sizes import SMALL_BYTES, SMALL_SEGMENT_BYTES, round_size, round_sizes
 from tracer.snapshot.columns import DeviceState
 from tracer.snapshot.replay import BEFORE
 

@@ -16,7 +16,7 @@ from tracer.allocator.blocks import (
 )
 from tracer.allocator.driver import Driver, PackingDriver
 from tracer.allocator.settings import AllocatorSettings
-from tracer.allocator.sizes import MIN_BLOCK_BYTES, SMALL_BYTES
+from tracer.block_sizes import MIN_BLOCK_BYTES, SMALL_BYTES
 
 NEWEST_TORCH = (2, 15)
 FIRST_TORCH_WITH_COUNTERS = (2, 13)

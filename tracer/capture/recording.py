@@ -164,6 +164,22 @@ class Ops:
     def __post_init__(self) -> None:
         _same_length(self)
 
+    def running_at(self, thread: Ints, moment_ns: Ints) -> Ints:
+        """Return the row of the innermost operator that was running on a thread at each moment, or -1."""
+        operators = np.full(len(moment_ns), -1, Int)
+        for number in np.unique(thread[thread >= 0]).tolist():
+            rows, mine = np.flatnonzero(self.thread == number), np.flatnonzero(thread == number)
+            if not len(rows):
+                continue
+            # Of operators that begin in the same nanosecond the inner one, which is listed later, is the last.
+            rows = rows[np.argsort(self.start_ns[rows], kind="stable")]
+            before = np.searchsorted(self.start_ns[rows], moment_ns[mine], side="right") - 1
+            op = np.where(before >= 0, rows[before], -1)
+            while (over := (op >= 0) & (self.end_ns[op] < moment_ns[mine])).any():
+                op[over] = self.parent[op[over]]
+            operators[mine] = op
+        return operators
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calls:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from tracer.arrays import Bools, Ints
+from tracer.block_sizes import recorded_divisions, round_sizes
 from tracer.errors import SnapshotError
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import Blocks, DeviceState, Int32s, Trace
-from tracer.snapshot.rounding import rounded_sizes
 from tracer.snapshot.stacks import NO_STACK
 
 BEFORE = -1
@@ -262,7 +262,7 @@ class _Matching:
         return self._rows(addr, size=size, begin=BEFORE, end=len(self._trace), stack=stack, block=block)
 
     def _allocated(self, table: Mapping[str, Any], settings: Mapping[str, Any]) -> Ints:
-        rounded = rounded_sizes(table["requested_bytes"], settings)
+        rounded = round_sizes(table["requested_bytes"], recorded_divisions(settings))
         known = table["block"] >= 0
         rounded[known] = self._blocks.size[table["block"][known]]
         return rounded

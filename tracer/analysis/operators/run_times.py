@@ -15,7 +15,6 @@ import numpy as np
 
 from tracer.analysis.operators.invocation_times import InstanceTimes, instance_times
 from tracer.analysis.operators.invocations import OpInstances, op_instances, short_op_name
-from tracer.analysis.operators.kernel_times import kernel_times
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.source_lines import frames_of_op, line_of_frame
 from tracer.arrays import Int, PerOp
@@ -334,3 +333,27 @@ def _step_and_optimizer_ns(recording: Recording, step_name: str, times: Instance
             inside = (passes.end_ns - passes.start_ns)[forward].sum() + times.engine_ns[backward].sum()
             optimizer_ns += last - first - int(inside)
     return end - start, optimizer_ns
+
+
+def kernel_times(recording: Recording) -> PerOp[Int] | None:
+    """Sum up the kernels that each operator launched.
+
+    Kernels on several streams may run at the same time; their durations add up all the same.
+
+    Returns:
+        [O] ns, those of operators in it included; None where nothing was recorded of a device.
+    """
+    kernels, ops = recording.kernels, recording.ops
+    if kernels is None:
+        return None
+    own = np.zeros(len(ops.name), np.int64)
+    op = ops.running_at(kernels.thread, kernels.launched_ns)
+    np.add.at(own, op[op >= 0], kernels.duration_ns[op >= 0])
+    total = own.copy()
+    row = np.flatnonzero(own)
+    above = ops.parent[row]
+    while len(row):
+        row, above = row[above >= 0], above[above >= 0]
+        np.add.at(total, above, own[row])
+        above = ops.parent[above]
+    return total

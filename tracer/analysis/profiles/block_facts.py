@@ -13,7 +13,6 @@ from tracer.analysis.profiles.backward_passes import backward_passes, outermost_
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.collectives import given_to_collectives, given_to_reducer
 from tracer.analysis.profiles.conditions import NONE, Conditions
-from tracer.analysis.profiles.dropout_states import dropout_states
 from tracer.analysis.profiles.left_gradients import (
     BLOCK_BYTES,
     ELEMENT_BYTES,
@@ -28,7 +27,7 @@ from tracer.analysis.profiles.torch_categories import Categories, Category
 from tracer.arrays import Bool, Bools, Int, Ints, PerAllocation, PerBlock, PerKey, PerOp, at
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import Recording
-from tracer.capture.torch_names import COLLECTIVE_OPERATORS, is_accumulate_grad
+from tracer.capture.torch_names import BYTES, COLLECTIVE_OPERATORS, RECURRENT_OPERATORS, is_accumulate_grad
 
 _Value = TypeVar("_Value", bound=np.generic)
 
@@ -360,3 +359,17 @@ def _freed_by(lifetimes: BlockLifetimes) -> PerBlock[Int]:
     end = len(lifetimes.events)
     lives_on = lifetimes.freed_at >= end
     return np.where(lives_on, NONE, lifetimes.events[np.where(lives_on, 0, lifetimes.freed_at)] if end else NONE)
+
+
+def dropout_states(recording: Recording) -> PerKey[Bool]:
+    """[K] whether it is bytes that a recurrent layer was given: its other tensors are floats.
+
+    The reserve that forward leaves for backward is bytes as well; but that the layer makes itself.
+    """
+    keys, edges, ops = recording.keys, recording.flow, recording.ops
+    rows = recording.ops_named(RECURRENT_OPERATORS.__contains__)
+    inside = enclosing(*merged(ops.start_ns[rows], ops.end_ns[rows]), edges.node_time_ns) >= 0
+    is_given = np.zeros(len(keys.id), np.bool_)
+    is_given[edges.edge_key[inside[edges.edge_node] & ~edges.edge_allocated]] = True
+    is_bytes = recording.is_text(BYTES.__eq__)
+    return np.asarray(is_given & is_bytes[keys.dtype], np.bool_)

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tracer.analysis.compiled.origins import compiled_origins
+from tracer.analysis.profiles.allocator_count import default_device, most_held_bytes
 from tracer.analysis.profiles.allocator_join import JoinedHistory, join_history
 from tracer.analysis.profiles.attribution import Attribution, attribute
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes, follow_blocks
 from tracer.analysis.profiles.breakdown import Breakdown, CycleBreakdown, breakdown, cycle_breakdown
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, classify_blocks
 from tracer.analysis.profiles.compiled_owners import with_compiled_owners
-from tracer.analysis.profiles.devices_held import default_device, most_held_bytes
 from tracer.analysis.profiles.graph_pool import GraphPool
 from tracer.analysis.profiles.growth import Growth, find_growth
 from tracer.analysis.profiles.lost_track import LostTrack, find_lost_track

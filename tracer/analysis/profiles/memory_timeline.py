@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracer.analysis.profiles.devices_held import default_device
+from tracer.analysis.profiles.allocator_count import default_device
 from tracer.analysis.profiles.torch_categories import Categories, Category, categorize
 from tracer.arrays import Int, Ints, PerTimelineRow
 from tracer.capture.recording import Recording

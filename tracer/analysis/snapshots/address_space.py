@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.allocator.sizes import SMALL_SEGMENT_BYTES
 from tracer.arrays import Bools, Ints
+from tracer.block_sizes import SMALL_SEGMENT_BYTES
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState
 from tracer.snapshot.replay import BEFORE

@@ -11,8 +11,7 @@ import numpy as np
 
 from tracer.allocator.history import History, read_history
 from tracer.allocator.replay import Outcome, Program, program_of, replay
-from tracer.allocator.reproduce import reproduce
-from tracer.allocator.reproduction import Reproduction
+from tracer.allocator.reproduce import Reproduction, reproduce
 from tracer.allocator.settings import AllocatorSettings, recorded_settings
 from tracer.allocator.start_state import StartState, find_start
 from tracer.allocator.state import FIRST_TORCH_WITH_COUNTERS, NEWEST_TORCH

@@ -9,14 +9,13 @@ from typing import Literal
 import numpy as np
 
 from tracer.allocator.blocks import DEFAULT_POOL, FREE, PENDING, PoolId
-from tracer.allocator.end_state import read_end
 from tracer.allocator.history import pool_numbers
 from tracer.allocator.settings import AllocatorSettings
-from tracer.allocator.sizes import round_size
-from tracer.allocator.statistics import BlockInfo, Moment, SegmentInfo
+from tracer.allocator.statistics import BlockInfo, Moment, SegmentInfo, read_end
 from tracer.analysis.snapshots.modelled import Modelled
 from tracer.analysis.snapshots.private_pools import pool_words
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites
+from tracer.block_sizes import round_size
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Lives
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.analysis.profiles.time_spans import TimeSpans
-from tracer.analysis.times.covered import covered, gaps
+from tracer.analysis.profiles.time_spans import TimeSpans, covered, gaps
 from tracer.arrays import Ints
 from tracer.trace.device_work import DeviceWork
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from tracer.allocator.reproduction import Reproduction
+from tracer.allocator.reproduce import Reproduction
 from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
 from tracer.analysis.snapshots.reserved import Reserved
 from tracer.analysis.snapshots.what_if import SettingsOutcome, WhatIf
