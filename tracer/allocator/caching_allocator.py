@@ -28,7 +28,6 @@ class CachingAllocator(AllocatorState):
 
         Args:
             size: Bytes asked for, before rounding.
-            stream: Number of the stream that uses them.
             pool: A private pool, or the default one.
 
         Raises:
@@ -53,7 +52,6 @@ class CachingAllocator(AllocatorState):
         Args:
             requested: Bytes asked for, which are counted.
             size: The same, rounded.
-            home: The list of the stream and the pool.
 
         Raises:
             OutOfMemoryError: There is no memory for it.
@@ -85,7 +83,6 @@ class CachingAllocator(AllocatorState):
 
         Args:
             size: Rounded bytes.
-            home: The list of free blocks to search.
         """
         return self.best_fit(size, home) is not None
 

@@ -27,7 +27,6 @@ class Driver(Protocol):
 
         Args:
             size: Bytes, of a whole segment.
-            stream: The stream that asks.
             pool: The private pool that asks, or the default one.
         """
 
@@ -39,7 +38,6 @@ class Driver(Protocol):
 
         Args:
             size: Bytes of addresses.
-            stream: The stream that asks.
             pool: The private pool that asks, or the default one.
         """
 
@@ -58,7 +56,6 @@ class PackingDriver:
 
     Args:
         capacity: Bytes that can be reserved; None for no limit.
-        top: The address below which everything lies.
         reserved: Bytes that another driver gave before.
         given: Addresses of segments among these; once released they are not used again.
     """

@@ -33,10 +33,8 @@ class Program:
     """What a history asked for, without what its allocator made of that.
 
     Attributes:
-        history: The history.
         code: Codes of `Op`: requests, frees and emptied caches.
         operand: As in the history.
-        entry: Trace entry of each operation.
     """
 
     history: History
@@ -57,8 +55,6 @@ class Failure:
     Attributes:
         entry: Its trace entry; `BEFORE_THE_RECORDING` (-1) if it was for a block that was there at the start.
         size: The rounded request.
-        reserved_bytes: What was reserved then.
-        allocated_bytes: What of that was in use.
     """
 
     entry: int
@@ -72,7 +68,6 @@ class Outcome:
     """What a history needs under some settings.
 
     Attributes:
-        reserved_peak_bytes: The most that was reserved.
         allocated_peak_bytes: The most that was in use, rounded.
         num_driver_calls: Segments and pages taken and given back, which is what other settings cost in time.
         num_retries: How often the cache was emptied for a request.
@@ -93,7 +88,6 @@ def program_of(history: History, releases_by_program: Sequence[int] = ()) -> Pro
     """What the program asked for.
 
     Args:
-        history: Its recording.
         releases_by_program: Positions of operations before which it emptied the cache; see `reproduce`.
     """
     releases = set(releases_by_program)
@@ -131,10 +125,7 @@ def replay(
     those that failed in the recording where it `goes_on` after them, as the recorded program did.
 
     Args:
-        program: The requests.
-        settings: The allocator's.
         capacity: Bytes that it can reserve; None for no limit.
-        torch_version: The torch whose rules hold.
         goes_on: Failed requests of the recording may fail again.
         start: What the recording began with, under the same settings; None for an allocator that has nothing.
     """
@@ -348,11 +339,8 @@ def smallest_capacity(
     still do.
 
     Args:
-        program: The requests.
         settings: The allocator's; without a memory fraction.
         unlimited: What came of a replay without limit: with its peak as the capacity nothing changes.
-        resolution: How many bytes it may be off.
-        torch_version: The torch whose rules hold.
     """
     low = unlimited.allocated_peak_bytes // SEGMENT_STEP_BYTES - 1
     high = -(-unlimited.reserved_peak_bytes // SEGMENT_STEP_BYTES)
@@ -378,9 +366,6 @@ class Requests:
     """Columns over the lives of a history [lives], as lists, which Python reads faster than arrays.
 
     Attributes:
-        requested: Bytes asked for.
-        size: The same, rounded.
-        address: Where the recording has it.
         home: The list that serves it.
     """
 

@@ -45,15 +45,8 @@ class Reproduction:
     """What came of replaying a recording at its own settings.
 
     Attributes:
-        addresses: Where each allocation was placed.
-        segments: Segments and pages taken from the driver.
-        releases: Segments and pages given back.
-        failures: Requests that ran out of memory.
         end_segments: Segments at the end, with everything in them.
-        end_blocks: Blocks at the end.
         num_extra: Segment events of the model that the recording does not have.
-        recorded_peak_bytes: The most that the recording had reserved.
-        peak_bytes: The most that the model had reserved.
         first_difference: The trace entry of the first decision that did not come out; None if all did.
         given_up_at: The trace entry at which comparing ended because most decisions did not come out; else None.
         releases_by_program: Positions of operations at which the program emptied the cache.
@@ -90,12 +83,7 @@ class Reproduction:
 
 
 def compare_ends(recorded: Moment, modelled: Moment) -> tuple[Matched, Matched]:
-    """Segments that agree in everything, and blocks that do, in whatever segment.
-
-    Args:
-        recorded: Segments of the snapshot.
-        modelled: Segments of the model when it has replayed the recording.
-    """
+    """Segments that agree in everything, and blocks that do, in whatever segment."""
     modelled_segments = set(map(_without_lives, modelled))
     wanted = list(map(_without_lives, recorded))
     blocks = {block for segment in modelled_segments for block in segment.blocks}
@@ -130,11 +118,6 @@ def reproduce(
     """Replay a recording at its own settings and compare.
 
     Args:
-        state: The device, for its end state.
-        history: Its recording.
-        start: What was there before.
-        settings: Settings of the recording.
-        torch_version: The torch whose rules hold.
         moments: Trace entries, ascending, after which to keep what all blocks are.
         device_bytes: The device's memory, where it is known. It sets how far an expandable segment could still grow,
             which decides between blocks when the device is nearly full.
@@ -207,7 +190,6 @@ class _Run:
         """Replay a stretch of the history.
 
         Args:
-            begin: First operation.
             end: One past the last operation.
         """
         allocator, live, group, log = self.allocator, self._live, self._group, self._log

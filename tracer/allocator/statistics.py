@@ -31,11 +31,8 @@ class SegmentInfo:
     """A segment at some moment, or a mapped part of an expandable one.
 
     Attributes:
-        pool: Its pool.
-        stream: Its stream.
         is_small: Which half of the pool it is of.
         page: The bytes of a page, and where pages count from, for an expandable one.
-        blocks: Its blocks by address.
     """
 
     pool: PoolId
@@ -99,10 +96,8 @@ def read_end(
     """What was reserved when the snapshot was taken.
 
     Args:
-        state: The device.
         pools: The pool of each segment [segments].
         page: Page of large expandable segments, to say where pages begin: at the lowest that is mapped.
-        life_at: Lives by address, to say whose the blocks are.
     """
     segments = state.segments
     rows = np.argsort(segments.address, kind="stable").tolist()

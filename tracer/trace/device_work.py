@@ -26,17 +26,12 @@ class DeviceWork:
 
     Attributes:
         start_ns: Start on the host's clock.
-        end_ns: End on the same clock.
-        is_copy: Copies and fills.
-        is_communication: Kernels of a library of collectives.
         device: Index.
-        stream: Number.
         name: Index in `names`.
         launched_ns: End of the driver's call that launched it; -1 where the trace has none.
         operator_ns: Start of the innermost operator that launched it; -1 where none did.
         thread: Thread of that operator, numbered as in the recording; -1 for none.
         group: Index in `names`: the ranks that a collective is of, as the trace has them; -1 where it does not say.
-        names: Names of kernels and groups.
         default_stream: The number of CUDA's default stream; -1 where that is not known.
     """
 
@@ -79,9 +74,6 @@ def device_work(tables: TraceTables, thread_of: dict[int, int], base_ns: int, op
     """The work of all devices in a trace.
 
     Args:
-        tables: Tables of the trace.
-        thread_of: Numbers of threads in the recording, by those of the tables.
-        base_ns: What times count from.
         ops: Operators of the recording; the one around a launch stands for work that names no operator.
     """
     work, operators, calls = tables.work, tables.operators, tables.calls

@@ -16,9 +16,6 @@ def operators_of_calls(ops: Ops, thread: Ints, start_ns: Ints, end_ns: Ints) -> 
     operator is named only if it is the innermost one at both ends of the call.
 
     Args:
-        ops: Operators of the recording.
-        thread: Thread of each call.
-        start_ns: Start of each call.
         end_ns: End of each call.
     """
     at_start, at_end = ops.running_at(thread, start_ns), ops.running_at(thread, end_ns)

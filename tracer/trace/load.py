@@ -34,7 +34,6 @@ class TraceFile:
 
     Attributes:
         recording: What it has of operators, calls and memory, as a run's recording has it.
-        work: What ran on devices.
         process_id: Number of the process that has most operators.
         header: The values beside the events.
         remarks: What was odd in the file and how it was read, in sentences.

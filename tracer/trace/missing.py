@@ -7,12 +7,7 @@ from tracer.trace.tables import TraceTables
 
 
 def missing_sentences(tables: TraceTables, recording: Recording) -> tuple[str, ...]:
-    """A sentence for each thing that is missing.
-
-    Args:
-        tables: Tables of the trace.
-        recording: Recording made of the trace.
-    """
+    """A sentence for each thing that is missing."""
     is_missing = {
         "Without allocations, nothing is known of memory: profile_memory=True.": not len(tables.memory),
         "Without Python's calls, rows have no line and no module: with_stack=True.": not len(tables.python),

@@ -75,7 +75,6 @@ class CompiledOrigins:
     """Allocations of compiled regions.
 
     Attributes:
-        origins: Distinct ones.
         row: [A] Row in `origins`, or -1 for what is no compiled region's.
         invocation_end_ns: [A] When the generated function that made it came to its end; -1 where there is none.
     """
@@ -131,8 +130,6 @@ def compiled_origins(
     """Find the origin of every allocation in compiled regions; None where nothing compiled ran.
 
     Args:
-        recording: One cycle.
-        graphs: What was compiled.
         time_ns: The moment of which it is said what a storage holds.
     """
     regions = _regions(recording)

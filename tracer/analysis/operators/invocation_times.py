@@ -66,9 +66,6 @@ def instance_times(
     """Times of one cycle's invocations.
 
     Args:
-        recording: One cycle.
-        attribution: Its owners.
-        instances: Its invocations in forward.
         device_ns: See `run_times`.
     """
     ops, num = recording.ops, len(instances.op)
@@ -102,7 +99,6 @@ def sum_at(rows: Rows, values: Ints, length: int) -> Ints:
     Args:
         rows: Row of each value, 0 to `length` - 1.
         values: As long as `rows`.
-        length: How many rows there are.
     """
     total = np.zeros(length, np.int64)
     np.add.at(total, rows, values)

@@ -29,12 +29,10 @@ class ActivationEntry:
         size_bytes: Saved storages that it keeps alive and that no earlier invocation had saved.
         input_bytes: The part of them that is the step's batch.
         unread_bytes: The part that no backward operator read, known only because the graph let go of it.
-        num_storages: Number of storages.
         module: Path, or None outside modules.
         frames: Lines of user code that called it, innermost first.
         invocation: How many times the same line of the same module had called an operator of this name before, in this
             step; from 0.
-        invocations: How many times it did in the step.
         input_shapes: One shape per tensor argument.
     """
 
@@ -62,7 +60,6 @@ class MemoryReport:
         weights: Parameters in the model's order.
         activations: Activations in program order.
         categories: Bytes at the peak by category; they sum to it.
-        settings: What the run was made with.
     """
 
     device: str
@@ -100,11 +97,8 @@ def memory_report(
     """Put the report together.
 
     Args:
-        findings: Findings of a run.
         instances: Invocations in forward of the cycle with the largest peak, where they are known already.
         parameters: Parameters of its model; none where there is no model, then there are no weights.
-        known: What was observed, the same as the findings were made with.
-        settings: What the run was made with.
     """
     worst = findings.worst
     instances = instances or op_instances(worst.recording, worst.attribution)
@@ -141,9 +135,7 @@ def activation_entries(
     """An entry per invocation in a step that saves something, in program order.
 
     Args:
-        cycle: One cycle.
         instances: Its invocations in forward. [R]
-        saved: What each of them saves for backward.
         step: The step of `instances` to report.
     """
     recording, attribution = cycle.recording, cycle.attribution
@@ -192,7 +184,6 @@ class Weight:
     """A parameter of the model.
 
     Attributes:
-        name: Dotted name.
         size_bytes: Bytes of its elements.
         grad_size_bytes: Bytes of its gradient as seen during the steps, 0 if it had none.
         module: Dotted name of its module, "" for the model itself.
@@ -218,8 +209,6 @@ def weights(
 
     Args:
         parameters: Parameters of the model, in its order.
-        cycles: Recordings with their owners.
-        known: What was observed.
     """
     listed = tuple(parameters)
     observed = _observed_gradients(known)

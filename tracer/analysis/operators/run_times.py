@@ -29,7 +29,6 @@ class RunTimeRow:
 
     Attributes:
         name: Name of the operator as users write it.
-        forward_ns: Mean time of forward.
         backward_ns: Mean time of backward; None if it had no backward in any step.
         host_forward_ns: Mean time of forward on the host, also where `forward_ns` is by the device's clock.
         host_backward_ns: Mean time of backward on the host.
@@ -38,9 +37,7 @@ class RunTimeRow:
         frames: Lines of user code that called it, innermost first.
         invocation: How many times the same line of the same module had called an operator of this name before, in this
             step; from 0.
-        invocations: How many times it did in the step.
         input_shapes: One shape per tensor argument.
-        num_steps: Steps averaged.
     """
 
     name: str
@@ -76,12 +73,8 @@ class StepTime:
         name: `ProfilerStep#2` and so on.
         step_ns: From the step's begin to its end; 0 where steps were not marked.
         forward_ns: Stretches of forward, end minus start.
-        forward_rows_ns: Forward time in reported operators.
-        forward_bookkeeping_ns: Forward time in bookkeeping operators.
         forward_python_ns: Forward time between operators.
         backward_ns: Time in nodes of the autograd engine.
-        backward_rows_ns: Backward time of reported operators.
-        backward_bookkeeping_ns: Backward time of bookkeeping operators.
         backward_unclaimed_ns: Time of operators that ran outside forward or before the recording.
         optimizer_ns: Time in an optimizer's `step` and `zero_grad`, without forward and backward that run in it.
         rest_ns: What is left of the step: data, metrics, and Python around all of the above.
@@ -107,9 +100,6 @@ class DeviceTime:
     """Time of all kernels over all steps, by what launched them; the parts sum to it.
 
     Attributes:
-        total_ns: Time of every kernel, copy and fill.
-        forward_rows_ns: Launched by reported operators.
-        backward_rows_ns: Launched by their autograd nodes.
         bookkeeping_ns: Launched by bookkeeping operators and their nodes.
         elsewhere_ns: Launched by the optimizer, by nodes without a row, and outside of forward and backward.
     """
@@ -128,7 +118,6 @@ class RunTimes:
     Attributes:
         rows: Invocations in program order.
         bookkeeping: Operators that are no rows, by name, slowest first.
-        steps: The profiled steps.
         clock: "device" if forward_ns and backward_ns of rows are times of kernels on the device, else "host".
         device: Where the device's time went; None where the clock is the host's.
     """
@@ -151,7 +140,6 @@ def run_times(
     The n-th call of an operator from one line of one module in a step is the n-th of it in every other step.
 
     Args:
-        cycles: Recordings with their owners.
         instances: Per cycle, its invocations in forward, where they are known already.
         device_ns: Per cycle, [O] the time that the kernels launched in each operator took on the device, those of
             operators in it included; None where it was not measured. By default from the recordings' kernels.

@@ -78,10 +78,6 @@ def saved_activations(
     """Find every storage that a forward keeps for its backward.
 
     Args:
-        recording: One cycle.
-        attribution: Its owners.
-        instances: Its invocations in forward.
-        lifetimes: Blocks of one device.
         kinds: [B] What each of them is; the same as everywhere else.
     """
     eligible = _eligible(recording, attribution, instances, lifetimes, kinds)

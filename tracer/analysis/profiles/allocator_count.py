@@ -77,8 +77,6 @@ def allocator_count(
     """Count what was allocated after each event of one device.
 
     Args:
-        recording: One cycle.
-        known: Observations.
         device: Index in `Recording.devices`.
         events: [D] The device's events in allocator order.
         unrecorded: Unrecorded storages of the same device; what was made unseen is known by its operators only.
@@ -166,7 +164,6 @@ def _counter_before_next(
     Where a foreign free of as many bytes as the counter has reports 0, this alone tells whether the counter fell.
 
     Args:
-        event: The free.
         total: [D]
         size: [D]
         address: [D]
@@ -255,7 +252,6 @@ def alive_bytes(size_bytes: Ints, made_at: Ints, freed_at: Ints, num_events: int
         size_bytes: Bytes of each block.
         made_at: Position of the event that made it; -1 for what was there before.
         freed_at: Position of the event that freed it; `num_events` where it lives on.
-        num_events: Number of events on the device.
     """
     change = np.zeros(num_events + 2, np.int64)
     np.add.at(change, made_at + 1, size_bytes)

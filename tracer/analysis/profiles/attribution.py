@@ -80,7 +80,6 @@ def attribute(recording: Recording, *, module_names: Mapping[int, str] | None = 
     """Find the owner of every operator and allocation.
 
     Args:
-        recording: One cycle.
         module_names: Dotted names of live modules by `id()`, as the recording numbers modules.
 
     Returns:
@@ -444,9 +443,7 @@ class _Makers:
         """The forward operator that made an autograd node, or -1.
 
         Args:
-            thread: Thread that the node runs on.
-            number: Sequence number of the node.
-            own_first: Whether operators of that thread come first; else those of others.
+            own_first: Whether operators of `thread` come first; else those of others.
         """
         for candidate in sorted(self.threads, key=lambda other: (other == thread) != own_first):
             numbers, rows = self.threads[candidate]

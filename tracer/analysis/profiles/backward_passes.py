@@ -19,8 +19,6 @@ class OutermostCalls:
     """Calls of modules by no module, in order, outside of backward. Columns with one row each.
 
     Attributes:
-        start_ns: Beginning.
-        end_ns: End.
         records_grad: Some operator in it ran with gradients on.
         went_back: Some backward pass went back to it.
     """

@@ -54,7 +54,6 @@ class Facts(Conditions):
         meets_step: Alive when an optimizer's step began, the next one behind the backward pass that made it.
         is_of_gradients_size: As large as what AccumulateGrad took in that pass, and no more of that size outlived it.
         is_recomputed: Made by a module that ran again inside backward.
-        category: torch's category.
         names_no_parameter: Nothing in the whole recording was listed or observed as a parameter.
         is_computed: Made by a module or out of other tensors, as in `StorageUses`.
         is_source: Data that the loop got from outside, as in `StorageUses`.
@@ -133,17 +132,7 @@ def facts_of(
     known: KnownStorages | None,
     time_ns: int,
 ) -> Facts:
-    """What the rules look at, for every block.
-
-    Args:
-        recording: One cycle.
-        categories: Categories of the same recording.
-        attribution: Attribution of the same recording.
-        lifetimes: The device's blocks.
-        category: torch's category of each at the moment of the peak.
-        known: Observations of live tensors.
-        time_ns: The moment of the peak.
-    """
+    """What the rules look at, for every block."""
     return _Finder(recording, attribution, lifetimes, storage_uses(recording, categories, attribution)).facts(
         category, known, time_ns
     )

@@ -65,7 +65,6 @@ def follow_blocks(recording: Recording, known: KnownStorages | None, device: int
     """Follow every block of one device.
 
     Args:
-        recording: One cycle.
         known: Observations. What was observed last before the first event was there before it.
         device: Index in `Recording.devices`.
     """

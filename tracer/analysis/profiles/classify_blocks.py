@@ -172,11 +172,6 @@ def classify_blocks(
     """Say of every block of one device what it is, how that is known, and who made it.
 
     Args:
-        recording: One cycle.
-        categories: Categories of the same recording.
-        attribution: Attribution of the same recording.
-        lifetimes: The device's blocks.
-        known: Observations of live tensors.
         time_ns: The moment of which torch's categories are taken, that of the peak: they change where a tensor is
             written to.
 

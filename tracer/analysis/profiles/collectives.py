@@ -43,7 +43,6 @@ def carried_modules(
     """The modules whose parameters buffers of FSDP2 carry, by row of the allocation; what it does not say is left out.
 
     Args:
-        recording: One cycle.
         chosen: [A] which allocations are such buffers.
         module_names: Dotted names of live modules by `id()`.
     """
@@ -105,9 +104,7 @@ def common_modules(recording: Recording, op_module: PerOp[Int], modules: tuple[s
     """[K] the module that holds all whose gradients DDP put into a bucket, as index of `modules`; -1 for none.
 
     Args:
-        recording: One cycle.
         op_module: [O] Index in `modules` of each operator's module; -1 for none.
-        modules: Paths of modules.
     """
     module_of_key = np.full(len(recording.keys.id), -1, np.int64)
     keys, ops = _edges_inside(recording, COLLECTIVE_PREFIXES)

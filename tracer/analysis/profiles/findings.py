@@ -67,7 +67,6 @@ class Findings:
         breakdown: Means over the cycles in `averaged`.
         growth: What stays from step to step, or None.
         other_devices: The most that the allocator of each other accelerator had handed out, by name, largest first.
-        compiled: What torch.compile made of the user's code.
         graph_pools: What CUDA graphs work in, the largest first.
     """
 
@@ -118,11 +117,8 @@ def find_in_cycle(
     """Ask all questions of one cycle.
 
     Args:
-        recording: One cycle.
-        known: Live tensors observed during the run.
         module_names: Dotted names of live modules by `id()`.
         device: Name; by default `default_device`.
-        is_whole: Whether all of its steps were recorded to their end.
         graphs: What torch.compile made of it; the recording has frames for the lines of their nodes.
 
     Raises:
@@ -184,11 +180,6 @@ def _cycle_findings(
 def find_on_other_device(findings: Findings, device: str, *, known: KnownStorages | None = None) -> Findings:
     """What the same cycles say about another device of the run; what its operators are is not found out again.
 
-    Args:
-        findings: Findings of the run, about one device.
-        device: Name of another.
-        known: Live tensors observed during the run.
-
     Raises:
         RecordingError: Nothing was allocated on it.
     """
@@ -223,10 +214,6 @@ def _averaged(cycles: Sequence[CycleFindings]) -> tuple[CycleFindings, ...]:
 def put_together(cycles: Sequence[CycleFindings], *, compiled: CompiledCode = NOTHING_COMPILED) -> Findings:
     """Findings of a run from those of its cycles, all of one device.
 
-    Args:
-        cycles: At least one.
-        compiled: What torch.compile made of the user's code.
-
     Raises:
         RecordingError: There are none.
     """
@@ -257,11 +244,6 @@ def without_wrapped(findings: Findings) -> Findings:
 
 def with_allocator_history(findings: Findings, snapshot: Snapshot, *, known: KnownStorages | None = None) -> Findings:
     """The same findings, with the peak of the last cycle by the allocator's own books.
-
-    Args:
-        findings: Findings of a run.
-        snapshot: Dumped when its last cycle ended.
-        known: Live tensors observed during the run.
 
     Raises:
         SnapshotError: The snapshot contradicts itself.

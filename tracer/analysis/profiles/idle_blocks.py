@@ -46,7 +46,6 @@ class IdleBlocks:
 
     Attributes:
         block: Row in `CycleFindings.blocks`.
-        peak_ns: The moment.
         is_idle: No operator uses it any more, and it is no parameter, buffer, state, gradient or scratch memory.
         kept_by_graph: A graph from before the recording keeps it for backward.
         call: The outermost call of a model in which it was made, a row of `calls`; -1 for none.
@@ -58,7 +57,6 @@ class IdleBlocks:
         is_idle_gradient: A gradient that the optimizer has used, or that has been set to zero.
         is_unused_copy: One of a set of tensors of the parameters' sizes that no operator of the cycle uses.
         is_widened: A float32 copy, for the loss, of something in 16 bits.
-        calls: The outermost calls.
     """
 
     block: Rows

@@ -27,7 +27,6 @@ def freed_by_zero_grad(recording: Recording, freed_ns: Ints) -> PerBlock[Bool]:
     """[B] whether an optimizer's `zero_grad` let go of it.
 
     Args:
-        recording: One cycle.
         freed_ns: [B] When each was freed.
     """
     return np.asarray(enclosing(*_spans(recording, ZERO_GRAD_PREFIX), freed_ns) >= 0, np.bool_)
@@ -37,8 +36,6 @@ def met_a_step(recording: Recording, passes: TimeSpans, made_ns: Ints, freed_ns:
     """[B] whether a backward pass made it, and it lived when the next optimizer's step behind that pass began.
 
     Args:
-        recording: One cycle.
-        passes: When backward passes ran.
         made_ns: [B] When each was made.
         freed_ns: [B] When each was freed.
     """
@@ -65,9 +62,6 @@ def of_gradients_sizes(
     pass than it took, some of them are no gradients, and nothing is said of any.
 
     Args:
-        recording: One cycle.
-        lifetimes: The device's blocks.
-        passes: When backward passes ran.
         made_ns: [B] When each was made.
         freed_ns: [B] When each was freed.
     """

@@ -16,8 +16,6 @@ class KindLevel:
     """Bytes of one kind over a recording.
 
     Attributes:
-        kind: The kind.
-        before_bytes: Bytes alive before the first event.
         values_bytes: [D] Bytes alive after each of `BlockLifetimes.events`.
     """
 

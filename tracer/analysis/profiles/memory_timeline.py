@@ -99,8 +99,6 @@ def memory_timeline(recording: Recording, categories: Categories, *, device: str
     """Lay out what each event did to each category.
 
     Args:
-        recording: One cycle.
-        categories: Categories of the same recording.
         device: Name; by default `default_device`.
 
     Returns:

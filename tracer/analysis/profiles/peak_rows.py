@@ -34,7 +34,6 @@ def origin_of(attribution: Attribution, allocation: int) -> Origin | None:
     """Origin of a block of a compiled region; None for any other block.
 
     Args:
-        attribution: Attribution of the recording.
         allocation: Row of `Recording.allocations`; -1 for a block that none recorded.
     """
     origins = attribution.origins
@@ -58,11 +57,7 @@ def group_rows(
     """Put equal blocks together: same kind, evidence, phase, owner, name, shape and dtype. Largest first.
 
     Args:
-        recording: One cycle.
-        attribution: Attribution of the same recording.
         known: Observations of live tensors; None where nobody looked.
-        blocks: Blocks of the same recording, classified.
-        history: The allocator's own, joined with these blocks.
 
     Returns:
         The rows, and [B] the row of each block.
@@ -84,14 +79,6 @@ def group_blocks(
     by_step: bool = True,
 ) -> tuple[tuple[PeakRow, ...], PerBlock[Int]]:
     """Put equal blocks together, and say in which row each block is.
-
-    Args:
-        recording: One cycle.
-        attribution: Attribution of the same recording.
-        known: Observations of live tensors.
-        blocks: Blocks of the same recording, classified.
-        history: The allocator's own, joined.
-        by_step: Whether what was made in different steps is different.
 
     Returns:
         The rows in the order of their first blocks, and [B] the row of each block.

@@ -52,13 +52,7 @@ class StorageUses:
 
 
 def storage_uses(recording: Recording, categories: Categories, attribution: Attribution) -> StorageUses:
-    """Find what operators did with each storage.
-
-    Args:
-        recording: One cycle.
-        categories: torch's categories, of the same recording.
-        attribution: Attribution of the same recording.
-    """
+    """Find what operators did with each storage."""
     return _Uses(recording, categories, attribution).run()
 
 
@@ -211,7 +205,6 @@ class _Followed:
 
         Args:
             node: Row of the node to begin with.
-            wanted: Whether each node is one to be reached.
         """
         work, seen = [node], {node}
         while work:

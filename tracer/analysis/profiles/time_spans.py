@@ -65,8 +65,6 @@ def gaps(start: Ints, end: Ints, first_ns: int, last_ns: int) -> TimeSpans:
     Args:
         start: Start of the spans, in any order.
         end: End of the spans.
-        first_ns: The first moment.
-        last_ns: The last moment.
     """
     starts, ends = merged(start, end)
     inside = (ends > first_ns) & (starts < last_ns)

@@ -57,8 +57,6 @@ def unrecorded_storages(
     """Find what operators used, or frees ended, or observations show, and no recorded allocation made.
 
     Args:
-        recording: One cycle.
-        known: Observations.
         device: Index in `Recording.devices`.
         events: [D] The device's events in allocator order.
     """
@@ -163,7 +161,6 @@ def keys_not_made(recording: Recording, known: KnownStorages | None, device: int
     """Rows of `Recording.keys` on a device that no recorded allocation made, but for those in idle memory.
 
     Args:
-        recording: One cycle.
         known: Observations of live tensors; None where nobody looked.
         device: Index into `recording.devices`.
         events: The device's rows of `recording.allocations`, in allocator order [D].
@@ -207,7 +204,6 @@ def unseen_keys(recording: Recording, known: KnownStorages | None, device: int, 
     made in an earlier cycle: it reports no other.
 
     Args:
-        recording: One cycle.
         known: Observations of live tensors; None where nobody looked.
         device: Index into `recording.devices`.
         events: The device's rows of `recording.allocations`, in allocator order [D].
@@ -309,7 +305,6 @@ def reused_at(
     """[U] position of the first allocation that overlaps each storage from before; one past the last if none.
 
     Args:
-        recording: One cycle.
         events: The device's rows of `recording.allocations`, in allocator order [D].
         address: [U] Where each storage begins.
         size_bytes: [U] Bytes of the same storages.

@@ -18,12 +18,7 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Changed:
-    """What is replayed.
-
-    Attributes:
-        settings: The allocator's.
-        program: What it is asked for.
-    """
+    """What is replayed."""
 
     settings: AllocatorSettings
     program: Program
@@ -72,7 +67,6 @@ def without_blocks(modelled: Modelled, rows: Ints) -> Changed:
     """Some blocks are never asked for; what frees them then has nothing to free.
 
     Args:
-        modelled: The recording as it was replayed.
         rows: Blocks, as rows of its lives.
     """
     program = modelled.program
@@ -99,7 +93,6 @@ def with_smaller_blocks(modelled: Modelled, rows: Ints, divisor: int) -> Changed
     """Some blocks are a fraction of their size, rounded up.
 
     Args:
-        modelled: The recording as it was replayed.
         rows: Blocks, as rows of its lives.
         divisor: By which their requested bytes are divided.
     """
@@ -114,20 +107,13 @@ def with_earlier_frees(modelled: Modelled, rows: Ints, entry: Ints) -> Changed:
     """Some blocks are freed right before an entry each; what frees them later finds nothing to free.
 
     Args:
-        modelled: The recording as it was replayed.
         rows: Blocks, as rows of its lives.
-        entry: For each block, the entry of the history before which it is freed.
     """
     return _with_operations(modelled, Op.FREE, rows, entry)
 
 
 def emptying_at(modelled: Modelled, entry: Ints) -> Changed:
-    """The program empties the cache right before some entries.
-
-    Args:
-        modelled: The recording as it was replayed.
-        entry: Entries of the history.
-    """
+    """The program empties the cache right before some entries."""
     return _with_operations(modelled, Op.RELEASE, np.zeros_like(entry), entry)
 
 

@@ -23,10 +23,6 @@ _SUMMED: Final = ("before_bytes", "after_bytes", "before_count", "after_count")
 def diff_snapshots(before: Snapshot, after: Snapshot) -> tuple[PeakDiff, ...]:
     """Compare the peaks of two snapshots, device by device; a side that lacks a device counts as zero.
 
-    Args:
-        before: The first snapshot.
-        after: The one to compare with it.
-
     Raises:
         SnapshotError: The end state of one of them contradicts itself.
     """
@@ -44,7 +40,6 @@ class PeakSide:
 
     Attributes:
         by_key: Bytes and number of its blocks, by kind and stack without lines.
-        phase: Where the peak is.
         own_peaks: The most that each kind and stack had in use at once, also those that the peak has nothing of; a
             kind as a whole has no stack. Empty where that was not asked for.
     """
@@ -116,7 +111,6 @@ def diff_sides(device: int, before_side: PeakSide, after_side: PeakSide) -> Peak
 
     Args:
         device: Index of the device.
-        before_side: What it held in the first snapshot.
         after_side: The device's peak in the second one.
     """
     before, after = before_side.by_key, after_side.by_key
@@ -176,10 +170,6 @@ def match_stacks(before: Iterable[Key], after: Iterable[Key]) -> dict[Key, Key]:
 
     Equal ones first. Then those with the same functions in other files. Then those whose inner frames are the same, at
     least half of the shorter one, the longest such part first: an outer frame more or less is no change.
-
-    Args:
-        before: Kind, and functions with files in parentheses, innermost first.
-        after: Likewise.
 
     Returns:
         Pairs; what has no counterpart is not in it. No two have the same counterpart.

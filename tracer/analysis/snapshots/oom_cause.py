@@ -36,12 +36,8 @@ class Failure:
     """What is known of one failed request.
 
     Attributes:
-        asked_bytes: What was asked for.
         device_free_bytes: What the driver said was free; None if the recording does not say.
-        memory: All reserved memory.
         usable: The reserved memory that this request may be served from.
-        is_expandable: Segments grow in place.
-        groups: What was in use.
         splits_all: The recording says that no block is kept whole (`max_split_size` is -1).
         serves: Whether the request is served in a replay under a change; None where a replay cannot tell.
     """

@@ -38,13 +38,11 @@ class Peak:
         phase: `backward` or `optimizer` where the recording shows it, else empty.
         requested_bytes: Bytes in use, as asked for.
         allocated_bytes: Bytes in use, rounded as the allocator does, as far as known.
-        reserved_bytes: Reserved from the driver.
         before_recording_bytes: The part of the requested bytes that was there before the first entry.
         groups: By line and kind; they sum to the requested bytes, like the two below.
         by_kind: By kind alone.
         by_annotation: By the innermost region that was open at the allocation.
         by_stream: By the stream and the pool that the memory belongs to, as far as entries and segments tell.
-        fragmentation: Fragmentation of the reserved bytes.
     """
 
     entry: int
@@ -75,15 +73,7 @@ class Peak:
 
 
 def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder, sites: Sites) -> Peak:
-    """Explain the peak of one device to the byte.
-
-    Args:
-        snapshot: The whole one.
-        state: The device.
-        replay: What was in use when.
-        kinds: Decides the kinds of its blocks.
-        sites: The deciding frame of every stack.
-    """
+    """Explain the peak of one device to the byte."""
     entry = replay.peak_entry
     lives = replay.lives
     rows = lives.alive_after(entry)
@@ -107,13 +97,7 @@ def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: 
 
 
 def never_freed(replay: Replay, *, kinds: KindFinder, sites: Sites) -> tuple[Group, ...]:
-    """What was allocated in the recording and still in use at its end, by line and kind, largest first.
-
-    Args:
-        replay: What was in use when.
-        kinds: Decides the kinds of blocks.
-        sites: The deciding frame of every stack.
-    """
+    """What was allocated in the recording and still in use at its end, by line and kind, largest first."""
     lives = replay.lives
     rows = np.flatnonzero((lives.begin > BEFORE) & (lives.end == len(replay.requested_bytes) - 1))
     return group_rows(lives, rows, kinds=kinds, sites=sites)
@@ -179,7 +163,6 @@ def innermost_region(state: DeviceState, entries: Ints) -> Int32s:
     ignored; a start without an end stays open.
 
     Args:
-        state: One device.
         entries: Indices of entries, or -1 for none [rows].
     """
     none = np.full(len(entries), OUTSIDE, dtype=np.int32)

@@ -31,7 +31,6 @@ def pool_words(name: str, *, is_of_graphs: bool = False) -> str:
 
     Args:
         name: Its two numbers, as in `1,0`.
-        is_of_graphs: Whether it is known to be one in which CUDA graphs are recorded.
 
     Source:
         `MemPool::MemPool` and `graph_pool_handle` in torch's CUDA allocator.

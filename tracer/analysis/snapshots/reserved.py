@@ -45,8 +45,6 @@ class ReservedRow:
     Attributes:
         pool: `large` or `small`, and the number of a private pool.
         stream: The stream; 0 is the default one.
-        reason: Why they are reserved.
-        bytes: How many they are.
         count: Blocks or free pieces.
     """
 
@@ -66,7 +64,6 @@ class Holder:
         free_bytes: What would be free for others if their blocks lay elsewhere.
         held_bytes: What their blocks take there.
         num_segments: Segments, and pages of expandable ones.
-        num_blocks: Their blocks.
     """
 
     sites: tuple[Site, ...]
@@ -82,7 +79,6 @@ class Reserved:
 
     Attributes:
         entry: The entry after which; -1 for the start of the recording, None for when the snapshot was taken.
-        bytes: What was reserved.
         rows: By pool, stream and reason; they sum to the bytes.
         holders: What keeps the free memory of `HELD` rows, and they sum to those; largest first.
     """
@@ -111,15 +107,7 @@ def reserved_at_peak(modelled: Modelled, sites: Sites) -> Reserved | None:
 def reserved_at_end(
     snapshot: Snapshot, state: DeviceState, lives: Lives, sites: Sites, settings: AllocatorSettings
 ) -> Reserved:
-    """Why so much was reserved when the snapshot was taken, which needs no history.
-
-    Args:
-        snapshot: The whole one.
-        state: The device.
-        lives: Its blocks.
-        sites: The deciding frame of every stack.
-        settings: Settings of the allocator.
-    """
+    """Why so much was reserved when the snapshot was taken, which needs no history."""
     rows = np.flatnonzero(lives.end == len(state.trace))
     life_at = dict(zip(lives.addr[rows].tolist(), rows.tolist(), strict=True))
     pools = pool_numbers(snapshot, state)
@@ -158,10 +146,7 @@ class _LaterUses:
         """Number of whole free pages inside a block that are used again.
 
         Args:
-            block: The free block.
-            low: Address of its first whole page.
             page: Bytes of a page.
-            num_pages: Number of whole pages in it.
         """
         first, last = np.searchsorted(self._address, (block.address, block.address + block.size))
         if first == last:

@@ -137,12 +137,7 @@ class Sites:
         return site
 
     def site_of_backward(self, stack: int, forward: int) -> Site:
-        """Site of a block of backward: the line of its operation of forward, if that stack is known (not -1).
-
-        Args:
-            stack: Number of the block's own stack.
-            forward: Number of the stack of its operation of forward.
-        """
+        """Site of a block of backward: the line of its operation of forward, if that stack is known (not -1)."""
         site = self.site(forward) if forward >= 0 else None
         if site is None or site.file is None:
             return self.site(stack)

@@ -58,7 +58,6 @@ def as_many_as(
         size: Size of each block [blocks].
         of_sizes: Sizes, ascending [sizes].
         numbers: How many there are of each [sizes].
-        others: Sizes of blocks that count with the candidates.
         are_some: There may be more of each size than `numbers` says.
     """
     if not len(of_sizes):

@@ -23,13 +23,7 @@ Trial: TypeAlias = Literal["expandable segments", "split all", "one stream", "fr
 
 
 class Trials:
-    """Replays one device's recording under changes, each once, and only if it is asked for.
-
-    Args:
-        snapshot: The whole one.
-        state: The device.
-        replayed: What was in use when.
-    """
+    """Replays one device's recording under changes, each once, and only if it is asked for."""
 
     def __init__(self, snapshot: Snapshot, state: DeviceState, replayed: Replay) -> None:
         self._parts = snapshot, state, replayed
@@ -37,10 +31,6 @@ class Trials:
 
     def serves(self, trial: Trial, entry: int) -> bool | None:
         """Whether the request that failed at an entry is served under a change.
-
-        Args:
-            trial: The change to replay with.
-            entry: The entry of the failed request.
 
         Returns:
             None where a replay of the recording itself does not fail there, so that one with a change tells nothing,

@@ -63,7 +63,6 @@ class WhatIf:
     Attributes:
         device: Its index.
         rows: The recorded settings first, then those asked for in their order.
-        gpu_memory: The memory of the GPU asked about.
         starts_clean: The recording begins with nothing allocated, so that no cache from before is missing in it.
         capacity: What every row had, because the recording reached it; None where it did not, and there is no limit.
         recorded_peak_bytes: The most that the recording itself had reserved.
@@ -109,8 +108,6 @@ def what_if(
     """Replay a history under other settings, each time from a clean allocator.
 
     Args:
-        modelled: The recording.
-        settings: Settings to try, spelled as in PYTORCH_CUDA_ALLOC_CONF.
         search: Also try those that are `WORTH_TRYING` and that the recording's torch knows, and keep what helps.
         gpu_memory: Bytes that the allocator can have; None asks only for what is needed.
 
@@ -239,12 +236,7 @@ _ROUNDS = 100
 
 
 def known_trouble(settings: AllocatorSettings, *, is_worse: bool) -> list[str]:
-    """What goes wrong with some settings, in sentences.
-
-    Args:
-        settings: The settings.
-        is_worse: The history at hand needs more under them.
-    """
+    """What goes wrong with some settings, in sentences."""
     sentences = []
     if settings.expandable_segments and settings.max_split_size is not None:
         limit = settings.max_split_size

@@ -29,11 +29,7 @@ class TraceTimes:
         steps: Times of each step, in order.
         rows: Times by who launched the work, the longest first; they sum to `work_ns`.
         kernels: Times by kernel name and who launched it, the longest first; they sum to `work_ns`.
-        work_ns: Time of all kernels, copies and fills.
-        streams: The streams they ran on, by number.
-        other_devices: Indices of further devices with work.
         collectives: Kernels of collectives, to be compared with other ranks'.
-        lanes: What ran when, by stream.
     """
 
     device: int
@@ -54,11 +50,6 @@ class TraceTimes:
 
 def find_times(recording: Recording, attribution: Attribution, work: DeviceWork) -> TraceTimes | None:
     """Ask all questions of time; of several devices, of the one that worked most.
-
-    Args:
-        recording: Recording of the trace.
-        attribution: Attribution of the same recording.
-        work: Device work of the same recording.
 
     Returns:
         None where nothing ran on a device.

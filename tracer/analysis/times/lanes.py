@@ -22,14 +22,12 @@ class WorkLane:
     """Work of one stream, as S spans in ascending order.
 
     Attributes:
-        stream: Its number.
         start_ns: [S] Start on the recording's clock.
         end_ns: [S] End on the same clock.
         sort: [S] Index in `SORTS`.
         name: [S] Index in `names`, of the longest kernel in the span.
         count: [S] How many kernels, copies and fills it stands for.
         busy_ns: [S] Time that these take together.
-        names: Names of kernels.
     """
 
     stream: int
@@ -47,7 +45,6 @@ def work_lanes(work: DeviceWork, *, most_spans: int = MOST_SPANS) -> tuple[WorkL
 
     Args:
         work: Work of one device, in order of its starts.
-        most_spans: The most spans that a lane may have.
     """
     streams, index = np.unique(work.stream, return_inverse=True)
     busy = np.bincount(index.reshape(-1), weights=work.duration_ns, minlength=len(streams))

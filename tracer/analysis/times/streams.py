@@ -14,12 +14,7 @@ class StreamTimes:
     """Time of one stream's work, in nanoseconds; work that overlaps is added up.
 
     Attributes:
-        stream: Its number in the trace.
         name: `default`, or the only sort of work on it: `collectives`, `copies`; else empty.
-        compute_ns: Time of kernels that compute.
-        communication_ns: Time of collectives' kernels.
-        copies_ns: Time of copies and fills.
-        count: Number of kernels, copies and fills.
     """
 
     stream: int
