@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracer.allocator import expandable
-from tracer.allocator.blocks import DEFAULT_POOL, Block, BlockPool, FreeBlocks
+from tracer.allocator.blocks import Block, BlockPool, FreeBlocks
 from tracer.allocator.state import AllocatorState
 from tracer.block_sizes import segment_size
 
@@ -14,8 +14,6 @@ class OutOfMemoryError(Exception):
     Attributes:
         size: The rounded request.
         segment_size: What would have had to be reserved for it.
-        reserved: What is reserved all the same.
-        allocated: What of that is in use.
     """
 
     def __init__(self, size: int, segment_size: int, reserved: int, allocated: int) -> None:
@@ -27,9 +25,7 @@ def new_block(allocator: AllocatorState, size: int, home: FreeBlocks) -> Block:
     """Reserve more; where the driver has none, release what is cached, first little and then all.
 
     Args:
-        allocator: What there is; its counts of retries and failures are kept.
         size: Bytes, rounded already.
-        home: The free blocks of the pool and the stream that ask.
 
     Returns:
         A block that is in no list and large enough.
@@ -42,7 +38,7 @@ def new_block(allocator: AllocatorState, size: int, home: FreeBlocks) -> Block:
     """
     if allocator.collects_garbage:
         collect_garbage(allocator)
-    block = _reserve(allocator, size, home) or _from_pools(allocator, size, home)
+    block = _reserve(allocator, size, home)
     if block is None and release_available(allocator, size, home):
         block = _reserve(allocator, size, home)
     if block is None and not allocator.is_capturing:
@@ -73,25 +69,12 @@ def _reserve(allocator: AllocatorState, size: int, home: FreeBlocks) -> Block | 
     return block
 
 
-def _from_pools(allocator: AllocatorState, size: int, home: FreeBlocks) -> Block | None:
-    """A free block of a private pool that helps out (`try_mempool_fallback`)."""
-    if home.pool.owner != DEFAULT_POOL:
-        return None
-    for pool in list(allocator.private_pools.values()):
-        if pool.use_on_oom:
-            block = allocator.cached_block(size, allocator.home(home.pool.is_small, home.stream, pool.owner))
-            if block is not None:
-                return block
-    return None
-
-
 def release_cached(allocator: AllocatorState, *, default_pool: bool = True) -> None:
     """Release all that is not in use: the large pool, the small one, then private pools that nobody uses any more.
 
     What other streams work with is waited for first.
 
     Args:
-        allocator: The allocator that releases.
         default_pool: Whether the default pools' blocks go too, and not only those of unused private pools.
 
     Source:
@@ -130,9 +113,7 @@ def release_available(allocator: AllocatorState, size: int, home: FreeBlocks) ->
     """Under `max_split_size`, release oversize blocks, as few as make room for a request.
 
     Args:
-        allocator: The allocator that releases.
         size: Rounded bytes of the request.
-        home: The list that the request is for.
 
     Returns:
         Whether so much was released that trying again makes sense.
