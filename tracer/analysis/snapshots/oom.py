@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tracer.analysis.kinds import Kind
+from tracer.analysis.snapshots.changed_requests import Trials
 from tracer.analysis.snapshots.fragmentation import fragmentation_after, usable_after
 from tracer.analysis.snapshots.groups import Group, group_rows
 from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.oom_cause import Cause, Failure, advice_on, cause_of, fits_without_fragmentation
 from tracer.analysis.snapshots.sites import Site, Sites
-from tracer.analysis.snapshots.trials import Trials
 from tracer.block_sizes import SMALL_BYTES, round_size
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Snapshot

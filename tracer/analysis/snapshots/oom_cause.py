@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from tracer.analysis.kinds import Kind
+from tracer.analysis.snapshots.changed_requests import Trial
 from tracer.analysis.snapshots.fragmentation import Fragmentation, Usable
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES
-from tracer.analysis.snapshots.trials import Trial
 from tracer.block_sizes import segment_size
 from tracer.units import format_bytes
 

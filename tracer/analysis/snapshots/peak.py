@@ -9,8 +9,7 @@ import numpy as np
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
 from tracer.analysis.snapshots.groups import Group, group_rows
 from tracer.analysis.snapshots.kind_finder import KindFinder
-from tracer.analysis.snapshots.private_pools import pool_words, pools_of_graphs
-from tracer.analysis.snapshots.sites import BEFORE_RECORDING, Sites
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING, Sites, pool_words, pools_of_graphs
 from tracer.arrays import Ints
 from tracer.snapshot.columns import Annotations, DeviceState, Int32s, Snapshot
 from tracer.snapshot.replay import BEFORE, Replay

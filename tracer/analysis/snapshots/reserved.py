@@ -13,8 +13,7 @@ from tracer.allocator.history import pool_numbers
 from tracer.allocator.settings import AllocatorSettings
 from tracer.allocator.statistics import BlockInfo, Moment, SegmentInfo, read_end
 from tracer.analysis.snapshots.modelled import Modelled
-from tracer.analysis.snapshots.private_pools import pool_words
-from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites, pool_words
 from tracer.block_sizes import round_size
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Lives

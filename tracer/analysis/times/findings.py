@@ -10,10 +10,9 @@ import numpy as np
 
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.time_spans import TimeSpans
-from tracer.analysis.times.lanes import WorkLane, work_lanes
 from tracer.analysis.times.ranks import Collectives, collectives_of
 from tracer.analysis.times.step_times import StepTimes, step_times
-from tracer.analysis.times.streams import StreamTimes, stream_times
+from tracer.analysis.times.streams import StreamTimes, WorkLane, stream_times, work_lanes
 from tracer.analysis.times.work_rows import KernelRow, WorkRow, work_rows
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import LOADER_PREFIX, STEP_PREFIX
