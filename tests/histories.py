@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from tracer.analysis.profiles.allocator_order import alive_bytes
+from tracer.analysis.profiles.allocator_count import alive_bytes
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import Allocations, Calls, DataFlow, Frames, Keys, Modules, Ops, Recording, Spans

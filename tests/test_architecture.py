@@ -15,8 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 # Room: rooms that it may import, besides itself. The first room that a module's name starts with is its own.
-_BASE = {"tracer.arrays", "tracer.errors", "tracer.units", "tracer.collector", "tracer.command_line", "tracer.nested",
-         "tracer.working_folder"}  # fmt: skip
+_BASE = {"tracer.arrays", "tracer.block_sizes", "tracer.errors", "tracer.units", "tracer.collector",
+         "tracer.command_line", "tracer.nested", "tracer.working_folder"}  # fmt: skip
 _RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator", "tracer.trace"}
 _MEANS = {*_RECORDS, "tracer.analysis"}
 _NULL_GPU = {"tracer.null_gpu", "tracer.null_gpu.job", "tracer.null_gpu.values"}
@@ -24,6 +24,7 @@ _FOUND = {*_MEANS, "tracer.null_gpu", "tracer.advice", "tracer.rehearsal"}
 _WRITES = {*_FOUND, "tracer.results", "tracer.exporters"}
 ROOMS: dict[str, set[str]] = {
     "tracer.arrays": set(),
+    "tracer.block_sizes": set(),
     "tracer.errors": set(),
     "tracer.units": set(),
     "tracer.collector": set(),
@@ -79,7 +80,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
 # The longest way from a room to the base, in rooms: `commands` to `errors`.
 MAX_FLOORS = 11
 # The model of the allocator stands alone; only what reads a recording knows how recordings are stored.
-READ_RECORDINGS = {f"tracer.allocator.{name}" for name in ("history", "start_state", "end_state", "reproduce")}
+READ_RECORDINGS = {f"tracer.allocator.{name}" for name in ("history", "start_state", "statistics", "reproduce")}
 PRIVATE_TORCH = "tracer.capture.torch_private"
 TORCH_NAMES = "tracer.capture.torch_names"
 # What only torch_names may spell out: names that torch gives in a recording, and files of its own functions.

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from tracer import arrays
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,6 +35,13 @@ def test_the_legend_has_every_letter_once() -> None:
             assert found <= (set() if name.startswith(IN_WORDS) else set(legend)), name
             used |= found
     assert used == set(legend), "of what is in no docstring, the legend says nothing"
+
+
+def test_a_column_at_rows_has_another_value_where_there_is_no_row() -> None:
+    column, rows = np.array([5, 7]), np.array([1, -1, 0])
+    assert arrays.at(column, rows, -3).tolist() == [7, -3, 5]
+    assert arrays.at(column[:0], np.array([-1]), 2).tolist() == [2]
+    assert arrays.at(np.array([True]), np.array([-1, 0]), False).dtype == np.bool_
 
 
 def test_letters_are_found() -> None:

@@ -25,6 +25,7 @@ The folders are the data flow: what happened, what it means, who wants to know.
 
     errors, units      the two things that everybody may use
     arrays             the columns that everybody may use, by what a row of them is: events, blocks, operators
+    block_sizes        how the caching allocator rounds requests, and how much it reserves for one
     collector          Python's garbage collector, paused where both readers run
     command_line       how this process was called
     nested             the walk over nested inputs and outputs

@@ -69,3 +69,9 @@ PerSavedTensor: TypeAlias = Column[_Value]
 
 PerPageRow: TypeAlias = Column[_Value]
 PerSteps: TypeAlias = Column[_Value]
+
+
+def at(column: Column[_Value], rows: Rows, none: int | bool) -> Column[_Value]:
+    """Return a column's values at some rows, and `none` where the row is -1."""
+    missing = np.full(len(rows), none, column.dtype)
+    return np.where(rows >= 0, column[np.maximum(rows, 0)], missing) if len(column) else missing

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tracer.analysis.compiled.origins import with_lines_of_nodes
-from tracer.analysis.profiles.devices_held import default_device, most_held_bytes
+from tracer.analysis.profiles.allocator_count import default_device, most_held_bytes
 from tracer.analysis.profiles.findings import CycleFindings, Findings, find_in_cycle, put_together
 from tracer.capture.compile_watch import CompileWatch
 from tracer.capture.device import devices

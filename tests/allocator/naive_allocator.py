@@ -50,11 +50,9 @@ class NaiveAllocator:
         capacity: int | None = None,
         limit: int | None = None,
         counters: bool = True,
-        no_split: tuple[tuple[int, int], ...] = (),
     ) -> None:
         self.expandable, self.max_split, self.max_rounding, self.large = expandable, max_split, max_rounding, large
         self.divisions, self.gc_threshold, self.limit, self.counters = divisions, gc_threshold, limit, counters
-        self.no_split = no_split
         self.driver = PackingDriver(capacity)
         self.address_space = capacity * 9 // 8 if capacity else 1 << 44
         self.segments: list[Segment] = []
@@ -102,9 +100,7 @@ class NaiveAllocator:
             raise NaiveOutOfMemoryError
         segment, piece = found
         rest = piece.size - need
-        if pool in self.no_split:
-            cut = False
-        elif small or self.expandable:
+        if small or self.expandable:
             cut = rest >= 512
         else:
             cut = rest > MIB and (self.max_split is None or need < self.max_split)

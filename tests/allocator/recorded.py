@@ -11,8 +11,7 @@ from tracer.allocator.blocks import PENDING, USED, Block
 from tracer.allocator.history import History, read_history
 from tracer.allocator.replay import Program as Requests
 from tracer.allocator.replay import program_of
-from tracer.allocator.reproduce import reproduce
-from tracer.allocator.reproduction import Reproduction
+from tracer.allocator.reproduce import Reproduction, reproduce
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings, recorded_settings
 from tracer.allocator.start_state import StartState, find_start

@@ -8,12 +8,11 @@ from typing import Any
 from tests.allocator.captures import Captures
 from tracer.allocator.blocks import DEFAULT_POOL, FREE, PENDING, USED, Block, FreeBlocks, PoolId
 from tracer.allocator.caching_allocator import CachingAllocator
-from tracer.allocator.release import release_cached
-from tracer.allocator.reserving import OutOfMemoryError
+from tracer.allocator.reserving import OutOfMemoryError, release_cached
 from tracer.allocator.settings import AllocatorSettings
-from tracer.allocator.sizes import SMALL_BYTES, round_size
 from tracer.allocator.state import AllocatorState
 from tracer.allocator.statistics import segments
+from tracer.block_sizes import SMALL_BYTES, round_size
 
 
 class RecordingAllocator(CachingAllocator):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.allocator.recorded import GIB, MIB, Program, device_of, reproduced, without_head
 from tests.snapshot.dumps import REAL_DATA, entry, freed, snapshot
-from tracer.allocator.reproduction import Matched
+from tracer.allocator.reproduce import Matched
 from tracer.allocator.settings import AllocatorSettings
 from tracer.errors import SnapshotError
 from tracer.snapshot.actions import Action

@@ -13,7 +13,7 @@ from tracer.allocator.blocks import FREE, PENDING, USED, Block
 from tracer.allocator.driver import PackingDriver
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import parse_settings
-from tracer.allocator.sizes import round_size, round_sizes, segment_size
+from tracer.block_sizes import round_size, round_sizes, segment_size
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -544,34 +544,6 @@ def test_a_use_from_before_the_capture_is_waited_for() -> None:
     assert block.state is not PENDING
 
 
-def test_a_pool_may_forbid_splitting() -> None:
-    """`torch.cuda.MemPool(no_split=True)`."""
-    model = make()
-    model.create_pool((0, 2), no_split=True)
-    model.begin_allocate_to_pool((0, 2))
-    assert take(model, 4)[0].size == 20 * MIB
-
-
-def test_a_pool_may_help_out_of_memory() -> None:
-    """`torch.cuda.MemPool(use_on_oom=True)`, `try_mempool_fallback`."""
-    model = make(capacity=100)
-    model.create_pool((0, 2), use_on_oom=True)
-    model.begin_allocate_to_pool((0, 2))
-    (spare,) = take(model, 70)
-    model.end_allocate_to_pool((0, 2))
-    model.free(spare)
-    (block,) = take(model, 60)
-    assert (block.address, block.home.pool.owner, block.size) == (spare.address, (0, 2), 60 * MIB)
-
-
-def test_somebody_elses_allocator_makes_no_expandable_segments() -> None:
-    model = make("expandable_segments:True")
-    model.create_pool((0, 2), own_allocator=True)
-    model.begin_allocate_to_pool((0, 2))
-    take(model, 4)
-    assert events(model) == [("segment_alloc", 20)]
-
-
 # ---- what the program may not do -------------------------------------------------------------------------------------
 
 
@@ -581,11 +553,6 @@ def test_a_block_is_freed_once() -> None:
     model.free(block)
     with pytest.raises(ValueError, match="only once"):
         model.free(block)
-
-
-def test_a_fraction_lies_between_0_and_1() -> None:
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        make().set_memory_fraction(1.5)
 
 
 def test_used_blocks_say_what_was_asked_for() -> None:

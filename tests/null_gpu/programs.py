@@ -411,7 +411,7 @@ def one_rank_of_four() -> None:
 
 def a_gradient_in_a_larger_block_is_explained() -> None:
     """Of a block from before the recording that no operator touches, its free alone says how large it is."""
-    from tracer.analysis.profiles.allocator_order import alive_bytes
+    from tracer.analysis.profiles.allocator_count import alive_bytes
     from tracer.runs.session import Schedule
     from tracer.runs.training import profile_training
 

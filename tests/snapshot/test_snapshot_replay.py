@@ -12,11 +12,11 @@ from tests.snapshot.allocator_model import AllocatorModel, rounded
 from tests.snapshot.dumps import REAL_FILES, block, entry, freed, naive_peaks, read_plain, segment, snapshot, write
 from tests.snapshot.explained import allocated_after
 from tracer.analysis.snapshots.fragmentation import fragmentation_after
+from tracer.block_sizes import recorded_divisions, round_sizes
 from tracer.errors import SnapshotError
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.load import load_snapshot
 from tracer.snapshot.replay import BEFORE, Oddities, Replay, replay
-from tracer.snapshot.rounding import rounded_sizes
 
 BASE = 1 << 32
 
@@ -129,10 +129,17 @@ def test_two_live_blocks_at_one_address_contradict_each_other(tmp_path: Path) ->
 def test_rounding_follows_the_allocator() -> None:
     requested = np.array([1, 512, 513, 1 << 20, (1 << 20) + 1, 1_300_000_000], dtype=np.int64)
     plain = [512, 512, 1024, 1 << 20, (1 << 20) + 512, -(-1_300_000_000 // 512) * 512]
-    assert rounded_sizes(requested, {}).tolist() == plain
+    assert round_sizes(requested).tolist() == plain
     # 4 divisions between powers of two: 1 MiB + 1 B becomes 1.25 MiB, 1.3e9 B (above 1 GiB) becomes 1.25 GiB.
-    divisions = {"roundup_power2_divisions": {str(1 << i): 4 for i in range(16)}}
-    assert rounded_sizes(requested, divisions).tolist() == [512, 512, 1024, 1 << 20, 1_310_720, 1_342_177_280]
+    divisions = recorded_divisions({"roundup_power2_divisions": {str(1 << i): 4 for i in range(16)}})
+    assert round_sizes(requested, divisions).tolist() == [
+        512,
+        512,
+        1024,
+        1 << 20,
+        1_310_720,
+        1_342_177_280,
+    ]
 
 
 @st.composite
@@ -235,4 +242,4 @@ def test_real_recordings_peak_where_a_naive_replay_says(path: Path) -> None:
 
 def test_the_model_rounds_as_the_product_does() -> None:
     sizes = np.arange(1, 5000, 37, dtype=np.int64)
-    assert rounded_sizes(sizes, {}).tolist() == [rounded(size) for size in sizes.tolist()]
+    assert round_sizes(sizes).tolist() == [rounded(size) for size in sizes.tolist()]

@@ -44,7 +44,6 @@ class Block:
         rank: Counter of its segment and address in one number; orders free blocks of one size.
         size: Bytes, as rounded.
         requested: What was asked for; 0 unless used or pending.
-        state: Whether it is in use.
         home: The list it belongs to when it is free.
         range: The range of its expandable segment; None in a plain segment.
         previous: Its neighbour at lower addresses of the same segment.
@@ -119,8 +118,6 @@ class FreeBlocks:
     real programs have some hundred free blocks, and moving ten thousand pointers takes a microsecond.
 
     Attributes:
-        pool: What pool they are of.
-        stream: What stream they are of.
         keys: Size and rank of each free block, ascending.
         blocks: The free blocks in the same order.
         unmapped: Addresses of the unmapped blocks, ascending.
@@ -180,7 +177,6 @@ class BlockPool:
         is_small: Whether it serves requests of up to 1 MiB.
         is_expandable: Whether its segments grow in place.
         searches: How often a free block was looked for, the clock of the garbage collection.
-        by_stream: Its blocks by stream.
     """
 
     __slots__ = ("by_stream", "is_expandable", "is_small", "owner", "searches")
@@ -200,15 +196,13 @@ class PrivatePool:
 
     Attributes:
         users: Graphs and pool objects that refer to it; at 0 its memory may be released.
-        no_split: Blocks of it are never split.
-        use_on_oom: Its free blocks serve requests that would otherwise run out of memory.
         small: Its half for requests of up to 1 MiB.
         large: Its other half.
     """
 
-    __slots__ = ("large", "no_split", "owner", "small", "use_on_oom", "users")
+    __slots__ = ("large", "owner", "small", "users")
 
-    def __init__(self, owner: PoolId, *, is_expandable: bool, no_split: bool, use_on_oom: bool) -> None:
-        self.owner, self.users, self.no_split, self.use_on_oom = owner, 1, no_split, use_on_oom
+    def __init__(self, owner: PoolId, *, is_expandable: bool) -> None:
+        self.owner, self.users = owner, 1
         self.small = BlockPool(owner, is_small=True, is_expandable=is_expandable)
         self.large = BlockPool(owner, is_small=False, is_expandable=is_expandable)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from tracer.allocator.blocks import DEFAULT_POOL, RANK_BITS, USED, Block, FreeBlocks, PoolId
-from tracer.allocator.release import release_cached
-from tracer.allocator.reserving import new_block
-from tracer.allocator.sizes import SMALL_BYTES, round_size
+from tracer.allocator.reserving import new_block, release_cached
 from tracer.allocator.state import AllocatorState
+from tracer.block_sizes import SMALL_BYTES, round_size
 
 
 class CachingAllocator(AllocatorState):
@@ -29,7 +28,6 @@ class CachingAllocator(AllocatorState):
 
         Args:
             size: Bytes asked for, before rounding.
-            stream: Number of the stream that uses them.
             pool: A private pool, or the default one.
 
         Raises:
@@ -54,7 +52,6 @@ class CachingAllocator(AllocatorState):
         Args:
             requested: Bytes asked for, which are counted.
             size: The same, rounded.
-            home: The list of the stream and the pool.
 
         Raises:
             OutOfMemoryError: There is no memory for it.
@@ -86,7 +83,6 @@ class CachingAllocator(AllocatorState):
 
         Args:
             size: Rounded bytes.
-            home: The list of free blocks to search.
         """
         return self.best_fit(size, home) is not None
 

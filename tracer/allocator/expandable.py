@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tracer.allocator.blocks import FREE, UNMAPPED, Block, FreeBlocks, VirtualRange
-from tracer.allocator.sizes import SMALL_SEGMENT_BYTES
 from tracer.allocator.state import AllocatorState
+from tracer.block_sizes import SMALL_SEGMENT_BYTES
 
 
 def expand(allocator: AllocatorState, size: int, home: FreeBlocks) -> Block | None:
@@ -13,9 +13,7 @@ def expand(allocator: AllocatorState, size: int, home: FreeBlocks) -> Block | No
     What was mapped before the driver ran out stays mapped, as a free block.
 
     Args:
-        allocator: Its ranges grow.
         size: Rounded bytes.
-        home: The list that the block is for.
 
     Source:
         `try_allocate_expandable_block`.
@@ -52,13 +50,7 @@ def _candidate(allocator: AllocatorState, size: int, home: FreeBlocks) -> Block:
 
 
 def new_range(allocator: AllocatorState, range_: VirtualRange, home: FreeBlocks) -> Block:
-    """Begin an expandable segment that has no memory yet.
-
-    Args:
-        allocator: The allocator that gets the range.
-        range_: Its addresses and page size.
-        home: The list of its stream and pool.
-    """
+    """Begin an expandable segment that has no memory yet."""
     block = Block(allocator.next_counter() | range_.base, range_.size, home, range_)
     allocator.heads[range_.base] = block
     home.add_unmapped(block)

@@ -66,7 +66,6 @@ class History:
         segment_entry: Their trace entries [segment events].
         end_pools: Pool of each segment of the end state [segments].
         failed: Rounded size and stream of the requests that failed.
-        num_entries: Entries of the trace.
         num_unknown_actions: Entries that say nothing to this version, and are left out.
     """
 
@@ -101,9 +100,7 @@ def read_history(snapshot: Snapshot, state: DeviceState, replay: Replay) -> Hist
     """Turn one device's recording into operations.
 
     Args:
-        snapshot: The whole, for the names of pools.
         state: The device; it has at least one entry.
-        replay: Its lives.
     """
     trace, lives = state.trace, replay.lives
     segment_entries, oom_entries = trace.where(*_SEGMENT_ACTIONS), trace.where(Action.OOM)
@@ -228,7 +225,6 @@ def segment_of(state: DeviceState, address: Ints) -> Ints:
     """The segment of the end state that each address lies in, or -1.
 
     Args:
-        state: The device, for its end state.
         address: Addresses in any order; the result is as long.
     """
     segments = state.segments

@@ -25,7 +25,6 @@ class Ranges:
         """Add a range that none of these overlaps; returns the one that it is part of now.
 
         Args:
-            start: First address.
             size: Bytes.
         """
         at = bisect_left(self._starts, start)
@@ -43,7 +42,6 @@ class Ranges:
         """Take a range away; False, and nothing happens, if it does not lie within one of these.
 
         Args:
-            start: First address.
             size: Bytes.
         """
         at = bisect_right(self._starts, start) - 1

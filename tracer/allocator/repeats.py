@@ -21,7 +21,6 @@ class Repeats:
     """Stretches of a program in which each operation is the one a period before, about the life that is as old.
 
     Attributes:
-        period: Operations.
         stretches: First position and the one behind the last, ascending and disjoint, each of two periods at least.
         made: Position of the request of each life; -1 for what was there before, and what is never asked for [lives].
         gone: Position of the last operation about each life; behind the program's end for what is never freed [lives].
@@ -37,7 +36,6 @@ def find_repeats(history: History, code: Ints, operand: Ints) -> Repeats | None:
     """The period with which most of a program repeats what it did before, and where.
 
     Args:
-        history: The lives.
         code: Codes of `Op` [operations].
         operand: The life, or what else each is about [operations].
 

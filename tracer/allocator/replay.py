@@ -8,17 +8,16 @@ from functools import cached_property
 
 import numpy as np
 
-from tracer.allocator.blocks import Block
+from tracer.allocator.blocks import Block, FreeBlocks
 from tracer.allocator.caching_allocator import CachingAllocator
 from tracer.allocator.driver import ABOVE_ALL_DEVICES, PackingDriver
 from tracer.allocator.history import History, Op
 from tracer.allocator.repeats import Repeats, find_repeats
-from tracer.allocator.requests import Requests
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings
-from tracer.allocator.sizes import SEGMENT_STEP_BYTES, SMALL_BYTES
 from tracer.allocator.start_state import StartState, load
 from tracer.allocator.state import NEWEST_TORCH
+from tracer.block_sizes import SEGMENT_STEP_BYTES, SMALL_BYTES, round_sizes
 
 BEFORE_THE_RECORDING = -1
 _NUM_PROBES = 8
@@ -34,10 +33,8 @@ class Program:
     """What a history asked for, without what its allocator made of that.
 
     Attributes:
-        history: The history.
         code: Codes of `Op`: requests, frees and emptied caches.
         operand: As in the history.
-        entry: Trace entry of each operation.
     """
 
     history: History
@@ -58,8 +55,6 @@ class Failure:
     Attributes:
         entry: Its trace entry; `BEFORE_THE_RECORDING` (-1) if it was for a block that was there at the start.
         size: The rounded request.
-        reserved_bytes: What was reserved then.
-        allocated_bytes: What of that was in use.
     """
 
     entry: int
@@ -73,7 +68,6 @@ class Outcome:
     """What a history needs under some settings.
 
     Attributes:
-        reserved_peak_bytes: The most that was reserved.
         allocated_peak_bytes: The most that was in use, rounded.
         num_driver_calls: Segments and pages taken and given back, which is what other settings cost in time.
         num_retries: How often the cache was emptied for a request.
@@ -94,7 +88,6 @@ def program_of(history: History, releases_by_program: Sequence[int] = ()) -> Pro
     """What the program asked for.
 
     Args:
-        history: Its recording.
         releases_by_program: Positions of operations before which it emptied the cache; see `reproduce`.
     """
     releases = set(releases_by_program)
@@ -132,10 +125,7 @@ def replay(
     those that failed in the recording where it `goes_on` after them, as the recorded program did.
 
     Args:
-        program: The requests.
-        settings: The allocator's.
         capacity: Bytes that it can reserve; None for no limit.
-        torch_version: The torch whose rules hold.
         goes_on: Failed requests of the recording may fail again.
         start: What the recording began with, under the same settings; None for an allocator that has nothing.
     """
@@ -349,11 +339,8 @@ def smallest_capacity(
     still do.
 
     Args:
-        program: The requests.
         settings: The allocator's; without a memory fraction.
         unlimited: What came of a replay without limit: with its peak as the capacity nothing changes.
-        resolution: How many bytes it may be off.
-        torch_version: The torch whose rules hold.
     """
     low = unlimited.allocated_peak_bytes // SEGMENT_STEP_BYTES - 1
     high = -(-unlimited.reserved_peak_bytes // SEGMENT_STEP_BYTES)
@@ -373,3 +360,28 @@ def smallest_capacity(
         if fails:
             low, high = max(failing), most
     return high * SEGMENT_STEP_BYTES
+
+
+class Requests:
+    """Columns over the lives of a history [lives], as lists, which Python reads faster than arrays.
+
+    Attributes:
+        home: The list that serves it.
+    """
+
+    __slots__ = ("address", "home", "requested", "size")
+
+    def __init__(self, history: History, settings: AllocatorSettings, allocator: CachingAllocator) -> None:
+        lives = history.lives
+        rounded = round_sizes(lives.requested_bytes, settings.roundup_power2_divisions)
+        self.requested: list[int] = lives.requested_bytes.tolist()
+        self.size: list[int] = rounded.tolist()
+        self.address: list[int] = lives.addr.tolist()
+        streams, stream = np.unique(history.stream, return_inverse=True)
+        key = (stream.reshape(-1) * len(history.pools) + history.pool) * 2 + (rounded <= SMALL_BYTES)
+        homes: dict[int, FreeBlocks] = {}
+        for number in np.unique(key).tolist():
+            rest, is_small = divmod(number, 2)
+            at, pool = divmod(rest, len(history.pools))
+            homes[number] = allocator.home(bool(is_small), int(streams[at]), history.pools[pool])
+        self.home = [homes[number] for number in key.tolist()]

@@ -8,26 +8,97 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
 
 from tracer.allocator.blocks import ADDRESS_MASK, DEFAULT_POOL, Block, FreeBlocks
 from tracer.allocator.caching_allocator import CachingAllocator
-from tracer.allocator.end_state import read_end
+from tracer.allocator.driver import RecordedDriver
 from tracer.allocator.history import RELEASES, History, Op, SegmentEvent
-from tracer.allocator.recorded_driver import RecordedDriver
-from tracer.allocator.release import oldest_segments, release_cached, release_segment
-from tracer.allocator.reproduction import Matched, Reproduction, compare_ends
-from tracer.allocator.requests import Requests
-from tracer.allocator.reserving import OutOfMemoryError
+from tracer.allocator.replay import Requests
+from tracer.allocator.reserving import OutOfMemoryError, oldest_segments, release_cached, release_segment
 from tracer.allocator.settings import AllocatorSettings
-from tracer.allocator.sizes import SMALL_BYTES, segment_size
 from tracer.allocator.start_state import StartState, load
 from tracer.allocator.state import NEWEST_TORCH
-from tracer.allocator.statistics import Moment, moment
+from tracer.allocator.statistics import Moment, SegmentInfo, moment, read_end
+from tracer.block_sizes import SMALL_BYTES, segment_size
 from tracer.snapshot.columns import DeviceState
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """How many of the recorded decisions of one kind came out."""
+
+    equal: int = 0
+    recorded: int = 0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all did."""
+        return self.equal == self.recorded
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reproduction:
+    """What came of replaying a recording at its own settings.
+
+    Attributes:
+        end_segments: Segments at the end, with everything in them.
+        num_extra: Segment events of the model that the recording does not have.
+        first_difference: The trace entry of the first decision that did not come out; None if all did.
+        given_up_at: The trace entry at which comparing ended because most decisions did not come out; else None.
+        releases_by_program: Positions of operations at which the program emptied the cache.
+        num_retries: How often the recorded allocator emptied its cache for a request.
+        refused_bytes: The least that the recorded driver refused: reserved then, and asked for; None if it never did.
+        has_counters: Whether free blocks of one size were taken by the age of their segment, as since torch 2.13.
+        moments: All blocks at the moments asked for; none where comparing was given up.
+    """
+
+    addresses: Matched
+    segments: Matched
+    releases: Matched
+    failures: Matched
+    end_segments: Matched
+    end_blocks: Matched
+    num_extra: int
+    recorded_peak_bytes: int
+    peak_bytes: int
+    first_difference: int | None
+    given_up_at: int | None
+    releases_by_program: tuple[int, ...]
+    num_retries: int
+    refused_bytes: int | None
+    has_counters: bool
+    moments: tuple[Moment, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every decision came out."""
+        kinds = (self.addresses, self.segments, self.releases, self.failures, self.end_segments, self.end_blocks)
+        return (
+            all(kind.is_exact for kind in kinds) and not self.num_extra and self.peak_bytes == self.recorded_peak_bytes
+        )
+
+
+def compare_ends(recorded: Moment, modelled: Moment) -> tuple[Matched, Matched]:
+    """Segments that agree in everything, and blocks that do, in whatever segment."""
+    modelled_segments = set(map(_without_lives, modelled))
+    wanted = list(map(_without_lives, recorded))
+    blocks = {block for segment in modelled_segments for block in segment.blocks}
+    num_segments = max(len(wanted), len(modelled_segments))  # one too many is as wrong as one too few
+    equal_blocks = sum(block in blocks for segment in wanted for block in segment.blocks)
+    num_blocks = sum(len(segment.blocks) for segment in wanted)
+    return Matched(sum(segment in modelled_segments for segment in wanted), num_segments), Matched(
+        equal_blocks, num_blocks
+    )
+
+
+def _without_lives(segment: SegmentInfo) -> SegmentInfo:
+    """What both sides know: the recording tells neither lives nor where the pages of an expandable segment begin."""
+    return replace(segment, page=None, blocks=tuple(replace(block, life=-1) for block in segment.blocks))
+
 
 # A recording of which most decisions do not come out was made by another allocator, and more of them tell no more.
 _ENOUGH_DIFFERENCES = 1000
@@ -47,11 +118,6 @@ def reproduce(
     """Replay a recording at its own settings and compare.
 
     Args:
-        state: The device, for its end state.
-        history: Its recording.
-        start: What was there before.
-        settings: Settings of the recording.
-        torch_version: The torch whose rules hold.
         moments: Trace entries, ascending, after which to keep what all blocks are.
         device_bytes: The device's memory, where it is known. It sets how far an expandable segment could still grow,
             which decides between blocks when the device is nearly full.
@@ -124,7 +190,6 @@ class _Run:
         """Replay a stretch of the history.
 
         Args:
-            begin: First operation.
             end: One past the last operation.
         """
         allocator, live, group, log = self.allocator, self._live, self._group, self._log

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tracer.allocator.sizes import LARGE_SEGMENT_BYTES, NO_DIVISIONS, NUM_INTERVALS
+from tracer.block_sizes import LARGE_SEGMENT_BYTES, NO_DIVISIONS, NUM_INTERVALS, recorded_divisions
 from tracer.errors import SettingsError
 from tracer.units import MIB
 
@@ -76,8 +76,8 @@ def recorded_settings(recorded: Mapping[str, Any]) -> AllocatorSettings:
         options["max_split_size"] = recorded["max_split_size"]
     if recorded.get("garbage_collection_threshold", 0) > 0:
         options["garbage_collection_threshold"] = recorded["garbage_collection_threshold"]
-    if divisions := recorded.get("roundup_power2_divisions"):
-        table = tuple(divisions.get(str(1 << i), 0) for i in range(NUM_INTERVALS))
+    if recorded.get("roundup_power2_divisions"):
+        table = recorded_divisions(recorded)
         if all(map(_is_division, table)):
             options["roundup_power2_divisions"] = table
     return replace(settings, **options)

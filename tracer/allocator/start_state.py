@@ -13,7 +13,7 @@ from tracer.allocator.expandable import new_range
 from tracer.allocator.history import History, SegmentEvent
 from tracer.allocator.ranges import Ranges
 from tracer.allocator.settings import AllocatorSettings
-from tracer.allocator.sizes import SMALL_BYTES, SMALL_SEGMENT_BYTES, round_size, round_sizes
+from tracer.block_sizes import SMALL_BYTES, SMALL_SEGMENT_BYTES, round_size, round_sizes
 from tracer.snapshot.columns import DeviceState
 from tracer.snapshot.replay import BEFORE
 
@@ -25,10 +25,6 @@ class Span:
     """A segment, or a mapped part of an expandable one, that was there at the start.
 
     Attributes:
-        address: Where it begins.
-        size: Its bytes.
-        stream: Its stream.
-        pool: Its pool.
         is_small: Which half of the pool; None until it is known.
         base: Where the expandable segment begins that it is part of; None for a plain segment.
         lives: Number, address and size of the blocks in it, by address.
@@ -48,7 +44,6 @@ class StartState:
     """What was there before the first entry.
 
     Attributes:
-        spans: Reserved memory, by address.
         reserved_bytes: The sum of the spans.
         num_unclear_sizes: Blocks whose size nothing tells; they count with their rounded request.
         num_contradictions: Entries that do not fit the end state.
@@ -67,11 +62,6 @@ def find_start(state: DeviceState, history: History, settings: AllocatorSettings
     it is the request, rounded. In the large pool a gap of at most 1 MiB behind a block is part of it, since it would
     have been split off otherwise; behind a larger one, the first allocation that is placed in the gap begins at the
     block's end.
-
-    Args:
-        state: The end state and the trace of one device.
-        history: What the trace says happened.
-        settings: Under which it did.
     """
     undo = _Undo(state, history, settings)
     entries = history.segment_entry.tolist()
@@ -109,12 +99,7 @@ class _Undo:
                 self._plain[address] = Span(address, size, stream, pool, is_small)
 
     def event(self, event: SegmentEvent, entry: int) -> None:
-        """Undo what one entry says.
-
-        Args:
-            event: A segment operation of the recording.
-            entry: Its trace entry.
-        """
+        """Undo what one entry says."""
         if event.action == "segment_alloc":
             block = self._plain.pop(event.address, None)
             self.num_contradictions += block is None or block.size != event.size
@@ -183,12 +168,7 @@ class _Halves:
         self._is_small = round_sizes(lives.requested_bytes[order], settings.roundup_power2_divisions) <= SMALL_BYTES
 
     def is_small(self, event: SegmentEvent, entry: int) -> bool:
-        """Whether a map or unmap belongs to the half of the pool for small blocks.
-
-        Args:
-            event: The operation.
-            entry: Its trace entry.
-        """
+        """Whether a map or unmap belongs to the half of the pool for small blocks."""
         if event.action == "segment_map" or event.size % self._page:
             return event.size % self._page != 0
         first, last = np.searchsorted(self._address, (event.address, event.address + event.size))
@@ -218,9 +198,7 @@ class _Placements:
         """Address and request of the first allocation that begins between two addresses, before some entry.
 
         Args:
-            low: First address of the range.
             high: End of the range.
-            before: Entry before which the allocation was made.
         """
         begin, end = np.searchsorted(self._address, (low, high))
         if begin == end:
@@ -291,9 +269,7 @@ def load(allocator: CachingAllocator, start: StartState, history: History) -> di
     """Put an allocator that has nothing yet into the start state.
 
     Args:
-        allocator: A new one.
         start: What `find_start` found.
-        history: The history that it was found for.
 
     Returns:
         The blocks in use, by life.

@@ -16,7 +16,7 @@ from tracer.allocator.blocks import (
 )
 from tracer.allocator.driver import Driver, PackingDriver
 from tracer.allocator.settings import AllocatorSettings
-from tracer.allocator.sizes import MIN_BLOCK_BYTES, SMALL_BYTES
+from tracer.block_sizes import MIN_BLOCK_BYTES, SMALL_BYTES
 
 NEWEST_TORCH = (2, 15)
 FIRST_TORCH_WITH_COUNTERS = (2, 13)
@@ -28,18 +28,12 @@ class AllocatorState:
     """What is reserved, allocated and free, and the counters of it.
 
     Args:
-        settings: As in PYTORCH_CUDA_ALLOC_CONF.
         driver: Where segments come from; by default a device without limit.
         device_bytes: The device's memory; sets the range of expandable segments and what a fraction is of.
-        torch_version: The torch whose rules hold.
 
     Attributes:
         allocated_bytes: Bytes in use, rounded.
         requested_bytes: Bytes in use or pending, as asked for.
-        reserved_bytes: Taken from the driver.
-        peak_allocated_bytes: The most of it.
-        peak_requested_bytes: The most of it.
-        peak_reserved_bytes: The most of it.
         num_retries: How often everything cached was released for a request.
         num_ooms: How often that did not help.
         num_driver_calls: Segments and pages taken and given back.
@@ -62,7 +56,6 @@ class AllocatorState:
     ) -> None:
         self.settings = settings or AllocatorSettings()
         self.driver: Driver = PackingDriver(device_bytes) if driver is None else driver
-        self.device_bytes = device_bytes
         self.address_space = device_bytes * 9 // 8 if device_bytes else _UNLIMITED_ADDRESSES
         self.counts_segments = torch_version >= FIRST_TORCH_WITH_COUNTERS
         self.num_segments_made = 0
@@ -73,7 +66,6 @@ class AllocatorState:
         self.segment_log: list[tuple[str, int, int, int]] | None = None
         self.private_pools: dict[PoolId, PrivatePool] = {}
         self.pending: dict[Block, None] = {}
-        self.memory_limit: int | None = None
         self.is_capturing = False
         is_expandable = self.settings.expandable_segments
         self.small = BlockPool(DEFAULT_POOL, is_small=True, is_expandable=is_expandable)
@@ -81,15 +73,9 @@ class AllocatorState:
         self.max_split = self.settings.max_split_size
         self._counts_searches = self.settings.garbage_collection_threshold > 0
         self.takes_best_fit = self.max_split is None and not self._counts_searches
-        self.set_memory_fraction(self.settings.per_process_memory_fraction)
-
-    def set_memory_fraction(self, fraction: float) -> None:
-        """Reserve no more than this share of the device; 1 for no limit."""
-        if not 0 <= fraction <= 1:
-            raise ValueError("A fraction lies between 0 and 1.")
-        has_limit = fraction < 1 and self.device_bytes is not None
-        self.memory_limit = int(fraction * self.device_bytes) if has_limit and self.device_bytes else None
-        self.collects_garbage = has_limit and self._counts_searches
+        fraction = self.settings.per_process_memory_fraction
+        self.memory_limit = int(fraction * device_bytes) if fraction < 1 and device_bytes is not None else None
+        self.collects_garbage = self.memory_limit is not None and self._counts_searches
 
     # Counters.
 
@@ -98,9 +84,6 @@ class AllocatorState:
 
         Args:
             change: Bytes.
-            action: As the trace names it.
-            address: Where they are.
-            home: The list of their stream and pool.
         """
         self.reserved_bytes += change
         self.num_driver_calls += 1
@@ -133,30 +116,18 @@ class AllocatorState:
 
     # Pools and their lists of free blocks.
 
-    def create_pool(
-        self, pool: PoolId, *, own_allocator: bool = False, no_split: bool = False, use_on_oom: bool = False
-    ) -> None:
-        """Begin a private pool, or use an existing one once more.
-
-        Args:
-            pool: Its number.
-            own_allocator: Memory comes from somebody else's allocator, which cannot make expandable segments.
-            no_split: Its blocks are never split.
-            use_on_oom: The default pool may use its free blocks before it runs out of memory.
-        """
+    def create_pool(self, pool: PoolId) -> None:
+        """Begin a private pool, or use an existing one once more."""
         if pool in self.private_pools:
             self.private_pools[pool].users += 1
-            return
-        is_expandable = self.settings.expandable_segments and not own_allocator
-        private_pool = PrivatePool(pool, is_expandable=is_expandable, no_split=no_split, use_on_oom=use_on_oom)
-        self.private_pools[pool] = private_pool
+        else:
+            self.private_pools[pool] = PrivatePool(pool, is_expandable=self.settings.expandable_segments)
 
     def home(self, is_small: bool, stream: int, pool: PoolId = DEFAULT_POOL) -> FreeBlocks:
         """The list that serves such requests.
 
         Args:
             is_small: Whether the rounded request is at most 1 MiB.
-            stream: Number of the stream.
             pool: A private pool, which is made if need be, or the default one.
         """
         private = self.private_pools.get(pool)
@@ -167,15 +138,13 @@ class AllocatorState:
         half = pools.small if is_small else pools.large
         home = half.by_stream.get(stream)
         if home is None:
-            home = half.by_stream[stream] = self._new_home(half, stream, private)
+            home = half.by_stream[stream] = self._new_home(half, stream)
         return home
 
     # The rest.
 
-    def _new_home(self, half: BlockPool, stream: int, private: PrivatePool | None) -> FreeBlocks:
+    def _new_home(self, half: BlockPool, stream: int) -> FreeBlocks:
         """An empty list with the rule by which its blocks are split (`should_split`)."""
-        if private is not None and private.no_split:
-            return FreeBlocks(half, stream, min_rest=NEVER, max_cut=0)
         if half.is_small or half.is_expandable:
             return FreeBlocks(half, stream, min_rest=MIN_BLOCK_BYTES, max_cut=NEVER)
         return FreeBlocks(half, stream, min_rest=SMALL_BYTES + 1, max_cut=self.max_split or NEVER)
@@ -252,7 +221,6 @@ def _choose(home: FreeBlocks, at: int) -> int | None:
     With the setting off, such blocks are passed over.
 
     Args:
-        home: The list searched.
         at: Position of the first block that is large enough.
 
     Returns:

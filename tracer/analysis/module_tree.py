@@ -16,9 +16,7 @@ class ModuleNode:
 
     Attributes:
         path: Dotted path; empty for the root, which stands for everything.
-        own_bytes: Bytes credited to this module itself.
         total_bytes: Its own and those of all modules below it.
-        children: Modules directly below it, largest first.
     """
 
     path: str

@@ -20,7 +20,6 @@ class SavedPeak:
 
     Attributes:
         device: Name as `str(torch.device)` writes it; of a snapshot `device 0`.
-        bytes: Sum of the rows.
         phase: Phase of the allocation that made the peak, or None.
         rows: Equal blocks; of a snapshot none, whose blocks are compared by stack.
     """
@@ -38,10 +37,6 @@ class Change:
     Attributes:
         name: Category, module, operator, or all of them and the line, for people. Of snapshots a kind, or a kind and
             the functions and files of a stack without line numbers, innermost first.
-        before_bytes: At the first peak.
-        after_bytes: At the second one.
-        before_count: Blocks at the first peak.
-        after_count: Blocks at the second one.
         was: The innermost frame that the first stack has instead of `became`, where the stacks are not the same.
         became: The frame of the second stack.
         own_peaks: For snapshots, the most bytes in use at once in either recording, at any moment.
@@ -73,8 +68,6 @@ class PeakDiff:
     """Two peaks compared; the changes of each list sum to the change of the peak.
 
     Attributes:
-        before: The first one.
-        after: The second one.
         changes: By what they are gathered by, largest first: `category`, `module`, `operator` and `line` of runs,
             `kind` and `stack` of snapshots.
     """

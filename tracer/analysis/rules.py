@@ -29,7 +29,6 @@ class Rule:
     """A row of a table of rules, decided for B blocks at a time.
 
     Attributes:
-        evidence: How the kind is known.
         kind: What it is, or the name of a column of kinds [B].
         when: Conditions, all of which have to hold; without any, the rule holds for every block.
     """
@@ -67,7 +66,6 @@ def first_that_holds(
 
     Args:
         rules: Rules in their order.
-        facts: Facts of the blocks.
         otherwise: The evidence of a block that no rule knows; its kind is `Kind.UNKNOWN`.
     """
     kind = np.full(len(facts), Kind.UNKNOWN, np.int64)

@@ -37,12 +37,7 @@ class Threshold:
         return diff.bytes > self.bytes
 
     def sentence(self, device: str, diff: Grown) -> str:
-        """The reason why the limit is exceeded: `cpu: peak grew 50.7 %, the limit is 5 %`.
-
-        Args:
-            device: Name of the device.
-            diff: Its peak on both sides.
-        """
+        """The reason why the limit is exceeded: `cpu: peak grew 50.7 %, the limit is 5 %`."""
         if self.percent is None:
             assert self.bytes is not None
             grown, limit = format_bytes(diff.bytes), format_bytes(self.bytes)

@@ -8,13 +8,18 @@ F frames, M modules.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
+
 from tracer.arrays import (
     Bool,
+    Bools,
     Int,
+    Ints,
     PerAllocation,
     PerCall,
     PerEdge,
@@ -27,6 +32,7 @@ from tracer.arrays import (
     Rows,
 )
 from tracer.capture.device.device_kernels import Kernels
+from tracer.capture.torch_names import STEP_PREFIX
 
 
 class OpKind(IntEnum):
@@ -158,6 +164,22 @@ class Ops:
     def __post_init__(self) -> None:
         _same_length(self)
 
+    def running_at(self, thread: Ints, moment_ns: Ints) -> Ints:
+        """Return the row of the innermost operator that was running on a thread at each moment, or -1."""
+        operators = np.full(len(moment_ns), -1, Int)
+        for number in np.unique(thread[thread >= 0]).tolist():
+            rows, mine = np.flatnonzero(self.thread == number), np.flatnonzero(thread == number)
+            if not len(rows):
+                continue
+            # Of operators that begin in the same nanosecond the inner one, which is listed later, is the last.
+            rows = rows[np.argsort(self.start_ns[rows], kind="stable")]
+            before = np.searchsorted(self.start_ns[rows], moment_ns[mine], side="right") - 1
+            op = np.where(before >= 0, rows[before], -1)
+            while (over := (op >= 0) & (self.end_ns[op] < moment_ns[mine])).any():
+                op[over] = self.parent[op[over]]
+            operators[mine] = op
+        return operators
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calls:
@@ -257,3 +279,30 @@ class Recording:
     def num_assumed_frees(self) -> int:
         """Frees without a record, put in where an address was handed out again."""
         return int(self.allocations.assumed.sum())
+
+    def is_text(self, holds: Callable[[str], bool]) -> Bools:
+        """[strings + 1] whether each string meets a condition; the last is False, for the index -1."""
+        return np.array([*map(holds, self.strings), False], np.bool_)
+
+    def is_frame(self, holds: Callable[[str, str], bool]) -> Bools:
+        """[F + 1] whether file and function of each frame meet a condition; the last is False, for the index -1."""
+        places = zip(self.frames.file.tolist(), self.frames.function.tolist(), strict=True)
+        return np.array([*(holds(self.strings[file], self.strings[name]) for file, name in places), False], np.bool_)
+
+    def ops_named(self, holds: Callable[[str], bool]) -> Rows:
+        """Rows of the operators whose name meets a condition."""
+        return np.flatnonzero(self.is_text(holds)[self.ops.name])
+
+    def calls_of(self, holds: Callable[[str, str], bool]) -> Rows:
+        """Rows of the calls of Python functions whose file and name meet a condition."""
+        return np.flatnonzero(self.is_frame(holds)[self.calls.function])
+
+    def spans_named(self, prefixes: str | tuple[str, ...]) -> Rows:
+        """Rows of the spans whose name begins with one of the prefixes, in order of their start."""
+        rows = np.flatnonzero([self.strings[name].startswith(prefixes) for name in self.spans.name.tolist()])
+        return rows[np.argsort(self.spans.start_ns[rows], kind="stable")]
+
+    @property
+    def step_starts_ns(self) -> Ints:
+        """[steps] start of each step, in order."""
+        return self.spans.start_ns[self.spans_named(STEP_PREFIX)]

@@ -140,7 +140,7 @@ def run_ranks(
     job = on.job
     if job is None or Place.here() is not None:
         return
-    from tracer.exporters.json_documents.null_job import null_job_json
+    from tracer.exporters.json_documents.job import null_job_json
     from tracer.exporters.screen.null_job import print_null_job
     from tracer.runs.null_job import run_job
 

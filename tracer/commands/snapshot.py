@@ -374,8 +374,7 @@ def _explained(path: Path, device: int | None, questions: Questions, tries: _Tri
 
 def _print_json(explained: Explained, console: Console, path: Path) -> None:
     from tracer.command_line import this_command
-    from tracer.exporters.json_documents.moments import moments_values
-    from tracer.exporters.json_documents.snapshot import snapshot_json
+    from tracer.exporters.json_documents.snapshot import moments_values, snapshot_json
 
     text = snapshot_json(
         explained.finding,
@@ -389,8 +388,7 @@ def _print_json(explained: Explained, console: Console, path: Path) -> None:
 
 def _print(explained: Explained, console: Console, path: Path, top: int) -> None:
     from tracer.exporters.screen.allocator import print_allocator, print_first_changes
-    from tracer.exporters.screen.snapshot import print_snapshot
-    from tracer.exporters.screen.snapshot_moments import print_moments
+    from tracer.exporters.screen.snapshot import print_moments, print_snapshot
 
     first = {allocator.device: allocator.first for allocator in explained.allocator}
     failed = {device.device for device in explained.finding.devices if device.oom}

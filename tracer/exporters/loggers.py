@@ -41,7 +41,6 @@ def loggers(log_to: object, folder: Path) -> tuple[Log, ...]:
     Args:
         log_to: `"tensorboard"`, which writes to the folder, `"wandb"` or `"mlflow"` for the active run, a SummaryWriter
             or a run of `wandb.init()`; several as a list; None for none.
-        folder: Folder of the session's files.
 
     Raises:
         UsageError: There is no such logger, or no run is active.

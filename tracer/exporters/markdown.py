@@ -20,9 +20,6 @@ def write_markdown(name: str, diff: PeakDiff, sentences: Sequence[str], path: Pa
 
     Args:
         name: Name of the compared program or test.
-        diff: Difference of two runs' peaks.
-        sentences: Sentences to print with it.
-        path: Path of the file.
 
     Raises:
         OutputError: The file cannot be written.

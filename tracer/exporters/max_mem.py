@@ -28,10 +28,8 @@ def max_mem_text(
     """The file's text.
 
     Args:
-        breakdown: Means over cycles.
         peaks: One report per cycle of those, for the second part; may be empty.
         caveat: What has to be said of the run before anything else; it stands right behind the rows.
-        notes: Lines at the end.
 
     Source:
         `parse_memory_breakdowns.py` of tensorgrad: of lines that start with `Max ` or `Peak total memory` the second

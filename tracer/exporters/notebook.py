@@ -33,7 +33,6 @@ def notebook_html(
     Args:
         findings: Findings of a run; None where nothing was recorded.
         num_steps: How many steps it had, if that is known.
-        notes: Sentences below the headline.
         page: The page that was written, to be shown in a frame; None for none.
     """
     paragraphs = "".join(f"<p>{escape(note)}</p>" for note in notes)

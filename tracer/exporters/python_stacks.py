@@ -68,8 +68,6 @@ def stacks_of_rows(recording: Recording, peak: PeakReport, *, num_rows: int, num
     """The stack of most bytes, for each of a peak's largest rows.
 
     Args:
-        recording: The cycle that the peak is of.
-        peak: The peak with the rows.
         num_rows: How many rows get a stack; the others have None.
         num_frames: How many innermost frames of each stack are returned.
 

@@ -63,11 +63,6 @@ class Slice(TypedDict):
 def write_trace(trace: ProfilerTrace, cycle: CycleFindings, path: Path) -> None:
     """Write trace.json.gz, whole or not at all, in pieces: memory does not grow with the trace.
 
-    Args:
-        trace: The profiler's, of the same cycle.
-        cycle: What is known of it.
-        path: Where to.
-
     Raises:
         RecordingError: The profiler did not give its trace, or in a shape that is not known here.
         OutputError: The file cannot be written.
@@ -126,9 +121,7 @@ def memory_events(cycle: CycleFindings, *, process_id: int = 0, base_ns: int = 0
     largest value is the peak.
 
     Args:
-        cycle: One cycle, with its allocations.
         process_id: Under which viewers show the counters.
-        base_ns: What times count from.
     """
     lifetimes, allocations = cycle.lifetimes, cycle.recording.allocations
     times = np.maximum.accumulate(allocations.time_ns[lifetimes.events])

@@ -11,8 +11,6 @@ class OutputFile:
 
     Attributes:
         name: Name in the option `--no-<name>`.
-        file_name: Its name in the folder.
-        read_with: What to open it with.
         switch_help: Help of the option that leaves it out; empty for a file that is written only where it is asked for.
     """
 

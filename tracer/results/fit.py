@@ -12,8 +12,6 @@ class RankTrial:
     """What came of a trial on one rank of a job.
 
     Attributes:
-        rank: Its number.
-        fits: Whether its steps ran on the card.
         allocated_bytes: At most; where it does not fit, until memory ran out.
         reserved_bytes: The same.
     """
@@ -30,7 +28,6 @@ class FitTrial:
 
     Attributes:
         apply: Names of them, as `run --apply` takes them; none for the script as it is.
-        fits: Whether the steps ran on the card.
         allocated_bytes: At most; where it does not fit, until memory ran out.
         reserved_bytes: The same.
         notes: What could not be made, a sentence each.
@@ -68,9 +65,7 @@ class FitReport:
     """Everything to tell.
 
     Attributes:
-        device: The card, in words.
         usable_bytes: Bytes of it that the allocator can use.
-        script: The script's own command, a word each.
         trials: The trials, in the order in which they were made.
         apply: Names of the changes with which it fits, none where it does as it is; None where nothing fits.
         arguments: With which it fits, behind the script's own.

@@ -15,12 +15,8 @@ class RankRun:
     """A rank that ran.
 
     Attributes:
-        rank: Its number.
-        status: Exit status of its process.
-        seconds: How long it took.
         peak_bytes: Largest peak of its device; None if nothing was recorded.
         reserved_bytes: Reserved from the driver at that moment; of its GPU's peak see `taken`.
-        categories: Bytes of the peak by category.
         failure: What ended its steps early, in words; empty if nothing did.
         out_of_memory: Whether that was the device's memory.
         line: Line at which that arose; None where it is not known.
@@ -48,13 +44,7 @@ class RankRun:
 
 @dataclass(frozen=True, slots=True)
 class NullJob:
-    """A job, some of whose ranks ran.
-
-    Attributes:
-        devices: One for each rank.
-        per_node: How many ranks a node has.
-        runs: By rank.
-    """
+    """A job, some of whose ranks ran."""
 
     devices: Devices
     per_node: int

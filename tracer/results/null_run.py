@@ -26,11 +26,7 @@ USE_CUDA = "Make it use cuda, by its own options or by torch.set_default_device.
 
 
 def elsewhere(device: str) -> str:
-    """A sentence if a script has trained where the null GPU was not asked for anything; empty where it was.
-
-    Args:
-        device: The script's.
-    """
+    """A sentence if a script has trained where the null GPU was not asked for anything; empty where it was."""
     is_asked = torch.device(device).type == "cuda"
     return "" if is_asked else f"The script trained on {device}, so nothing was allocated on the GPU."
 

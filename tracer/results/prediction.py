@@ -42,8 +42,6 @@ class ShapeNeed:
 
     Attributes:
         inputs: As `--input` has them.
-        allocated_bytes: At the peak.
-        reserved_bytes: At the peak.
     """
 
     inputs: tuple[str, ...]

@@ -59,9 +59,7 @@ class RunHistory:
 
         Args:
             findings: Findings of the run, to name what filled the device; None where there are none.
-            known: Live tensors observed during the run.
             device: Name of a device, of which the type counts.
-            was_evaluating: What is trained was in evaluation mode.
         """
         if (columns := self.columns) is None:
             return None

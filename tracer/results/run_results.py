@@ -41,10 +41,8 @@ class RunResults:
         findings: Findings of the recorded cycles; None if not one step was recorded.
         timings: Timings of the timing pass; None if there was none.
         history: The allocator's own, on CUDA; elsewhere one without a snapshot.
-        known: Objects that were observed.
         unused_parameters: Names of parameters without gradient; None where it was not looked at.
         losses: One per step.
-        num_steps: Steps that ended.
         failure: What ended the run early, or None.
         settings: What the run was made with, by name.
         notes: Sentences on what could not be measured.

@@ -53,9 +53,7 @@ def explain_trace(path: Path, *, device: str | None = None, command: str = "") -
     """Read a trace and ask all questions of it.
 
     Args:
-        path: Path of the file.
         device: The device whose memory is meant, as in `str(torch.device)`; by default the one that used most.
-        command: The command that asks for the report.
 
     Raises:
         RecordingError: It cannot be read, or has nothing of that device.
@@ -79,7 +77,6 @@ def explain_traces(paths: Iterable[Path], *, device: str | None = None) -> JobTi
 
     Args:
         paths: Paths of the files. One that cannot be read does not stop the others.
-        device: The device whose memory is meant.
     """
     ranks, problems = [], []
     for path in paths:

@@ -26,7 +26,6 @@ class HolderName:
     """A variable that keeps memory alive, in words.
 
     Attributes:
-        holder: The way to it.
         graph_line: Where the tensor was made whose graph keeps it; None where it is held itself, or nobody knows.
     """
 
@@ -42,7 +41,6 @@ class OutlivedMemory:
         what: Its kind, or what its tensors look like where no allocator has a history.
         frame: The function that made it; empty where nobody knows.
         line: The line; None where nobody knows.
-        bytes: What there is of it.
         count: Number of blocks or tensors.
         bytes_per_step: How much more each step leaves, as far as was recorded.
         holders: Holders of those that were looked at.
@@ -64,7 +62,6 @@ class Event:
     Attributes:
         what: Such as `out of memory`, `asked for by signal`.
         step: Steps that had ended.
-        time_ns: When.
     """
 
     what: str
@@ -78,12 +75,8 @@ class WatchReport:
 
     Attributes:
         device: The device that is watched, as `str(torch.device)` writes it.
-        event: Why this was written.
-        events: All of the run so far, this one last.
         error: What ended the run, in its own words; empty if nothing did.
         error_line: Line of the user's own code where the error arose.
-        columns: The counters, step by step.
-        steps: What these say.
         limit_bytes: What there is for this process; None where nobody says.
         allocated_bytes: Bytes in use by the allocator at that moment; None without a caching allocator.
         reserved_bytes: Held from the driver at that moment; likewise.

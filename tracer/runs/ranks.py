@@ -12,13 +12,16 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tracer.exporters.files import remove, write_atomically
+from tracer.exporters.screen.watch import finding_lines
 from tracer.null_gpu.job.place import Place
 from tracer.results.files import RANK_JSON, RANKS_JSON, RANKS_TEXT
 from tracer.results.run_results import RunResults
+from tracer.results.watch_report import WatchReport
 from tracer.runs.rank_store import RankStore
 from tracer.units import format_bytes
 
@@ -431,3 +434,28 @@ def _difference_lines(summary: RanksSummary) -> list[str]:
         return ["No category differs."] if len(summary.with_peak) > 1 else []
     rows = [f"{name}: {low:,} to {high:,} bytes" for name, (low, high) in differences.items()]
     return ["What differs:", *rows]
+
+
+def peak_of_watched(rank: Rank, report: WatchReport, *, has_ended: bool) -> RankPeak:
+    """What a watched rank has to say: its peak so far, what is in use now by kind, and what was found.
+
+    Args:
+        rank: This process's.
+        report: The last one that it has written.
+        has_ended: Whether its loop has ended.
+    """
+    columns = report.columns
+    peaks = columns.peak_bytes if report.allocated_bytes is not None else columns.most_bytes
+    peak_bytes = int(peaks.max(initial=-1))
+    finding = " ".join(line.strip() for line in islice(finding_lines(report), 2))
+    return RankPeak(
+        index=rank.index,
+        run=rank.run,
+        device=report.device,
+        peak_bytes=peak_bytes if peak_bytes >= 0 else None,
+        categories=report.by_kind(),
+        num_steps=report.event.step,
+        failure=report.error,
+        has_ended=has_ended,
+        finding=finding,
+    )

@@ -43,10 +43,9 @@ from tracer.results.failure import is_out_of_memory
 from tracer.results.null_run import caveat_of
 from tracer.results.watch_report import END_OF_RUN, Event, WatchReport
 from tracer.runs.loop_session import LoopSession
-from tracer.runs.ranks import RankPeak
+from tracer.runs.ranks import RankPeak, peak_of_watched
 from tracer.runs.session_folder import SessionFolder
 from tracer.runs.watch_report import Moment, limit_of, watch_report
-from tracer.runs.watched_rank import peak_of_watched
 
 MAX_ENTRIES: Final = 100_000
 """Of the allocator's history, some 50 steps of a large model; half a KiB each with its stack."""

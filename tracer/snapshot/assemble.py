@@ -40,10 +40,6 @@ _RANGES = {
 def assemble(raw: RawSnapshot, path: Path) -> Snapshot:
     """Make a `Snapshot` of raw columns.
 
-    Args:
-        raw: As the child process wrote them.
-        path: Path of the file, for messages.
-
     Raises:
         SnapshotError: A number is negative or larger than any allocator writes.
     """

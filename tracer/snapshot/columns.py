@@ -28,7 +28,6 @@ class Trace:
         action: Codes of `Action`.
         addr: Address of the block or segment; of an `oom` entry, the bytes that the device had free, -1 if not known.
         size: Bytes, as asked for; of segments, as reserved.
-        stream: Stream the memory belongs to.
         time_us: Microseconds, never decreasing and often tied; -1 where the recording has no times.
         stack: Numbers of stacks; 0 is the empty one.
         category: Numbers of texts, -1 for none: categories that a tracer wrote beside the entries.
@@ -65,12 +64,9 @@ class Blocks:
     """The pieces of the segments when the snapshot was taken [pieces].
 
     Attributes:
-        address: Where the block begins.
         size: Its bytes, rounded as the allocator does.
         requested_size: What was asked for; without meaning for inactive blocks.
         state: Codes of `BlockState`.
-        stack: Numbers of the stacks that allocated them.
-        stream: Stream of the block's segment.
     """
 
     address: Ints
@@ -98,10 +94,7 @@ class Segments:
 
     Attributes:
         address: Where the segment begins; of an expandable one, where this mapped range begins.
-        total_size: Its bytes.
-        stream: The stream its blocks belong to.
         is_small: Whether it serves requests of up to 1 MiB.
-        is_expandable: Whether it can grow in place.
         pool: Numbers of texts, -1 for the default pool.
     """
 
@@ -148,9 +141,7 @@ class Stacks:
     """All distinct stacks, innermost frame first, each frame stored once.
 
     Attributes:
-        frames: The distinct frames.
         offset: Where each stack begins in `frame_of` [stacks + 1].
-        frame_of: Indices of frames.
     """
 
     frames: tuple[Frame, ...]

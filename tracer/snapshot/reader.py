@@ -39,7 +39,6 @@ class RawSnapshot:
 
     Attributes:
         columns: `trace.<device>.<key>`, `segment.<key>`, `block.<key>`, `annotation.<key>` and those of `StackTable`.
-        strings: Names and files of the stack frames.
         texts: Names of annotations, categories, metadata and pools.
         devices: Index of every device that has a trace, even an empty one.
         settings: What the snapshot says of the allocator's settings.
@@ -72,8 +71,6 @@ def columns_of(objects: Any, path: Path, remarks: Remarks | None = None) -> RawS
 
     Args:
         objects: What `torch.cuda.memory._snapshot()` returned, or what was read from a file.
-        path: The file, for messages.
-        remarks: What was odd before.
 
     Raises:
         SnapshotError: These are other data, or damaged ones.

@@ -19,8 +19,6 @@ class Remarks:
 
         Args:
             what: What is odd and how it is read, a sentence without its full stop.
-            place: Place in the file.
-            value: The odd value.
         """
         self.add_many(what, 1, f"{place}: {spelled(value)[:_MAX_VALUE]}")
 
@@ -29,8 +27,6 @@ class Remarks:
 
         Args:
             what: What is odd and how it is read, a sentence without its full stop.
-            count: How often it occurs.
-            first: Place and value of the first one.
         """
         before, description = self._found.get(what, (0, first))
         self._found[what] = (before + count, description)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from tracer.arrays import Bools, Ints
+from tracer.block_sizes import recorded_divisions, round_sizes
 from tracer.errors import SnapshotError
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import Blocks, DeviceState, Int32s, Trace
-from tracer.snapshot.rounding import rounded_sizes
 from tracer.snapshot.stacks import NO_STACK
 
 BEFORE = -1
@@ -29,7 +29,6 @@ class Lives:
     Entry indices are positions in the device's trace of E entries.
 
     Attributes:
-        addr: Where the block begins.
         requested_bytes: What was asked for.
         allocated_bytes: What the allocator took: the block's size if it is in the end state, else the request, rounded.
         begin: The entry that made it; `BEFORE` (-1) if it was there before the first entry.
@@ -62,7 +61,6 @@ class Oddities:
 
     Attributes:
         num_missing_frees: Allocations without a free that are not in the end state either; they count for no time.
-        missing_free_bytes: Their bytes.
         num_missing_allocs: Blocks in use whose allocation must have followed a free but is not recorded.
         num_size_mismatches: Allocations whose size is another one when freed or at the end; the later one counts.
         has_no_allocs: The trace has frees and not one allocation (`skip_actions`).
@@ -84,7 +82,6 @@ class Replay:
     """What one device held over its recording.
 
     Attributes:
-        lives: The blocks and their lives.
         requested_bytes: Bytes as requested: at index 0 before the first entry, at i + 1 after entry i [entries + 1].
         reserved_bytes: Bytes reserved from the driver, likewise [entries + 1].
         oddities: What did not fit together.
@@ -105,7 +102,6 @@ def replay(state: DeviceState, settings: Mapping[str, Any]) -> Replay:
     """Replay one device's recording.
 
     Args:
-        state: End state and trace.
         settings: Settings of the allocator as the snapshot has them, by which requests are rounded.
 
     Raises:
@@ -262,7 +258,7 @@ class _Matching:
         return self._rows(addr, size=size, begin=BEFORE, end=len(self._trace), stack=stack, block=block)
 
     def _allocated(self, table: Mapping[str, Any], settings: Mapping[str, Any]) -> Ints:
-        rounded = rounded_sizes(table["requested_bytes"], settings)
+        rounded = round_sizes(table["requested_bytes"], recorded_divisions(settings))
         known = table["block"] >= 0
         rounded[known] = self._blocks.size[table["block"][known]]
         return rounded

@@ -53,11 +53,7 @@ def trace_columns(entries: object, *, device: int, stacks: StackTable, texts: Te
     """The entries of one device, in their order.
 
     Args:
-        entries: The trace as it was unpickled.
         device: Index of the device.
-        stacks: Numbers stacks.
-        texts: Numbers texts.
-        remarks: Takes what is odd.
 
     Returns:
         `action`, `addr` (an `oom` entry's free bytes on the device, or `UNKNOWN_FREE`), `size`, `stream`, `time_us` (-1
@@ -86,12 +82,6 @@ def trace_columns(entries: object, *, device: int, stacks: StackTable, texts: Te
 
 def segment_columns(segments: object, *, stacks: StackTable, texts: Texts, remarks: Remarks) -> Columns:
     """Segments and, in the same order, their blocks, as columns named `segment.*` and `block.*`.
-
-    Args:
-        segments: As the snapshot has them.
-        stacks: Takes their stacks and gives them numbers.
-        texts: Takes their texts and gives them numbers.
-        remarks: Takes what is odd in them.
 
     Raises:
         SnapshotError: A segment or block is not what an allocator writes.
@@ -122,13 +112,7 @@ def segment_columns(segments: object, *, stacks: StackTable, texts: Texts, remar
 
 
 def annotation_columns(annotations: object, *, texts: Texts, remarks: Remarks) -> Columns:
-    """External annotations (regions of the program) as columns named `annotation.*`; `device` -1 means all devices.
-
-    Args:
-        annotations: As the snapshot has them.
-        texts: Takes their texts and gives them numbers.
-        remarks: Takes what is odd in them.
-    """
+    """External annotations (regions of the program) as columns named `annotation.*`; `device` -1 means all devices."""
     rows = _notes(annotations, remarks)
     devices = [row.get("device", -1) for row in rows]
     return {

@@ -26,8 +26,6 @@ class Where:
 
     Args:
         pattern: With `{}` for the row's number.
-        start: Number of the first row.
-        remarks: Where oddities go.
     """
 
     def __init__(self, pattern: str, start: int, remarks: Remarks) -> None:
@@ -40,23 +38,13 @@ class Where:
     def refuse(self, index: int, complaint: str) -> NoReturn:
         """Refuse the file because of one row.
 
-        Args:
-            index: The row.
-            complaint: What is wrong with it, behind the row's name.
-
         Raises:
             SnapshotError: Always.
         """
         raise SnapshotError(f"{self.place(index)} {complaint}", hint=DAMAGED)
 
     def remark(self, index: int, what: str, value: object) -> None:
-        """Note an oddity of a row.
-
-        Args:
-            index: The row.
-            what: What is odd and how it is read.
-            value: The odd value.
-        """
+        """Note an oddity of a row."""
         place = self.place(index)
         self._remarks.add(what, place[:1].lower() + place[1:], value)
 
@@ -88,9 +76,6 @@ def ints(
     """A column of integers that must be right; values beyond 64 bits are refused.
 
     Args:
-        rows: The rows.
-        key: The column's key.
-        where: Place of the rows in the file.
         default: The value of a row without the key, by its index; `MISSING` where that is an error.
     """
     try:
@@ -116,10 +101,6 @@ def lenient_ints(rows: list[Row], key: str, where: Where, what: str, *, unknown:
     """A column of integers from 0 on that may be odd in single rows, and may be missing.
 
     Args:
-        rows: The rows.
-        key: The column's key.
-        where: Place of the rows in the file.
-        what: What is odd and how it is read, for the remark.
         unknown: What stands for a value that is missing or odd.
     """
     try:

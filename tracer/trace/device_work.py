@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tracer.arrays import Bool, Column, Int, Ints
+from tracer.arrays import Bool, Column, Int, Ints, at
 from tracer.capture.device.device_kernels import Kernels
 from tracer.capture.recording import Ops
 from tracer.trace.launches import names_operators, operators_of_calls
@@ -26,17 +26,12 @@ class DeviceWork:
 
     Attributes:
         start_ns: Start on the host's clock.
-        end_ns: End on the same clock.
-        is_copy: Copies and fills.
-        is_communication: Kernels of a library of collectives.
         device: Index.
-        stream: Number.
         name: Index in `names`.
         launched_ns: End of the driver's call that launched it; -1 where the trace has none.
         operator_ns: Start of the innermost operator that launched it; -1 where none did.
         thread: Thread of that operator, numbered as in the recording; -1 for none.
         group: Index in `names`: the ranks that a collective is of, as the trace has them; -1 where it does not say.
-        names: Names of kernels and groups.
         default_stream: The number of CUDA's default stream; -1 where that is not known.
     """
 
@@ -79,9 +74,6 @@ def device_work(tables: TraceTables, thread_of: dict[int, int], base_ns: int, op
     """The work of all devices in a trace.
 
     Args:
-        tables: Tables of the trace.
-        thread_of: Numbers of threads in the recording, by those of the tables.
-        base_ns: What times count from.
         ops: Operators of the recording; the one around a launch stands for work that names no operator.
     """
     work, operators, calls = tables.work, tables.operators, tables.calls
@@ -97,7 +89,7 @@ def device_work(tables: TraceTables, thread_of: dict[int, int], base_ns: int, op
     call_end = call_start + calls["duration_ns"]
     operator_start = operators["start_ns"] + base_ns
     number_of = np.array([thread_of.get(thread, -1) for thread in range(len(tables.threads))], Int)
-    operator_ns, thread = _of(operator_start, operator), _of(number_of[operators["thread"]], operator)
+    operator_ns, thread = at(operator_start, operator, -1), at(number_of[operators["thread"]], operator, -1)
     lost = np.flatnonzero((operator < 0) & (call >= 0))
     by_call = call[lost]
     launching = operators_of_calls(ops, number_of[calls["thread"][by_call]], call_start[by_call], call_end[by_call])
@@ -111,7 +103,7 @@ def device_work(tables: TraceTables, thread_of: dict[int, int], base_ns: int, op
         device=work["device"].astype(Int),
         stream=work["stream"].astype(Int),
         name=work["name"].astype(Int),
-        launched_ns=_of(call_end, call),
+        launched_ns=at(call_end, call, -1),
         operator_ns=operator_ns,
         thread=thread,
         group=work["group"].astype(Int),
@@ -133,7 +125,3 @@ def _row_of(ids: Column[Any], wanted: Column[Any]) -> Ints:
     order = np.argsort(ids, kind="stable")
     at = np.minimum(np.searchsorted(ids[order], wanted), len(ids) - 1)
     return np.where((ids[order][at] == wanted) & (wanted > 0), order[at], -1)
-
-
-def _of(column: Ints, rows: Ints) -> Ints:
-    return np.where(rows >= 0, column[np.maximum(rows, 0)], -1) if len(column) else np.full(len(rows), -1, Int)

@@ -52,7 +52,6 @@ class EventReader:
         """Set up; nothing is read yet.
 
         Args:
-            pieces: The trace's text, in pieces.
             remarks: Gets what could not be read.
         """
         self.header: dict[str, Any] = {}

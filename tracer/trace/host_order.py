@@ -31,13 +31,7 @@ class HostRows:
     """
 
     def __init__(self, tables: TraceTables, base_ns: int, remarks: Remarks) -> None:
-        """Sort the rows of all tables by thread and time.
-
-        Args:
-            tables: Tables of the trace.
-            base_ns: What its times count from.
-            remarks: Gets what had to be assumed.
-        """
+        """Sort the rows of all tables by thread and time."""
         python, operators, memory = tables.python, tables.operators, tables.memory
         thread = _python_threads(python, operators, remarks)
         start = np.concatenate(

@@ -4,31 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracer.arrays import Bool, Column, Int, Ints
+from tracer.arrays import Bool, Column, Ints
 from tracer.capture.recording import Ops
 from tracer.trace.tables import Table
-
-
-def operators_at(ops: Ops, thread: Ints, moment_ns: Ints) -> Ints:
-    """The row of the innermost listed operator that was running on a thread at each moment, or -1.
-
-    Args:
-        ops: Operators of a recording.
-        thread: Numbered as in the recording; -1 for none.
-        moment_ns: As many.
-    """
-    operators = np.full(len(moment_ns), -1, Int)
-    for number in np.unique(thread[thread >= 0]).tolist():
-        rows, mine = np.flatnonzero(ops.thread == number), np.flatnonzero(thread == number)
-        if not len(rows):
-            continue
-        rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
-        at = np.searchsorted(ops.start_ns[rows], moment_ns[mine], side="right") - 1
-        op = np.where(at >= 0, rows[at], -1)
-        while (over := (op >= 0) & (ops.end_ns[op] < moment_ns[mine])).any():
-            op[over] = ops.parent[op[over]]
-        operators[mine] = op
-    return operators
 
 
 def operators_of_calls(ops: Ops, thread: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
@@ -38,12 +16,9 @@ def operators_of_calls(ops: Ops, thread: Ints, start_ns: Ints, end_ns: Ints) -> 
     operator is named only if it is the innermost one at both ends of the call.
 
     Args:
-        ops: Operators of the recording.
-        thread: Thread of each call.
-        start_ns: Start of each call.
         end_ns: End of each call.
     """
-    at_start, at_end = operators_at(ops, thread, start_ns), operators_at(ops, thread, end_ns)
+    at_start, at_end = ops.running_at(thread, start_ns), ops.running_at(thread, end_ns)
     return np.where(at_start == at_end, at_start, -1)
 
 

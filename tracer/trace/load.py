@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tracer.capture.recording import Recording
+from tracer.capture.recording import CallKind, Recording
 from tracer.collector import paused_gc
 from tracer.errors import RecordingError
 from tracer.snapshot.containers import why_no_file
@@ -18,7 +18,6 @@ from tracer.trace.device_work import DeviceWork
 from tracer.trace.events import EventReader
 from tracer.trace.head import EVENTS_KEY
 from tracer.trace.host_order import HostRows
-from tracer.trace.missing import missing_sentences
 from tracer.trace.recording import recording_of
 from tracer.trace.repeated import drop_repeated, fill_counts
 from tracer.trace.tables import TraceTables
@@ -34,7 +33,6 @@ class TraceFile:
 
     Attributes:
         recording: What it has of operators, calls and memory, as a run's recording has it.
-        work: What ran on devices.
         process_id: Number of the process that has most operators.
         header: The values beside the events.
         remarks: What was odd in the file and how it was read, in sentences.
@@ -129,3 +127,43 @@ def _no_text(file: str) -> None:
 def _base_ns(header: Mapping[str, Any]) -> int:
     base = header.get(_BASE_KEY, 0)
     return base if type(base) is int and 0 <= base <= _MAX_BASE_NS else 0
+
+
+def missing_sentences(tables: TraceTables, recording: Recording) -> tuple[str, ...]:
+    """A sentence for each thing that is missing."""
+    is_missing = {
+        "Without allocations, nothing is known of memory: profile_memory=True.": not len(tables.memory),
+        "Without Python's calls, rows have no line and no module: with_stack=True.": not len(tables.python),
+        "Lines are those where functions begin: later versions of torch write where calls were made from.": (
+            len(tables.python) > 0 and not (tables.python["called_from"] >= 0).any()
+        ),
+        "No call of a module is in it: with_stack=True, and the whole step under the profiler.": (
+            len(tables.python) > 0 and not (recording.calls.kind == CallKind.MODULE).any()
+        ),
+        "Without shapes of inputs, tensors have bytes alone: record_shapes=True.": (
+            len(tables.operators) > 0 and not tables.has_shapes
+        ),
+        "No steps are marked: call prof.step() behind each, and begin recording with one (schedule).": (
+            not len(recording.step_starts_ns)
+        ),
+        "Nothing ran on a GPU while it was recorded: activities=[CPU, CUDA].": not len(tables.work),
+    }
+    sentences = [sentence for sentence, holds in is_missing.items() if holds]
+    if tables.num_without_address:
+        sentences.append(
+            f"{tables.num_without_address:,} allocations and frees say no address, as before torch 1.12: which free is "
+            "whose is not known, and they are left out."
+        )
+    if tables.num_without_count:
+        sentences.append(_without_count(tables.num_without_count, tables.num_without_count == len(tables.memory)))
+    return tuple(sentences)
+
+
+def _without_count(number: int, is_every_one: bool) -> str:
+    without = f"{number:,} allocations and frees do not say what the allocator counts"
+    if is_every_one:
+        return (
+            f"{without}, as before torch 1.12: what was there before is not known, and the peak is that of what was "
+            "recorded."
+        )
+    return f"{without}: it follows from their sizes and from what the others say."

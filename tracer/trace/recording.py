@@ -47,9 +47,7 @@ def recording_of(tables: TraceTables, rows: HostRows, base_ns: int, text_of: Tex
     """The recording that a trace has, and what ran on devices.
 
     Args:
-        tables: Tables of the trace.
         rows: Rows of these tables, in order.
-        base_ns: What its times count from.
         text_of: The source of a file by its name in the trace, where lines of operators may be read from it.
     """
     reader = _Reader(tables)
@@ -97,7 +95,6 @@ class _Reader(EventTables):
         """Read the rows of one thread; with the JSON, this is where the time goes.
 
         Args:
-            thread_id: Number of the thread in the trace.
             rows: Table, row, start and end of each, in order.
         """
         thread = self.thread_of.setdefault(thread_id, len(self.thread_of))

@@ -107,9 +107,7 @@ class TraceTables:
 
     Attributes:
         names: Names of events and places in code, as the file has them.
-        threads: Pairs of process and thread.
         devices: Pairs of type and index, as torch's allocator events have them.
-        shapes: Distinct sets of input shapes.
         num_events: All, those that say nothing here too.
         num_odd: Events that lack what their kind has.
         num_impossible: Events whose duration no event can have.

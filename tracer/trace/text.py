@@ -27,7 +27,6 @@ def pieces_of(path: Path, remarks: Remarks) -> Iterator[str]:
 
     Args:
         path: Packed in gzip, Zstandard, xz, bzip2 or a zip archive, or not at all.
-        remarks: Takes that the packed data end in the middle.
 
     Raises:
         RecordingError: It cannot be read, or unpacks to more than a trace does.

@@ -8,10 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.histories import Event, History, Key, histories, known_of, levels_of, recording_of
+from tests.programs import Node, Program, Storage
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.profiles import block_lifetimes as storages_module
+from tracer.analysis.profiles.allocator_count import alive_bytes, allocator_order, default_device, most_held_bytes
 from tracer.analysis.profiles.attribution import attribute
 from tracer.analysis.profiles.block_lifetimes import follow_blocks
 from tracer.analysis.profiles.classify_blocks import classify_blocks
@@ -19,6 +22,7 @@ from tracer.analysis.profiles.peak import peak_report
 from tracer.analysis.profiles.torch_categories import categorize
 from tracer.analysis.profiles.unrecorded_storages import unrecorded_storages
 from tracer.capture.objects.known_storages import Role
+from tracer.capture.recording import Recording
 
 
 def test_mapped_memory_reports_no_total_and_counts() -> None:
@@ -140,3 +144,62 @@ def test_a_lost_block_is_unexplained(
     peak = peak_report(recording, attribution, lifetimes, blocks)
     assert peak.unexplained_bytes == lost[0] > 0
     assert peak.allocator_peak_bytes == peak.peak_bytes + lost[0]
+
+
+def test_several_threads_are_merged_by_their_nanoseconds_and_ties_stay_as_they_came() -> None:
+    # Rows 0 to 2 are one thread's, 3 to 5 another's; row 4 is another device's.
+    times = [10, 20, 30, 5, 15, 20]
+    events = [Event(row * 8, 8, row, at_ns=time_ns, device=int(row == 4)) for row, time_ns in enumerate(times)]
+    recording = recording_of(events, devices=("cpu", "cuda:0"))
+    assert allocator_order(recording, 0).tolist() == [3, 0, 1, 5, 2]
+    assert allocator_order(recording, 1).tolist() == [4]
+
+
+def test_within_a_nanosecond_the_order_is_that_of_the_tree() -> None:
+    """Many, because a sort that is not stable keeps the order of few."""
+    times = [row % 2 for row in range(200)]
+    recording = recording_of([Event(row * 8, 8, row, at_ns=time_ns) for row, time_ns in enumerate(times)])
+    assert allocator_order(recording, 0).tolist() == [*range(0, 200, 2), *range(1, 200, 2)]
+
+
+def test_bytes_alive_by_hand() -> None:
+    # 100 from before, freed by event 1; 7 made by event 0 and never freed; 5 made by event 1 and freed by event 2.
+    size, made, freed = (np.array(column, np.int64) for column in ([100, 7, 5], [-1, 0, 1], [1, 3, 2]))
+    assert alive_bytes(size, made, freed, 3).tolist() == [107, 12, 7]
+
+
+BLOCKS = st.lists(st.tuples(st.integers(0, 10**12), st.integers(-1, 5), st.integers(0, 6)), max_size=20)
+
+
+@given(BLOCKS)
+def test_a_plain_loop_agrees(drawn: list[tuple[int, int, int]]) -> None:
+    blocks = [(size, made, max(made, freed)) for size, made, freed in drawn]
+    expected = [sum(size for size, made, freed in blocks if made <= at < freed) for at in range(6)]
+    size, made_at, freed_at = (np.array([block[which] for block in blocks], np.int64) for which in range(3))
+    assert alive_bytes(size, made_at, freed_at, 6).tolist() == expected
+
+
+DEVICES = ("cpu", "cuda:0", "cuda:1")
+
+
+def recording(*totals: int) -> Recording:
+    """One allocation on each device, after which its allocator has this much in use."""
+    blocks = [(index, 5000, 100 * (index + 1)) for index in range(3)]
+    made = Program([Storage(index, 8, device=index) for index in range(3)], [Node(blocks=blocks)], devices=DEVICES)
+    found = made.recording()
+    total = np.array(totals, np.int64)[found.allocations.device]
+    return replace(found, allocations=replace(found.allocations, total_allocated_bytes=total))
+
+
+def test_the_accelerator_that_held_most_in_any_cycle_is_meant() -> None:
+    """Whatever moved: the CPU's counter begins with the recording and says nothing."""
+    cycles = [recording(9000, 70, 40), recording(9000, 10, 80)]
+    assert most_held_bytes(cycles) == {"cuda:1": 80, "cuda:0": 70}
+    assert list(most_held_bytes(cycles)) == ["cuda:1", "cuda:0"]
+    assert default_device(cycles) == "cuda:1"
+    assert default_device(cycles[:1]) == "cuda:0"
+
+
+def test_without_an_accelerator_it_is_the_cpu() -> None:
+    assert default_device([]) == "cpu"
+    assert default_device([replace(recording(1, 0, 0), devices=("cpu",) * 3)]) == "cpu"

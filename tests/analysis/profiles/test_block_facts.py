@@ -14,16 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.histories import START_NS, Key, recording_of
 from tests.training_steps import record
 from tracer.analysis.compiled.origins import CompiledOrigins
 from tracer.analysis.kinds import Kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.attribution import Phase
-from tracer.analysis.profiles.block_facts import facts_of
+from tracer.analysis.profiles.block_facts import dropout_states, facts_of
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.objects.storage_observer import StorageObserver, input_tensors
 from tracer.capture.profiler.event_tree import read_recording
+from tracer.capture.recording import DataFlow, Ops, Recording
 
 
 def findings(
@@ -332,3 +334,33 @@ def test_the_gradient_of_what_is_no_parameter_is_none_of_the_parameters(points: 
     accumulated = set(map(Kind, cycle.blocks.kind[is_accumulated].tolist()))
     assert Kind.GRADIENT in kinds_of(cycle, 96 * 64 * 4)
     assert accumulated == kinds
+
+
+def given_to(operator: str, dtypes: list[str], *, allocated: bool = False) -> Recording:
+    """A recording of one operator that is given a storage of each type."""
+    keys = [Key(100 * number, 8, number) for number in range(len(dtypes))]
+    recording = recording_of([], keys)
+    names = list(Ops.__dataclass_fields__)
+    row = dict.fromkeys(names, -1) | {"name": 0, "kind": 0, "start_ns": START_NS - 5, "end_ns": START_NS + 5}
+    none = np.zeros(len(keys), bool)
+    return replace(
+        recording,
+        strings=(operator, *dtypes),
+        ops=Ops(*(np.array([row[name]]) for name in names)),
+        keys=replace(recording.keys, dtype=np.arange(1, len(keys) + 1)),
+        flow=DataFlow(
+            np.array([START_NS]), np.array([False]), np.zeros(len(keys), np.int64), np.arange(len(keys)),
+            none | allocated, none, none,
+        ),
+    )  # fmt: skip
+
+
+def test_bytes_that_a_recurrent_layer_is_given_are_its_dropouts_state() -> None:
+    assert dropout_states(given_to("aten::lstm", ["float32", "uint8", "float32"])).tolist() == [False, True, False]
+    assert dropout_states(given_to("aten::gru", ["uint8"])).tolist() == [True]
+
+
+def test_what_the_layer_makes_and_bytes_of_others_are_none() -> None:
+    assert dropout_states(given_to("aten::lstm", ["uint8"], allocated=True)).tolist() == [False]
+    assert dropout_states(given_to("aten::embedding", ["uint8"])).tolist() == [False]
+    assert dropout_states(recording_of([], [Key(100, 8, 1)])).tolist() == [False]

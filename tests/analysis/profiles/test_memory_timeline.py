@@ -18,7 +18,7 @@ from torch import nn
 from tests.programs import NODE_NS, START_NS, Node, Program, Storage, programs
 from tests.torch_rules import TorchRules
 from tests.training_steps import WORKLOADS, Recorded, build_workload, record, torch_timeline
-from tracer.analysis.profiles.devices_held import default_device
+from tracer.analysis.profiles.allocator_count import default_device
 from tracer.analysis.profiles.memory_timeline import MemoryTimeline, memory_timeline, torch_microseconds
 from tracer.analysis.profiles.torch_categories import Category, categorize
 from tracer.capture.profiler.event_tree import read_recording

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.histories import START_NS, Event, Key, known_of, levels_of, recording_of
-from tracer.analysis.profiles.allocator_order import allocator_order
+from tracer.analysis.profiles.allocator_count import allocator_order
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes, follow_blocks
 from tracer.analysis.profiles.observed_storages import observed_before
 from tracer.analysis.profiles.unrecorded_storages import unseen_keys

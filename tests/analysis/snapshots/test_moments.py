@@ -26,8 +26,8 @@ from tracer.analysis.snapshots.moments import (
     step_levels,
 )
 from tracer.errors import SnapshotError, UsageError
-from tracer.exporters.json_documents.moments import moments_values
-from tracer.exporters.screen.snapshot_moments import print_moments
+from tracer.exporters.json_documents.snapshot import moments_values
+from tracer.exporters.screen.snapshot import print_moments
 from tracer.snapshot.load import snapshot_in_memory
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.analysis.snapshots.test_findings import (
     BACKWARD,
     BASE,
@@ -18,8 +20,8 @@ from tests.analysis.snapshots.test_findings import (
     UNWIND,
     load,
 )
-from tests.snapshot.dumps import Row, entry, frame, snapshot
-from tracer.analysis.snapshots.sites import Site, Sites
+from tests.snapshot.dumps import Row, block, entry, frame, segment, snapshot
+from tracer.analysis.snapshots.sites import Site, Sites, pool_words, pools_of_graphs
 from tracer.exporters.screen.snapshot import place
 
 GENERATED = "/tmp/torchinductor_me/ab/cabcdefghij.py"
@@ -99,3 +101,35 @@ class TestSites:
             found = [Sites(loaded.stacks).site(stack) for stack in loaded.devices[0].trace.stack.tolist()]
             assert found[0] == site
             assert "Region" not in found[1].frame
+
+
+CAPTURE = frame("_record", "/py/site-packages/torch/_inductor/cudagraph_trees.py", 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_of_graphs", "words"),
+    [
+        ("2,0", False, "private pool 2,0 of a CUDA graph"),
+        ("0,5", True, "private pool 0,5 of CUDA graphs"),
+        ("0,5", False, "private pool 0,5"),
+        ("1,1", False, "private pool 1,1"),
+    ],
+)
+def test_words(name: str, is_of_graphs: bool, words: str) -> None:
+    assert pool_words(name, is_of_graphs=is_of_graphs) == words
+
+
+@pytest.mark.parametrize("names_pools", [True, False])
+def test_a_pool_is_of_graphs_if_one_was_recorded_in_it(tmp_path: Path, names_pools: bool) -> None:
+    """By entries that name their pool, or by the blocks in its segments; the default pool is none."""
+    trace: list[Row] = []
+    segments: list[Row] = []
+    for number, (pool, frames) in enumerate({(0, 5): [CAPTURE], (0, 6): FORWARD, (0, 0): [CAPTURE]}.items()):
+        at = BASE + 4096 * number
+        if names_pools:
+            trace.append(entry("alloc", at, 512, frames=frames) | {"pool_id": pool})
+        else:
+            segments.append(segment(at, 4096, [block(at, 512, frames=frames)]) | {"segment_pool_id": pool})
+    loaded = load(tmp_path / "s", snapshot(trace, segments))
+    found = pools_of_graphs(loaded.devices[0], Sites(loaded.stacks))
+    assert [loaded.text(number) for number in found] == ["0,5"]

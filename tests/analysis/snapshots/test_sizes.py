@@ -23,6 +23,25 @@ def test_the_most_at_once_is_what_a_loop_over_all_moments_finds(blocks: list[tup
         assert number == max(at_once)
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 20), st.integers(1, 20), st.integers(0, 2**40)), max_size=20)
+)
+def test_the_most_bytes_of_a_group_are_those_of_a_loop_over_all_moments(
+    blocks: list[tuple[int, int, int, int]],
+) -> None:
+    group, begin, duration, amount = np.array(blocks, dtype=np.int64).reshape(-1, 4).T
+    groups, most = most_at_once(group, begin, begin + duration, amount)
+    assert groups.tolist() == sorted(set(group.tolist()))
+    in_use = [
+        {
+            number: int(amount[(group == number) & (begin <= now) & (now < begin + duration)].sum())
+            for number in range(4)
+        }
+        for now in range(-1, 41)
+    ]
+    assert most.tolist() == [max(at[number] for at in in_use) for number in groups.tolist()]
+
+
 def test_state_beside_parameters_would_be_twice_as_many() -> None:
     # Of size 7 there are 2 gradients and 3 candidates: parameters. Of size 9 one gradient and 2 candidates: who knows.
     size = np.array([7, 7, 7, 9, 9, 5])

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import tracer.allocator.replay as replay_file
-from tests.allocator.recorded import GIB, MIB
+from tests.allocator.recorded import GIB, MIB, Program
 from tests.analysis.snapshots.allocator_samples import explain, fragmented, full, screen
 from tracer.allocator.replay import Failure, Outcome, smallest_capacity
 from tracer.allocator.settings import AllocatorSettings
-from tracer.allocator.sizes import SEGMENT_STEP_BYTES
 from tracer.analysis.snapshots.what_if import WORTH_TRYING
+from tracer.block_sizes import SEGMENT_STEP_BYTES
 from tracer.errors import SettingsError
 
 
@@ -147,3 +147,18 @@ def test_the_smallest_gpu_is_the_one_from_which_on_it_runs(monkeypatch: pytest.M
     monkeypatch.setattr(replay_file, "replay", runs)
     program: Any = None
     assert smallest_capacity(program, AllocatorSettings(), unlimited=unlimited) == 10 * step
+
+
+def test_settings_known_to_hurt_are_named_with_a_replay_that_shows_it() -> None:
+    program = Program(0)
+    for _ in range(3):  # segments of 66 become 96 MiB, and 100 become 128
+        program.allocator.allocate(65 * MIB)
+    program.allocator.free(program.allocator.allocate(100 * MIB))
+    program.allocator.allocate(4 * MIB)  # which may not use what is free of the 100
+    asked = ("expandable_segments:True,max_split_size_mb:32", "roundup_power2_divisions:2", "max_split_size_mb:32")
+    found = explain(program.snapshot(), settings=asked).what_if
+    assert found is not None
+    both, rounded, split = found.rows[1:]
+    assert "123548" in both.remarks[0] and "with expandable segments alone" in both.remarks[0]
+    assert rounded.saved_bytes == -(3 * 30 + 28) * MIB and "larger than asked for" in rounded.remarks[0]
+    assert split.saved_bytes == -20 * MIB and "leaves large free blocks" in split.remarks[0]

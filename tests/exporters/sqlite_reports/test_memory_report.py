@@ -24,8 +24,7 @@ from torch import nn
 from tests.exporters.sqlite_reports.report_readers import R1, R2, R3, R5_CORRELATION, R5_FRAMES, dump, query, shape
 from tests.report_workloads import REPORT_WORKLOADS, record_named
 from tests.training_steps import WORKLOADS, Recorded, record
-from tracer.analysis.operators.memory_report import ActivationEntry, MemoryReport, memory_report
-from tracer.analysis.operators.weights import Weight
+from tracer.analysis.operators.memory_report import ActivationEntry, MemoryReport, Weight, memory_report
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
 from tracer.capture.objects.parameter_origins import ParameterOrigins, describe_parameters
 from tracer.capture.profiler.event_tree import read_recording

@@ -55,7 +55,6 @@ class Function:
 
     Attributes:
         first_line: Line of its `def`.
-        last_line: Line of its last statement.
         statements: Statements in order, those inside of `with` blocks too.
         returned: The name behind each thing that it returns, in order; "" for a constant.
         parameters: Names that it takes its arguments apart into.
@@ -91,8 +90,6 @@ class Function:
         A name that nothing was written to is only a stop on the way to the next one; what is given is written already.
 
         Args:
-            name: Name of a buffer.
-            line: Line in the generated file.
             is_written: Whether something has been written to the name already, as to an argument.
         """
         for statement in self.statements:

@@ -75,7 +75,6 @@ class CompiledOrigins:
     """Allocations of compiled regions.
 
     Attributes:
-        origins: Distinct ones.
         row: [A] Row in `origins`, or -1 for what is no compiled region's.
         invocation_end_ns: [A] When the generated function that made it came to its end; -1 where there is none.
     """
@@ -131,27 +130,25 @@ def compiled_origins(
     """Find the origin of every allocation in compiled regions; None where nothing compiled ran.
 
     Args:
-        recording: One cycle.
-        graphs: What was compiled.
         time_ns: The moment of which it is said what a storage holds.
     """
     regions = _regions(recording)
-    generated = [is_generated(text) for text in recording.strings]
-    if not any(generated) and not regions.any():
+    generated = recording.is_text(is_generated)
+    if not generated.any() and not regions.any():
         return None
-    return _Finder(recording, graphs, regions, np.array(generated, np.bool_), time_ns).origins()
+    return _Finder(recording, graphs, regions, generated, time_ns).origins()
 
 
 def _regions(recording: Recording) -> PerAllocation[Bool]:
     """[A] whether a compiled graph was running: inside its autograd function, or in the span around its code."""
     ops, allocations, spans = recording.ops, recording.allocations, recording.spans
-    is_graph = [text.startswith(COMPILED_FUNCTION) for text in recording.strings]
+    is_graph = recording.is_text(lambda text: text.startswith(COMPILED_FUNCTION)).tolist()
     inside = np.zeros(len(ops.name) + 1, np.bool_)
     for row, (name, parent) in enumerate(zip(ops.name.tolist(), ops.parent.tolist(), strict=True)):  # parents first
         inside[row] = is_graph[name] or (parent >= 0 and inside[parent])
     in_region = inside[allocations.op]
-    is_call = np.array([text.startswith(COMPILED_CALL) for text in recording.strings], np.bool_)[spans.name]
-    for start_ns, end_ns in zip(spans.start_ns[is_call].tolist(), spans.end_ns[is_call].tolist(), strict=True):
+    rows = recording.spans_named(COMPILED_CALL)
+    for start_ns, end_ns in zip(spans.start_ns[rows].tolist(), spans.end_ns[rows].tolist(), strict=True):
         in_region |= (allocations.time_ns >= start_ns) & (allocations.time_ns <= end_ns)
     return in_region
 
@@ -199,8 +196,8 @@ class _Finder:
         -1 is none. Python code of the user's or of a library may run inside, whose lines those are then: its innermost
         call is counted down from _IN_NAMED_CODE.
         """
-        calls, frames, strings = self.recording.calls, self.recording.frames, self.recording.strings
-        is_named = np.array([text.startswith(("/", "\\")) or text[1:2] == ":" for text in strings], np.bool_)
+        calls, frames = self.recording.calls, self.recording.frames
+        is_named = self.recording.is_text(lambda text: text.startswith(("/", "\\")) or text[1:2] == ":")
         named = np.append(is_named[frames.file] & ~self.is_generated_frame[:-1], False)
         inner = [-1] * (len(calls.kind) + 1)
         rows = zip(calls.parent.tolist(), calls.frame.tolist(), strict=True)

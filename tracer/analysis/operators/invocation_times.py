@@ -66,9 +66,6 @@ def instance_times(
     """Times of one cycle's invocations.
 
     Args:
-        recording: One cycle.
-        attribution: Its owners.
-        instances: Its invocations in forward.
         device_ns: See `run_times`.
     """
     ops, num = recording.ops, len(instances.op)
@@ -102,7 +99,6 @@ def sum_at(rows: Rows, values: Ints, length: int) -> Ints:
     Args:
         rows: Row of each value, 0 to `length` - 1.
         values: As long as `rows`.
-        length: How many rows there are.
     """
     total = np.zeros(length, np.int64)
     np.add.at(total, rows, values)
@@ -155,7 +151,7 @@ def _is_bookkeeping(recording: Recording, instances: OpInstances) -> PerInvocati
     )
     # Without recorded shapes it is not known what an in-place operator wrote; its name says that it did.
     blind = not recording.flow.edge_mutated.any()
-    in_place = np.array([recording.strings[name].endswith("_") for name in recording.ops.name[instances.op]], bool)
+    in_place = recording.is_text(lambda text: text.endswith("_"))[recording.ops.name[instances.op]]
     is_bookkeeping: PerInvocation[Bool] = (made_bytes == 0) & (written_bytes <= COUNTER_BYTES) & ~(in_place & blind)
     return is_bookkeeping
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,12 +10,14 @@ import numpy as np
 from tracer.analysis.operators.invocation_times import sum_at
 from tracer.analysis.operators.invocations import OpInstances, op_instances, short_op_name
 from tracer.analysis.operators.saved_tensors import HowSaved, SavedActivations, saved_activations
-from tracer.analysis.operators.weights import Weight, weights
+from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.source_lines import frames_of_op
-from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.objects.parameter_origins import Parameter
+from tracer.capture.recording import OpKind, Recording
 from tracer.capture.sources.source_line import SourceLine
+from tracer.capture.torch_names import is_accumulate_grad
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,10 @@ class ActivationEntry:
         size_bytes: Saved storages that it keeps alive and that no earlier invocation had saved.
         input_bytes: The part of them that is the step's batch.
         unread_bytes: The part that no backward operator read, known only because the graph let go of it.
-        num_storages: Number of storages.
         module: Path, or None outside modules.
         frames: Lines of user code that called it, innermost first.
         invocation: How many times the same line of the same module had called an operator of this name before, in this
             step; from 0.
-        invocations: How many times it did in the step.
         input_shapes: One shape per tensor argument.
     """
 
@@ -60,7 +60,6 @@ class MemoryReport:
         weights: Parameters in the model's order.
         activations: Activations in program order.
         categories: Bytes at the peak by category; they sum to it.
-        settings: What the run was made with.
     """
 
     device: str
@@ -98,11 +97,8 @@ def memory_report(
     """Put the report together.
 
     Args:
-        findings: Findings of a run.
         instances: Invocations in forward of the cycle with the largest peak, where they are known already.
         parameters: Parameters of its model; none where there is no model, then there are no weights.
-        known: What was observed, the same as the findings were made with.
-        settings: What the run was made with.
     """
     worst = findings.worst
     instances = instances or op_instances(worst.recording, worst.attribution)
@@ -139,9 +135,7 @@ def activation_entries(
     """An entry per invocation in a step that saves something, in program order.
 
     Args:
-        cycle: One cycle.
         instances: Its invocations in forward. [R]
-        saved: What each of them saves for backward.
         step: The step of `instances` to report.
     """
     recording, attribution = cycle.recording, cycle.attribution
@@ -183,3 +177,75 @@ def activation_entries(
             )
         )
     return tuple(entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A parameter of the model.
+
+    Attributes:
+        size_bytes: Bytes of its elements.
+        grad_size_bytes: Bytes of its gradient as seen during the steps, 0 if it had none.
+        module: Dotted name of its module, "" for the model itself.
+        frames: Lines that constructed it, innermost first.
+    """
+
+    name: str
+    size_bytes: int
+    grad_size_bytes: int
+    module: str
+    frames: tuple[SourceLine, ...]
+
+
+def weights(
+    parameters: Iterable[Parameter],
+    cycles: Sequence[tuple[Recording, Attribution]],
+    known: KnownStorages | None = None,
+) -> tuple[Weight, ...]:
+    """The parameters with their gradients.
+
+    A gradient that was observed has the size observed. Where none was, every parameter that wants one has one of its
+    own size if a step accumulated as many gradients as there are such parameters; fewer cannot be told apart.
+
+    Args:
+        parameters: Parameters of the model, in its order.
+    """
+    listed = tuple(parameters)
+    observed = _observed_gradients(known)
+    wanting = sum(parameter.wants_gradient for parameter in listed)
+    all_have = not observed and wanting > 0 and _most_accumulated(cycles) >= wanting
+    return tuple(
+        Weight(
+            name=parameter.name,
+            size_bytes=parameter.size_bytes,
+            # A gradient may be a part of a larger buffer.
+            grad_size_bytes=min(
+                parameter.size_bytes,
+                parameter.size_bytes if all_have and parameter.wants_gradient else observed.get(parameter.name, 0),
+            ),
+            module=parameter.module,
+            frames=parameter.lines,
+        )
+        for parameter in listed
+    )
+
+
+def _observed_gradients(known: KnownStorages | None) -> dict[str, int]:
+    """Bytes by name, the largest seen."""
+    sizes: dict[str, int] = {}
+    if known is not None:
+        for row in np.flatnonzero(known.role == Role.GRADIENT).tolist():
+            name = known.names[known.name[row]]
+            sizes[name] = max(sizes.get(name, 0), int(known.size_bytes[row]))
+    return sizes
+
+
+def _most_accumulated(cycles: Sequence[tuple[Recording, Attribution]]) -> int:
+    """The most gradients that one step accumulated."""
+    most = 0
+    for recording, attribution in cycles:
+        nodes = (recording.ops.kind == OpKind.ENGINE) & recording.is_text(is_accumulate_grad)[recording.ops.name]
+        steps = attribution.op_step[nodes]
+        if len(steps):
+            most = max(most, int(np.bincount(steps - steps.min()).max()))
+    return most

@@ -15,7 +15,6 @@ import numpy as np
 
 from tracer.analysis.operators.invocation_times import InstanceTimes, instance_times
 from tracer.analysis.operators.invocations import OpInstances, op_instances, short_op_name
-from tracer.analysis.operators.kernel_times import kernel_times
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.source_lines import frames_of_op, line_of_frame
 from tracer.arrays import Int, PerOp
@@ -30,7 +29,6 @@ class RunTimeRow:
 
     Attributes:
         name: Name of the operator as users write it.
-        forward_ns: Mean time of forward.
         backward_ns: Mean time of backward; None if it had no backward in any step.
         host_forward_ns: Mean time of forward on the host, also where `forward_ns` is by the device's clock.
         host_backward_ns: Mean time of backward on the host.
@@ -39,9 +37,7 @@ class RunTimeRow:
         frames: Lines of user code that called it, innermost first.
         invocation: How many times the same line of the same module had called an operator of this name before, in this
             step; from 0.
-        invocations: How many times it did in the step.
         input_shapes: One shape per tensor argument.
-        num_steps: Steps averaged.
     """
 
     name: str
@@ -77,12 +73,8 @@ class StepTime:
         name: `ProfilerStep#2` and so on.
         step_ns: From the step's begin to its end; 0 where steps were not marked.
         forward_ns: Stretches of forward, end minus start.
-        forward_rows_ns: Forward time in reported operators.
-        forward_bookkeeping_ns: Forward time in bookkeeping operators.
         forward_python_ns: Forward time between operators.
         backward_ns: Time in nodes of the autograd engine.
-        backward_rows_ns: Backward time of reported operators.
-        backward_bookkeeping_ns: Backward time of bookkeeping operators.
         backward_unclaimed_ns: Time of operators that ran outside forward or before the recording.
         optimizer_ns: Time in an optimizer's `step` and `zero_grad`, without forward and backward that run in it.
         rest_ns: What is left of the step: data, metrics, and Python around all of the above.
@@ -108,9 +100,6 @@ class DeviceTime:
     """Time of all kernels over all steps, by what launched them; the parts sum to it.
 
     Attributes:
-        total_ns: Time of every kernel, copy and fill.
-        forward_rows_ns: Launched by reported operators.
-        backward_rows_ns: Launched by their autograd nodes.
         bookkeeping_ns: Launched by bookkeeping operators and their nodes.
         elsewhere_ns: Launched by the optimizer, by nodes without a row, and outside of forward and backward.
     """
@@ -129,7 +118,6 @@ class RunTimes:
     Attributes:
         rows: Invocations in program order.
         bookkeeping: Operators that are no rows, by name, slowest first.
-        steps: The profiled steps.
         clock: "device" if forward_ns and backward_ns of rows are times of kernels on the device, else "host".
         device: Where the device's time went; None where the clock is the host's.
     """
@@ -152,7 +140,6 @@ def run_times(
     The n-th call of an operator from one line of one module in a step is the n-th of it in every other step.
 
     Args:
-        cycles: Recordings with their owners.
         instances: Per cycle, its invocations in forward, where they are known already.
         device_ns: Per cycle, [O] the time that the kernels launched in each operator took on the device, those of
             operators in it included; None where it was not measured. By default from the recordings' kernels.
@@ -334,3 +321,27 @@ def _step_and_optimizer_ns(recording: Recording, step_name: str, times: Instance
             inside = (passes.end_ns - passes.start_ns)[forward].sum() + times.engine_ns[backward].sum()
             optimizer_ns += last - first - int(inside)
     return end - start, optimizer_ns
+
+
+def kernel_times(recording: Recording) -> PerOp[Int] | None:
+    """Sum up the kernels that each operator launched.
+
+    Kernels on several streams may run at the same time; their durations add up all the same.
+
+    Returns:
+        [O] ns, those of operators in it included; None where nothing was recorded of a device.
+    """
+    kernels, ops = recording.kernels, recording.ops
+    if kernels is None:
+        return None
+    own = np.zeros(len(ops.name), np.int64)
+    op = ops.running_at(kernels.thread, kernels.launched_ns)
+    np.add.at(own, op[op >= 0], kernels.duration_ns[op >= 0])
+    total = own.copy()
+    row = np.flatnonzero(own)
+    above = ops.parent[row]
+    while len(row):
+        row, above = row[above >= 0], above[above >= 0]
+        np.add.at(total, above, own[row])
+        above = ops.parent[above]
+    return total

@@ -78,10 +78,6 @@ def saved_activations(
     """Find every storage that a forward keeps for its backward.
 
     Args:
-        recording: One cycle.
-        attribution: Its owners.
-        instances: Its invocations in forward.
-        lifetimes: Blocks of one device.
         kinds: [B] What each of them is; the same as everywhere else.
     """
     eligible = _eligible(recording, attribution, instances, lifetimes, kinds)
@@ -146,9 +142,8 @@ def _in_optimizer(recording: Recording, attribution: Attribution, instances: OpI
     """
     spans, time_ns = recording.spans, recording.allocations.time_ns[allocation]
     inside = np.zeros(len(allocation), bool)
-    for row, name in enumerate(spans.name.tolist()):
-        if recording.strings[name].startswith(OPTIMIZER_PREFIXES):
-            inside |= (time_ns >= spans.start_ns[row]) & (time_ns < spans.end_ns[row])
+    for row in recording.spans_named(OPTIMIZER_PREFIXES).tolist():
+        inside |= (time_ns >= spans.start_ns[row]) & (time_ns < spans.end_ns[row])
     in_optimizer: Bools = inside & ~_in_forward(recording, attribution, instances, allocation)
     return in_optimizer
 

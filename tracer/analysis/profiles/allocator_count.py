@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.analysis.profiles.allocator_order import alive_bytes
 from tracer.analysis.profiles.observed_storages import last_walk_ns, let_go_at, rows_before
 from tracer.analysis.profiles.shared_memory import own_bytes
 from tracer.analysis.profiles.unrecorded_storages import UnrecordedStorages, keys_not_made, reused_at, unseen_keys
-from tracer.arrays import Bool, Int, PerEvent
+from tracer.arrays import Bool, Int, Ints, PerEvent
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 
@@ -78,8 +77,6 @@ def allocator_count(
     """Count what was allocated after each event of one device.
 
     Args:
-        recording: One cycle.
-        known: Observations.
         device: Index in `Recording.devices`.
         events: [D] The device's events in allocator order.
         unrecorded: Unrecorded storages of the same device; what was made unseen is known by its operators only.
@@ -167,7 +164,6 @@ def _counter_before_next(
     Where a foreign free of as many bytes as the counter has reports 0, this alone tells whether the counter fell.
 
     Args:
-        event: The free.
         total: [D]
         size: [D]
         address: [D]
@@ -237,3 +233,47 @@ def _before_bytes(
     ends = np.minimum(ends, reused_at(recording, events, address, size_bytes))
     ends = np.minimum(ends, let_go_at(recording, known, device, events, address))
     return alive_bytes(size_bytes, np.full(len(address), -1, np.int64), ends, end)
+
+
+def allocator_order(recording: Recording, device: int) -> PerEvent[Int]:
+    """[D] rows of one device's allocations and frees, in the order in which its allocator served them.
+
+    One thread's rows come in order. Those of several threads are merged by their nanoseconds; within one nanosecond
+    the order of the event tree stays.
+    """
+    rows = np.flatnonzero(recording.allocations.device == device)
+    return rows[np.argsort(recording.allocations.time_ns[rows], kind="stable")]
+
+
+def alive_bytes(size_bytes: Ints, made_at: Ints, freed_at: Ints, num_events: int) -> PerEvent[Int]:
+    """[D] bytes alive after each event.
+
+    Args:
+        size_bytes: Bytes of each block.
+        made_at: Position of the event that made it; -1 for what was there before.
+        freed_at: Position of the event that freed it; `num_events` where it lives on.
+    """
+    change = np.zeros(num_events + 2, np.int64)
+    np.add.at(change, made_at + 1, size_bytes)
+    np.add.at(change, freed_at + 1, -size_bytes)
+    return np.asarray(np.cumsum(change)[1 : num_events + 1], np.int64)
+
+
+def most_held_bytes(recordings: Sequence[Recording]) -> dict[str, int]:
+    """The most that the allocator of each accelerator had handed out in some cycles, by name, largest first.
+
+    The CPU is left out: its counter begins with the recording.
+    """
+    most_bytes: dict[str, int] = {}
+    for recording in recordings:
+        device, total = recording.allocations.device, recording.allocations.total_allocated_bytes
+        for index, name in enumerate(recording.devices):
+            mine = total[device == index]
+            if name != "cpu" and len(mine):
+                most_bytes[name] = max(most_bytes.get(name, 0), int(mine.max()))
+    return dict(sorted(most_bytes.items(), key=lambda item: (-item[1], item[0])))
+
+
+def default_device(recordings: Sequence[Recording]) -> str:
+    """The device that a person means when they name none: the accelerator that held most, else the CPU."""
+    return next(iter(most_held_bytes(recordings)), "cpu")

@@ -28,11 +28,9 @@ class JoinedHistory:
     """A device's allocator history, with its entries found in the recording.
 
     Attributes:
-        state: The device's part of the snapshot.
         replay: Its replay, with the profiler's exact sizes for the blocks that are in both.
         sites: The lines behind the snapshot's stacks.
         entry: [B] Entry that made each block of `BlockLifetimes`, or -1.
-        texts: Names of pools, by their numbers.
     """
 
     state: DeviceState
@@ -48,7 +46,6 @@ class InUse:
 
     Attributes:
         block: Row of `BlockLifetimes`; -1 for what the recording never saw.
-        address: Where it begins.
         size_bytes: As the allocator rounds it.
         requested_bytes: As it was requested.
         stack: Number of the stack that allocated it; 0 is the empty one.
@@ -71,7 +68,6 @@ def join_history(snapshot: Snapshot, device: str, lifetimes: BlockLifetimes) -> 
     Args:
         snapshot: With the history of at least the end of the recording.
         device: As `str(torch.device)` writes it.
-        lifetimes: The device's blocks.
 
     Returns:
         None if the snapshot has nothing of the device.
@@ -111,9 +107,7 @@ def join_entries(entry: Ints, address: Ints, size_bytes: Ints, lifetimes: BlockL
 
     Args:
         entry: Numbers of the history's allocations, ascending.
-        address: Addresses of the same blocks.
         size_bytes: Bytes of the same blocks, as requested.
-        lifetimes: The device's blocks.
 
     Returns:
         [B] an entry for each block, or -1.
@@ -160,8 +154,6 @@ def in_use_at(history: JoinedHistory, lifetimes: BlockLifetimes, position: int) 
     """What was in use right after an event of the recording, by the allocator's own books.
 
     Args:
-        history: Joined with these storages.
-        lifetimes: The device's blocks.
         position: Position of an allocation in `BlockLifetimes.events`.
 
     Returns:

@@ -80,7 +80,6 @@ def attribute(recording: Recording, *, module_names: Mapping[int, str] | None = 
     """Find the owner of every operator and allocation.
 
     Args:
-        recording: One cycle.
         module_names: Dotted names of live modules by `id()`, as the recording numbers modules.
 
     Returns:
@@ -325,13 +324,8 @@ class _Attributor:
         return enclosing(start, end, times_ns), names
 
     def _spans(self, prefixes: tuple[str, ...]) -> tuple[Ints, Ints, tuple[str, ...]]:
-        recording, spans = self.recording, self.recording.spans
-        which = [
-            row for row, name in enumerate(spans.name.tolist()) if recording.strings[name].startswith(prefixes)
-        ]  # fmt: skip
-        rows = np.array(which, np.int64)
-        rows = rows[np.argsort(spans.start_ns[rows], kind="stable")]
-        names = tuple(recording.strings[name] for name in spans.name[rows].tolist())
+        spans, rows = self.recording.spans, self.recording.spans_named(prefixes)
+        names = tuple(self.recording.strings[name] for name in spans.name[rows].tolist())
         return spans.start_ns[rows], spans.end_ns[rows], names
 
     def _windows(
@@ -449,9 +443,7 @@ class _Makers:
         """The forward operator that made an autograd node, or -1.
 
         Args:
-            thread: Thread that the node runs on.
-            number: Sequence number of the node.
-            own_first: Whether operators of that thread come first; else those of others.
+            own_first: Whether operators of `thread` come first; else those of others.
         """
         for candidate in sorted(self.threads, key=lambda other: (other == thread) != own_first):
             numbers, rows = self.threads[candidate]

@@ -19,8 +19,6 @@ class OutermostCalls:
     """Calls of modules by no module, in order, outside of backward. Columns with one row each.
 
     Attributes:
-        start_ns: Beginning.
-        end_ns: End.
         records_grad: Some operator in it ran with gradients on.
         went_back: Some backward pass went back to it.
     """
@@ -75,8 +73,5 @@ def records_grad(recording: Recording) -> PerOp[Bool]:
 
 def loader_calls(recording: Recording) -> TimeSpans:
     """Spans of the calls that asked a DataLoader for its next batch."""
-    frames, strings, calls = recording.frames, recording.strings, recording.calls
-    places = zip(frames.file.tolist(), frames.function.tolist(), strict=True)
-    entries = [row for row, (file, name) in enumerate(places) if is_asking_a_loader(strings[file], strings[name])]
-    rows = np.flatnonzero(np.isin(calls.function, np.array(entries, np.int64)))
+    calls, rows = recording.calls, recording.calls_of(is_asking_a_loader)
     return merged(calls.start_ns[rows], calls.end_ns[rows])

@@ -13,7 +13,6 @@ from tracer.analysis.profiles.backward_passes import backward_passes, outermost_
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.collectives import given_to_collectives, given_to_reducer
 from tracer.analysis.profiles.conditions import NONE, Conditions
-from tracer.analysis.profiles.dropout_states import dropout_states
 from tracer.analysis.profiles.left_gradients import (
     BLOCK_BYTES,
     ELEMENT_BYTES,
@@ -25,10 +24,10 @@ from tracer.analysis.profiles.observed_storages import rows_before
 from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
 from tracer.analysis.profiles.time_spans import enclosing, merged
 from tracer.analysis.profiles.torch_categories import Categories, Category
-from tracer.arrays import Bool, Bools, Column, Int, Ints, PerAllocation, PerBlock, PerKey, PerOp
+from tracer.arrays import Bool, Bools, Int, Ints, PerAllocation, PerBlock, PerKey, PerOp, at
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import Recording
-from tracer.capture.torch_names import COLLECTIVE_OPERATORS, STEP_PREFIX
+from tracer.capture.torch_names import BYTES, COLLECTIVE_OPERATORS, RECURRENT_OPERATORS, is_accumulate_grad
 
 _Value = TypeVar("_Value", bound=np.generic)
 
@@ -55,7 +54,6 @@ class Facts(Conditions):
         meets_step: Alive when an optimizer's step began, the next one behind the backward pass that made it.
         is_of_gradients_size: As large as what AccumulateGrad took in that pass, and no more of that size outlived it.
         is_recomputed: Made by a module that ran again inside backward.
-        category: torch's category.
         names_no_parameter: Nothing in the whole recording was listed or observed as a parameter.
         is_computed: Made by a module or out of other tensors, as in `StorageUses`.
         is_source: Data that the loop got from outside, as in `StorageUses`.
@@ -134,17 +132,7 @@ def facts_of(
     known: KnownStorages | None,
     time_ns: int,
 ) -> Facts:
-    """What the rules look at, for every block.
-
-    Args:
-        recording: One cycle.
-        categories: Categories of the same recording.
-        attribution: Attribution of the same recording.
-        lifetimes: The device's blocks.
-        category: torch's category of each at the moment of the peak.
-        known: Observations of live tensors.
-        time_ns: The moment of the peak.
-    """
+    """What the rules look at, for every block."""
     return _Finder(recording, attribution, lifetimes, storage_uses(recording, categories, attribution)).facts(
         category, known, time_ns
     )
@@ -157,35 +145,35 @@ class _Finder:
         self.recording, self.attribution, self.lifetimes, self.uses = recording, attribution, lifetimes, uses
         self.allocation: PerBlock[Int] = lifetimes.allocation
         self.freed_by = _freed_by(lifetimes)
-        self.made_ns = _at(recording.allocations.time_ns, self.allocation, NONE)
-        self.freed_ns = _at(recording.allocations.time_ns, self.freed_by, _FOREVER)
-        self.maker = _at(recording.allocations.op, self.allocation, NONE)
+        self.made_ns = at(recording.allocations.time_ns, self.allocation, NONE)
+        self.freed_ns = at(recording.allocations.time_ns, self.freed_by, _FOREVER)
+        self.maker = at(recording.allocations.op, self.allocation, NONE)
         self.passes = backward_passes(recording, attribution)
 
     def facts(self, category: PerBlock[Int], known: KnownStorages | None, time_ns: int) -> Facts:
         recording, lifetimes, uses = self.recording, self.lifetimes, self.uses
         phase, step = self.attribution.allocation_phase, self.attribution.allocation_step
         roles = known.role if known is not None else np.empty(0, np.int64)
-        freer = _at(recording.allocations.op, self.freed_by, NONE)
+        freer = at(recording.allocations.op, self.freed_by, NONE)
         records = records_grad(recording)
         freed_inside = self._freed_inside_compiled()
         went_back, is_without_grad = self._calls(records)
         names_none = not len(recording.parameter_keys) and not (roles == Role.PARAMETER).any()
         return Facts(
-            role=_at(roles, lifetimes.observed_as, NONE),
+            role=at(roles, lifetimes.observed_as, NONE),
             is_reached=self._is_reached(known),
-            made=_at(phase, self.allocation, NONE),
+            made=at(phase, self.allocation, NONE),
             is_made_unseen=lifetimes.made_unseen,
-            freed=_at(phase, self.freed_by, NONE),
-            outlived_step=(self.freed_by < 0) | (_at(step, self.freed_by, NONE) > _at(step, self.allocation, NONE)),
+            freed=at(phase, self.freed_by, NONE),
+            outlived_step=(self.freed_by < 0) | (at(step, self.freed_by, NONE) > at(step, self.allocation, NONE)),
             has_tensor=lifetimes.key >= 0,
             freed_by_maker=(self.maker >= 0) & (self.maker == freer),
             is_listed=self._is_listed(category),
             is_gradient=(self._was_accumulated() | self._in_accumulate_grad()) & ~self._is_of_another_leaf(roles),
-            freed_by_zero_grad=freed_by_zero_grad(recording, self.freed_ns) & ~_at(records, self.maker, False),
+            freed_by_zero_grad=freed_by_zero_grad(recording, self.freed_ns) & ~at(records, self.maker, False),
             meets_step=met_a_step(recording, self.passes, self.made_ns, self.freed_ns),
             is_of_gradients_size=of_gradients_sizes(recording, lifetimes, self.passes, self.made_ns, self.freed_ns),
-            is_recomputed=_at(self.attribution.op_recomputed, self.maker, False),
+            is_recomputed=at(self.attribution.op_recomputed, self.maker, False),
             category=category,
             names_no_parameter=np.full(len(self.allocation), names_none),
             is_computed=self._of_key(uses.is_computed),
@@ -201,7 +189,7 @@ class _Finder:
             is_past_release=self._is_past_release(phase),
             went_back=went_back,
             is_without_grad=is_without_grad,
-            is_of_collective=_at(self.attribution.allocation_is_collectives, self.allocation, False),
+            is_of_collective=at(self.attribution.allocation_is_collectives, self.allocation, False),
             is_given_to_collective=(self.allocation < 0) & self._of_key(given_to_collectives(recording)),
             is_given_to_reducer=(self.allocation < 0) & self._of_key(given_to_reducer(recording)),
             is_dropout_state=(self.allocation < 0) & self._of_key(dropout_states(recording)),
@@ -222,16 +210,16 @@ class _Finder:
     def _of_origin(self, name: str) -> PerBlock[Bool]:
         """[B] a truth of the compiled origins, by name."""
         origins = self.attribution.origins
-        return _at(origins.column(name) if origins is not None else np.empty(0, np.bool_), self.allocation, False)
+        return at(origins.column(name) if origins is not None else np.empty(0, np.bool_), self.allocation, False)
 
     def _freed_inside_compiled(self) -> PerBlock[Bool]:
         origins = self.attribution.origins
         if origins is None:
             return np.zeros(len(self.allocation), np.bool_)
-        return np.asarray(self.freed_ns <= _at(origins.invocation_end_ns, self.allocation, NONE), np.bool_)
+        return np.asarray(self.freed_ns <= at(origins.invocation_end_ns, self.allocation, NONE), np.bool_)
 
     def _of_key(self, column: PerKey[Bool]) -> PerBlock[Bool]:
-        return _at(column, self.lifetimes.key, False)
+        return at(column, self.lifetimes.key, False)
 
     def _is_listed(self, category: PerBlock[Int]) -> PerBlock[Bool]:
         """By the storage itself: torch's categories go by ids, and what is resized shares its id with others."""
@@ -256,8 +244,7 @@ class _Finder:
         What lay there before the recording may have been freed without a record, and its number gone to this block.
         """
         recording, edges = self.recording, self.recording.flow
-        names = np.array([*("AccumulateGrad" in text for text in recording.strings), False], np.bool_)
-        rows = np.flatnonzero(names[recording.ops.name])
+        rows = recording.ops_named(is_accumulate_grad)
         spans = merged(recording.ops.start_ns[rows], recording.ops.end_ns[rows])
         inside = (enclosing(*spans, edges.node_time_ns) >= 0)[edges.edge_node]
         keys = np.intersect1d(edges.edge_key[inside], recording.gradient_keys)
@@ -266,10 +253,10 @@ class _Finder:
     def _in_accumulate_grad(self) -> PerBlock[Bool]:
         """[B] whether AccumulateGrad itself made it; what its hooks call is theirs."""
         recording, attribution = self.recording, self.attribution
-        accumulates = np.array([*("AccumulateGrad" in text for text in recording.strings), False], np.bool_)
-        node = _at(attribution.op_node, self.maker, NONE)
-        name = _at(recording.ops.name, node, NONE)
-        call, call_of_node = _at(recording.ops.call, self.maker, NONE), _at(recording.ops.call, node, NONE)
+        accumulates = recording.is_text(is_accumulate_grad)
+        node = at(attribution.op_node, self.maker, NONE)
+        name = at(recording.ops.name, node, NONE)
+        call, call_of_node = at(recording.ops.call, self.maker, NONE), at(recording.ops.call, node, NONE)
         return np.asarray(accumulates[name] & (call == call_of_node), np.bool_)
 
     def _is_of_another_leaf(self, roles: Ints) -> PerBlock[Bool]:
@@ -280,12 +267,12 @@ class _Finder:
         """
         recording, lifetimes = self.recording, self.lifetimes
         of_parameter = np.isin(lifetimes.key, recording.parameter_keys) | (
-            _at(roles, lifetimes.observed_as, NONE) == Role.PARAMETER
+            at(roles, lifetimes.observed_as, NONE) == Role.PARAMETER
         )
         if not of_parameter.any() or any(text.startswith(COLLECTIVE_OPERATORS) for text in recording.strings):
             return np.zeros(len(self.allocation), np.bool_)
         lengths = np.array([prod(shapes[0]) if shapes else NONE for shapes in recording.shapes] + [NONE], np.int64)
-        length = lengths[_at(recording.keys.shape, lifetimes.key, NONE)]
+        length = lengths[at(recording.keys.shape, lifetimes.key, NONE)]
         size_bytes, elements = lifetimes.size_bytes, np.array(ELEMENT_BYTES)[:, None]
         sizes = np.unique([elements * length[of_parameter], elements * (size_bytes[of_parameter] // elements)])
         # An accelerator's allocator rounds up, and hands out a whole block where little would be left of it.
@@ -298,9 +285,9 @@ class _Finder:
 
     def _is_over(self, time_ns: int) -> PerBlock[Bool]:
         """[B] alive at the moment, and last used before the step began that the moment is in."""
-        starts = self._step_starts()
+        starts = self.recording.step_starts_ns
         start_ns = int(starts[starts <= time_ns].max(initial=NONE))
-        last_ns = _at(self.uses.last_used_ns, self.lifetimes.key, _FOREVER)
+        last_ns = at(self.uses.last_used_ns, self.lifetimes.key, _FOREVER)
         # What compiled code reads, no operator reads: of storages from before it says nothing that none did.
         is_unseen_use = (last_ns < 0) & (self.made_ns < 0) & (self.attribution.origins is not None)
         is_of_before = (self.made_ns < start_ns) & (last_ns < start_ns) & ~is_unseen_use
@@ -308,8 +295,8 @@ class _Finder:
 
     def _used_by_later_backward(self, records: PerOp[Bool]) -> PerBlock[Bool]:
         made_in = enclosing(*self.passes, self.made_ns)
-        used_in = enclosing(*self.passes, _at(self.uses.last_used_by_backward_ns, self.lifetimes.key, NONE))
-        return np.asarray((made_in >= 0) & (used_in > made_in) & _at(records, self.maker, False), np.bool_)
+        used_in = enclosing(*self.passes, at(self.uses.last_used_by_backward_ns, self.lifetimes.key, NONE))
+        return np.asarray((made_in >= 0) & (used_in > made_in) & at(records, self.maker, False), np.bool_)
 
     def _outlived_backward(self) -> PerBlock[Bool]:
         start_ns, end_ns = self.passes
@@ -317,7 +304,7 @@ class _Finder:
         return np.asarray(self.freed_ns > np.append(end_ns, _FOREVER)[last], np.bool_)
 
     def _is_replaced(self) -> PerBlock[Bool]:
-        step_ns, (start_ns, end_ns) = self._step_starts(), self.passes
+        step_ns, (start_ns, end_ns) = self.recording.step_starts_ns, self.passes
         calls_ns = np.sort(outermost_calls(self.recording, self.attribution).start_ns)
         following = np.searchsorted(start_ns, self.made_ns, side="right")
         used_ns, let_go_ns = np.append(start_ns, _FOREVER)[following], np.append(end_ns, _FOREVER)[following]
@@ -327,19 +314,14 @@ class _Finder:
         freed_in = np.searchsorted(step_ns, self.freed_ns, side="right")
         is_gone = of_step & (freed_in == made_in + 1) & (self.freed_ns < call_ns)
         # At the end of the recording the last batch is still there.
-        name = _at(self.recording.ops.name, self.maker, NONE)
+        name = at(self.recording.ops.name, self.maker, NONE)
         alike = self.lifetimes.size_bytes * (len(self.recording.strings) + 1) + name
         is_last = of_step & (self.freed_ns == _FOREVER) & (call_ns == _FOREVER) & np.isin(alike, alike[is_gone])
         return np.asarray(is_gone | is_last, np.bool_)
 
-    def _step_starts(self) -> Ints:
-        spans, strings = self.recording.spans, self.recording.strings
-        rows = [row for row, name in enumerate(spans.name.tolist()) if strings[name].startswith(STEP_PREFIX)]
-        return np.sort(spans.start_ns[np.array(rows, np.int64)])
-
     def _is_past_release(self, phase: PerAllocation[Int]) -> PerBlock[Bool]:
         start_ns, end_ns = self.passes
-        of_forward = _at(phase, self.allocation, NONE) == Phase.FORWARD
+        of_forward = at(phase, self.allocation, NONE) == Phase.FORWARD
         let_go_in = enclosing(start_ns, end_ns, self.freed_ns[of_forward])
         releases: Bools = np.zeros(len(start_ns) + 1, np.bool_)
         releases[let_go_in[let_go_in >= 0]] = True
@@ -353,17 +335,12 @@ class _Finder:
         following = np.searchsorted(start_ns, self.made_ns, side="right")
         is_followed = (following < len(start_ns)) & (self.made_ns >= 0)
         given = np.array([*(len(shapes) > 0 for shapes in self.recording.shapes), False], np.bool_)
-        is_given = given[_at(self.recording.ops.input_shapes, self.maker, NONE)]
-        off = is_given & ~_at(records, self.maker, False)
+        is_given = given[at(self.recording.ops.input_shapes, self.maker, NONE)]
+        off = is_given & ~at(records, self.maker, False)
         return (
-            np.where(call >= 0, _at(calls.went_back, call, False), is_followed),
-            np.where(call >= 0, ~_at(calls.records_grad, call, True), off) & (self.maker >= 0),
+            np.where(call >= 0, at(calls.went_back, call, False), is_followed),
+            np.where(call >= 0, ~at(calls.records_grad, call, True), off) & (self.maker >= 0),
         )
-
-
-def _at(column: Column[_Value], rows: PerBlock[Int], none: int | bool) -> PerBlock[_Value]:
-    """A column's values at some rows, and another value where the row is -1."""
-    return np.where(rows >= 0, column[np.where(rows >= 0, rows, 0)] if len(column) else none, none)
 
 
 def _freed_by(lifetimes: BlockLifetimes) -> PerBlock[Int]:
@@ -371,3 +348,17 @@ def _freed_by(lifetimes: BlockLifetimes) -> PerBlock[Int]:
     end = len(lifetimes.events)
     lives_on = lifetimes.freed_at >= end
     return np.where(lives_on, NONE, lifetimes.events[np.where(lives_on, 0, lifetimes.freed_at)] if end else NONE)
+
+
+def dropout_states(recording: Recording) -> PerKey[Bool]:
+    """[K] whether it is bytes that a recurrent layer was given: its other tensors are floats.
+
+    The reserve that forward leaves for backward is bytes as well; but that the layer makes itself.
+    """
+    keys, edges, ops = recording.keys, recording.flow, recording.ops
+    rows = recording.ops_named(RECURRENT_OPERATORS.__contains__)
+    inside = enclosing(*merged(ops.start_ns[rows], ops.end_ns[rows]), edges.node_time_ns) >= 0
+    is_given = np.zeros(len(keys.id), np.bool_)
+    is_given[edges.edge_key[inside[edges.edge_node] & ~edges.edge_allocated]] = True
+    is_bytes = recording.is_text(BYTES.__eq__)
+    return np.asarray(is_given & is_bytes[keys.dtype], np.bool_)

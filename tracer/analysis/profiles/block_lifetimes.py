@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.analysis.profiles.allocator_count import AllocatorCount, allocator_count
-from tracer.analysis.profiles.allocator_order import allocator_order
+from tracer.analysis.profiles.allocator_count import AllocatorCount, allocator_count, allocator_order
 from tracer.analysis.profiles.observed_storages import observed_blocks
 from tracer.analysis.profiles.unrecorded_storages import unrecorded_storages
 from tracer.arrays import Bool, Int, PerBlock, PerEvent, Rows
@@ -66,7 +65,6 @@ def follow_blocks(recording: Recording, known: KnownStorages | None, device: int
     """Follow every block of one device.
 
     Args:
-        recording: One cycle.
         known: Observations. What was observed last before the first event was there before it.
         device: Index in `Recording.devices`.
     """

@@ -27,7 +27,6 @@ class CycleBreakdown:
     Attributes:
         true_peak_bytes: The most bytes in use at one instant, as the allocator counted them.
         at_tagged_peak_bytes: [7] Bytes by category, without UNTAGGED, when the categories together held most.
-        tagged_peak_ns: Time of that moment.
     """
 
     true_peak_bytes: int
@@ -77,10 +76,7 @@ def cycle_breakdown(
     """Find both peaks of one cycle.
 
     Args:
-        recording: One cycle.
-        categories: Categories of the same recording.
         timeline: Timeline of the same recording, on the device of `lifetimes`.
-        lifetimes: The device's blocks, which know what the allocator counted.
     """
     sizes = _without_the_dead(recording, categories, timeline, lifetimes)
     tagged = int(np.argmax(sizes[:, : len(TAGGED)].sum(axis=1)))
@@ -118,7 +114,6 @@ def breakdown(device: str, cycles: Sequence[CycleBreakdown], *, num_left_out: in
     """Put cycles together.
 
     Args:
-        device: Name of the device.
         cycles: The whole cycles, in order.
         num_left_out: Cycles that were cut short, and are not among them.
 

@@ -102,7 +102,6 @@ def growth_sentences(growth: Growth | None, *, file_name: Callable[[str], str] =
 
     Args:
         growth: What was found; None where memory does not grow.
-        file_name: Shortens a path.
     """
     if growth is None:
         return ()

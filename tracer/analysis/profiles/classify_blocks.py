@@ -22,7 +22,7 @@ from tracer.analysis.profiles.collectives import common_modules
 from tracer.analysis.profiles.conditions import NONE
 from tracer.analysis.profiles.torch_categories import Categories
 from tracer.analysis.rules import Rule, first_that_holds
-from tracer.arrays import Int, PerAllocation, PerBlock, Rows
+from tracer.arrays import Int, PerBlock, Rows, at
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 
@@ -172,11 +172,6 @@ def classify_blocks(
     """Say of every block of one device what it is, how that is known, and who made it.
 
     Args:
-        recording: One cycle.
-        categories: Categories of the same recording.
-        attribution: Attribution of the same recording.
-        lifetimes: The device's blocks.
-        known: Observations of live tensors.
         time_ns: The moment of which torch's categories are taken, that of the peak: they change where a tensor is
             written to.
 
@@ -185,10 +180,6 @@ def classify_blocks(
     """
     allocation = lifetimes.allocation
     category = _categories_at(recording, categories, lifetimes, time_ns)
-
-    def of_allocation(column: PerAllocation[Int]) -> PerBlock[Int]:
-        return np.where(allocation >= 0, column[allocation] if len(column) else NONE, NONE)
-
     kind, evidence = apply_rules(facts_of(recording, categories, attribution, lifetimes, category, known, time_ns))
     observed = lifetimes.observed_as
     names = known.name if known is not None else np.empty(0, np.int64)
@@ -201,12 +192,12 @@ def classify_blocks(
         kind=kind,
         torch_category=category,
         evidence=evidence,
-        phase=of_allocation(attribution.allocation_phase),
+        phase=at(attribution.allocation_phase, allocation, NONE),
         step=_steps(attribution, lifetimes),
         module=_modules(recording, attribution, lifetimes, evidence),
-        op=of_allocation(recording.allocations.op),
-        frame=of_allocation(attribution.allocation_frame),
-        caller=of_allocation(attribution.allocation_caller),
+        op=at(recording.allocations.op, allocation, NONE),
+        frame=at(attribution.allocation_frame, allocation, NONE),
+        caller=at(attribution.allocation_caller, allocation, NONE),
         name=np.where(observed >= 0, names[observed], NONE) if len(names) else none,
         requested_bytes=none,
         stack=none,
@@ -230,7 +221,7 @@ def _modules(
 ) -> PerBlock[Int]:
     """[B] who made it; of DDP's buckets, whose gradients are in it."""
     allocation, key, column = lifetimes.allocation, lifetimes.key, attribution.allocation_module
-    module = np.where(allocation >= 0, column[allocation] if len(column) else NONE, NONE)
+    module = at(column, allocation, NONE)
     rows = np.flatnonzero(np.isin(evidence, (Evidence.GIVEN_TO_REDUCER, Evidence.GIVEN_TO_COLLECTIVE)))
     if len(rows):
         module[rows] = common_modules(recording, attribution.op_module, attribution.modules)[key[rows]]

@@ -14,13 +14,7 @@ from tracer.capture.torch_names import STEP_WRAPPER, is_a_decorators, is_an_opti
 
 def backward_calls(recording: Recording) -> Rows:
     """Rows of the calls of `torch.autograd.backward` and `grad`, through which every backward pass is asked for."""
-    frames, strings = recording.frames, recording.strings
-    entries = [
-        row
-        for row, (file, function) in enumerate(zip(frames.file.tolist(), frames.function.tolist(), strict=True))
-        if is_asking_for_backward(strings[file], strings[function])
-    ]
-    return np.flatnonzero(np.isin(recording.calls.function, np.array(entries, np.int64)))
+    return recording.calls_of(is_asking_for_backward)
 
 
 def closure_calls(recording: Recording) -> Rows:

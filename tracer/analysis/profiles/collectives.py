@@ -22,10 +22,8 @@ from tracer.capture.torch_names import (
 
 def made_for_collectives(recording: Recording) -> PerAllocation[Bool]:
     """[A] whether FSDP or DDP made it as a buffer of a collective, by the functions of theirs that it was made in."""
-    calls, frames, strings = recording.calls, recording.frames, recording.strings
-    places = [(strings[file], strings[name]) for file, name in zip(frames.file, frames.function, strict=True)]
-    makes = np.array([*(makes_collectives_buffers(*place) for place in places), False], np.bool_)
-    buckets = np.array([*(makes_buckets(*place) for place in places), False], np.bool_)
+    calls = recording.calls
+    makes, buckets = recording.is_frame(makes_collectives_buffers), recording.is_frame(makes_buckets)
     call, time_ns = recording.allocations.call, recording.allocations.time_ns
     is_for_collective = np.zeros(len(call), np.bool_)
     making = makes[calls.function]
@@ -45,7 +43,6 @@ def carried_modules(
     """The modules whose parameters buffers of FSDP2 carry, by row of the allocation; what it does not say is left out.
 
     Args:
-        recording: One cycle.
         chosen: [A] which allocations are such buffers.
         module_names: Dotted names of live modules by `id()`.
     """
@@ -107,9 +104,7 @@ def common_modules(recording: Recording, op_module: PerOp[Int], modules: tuple[s
     """[K] the module that holds all whose gradients DDP put into a bucket, as index of `modules`; -1 for none.
 
     Args:
-        recording: One cycle.
         op_module: [O] Index in `modules` of each operator's module; -1 for none.
-        modules: Paths of modules.
     """
     module_of_key = np.full(len(recording.keys.id), -1, np.int64)
     keys, ops = _edges_inside(recording, COLLECTIVE_PREFIXES)
@@ -130,8 +125,7 @@ def _are_used_in(recording: Recording, prefixes: tuple[str, ...]) -> PerKey[Bool
 def _edges_inside(recording: Recording, prefixes: tuple[str, ...]) -> tuple[Rows, Ints]:
     """Keys of storages that operators with these name prefixes use, and the operators' rows, pairwise."""
     ops, edges = recording.ops, recording.flow
-    is_meant = np.array([*(text.startswith(prefixes) for text in recording.strings), False], np.bool_)
-    rows = np.flatnonzero(is_meant[ops.name])
+    rows = recording.ops_named(lambda text: text.startswith(prefixes))
     rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
     at = enclosing(ops.start_ns[rows], ops.end_ns[rows], edges.node_time_ns)[edges.edge_node]
     inside = at >= 0

@@ -22,8 +22,6 @@ def with_compiled_owners(
     Where no more than the region is known there is no line: the one where it was entered made nothing.
 
     Args:
-        attribution: Attribution of the recording.
-        recording: With a frame for every line of the origins' nodes.
         origins: Origins of the same recording; None where nothing compiled ran.
         module_names: Dotted names of live modules by `id()`.
     """

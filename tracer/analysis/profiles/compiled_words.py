@@ -16,12 +16,7 @@ _FileName = Callable[[str], str]
 
 
 def compiled_sentences(findings: Findings, *, file_name: _FileName = str) -> tuple[str, ...]:
-    """Sentences on compiled code; none where nothing compiled ran.
-
-    Args:
-        findings: Findings of a run.
-        file_name: Shortens the names of files.
-    """
+    """Sentences on compiled code; none where nothing compiled ran."""
     code = findings.compiled
     if findings.worst.attribution.origins is None:
         return ()

@@ -24,6 +24,11 @@ _KIND_OF_ROLE = {
 }
 
 
+def _is(column: str, *values: int) -> property:
+    """[B] whether a column has one of these values."""
+    return property(lambda facts: np.isin(getattr(facts, column), values))
+
+
 class Conditions:
     """What follows from single columns of `Facts`, columns [B]."""
 
@@ -55,101 +60,49 @@ class Conditions:
         """A parameter's, or one that backward makes on its way."""
         return np.where(self.is_gradient, int(Kind.GRADIENT), int(Kind.AUTOGRAD_DETAIL))
 
-    @property
-    def has_no_role(self) -> PerBlock[Bool]:
-        """No live tensor was observed at its address."""
-        return _truths(self.role == NONE)
+    has_no_role = _is("role", NONE)
+    """No live tensor was observed at its address."""
 
     @property
     def was_named(self) -> PerBlock[Bool]:
         """A live tensor that the training names lay at its address."""
-        return _truths(~np.isin(self.role, (NONE, Role.SAVED, Role.WORKSPACE)))
+        return np.isin(self.role, (NONE, Role.SAVED, Role.WORKSPACE), invert=True)
 
-    @property
-    def was_saved_before(self) -> PerBlock[Bool]:
-        """A graph from before the recording keeps it."""
-        return _truths(self.role == Role.SAVED)
-
-    @property
-    def is_librarys(self) -> PerBlock[Bool]:
-        """A library's workspace of its size was observed at its address."""
-        return _truths(self.role == Role.WORKSPACE)
+    was_saved_before = _is("role", Role.SAVED)
+    """A graph from before the recording keeps it."""
+    is_librarys = _is("role", Role.WORKSPACE)
+    """A library's workspace of its size was observed at its address."""
 
     @property
     def is_observed_batch(self) -> PerBlock[Bool]:
         """A model was called with it, or it is a leaf that nobody trains."""
-        return _truths(np.isin(self.role, BATCH) | ((self.role == Role.LEAF) & ~self.is_trained))
+        return np.asarray(np.isin(self.role, BATCH) | ((self.role == Role.LEAF) & ~self.is_trained), np.bool_)
 
-    @property
-    def is_observed_argument(self) -> PerBlock[Bool]:
-        """A model was called with it, and nobody said that it is the batch."""
-        return _truths(self.role == Role.ARGUMENT)
-
-    @property
-    def is_observed_gradient(self) -> PerBlock[Bool]:
-        """A parameter's .grad lay there."""
-        return _truths(self.role == Role.GRADIENT)
-
-    @property
-    def is_lent(self) -> PerBlock[Bool]:
-        """Known as a parameter or an argument, thus only while the program holds it as such."""
-        return _truths(np.isin(self.role, (Role.PARAMETER, Role.ARGUMENT)))
-
-    @property
-    def not_seen_made(self) -> PerBlock[Bool]:
-        """Allocated before the recording, or where the profiler does not record."""
-        return _truths(self.made == NONE)
-
-    @property
-    def made_in_forward(self) -> PerBlock[Bool]:
-        """Allocated during a call of a model."""
-        return _truths(self.made == Phase.FORWARD)
-
-    @property
-    def made_in_backward(self) -> PerBlock[Bool]:
-        """By autograd, or by what it called."""
-        return _truths(self.made == Phase.BACKWARD)
-
-    @property
-    def made_in_optimizer(self) -> PerBlock[Bool]:
-        """Allocated during an optimizer's step."""
-        return _truths(self.made == Phase.OPTIMIZER)
-
-    @property
-    def made_in_loop(self) -> PerBlock[Bool]:
-        """Outside forward, backward and optimizer."""
-        return _truths(self.made == Phase.OTHER)
-
-    @property
-    def freed_in_forward(self) -> PerBlock[Bool]:
-        """Freed during a call of a model."""
-        return _truths(self.freed == Phase.FORWARD)
-
-    @property
-    def freed_in_backward(self) -> PerBlock[Bool]:
-        """While backward ran."""
-        return _truths(self.freed == Phase.BACKWARD)
-
-    @property
-    def freed_in_loop(self) -> PerBlock[Bool]:
-        """Outside forward, backward and optimizer."""
-        return _truths(self.freed == Phase.OTHER)
-
-    @property
-    def torch_says_parameter(self) -> PerBlock[Bool]:
-        """By torch's data flow."""
-        return _truths(self.category == Category.PARAMETER)
-
-    @property
-    def torch_says_input(self) -> PerBlock[Bool]:
-        """By torch's data flow."""
-        return _truths(self.category == Category.INPUT)
-
-    @property
-    def torch_says_activation(self) -> PerBlock[Bool]:
-        """By torch's data flow."""
-        return _truths(self.category == Category.ACTIVATION)
-
-
-def _truths(column: PerBlock[Bool]) -> PerBlock[Bool]:
-    return np.asarray(column, np.bool_)
+    is_observed_argument = _is("role", Role.ARGUMENT)
+    """A model was called with it, and nobody said that it is the batch."""
+    is_observed_gradient = _is("role", Role.GRADIENT)
+    """A parameter's .grad lay there."""
+    is_lent = _is("role", Role.PARAMETER, Role.ARGUMENT)
+    """Known as a parameter or an argument, thus only while the program holds it as such."""
+    not_seen_made = _is("made", NONE)
+    """Allocated before the recording, or where the profiler does not record."""
+    made_in_forward = _is("made", Phase.FORWARD)
+    """Allocated during a call of a model."""
+    made_in_backward = _is("made", Phase.BACKWARD)
+    """By autograd, or by what it called."""
+    made_in_optimizer = _is("made", Phase.OPTIMIZER)
+    """Allocated during an optimizer's step."""
+    made_in_loop = _is("made", Phase.OTHER)
+    """Outside forward, backward and optimizer."""
+    freed_in_forward = _is("freed", Phase.FORWARD)
+    """Freed during a call of a model."""
+    freed_in_backward = _is("freed", Phase.BACKWARD)
+    """While backward ran."""
+    freed_in_loop = _is("freed", Phase.OTHER)
+    """Outside forward, backward and optimizer."""
+    torch_says_parameter = _is("category", Category.PARAMETER)
+    """By torch's data flow."""
+    torch_says_input = _is("category", Category.INPUT)
+    """By torch's data flow."""
+    torch_says_activation = _is("category", Category.ACTIVATION)
+    """By torch's data flow."""

@@ -17,7 +17,6 @@ def compared_with_eager(findings: Findings, eager: SavedPeak) -> PeakDiff:
     """Changes from the peak without compilation to the peak with it.
 
     Args:
-        findings: Findings of the compiled run.
         eager: The peak of the same run without compilation.
     """
     return diff_peaks(eager, saved_peak(findings))

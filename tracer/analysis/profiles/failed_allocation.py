@@ -30,7 +30,6 @@ class FailedAllocation:
     """An allocation that a device had no memory for.
 
     Attributes:
-        event: Why, and what was in use.
         first: What to try first, replayed on the recorded requests; None where they cannot be replayed.
     """
 
@@ -49,11 +48,8 @@ def failed_allocation(
     """Explain the last allocation that a device had no memory for.
 
     Args:
-        snapshot: The allocator's history, dumped at the failure.
         findings: Findings of the recording that the failure ended; None if nothing was recorded.
-        known: Objects that somebody held during the run.
         device_type: Type of the devices in the history, such as `cuda`.
-        was_evaluating: What is trained was in evaluation mode.
 
     Returns:
         None if no device ran out of memory.
@@ -85,8 +81,6 @@ def with_recorded_kinds(
 
     Args:
         snapshot: Dumped at the end of the cycle, or at the failure that ended it.
-        cycle: The recording of the same device, explained.
-        held: Kinds by address of what the program held.
 
     Returns:
         The snapshot, whose entries have the kinds as categories; and `held`, with what the recording knows of blocks

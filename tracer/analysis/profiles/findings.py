@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tracer.analysis.compiled.origins import compiled_origins
+from tracer.analysis.profiles.allocator_count import default_device, most_held_bytes
 from tracer.analysis.profiles.allocator_join import JoinedHistory, join_history
 from tracer.analysis.profiles.attribution import Attribution, attribute
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes, follow_blocks
 from tracer.analysis.profiles.breakdown import Breakdown, CycleBreakdown, breakdown, cycle_breakdown
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, classify_blocks
 from tracer.analysis.profiles.compiled_owners import with_compiled_owners
-from tracer.analysis.profiles.devices_held import default_device, most_held_bytes
 from tracer.analysis.profiles.graph_pool import GraphPool
 from tracer.analysis.profiles.growth import Growth, find_growth
 from tracer.analysis.profiles.lost_track import LostTrack, find_lost_track
@@ -67,7 +67,6 @@ class Findings:
         breakdown: Means over the cycles in `averaged`.
         growth: What stays from step to step, or None.
         other_devices: The most that the allocator of each other accelerator had handed out, by name, largest first.
-        compiled: What torch.compile made of the user's code.
         graph_pools: What CUDA graphs work in, the largest first.
     """
 
@@ -118,11 +117,8 @@ def find_in_cycle(
     """Ask all questions of one cycle.
 
     Args:
-        recording: One cycle.
-        known: Live tensors observed during the run.
         module_names: Dotted names of live modules by `id()`.
         device: Name; by default `default_device`.
-        is_whole: Whether all of its steps were recorded to their end.
         graphs: What torch.compile made of it; the recording has frames for the lines of their nodes.
 
     Raises:
@@ -184,11 +180,6 @@ def _cycle_findings(
 def find_on_other_device(findings: Findings, device: str, *, known: KnownStorages | None = None) -> Findings:
     """What the same cycles say about another device of the run; what its operators are is not found out again.
 
-    Args:
-        findings: Findings of the run, about one device.
-        device: Name of another.
-        known: Live tensors observed during the run.
-
     Raises:
         RecordingError: Nothing was allocated on it.
     """
@@ -222,10 +213,6 @@ def _averaged(cycles: Sequence[CycleFindings]) -> tuple[CycleFindings, ...]:
 
 def put_together(cycles: Sequence[CycleFindings], *, compiled: CompiledCode = NOTHING_COMPILED) -> Findings:
     """Findings of a run from those of its cycles, all of one device.
-
-    Args:
-        cycles: At least one.
-        compiled: What torch.compile made of the user's code.
 
     Raises:
         RecordingError: There are none.

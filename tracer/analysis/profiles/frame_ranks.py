@@ -32,7 +32,7 @@ def whose_frames(recording: Recording) -> PerFrame[Int]:
     strings, frames = recording.strings, recording.frames
     is_whole = {file: int(_is_whole(strings[file])) for file in np.unique(frames.file).tolist()}
     other = np.array([is_whole[file] for file in frames.file.tolist()], np.int64)
-    is_torchs = np.array([is_generated(text) for text in strings], np.bool_)[frames.file]
+    is_torchs = recording.is_text(is_generated)[frames.file]
     return np.select(
         [is_torchs, frames.user.astype(np.bool_), frames.own.astype(np.bool_)],
         [Whose.TORCHS, Whose.USERS, Whose.OURS],

@@ -33,9 +33,7 @@ def graph_pools(
     """Explain the pools, the largest first.
 
     Args:
-        pools: Those of graphs that are alive, on the device.
         findings: Of the device, in whose cycles may be captures that were not recorded by themselves.
-        known: Observations of live tensors.
         module_names: Dotted names of the model's modules by `id()`.
     """
     found = [_Pool(pool, findings, known, module_names).explained() for pool in pools]

@@ -47,7 +47,6 @@ def held_at_failure(known: KnownStorages, device: str, findings: Findings | None
     """What the program held when a step that was not recorded failed; nothing where nobody looked then.
 
     Args:
-        known: All observations of a run.
         device: As `str(torch.device)` writes it.
         findings: Of the recorded cycles; None if nothing was recorded.
     """

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
@@ -23,10 +22,7 @@ from tracer.analysis.profiles.backward_passes import OutermostCalls, backward_pa
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.peak import peak_position
 from tracer.analysis.profiles.time_spans import TimeSpans, enclosing, merged
-from tracer.arrays import Bool, Bools, Column, Int, Ints, PerBlock, PerEdge, PerKey, Rows
-from tracer.capture.torch_names import STEP_PREFIX
-
-_Value = TypeVar("_Value", bound=np.generic)
+from tracer.arrays import Bool, Bools, Int, Ints, PerBlock, PerEdge, PerKey, Rows, at
 
 _FOREVER = np.iinfo(np.int64).max
 _NEVER = -1
@@ -50,7 +46,6 @@ class IdleBlocks:
 
     Attributes:
         block: Row in `CycleFindings.blocks`.
-        peak_ns: The moment.
         is_idle: No operator uses it any more, and it is no parameter, buffer, state, gradient or scratch memory.
         kept_by_graph: A graph from before the recording keeps it for backward.
         call: The outermost call of a model in which it was made, a row of `calls`; -1 for none.
@@ -62,7 +57,6 @@ class IdleBlocks:
         is_idle_gradient: A gradient that the optimizer has used, or that has been set to zero.
         is_unused_copy: One of a set of tensors of the parameters' sizes that no operator of the cycle uses.
         is_widened: A float32 copy, for the loss, of something in 16 bits.
-        calls: The outermost calls.
     """
 
     block: Rows
@@ -139,8 +133,8 @@ class _Finder:
         calls = outermost_calls(self.cycle.recording, self.cycle.attribution)
         call = enclosing(calls.start_ns, calls.end_ns, self.made_ns)
         is_idle = self._is_idle()
-        in_evaluation = (call >= 0) & _at(calls.records_grad & ~calls.went_back, call, False)
-        in_evaluation &= self.freed_ns > _at(calls.end_ns, call, _FOREVER)
+        in_evaluation = (call >= 0) & at(calls.records_grad & ~calls.went_back, call, False)
+        in_evaluation &= self.freed_ns > at(calls.end_ns, call, _FOREVER)
         return IdleBlocks(
             block=self.row,
             peak_ns=self.peak_ns,
@@ -160,7 +154,7 @@ class _Finder:
 
     # ------------------------------------------------------------------------------------------------------ moments
     def _time_of(self, allocation: Rows, none: int) -> Ints:
-        return _at(self.cycle.recording.allocations.time_ns, allocation, none)
+        return at(self.cycle.recording.allocations.time_ns, allocation, none)
 
     def _start_of_operator(self, op: int) -> int:
         """Start of the outermost operator around the peak, which may use its inputs until it ends."""
@@ -173,23 +167,17 @@ class _Finder:
 
     def _step_start(self) -> int:
         """Start of the step that contains the peak."""
-        starts = self._step_starts()
+        starts = self.cycle.recording.step_starts_ns
         return int(starts[starts <= self.peak_ns].max(initial=_NEVER))
-
-    def _step_starts(self) -> Ints:
-        """Start of each step, in order."""
-        spans, strings = self.cycle.recording.spans, self.cycle.recording.strings
-        rows = [row for row, name in enumerate(spans.name.tolist()) if strings[name].startswith(STEP_PREFIX)]
-        return np.sort(spans.start_ns[np.array(rows, np.int64)])
 
     def _step(self) -> Ints:
         """[I] index of the step in which each was made; -1 for what is from before."""
-        return _at(self.step_of_event, self.cycle.lifetimes.allocation[self.row], _NEVER)
+        return at(self.step_of_event, self.cycle.lifetimes.allocation[self.row], _NEVER)
 
     def _outlives_step(self) -> Bools:
         lifetimes = self.cycle.lifetimes
         end = len(lifetimes.events)
-        freed_in = _at(self.step_of_event, np.where(self.lives_on, -1, lifetimes.events[np.minimum(
+        freed_in = at(self.step_of_event, np.where(self.lives_on, -1, lifetimes.events[np.minimum(
             lifetimes.freed_at[self.row], end - 1)]), _FOREVER)  # fmt: skip
         return np.asarray(freed_in > self._step(), np.bool_)
 
@@ -204,7 +192,7 @@ class _Finder:
         return last_ns
 
     def _is_idle(self) -> Bools:
-        last_ns = _at(self._last(self.reads), self.key, _NEVER)
+        last_ns = at(self._last(self.reads), self.key, _NEVER)
         is_other = ~np.isin(self.kind, (*_LASTING, Kind.GRADIENT))
         is_seen = ~self.cycle.lifetimes.made_unseen[self.row] & ~self._is_of_compiled()
         is_made = self.made_ns < self.busy_since_ns
@@ -219,11 +207,11 @@ class _Finder:
     def _is_read_later(self) -> Bools:
         """[I] as a store is, of which each step takes something: whose turn has not come is idle and not waste."""
         blocks, lifetimes = self.cycle.blocks, self.cycle.lifetimes
-        starts = self._step_starts()
+        starts = self.cycle.recording.step_starts_ns
         made_in = np.searchsorted(starts, self._time_of(lifetimes.allocation, _NEVER), side="right")
-        used_in = np.searchsorted(starts, _at(self._last(self.reads), lifetimes.key, _NEVER), side="right")
+        used_in = np.searchsorted(starts, at(self._last(self.reads), lifetimes.key, _NEVER), side="right")
         _, place = np.unique(
-            np.stack([_at(self.cycle.recording.ops.name, blocks.op, _NEVER), blocks.frame]), axis=1, return_inverse=True
+            np.stack([at(self.cycle.recording.ops.name, blocks.op, _NEVER), blocks.frame]), axis=1, return_inverse=True
         )
         place = place.reshape(-1)
         is_read = np.zeros(int(place.max(initial=-1)) + 1, np.bool_)
@@ -236,17 +224,17 @@ class _Finder:
         if origins is None:
             return np.zeros(len(self.row), np.bool_)
         allocation = self.cycle.lifetimes.allocation[self.row]
-        return np.asarray((_at(origins.row, allocation, _NEVER) >= 0) | (allocation < 0), np.bool_)
+        return np.asarray((at(origins.row, allocation, _NEVER) >= 0) | (allocation < 0), np.bool_)
 
     def _used_in(self, key: PerBlock[Int]) -> PerBlock[Int]:
         """[B] the last backward pass that used each, or -1."""
         flow = self.cycle.recording.flow
         by_backward = self.reads & flow.node_backward[flow.edge_node]
-        return enclosing(*self.passes, _at(self._last(by_backward), key, _NEVER))
+        return enclosing(*self.passes, at(self._last(by_backward), key, _NEVER))
 
     def _outlives_backward(self) -> Bools:
         used_in = self._used_in(self.key)
-        return np.asarray((used_in >= 0) & (self.freed_ns > _at(self.passes[1], used_in, _FOREVER)), np.bool_)
+        return np.asarray((used_in >= 0) & (self.freed_ns > at(self.passes[1], used_in, _FOREVER)), np.bool_)
 
     def _is_left_by_backward(self) -> Bools:
         """[I] used by a backward pass that left most bytes of the activations that it used, and several of them."""
@@ -255,7 +243,7 @@ class _Finder:
         used_in = np.where(is_activation, self._used_in(lifetimes.key), _NEVER)
         end = len(lifetimes.events)
         freed = np.where(lifetimes.freed_at < end, lifetimes.events[np.minimum(lifetimes.freed_at, end - 1)], _NEVER)
-        is_left = (used_in >= 0) & (self._time_of(freed, _FOREVER) > _at(self.passes[1], used_in, _FOREVER))
+        is_left = (used_in >= 0) & (self._time_of(freed, _FOREVER) > at(self.passes[1], used_in, _FOREVER))
 
         def of_passes(chosen: PerBlock[Bool], weight: PerBlock[Int]) -> Ints:
             sums: Ints = np.zeros(num_passes, np.int64)
@@ -265,7 +253,7 @@ class _Finder:
         sizes, ones = lifetimes.size_bytes, np.ones(len(lifetimes.key), np.int64)
         leaves_most: Bools = of_passes(is_left, sizes) > _LEFT_BEHIND * of_passes(used_in >= 0, sizes)
         leaves_most &= of_passes(is_left, ones) > 1
-        return _at(leaves_most, used_in[self.row], False)
+        return at(leaves_most, used_in[self.row], False)
 
     # ----------------------------------------------------------------------------------------------------- gradients
     def _is_idle_gradient(self) -> Bools:
@@ -307,9 +295,7 @@ class _Finder:
 
     def _spans_of(self, names: tuple[str, ...]) -> TimeSpans:
         """Spans of the operators with these names."""
-        ops, strings = self.cycle.recording.ops, self.cycle.recording.strings
-        wanted = [number for number, text in enumerate(strings) if text in names]
-        rows = np.flatnonzero(np.isin(ops.name, np.array(wanted, np.int64)))
+        ops, rows = self.cycle.recording.ops, self.cycle.recording.ops_named(names.__contains__)
         # A node has the time of its operator's beginning, which an end at the same time would leave out.
         return merged(ops.start_ns[rows], ops.end_ns[rows] + 1)
 
@@ -318,7 +304,7 @@ class _Finder:
         none = np.zeros(len(self.row), np.bool_)
         if self.is_compiled:
             return none
-        used = _at(self._last(self.reads), self.key, _NEVER) >= 0
+        used = at(self._last(self.reads), self.key, _NEVER) >= 0
         sizes = self.cycle.lifetimes.size_bytes[self.row]
         is_parameter = self.kind == Kind.PARAMETER
         weights = Counter(sizes[is_parameter & used].tolist())
@@ -330,24 +316,22 @@ class _Finder:
             wanted += weights & left
             left -= weights & left
         is_unused = none.copy()
-        for at in np.flatnonzero(others).tolist():
-            if wanted[int(sizes[at])]:
-                wanted[int(sizes[at])] -= 1
-                is_unused[at] = True
+        for row in np.flatnonzero(others).tolist():
+            if wanted[int(sizes[row])]:
+                wanted[int(sizes[row])] -= 1
+                is_unused[row] = True
         return is_unused
 
     # ---------------------------------------------------------------------------------------------------- conversions
     def _is_widened(self) -> Bools:
         """[I] made by a conversion, from something in 16 bits, and read by a loss."""
         recording, flow = self.cycle.recording, self.cycle.recording.flow
-        names = recording.strings
-        op = _at(recording.allocations.op, self.cycle.lifetimes.allocation[self.row], _NEVER)
-        name = _at(recording.ops.name, op, _NEVER)
-        converts = np.array([*(text in _CONVERTING for text in names), False], np.bool_)[name]
-        is_wide = np.array([*(text in _WIDE for text in names), False], np.bool_)
-        is_narrow = np.array([*(text in _NARROW for text in names), False], np.bool_)
+        op = at(recording.allocations.op, self.cycle.lifetimes.allocation[self.row], _NEVER)
+        name = at(recording.ops.name, op, _NEVER)
+        sets = (_CONVERTING, _WIDE, _NARROW)
+        converts, is_wide, is_narrow = (recording.is_text(texts.__contains__) for texts in sets)
         dtype = recording.keys.dtype
-        candidates = converts & is_wide[_at(dtype, self.key, _NEVER)]
+        candidates = converts[name] & is_wide[at(dtype, self.key, _NEVER)]
         if not candidates.any():
             return candidates
         of_loss = enclosing(*self._spans_of(_OF_LOSSES), self.edge_ns) >= 0
@@ -358,13 +342,8 @@ class _Finder:
         from_narrow = np.zeros(self.num_keys, bool)
         from_narrow[flow.edge_key[flow.edge_allocated & narrow_nodes[flow.edge_node]]] = True
         in_forward = self.cycle.blocks.phase[self.row] == Phase.FORWARD
-        return np.asarray(candidates & in_forward & _at(in_loss & from_narrow, self.key, False), np.bool_)
+        return np.asarray(candidates & in_forward & at(in_loss & from_narrow, self.key, False), np.bool_)
 
 
 def _bytes_of(sizes: Counter[int]) -> int:
     return sum(size * count for size, count in sizes.items())
-
-
-def _at(column: Column[_Value], rows: Rows, none: int | bool) -> Column[_Value]:
-    """A column's values at some rows, and another value where the row is -1."""
-    return np.where(rows >= 0, column[np.where(rows >= 0, rows, 0)] if len(column) else none, none)

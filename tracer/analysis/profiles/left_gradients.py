@@ -27,7 +27,6 @@ def freed_by_zero_grad(recording: Recording, freed_ns: Ints) -> PerBlock[Bool]:
     """[B] whether an optimizer's `zero_grad` let go of it.
 
     Args:
-        recording: One cycle.
         freed_ns: [B] When each was freed.
     """
     return np.asarray(enclosing(*_spans(recording, ZERO_GRAD_PREFIX), freed_ns) >= 0, np.bool_)
@@ -37,8 +36,6 @@ def met_a_step(recording: Recording, passes: TimeSpans, made_ns: Ints, freed_ns:
     """[B] whether a backward pass made it, and it lived when the next optimizer's step behind that pass began.
 
     Args:
-        recording: One cycle.
-        passes: When backward passes ran.
         made_ns: [B] When each was made.
         freed_ns: [B] When each was freed.
     """
@@ -65,9 +62,6 @@ def of_gradients_sizes(
     pass than it took, some of them are no gradients, and nothing is said of any.
 
     Args:
-        recording: One cycle.
-        lifetimes: The device's blocks.
-        passes: When backward passes ran.
         made_ns: [B] When each was made.
         freed_ns: [B] When each was freed.
     """
@@ -95,22 +89,17 @@ def of_gradients_sizes(
 
 
 def _spans(recording: Recording, prefix: str) -> TimeSpans:
-    spans = recording.spans
-    begins_so = np.array([*(text.startswith(prefix) for text in recording.strings), False], np.bool_)
-    rows = np.flatnonzero(begins_so[spans.name])
+    spans, rows = recording.spans, recording.spans_named(prefix)
     return merged(spans.start_ns[rows], spans.end_ns[rows])
 
 
 def _taken(recording: Recording, passes: TimeSpans) -> dict[int, dict[int, int]]:
     """By pass and number of elements, how many tensors AccumulateGrad took as gradients, without adding them."""
-    ops, strings = recording.ops, recording.strings
-    is_node = np.array(
-        [*(is_accumulate_grad(text) and not text.startswith(ENGINE_PREFIX) for text in strings), False], np.bool_
-    )
-    is_add = np.array([*(text in _ADDS for text in strings), False], np.bool_)
+    ops = recording.ops
     adds = np.zeros(len(ops.name) + 1, np.bool_)
-    adds[ops.parent[is_add[ops.name]]] = True
-    rows = np.flatnonzero(is_node[ops.name] & ~adds[:-1])
+    adds[ops.parent[recording.ops_named(_ADDS.__contains__)]] = True
+    rows = recording.ops_named(lambda text: is_accumulate_grad(text) and not text.startswith(ENGINE_PREFIX))
+    rows = rows[~adds[rows]]
     number = enclosing(*passes, ops.start_ns[rows])
     sizes_by_pass: dict[int, dict[int, int]] = defaultdict(Counter)
     for of_pass, shapes in zip(number.tolist(), ops.input_shapes[rows].tolist(), strict=True):

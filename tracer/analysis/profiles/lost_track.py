@@ -32,7 +32,6 @@ class LostTrack:
         file: Source file of the user's line, or None.
         line: Its number, or None.
         bytes: Bytes at the peak that have no category of torch's because of it.
-        count: Blocks.
         known_bytes: The part of these bytes whose kind is known all the same.
     """
 
@@ -49,12 +48,6 @@ def find_lost_track(
     recording: Recording, categories: Categories, attribution: Attribution, blocks: ClassifiedBlocks
 ) -> tuple[LostTrack, ...]:
     """Trace the peak's blocks without a category back to where the category was lost.
-
-    Args:
-        recording: One cycle.
-        categories: Categories of the same recording.
-        attribution: Attribution of the same recording.
-        blocks: Live blocks at its peak.
 
     Returns:
         Lines, largest first. Blocks that were never tensors have no data flow and are left out.

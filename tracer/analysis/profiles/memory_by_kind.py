@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tracer.analysis.kinds import LAYERS, Kind
-from tracer.analysis.profiles.allocator_order import alive_bytes
+from tracer.analysis.profiles.allocator_count import alive_bytes
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.arrays import Int, PerEvent
@@ -16,8 +16,6 @@ class KindLevel:
     """Bytes of one kind over a recording.
 
     Attributes:
-        kind: The kind.
-        before_bytes: Bytes alive before the first event.
         values_bytes: [D] Bytes alive after each of `BlockLifetimes.events`.
     """
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracer.analysis.profiles.devices_held import default_device
+from tracer.analysis.profiles.allocator_count import default_device
 from tracer.analysis.profiles.torch_categories import Categories, Category, categorize
 from tracer.arrays import Int, Ints, PerTimelineRow
 from tracer.capture.recording import Recording
@@ -99,8 +99,6 @@ def memory_timeline(recording: Recording, categories: Categories, *, device: str
     """Lay out what each event did to each category.
 
     Args:
-        recording: One cycle.
-        categories: Categories of the same recording.
         device: Name; by default `default_device`.
 
     Returns:

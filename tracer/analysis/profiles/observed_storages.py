@@ -22,7 +22,6 @@ def observations_of(recording: Recording, known: KnownStorages | None, device: i
     """Rows of `KnownStorages` on a device of a recording, in any cycle.
 
     Args:
-        recording: One cycle.
         known: Observations of live tensors; None where nobody looked.
         device: Index into `recording.devices`.
     """
@@ -39,11 +38,9 @@ def is_idle(
     operators use both.
 
     Args:
-        recording: One cycle.
         known: Observations of live tensors; None where nobody looked.
         device: Index into `recording.devices`.
         events: The device's rows of `recording.allocations`, in allocator order [D].
-        address: Addresses of the storages to ask about.
 
     Returns:
         As long as `address`.
@@ -77,7 +74,6 @@ def observations_in(recording: Recording, known: KnownStorages | None, device: i
     Whoever looks finds something on some device: a session has a model or an optimizer.
 
     Args:
-        recording: One cycle.
         known: Observations of live tensors; None where nobody looked.
         device: Index into `recording.devices`.
         events: The device's rows of `recording.allocations`, in allocator order [D].
@@ -98,7 +94,6 @@ def observed_before(
     Without a walk, of what was observed last before the first event.
 
     Args:
-        recording: One cycle.
         known: Observations of live tensors; None where nobody looked.
         device: Index into `recording.devices`.
         events: The device's rows of `recording.allocations`, in allocator order [D].
@@ -113,7 +108,6 @@ def rows_before(recording: Recording, known: KnownStorages | None, device: int, 
     """Rows of `KnownStorages` observed before a cycle's first event.
 
     Args:
-        recording: One cycle.
         known: Observations of live tensors; None where nobody looked.
         device: Index into `recording.devices`.
         events: The device's rows of `recording.allocations`, in allocator order [D].
@@ -126,7 +120,6 @@ def last_walk_ns(recording: Recording, known: KnownStorages | None, events: PerE
     """Time of the last walk over all reachable objects before a device's first event; None without a walk.
 
     Args:
-        recording: One cycle.
         known: Observations of live tensors; None where nobody looked.
         events: The device's rows of `recording.allocations`, in allocator order [D].
     """
@@ -141,7 +134,6 @@ def let_go_at(
     """[U] position of the first event after a storage that a walk had found was seen to go; past the last if none.
 
     Args:
-        recording: One cycle.
         known: Observations of live tensors; None where nobody looked.
         device: Index into `recording.devices`.
         events: The device's rows of `recording.allocations`, in allocator order [D].
@@ -177,7 +169,6 @@ def observed_blocks(
     That a tensor is reachable from Python says that it is there, and not what it is.
 
     Args:
-        recording: One cycle.
         known: Observations of live tensors; None where nobody looked.
         device: Index into `recording.devices`.
         events: The device's rows of `recording.allocations`, in allocator order [D].
@@ -223,7 +214,5 @@ def _first_ns(recording: Recording, events: PerEvent[Int]) -> int:
 
 def _last_ns(recording: Recording) -> int:
     """End of the recording's last step, or of its last event where no step ended."""
-    spans = recording.spans
-    is_step = np.array([*(name.startswith(STEP_PREFIX) for name in recording.strings), False], np.bool_)
-    ends = spans.end_ns[is_step[spans.name]]
+    ends = recording.spans.end_ns[recording.spans_named(STEP_PREFIX)]
     return max(int(recording.allocations.time_ns.max(initial=0)), int(ends.max(initial=0)))

@@ -28,8 +28,7 @@ class AllocatorPeak:
     Attributes:
         requested_bytes: Sum of what was requested; the peak is the same, rounded up block by block.
         pending_bytes: Freed by the program and still used by another stream: neither allocated nor free.
-        reserved_bytes: Reserved from the driver.
-        free_bytes: Bytes of it that were in no block in use.
+        free_bytes: Reserved bytes that were in no block in use.
         largest_free_bytes: The largest piece of that in one segment.
         num_joined: Blocks of the recording that the history has too, whether alive at the peak or not.
         num_blocks: Blocks that the recording saw being made.
@@ -50,15 +49,11 @@ class PeakReport:
 
     Attributes:
         device: Name as `str(torch.device)` writes it.
-        peak_bytes: Sum of the blocks.
         allocator_peak_bytes: Counted without looking at blocks; the rows and `unexplained_bytes` sum to it.
         counted: What it is the sum of.
         reserved_bytes: Reserved memory at the peak; 0 where the device has no such thing.
-        time_ns: When.
         step: Name of the step, or None.
         phase: Phase of the allocation that made the peak, or None.
-        rows: Grouped blocks, largest first.
-        blocks: The blocks themselves.
         row_of: [B] The row of each of them.
         allocator: From the allocator's own history; None where there is none.
         threads: Other threads that called the model, which the profiler does not record.
@@ -119,12 +114,7 @@ def peak_report(
     """Explain the peak of one device.
 
     Args:
-        recording: One cycle.
-        attribution: Attribution of the same recording.
         lifetimes: The device's blocks; there is at least one event.
-        blocks: The same, classified.
-        known: Live tensors observed during the run, the strongest evidence.
-        history: The allocator's own, joined with these storages.
 
     Returns:
         The report. The first maximum wins.

@@ -14,7 +14,7 @@ from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.analysis.profiles.source_lines import line_of_frame
 from tracer.analysis.profiles.torch_categories import Category
-from tracer.arrays import Int, Ints, PerBlock, Rows
+from tracer.arrays import Int, PerBlock, Rows, at
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.sources.source_line import SourceLine
@@ -50,7 +50,6 @@ def origin_of(attribution: Attribution, allocation: int) -> Origin | None:
     """Origin of a block of a compiled region; None for any other block.
 
     Args:
-        attribution: Attribution of the recording.
         allocation: Row of `Recording.allocations`; -1 for a block that none recorded.
     """
     origins = attribution.origins
@@ -74,11 +73,7 @@ def group_rows(
     """Put equal blocks together: same kind, evidence, phase, owner, name, shape and dtype. Largest first.
 
     Args:
-        recording: One cycle.
-        attribution: Attribution of the same recording.
         known: Observations of live tensors; None where nobody looked.
-        blocks: Blocks of the same recording, classified.
-        history: The allocator's own, joined with these blocks.
 
     Returns:
         The rows, and [B] the row of each block.
@@ -100,14 +95,6 @@ def group_blocks(
     by_step: bool = True,
 ) -> tuple[tuple[PeakRow, ...], PerBlock[Int]]:
     """Put equal blocks together, and say in which row each block is.
-
-    Args:
-        recording: One cycle.
-        attribution: Attribution of the same recording.
-        known: Observations of live tensors.
-        blocks: Blocks of the same recording, classified.
-        history: The allocator's own, joined.
-        by_step: Whether what was made in different steps is different.
 
     Returns:
         The rows in the order of their first blocks, and [B] the row of each block.
@@ -140,11 +127,7 @@ def _columns_that_tell_apart(
     recording: Recording, attribution: Attribution, blocks: ClassifiedBlocks, *, by_step: bool
 ) -> tuple[PerBlock[Int], ...]:
     """[B] each: all that a row says of its blocks, as numbers; `_key` reads them in this order."""
-    origins, none = attribution.origins, np.full(len(blocks.size_bytes), -1, np.int64)
-
-    def of(column: Ints, rows: PerBlock[Int]) -> PerBlock[Int]:
-        return np.where(rows >= 0, column[np.maximum(rows, 0)], -1) if len(column) else none
-
+    origins = attribution.origins
     return (
         blocks.kind,
         blocks.torch_category,
@@ -152,14 +135,14 @@ def _columns_that_tell_apart(
         blocks.phase,
         blocks.step if by_step else np.where(blocks.step >= 0, _SOME_STEP, blocks.step),
         blocks.module,
-        of(recording.ops.name, blocks.op),
+        at(recording.ops.name, blocks.op, -1),
         blocks.frame,
         blocks.caller,
         blocks.name,
         blocks.stack,
-        of(origins.row, blocks.allocation) if origins is not None else none,
-        of(recording.keys.shape, blocks.key),
-        of(recording.keys.dtype, blocks.key),
+        at(np.empty(0, np.int64) if origins is None else origins.row, blocks.allocation, -1),
+        at(recording.keys.shape, blocks.key, -1),
+        at(recording.keys.dtype, blocks.key, -1),
     )
 
 

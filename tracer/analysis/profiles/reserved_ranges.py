@@ -38,10 +38,6 @@ class ReservedRanges:
 def reserved_ranges(history: JoinedHistory, lifetimes: BlockLifetimes) -> ReservedRanges | None:
     """Follow the segments over a recording.
 
-    Args:
-        history: The allocator's own, joined with these blocks.
-        lifetimes: Lifetimes of the recording's blocks on this device.
-
     Returns:
         None if the history has none of the events.
     """

@@ -23,8 +23,6 @@ def frames_of_op(recording: Recording, attribution: Attribution, op: int) -> tup
     What called the user's outermost line, as a launcher did, is left out.
 
     Args:
-        recording: One cycle.
-        attribution: Its owners; the first line is the one that it gives to the operator.
         op: Row in `Recording.ops`, outside backward.
     """
     rows = [int(attribution.op_frame[op])] if attribution.op_frame[op] >= 0 else []

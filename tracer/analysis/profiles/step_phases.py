@@ -18,7 +18,6 @@ class StepPhase:
     """Time and peak of one phase of one step.
 
     Attributes:
-        step: Name of the step.
         phase: forward, backward or optimizer.
         stretches_ns: Start of the first and end of the last operator of each stretch without another phase in between:
             one, or as many as there are micro-batches, or evaluations by the optimizer.
@@ -50,8 +49,6 @@ def step_phases(recording: Recording, attribution: Attribution, lifetimes: Block
     """Lay out the phases of every step: in each, that which ends first comes first.
 
     Args:
-        recording: One cycle.
-        attribution: Attribution of the same recording.
         lifetimes: Lifetimes of one device's blocks in it; its allocator's bytes give the peak of each phase.
     """
     event_step = attribution.allocation_step[lifetimes.events]

@@ -13,7 +13,7 @@ from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.backward_passes import loader_calls
 from tracer.analysis.profiles.time_spans import enclosing
 from tracer.analysis.profiles.torch_categories import Categories
-from tracer.arrays import Bool, Int, PerEdge, PerKey, PerNode
+from tracer.arrays import Bool, Int, PerEdge, PerKey, PerNode, at
 from tracer.capture.recording import DataFlow, Recording
 
 # Operators whose result has the elements of what they are given, in another place: how a batch is put together and
@@ -52,13 +52,7 @@ class StorageUses:
 
 
 def storage_uses(recording: Recording, categories: Categories, attribution: Attribution) -> StorageUses:
-    """Find what operators did with each storage.
-
-    Args:
-        recording: One cycle.
-        categories: torch's categories, of the same recording.
-        attribution: Attribution of the same recording.
-    """
+    """Find what operators did with each storage."""
     return _Uses(recording, categories, attribution).run()
 
 
@@ -77,7 +71,7 @@ class _Uses:
         reads = self.uses & ~edges.edge_freed
         last_backward_ns = self._last(by_backward)
         is_given, moves, puts_together = self._makers(reads)
-        is_inside = self._of_allocation(self.attribution.allocation_module, -1) >= 0
+        is_inside = at(self.attribution.allocation_module, self.allocation, -1) >= 0
         was_allocated = self.allocation >= 0
         from_loader = was_allocated & (enclosing(*loader_calls(self.recording), self._made_ns()) >= 0)
         return StorageUses(
@@ -99,14 +93,8 @@ class _Uses:
         allocation_of_key[allocations.key[rows]] = rows
         return allocation_of_key
 
-    def _of_allocation(self, column: PerKey[Int], none: int) -> PerKey[Int]:
-        was_allocated = self.allocation >= 0
-        return np.where(
-            was_allocated, column[np.where(was_allocated, self.allocation, 0)] if len(column) else none, none
-        )
-
     def _made_ns(self) -> PerKey[Int]:
-        return self._of_allocation(self.recording.allocations.time_ns, -1)
+        return at(self.recording.allocations.time_ns, self.allocation, -1)
 
     def _makers(self, reads: PerEdge[Bool]) -> tuple[PerKey[Bool], PerKey[Bool], PerKey[Bool]]:
         """[K] whether what made it was given tensors, only moves elements, and puts several tensors together."""
@@ -114,10 +102,10 @@ class _Uses:
         has_inputs = np.bincount(edges.edge_node[reads], minlength=self.num_nodes) > 0
         is_given: PerKey[Bool] = np.zeros(self.num_keys, bool)
         is_given[edges.edge_key[edges.edge_allocated]] = has_inputs[edges.edge_node[edges.edge_allocated]]
-        op = self._of_allocation(self.recording.allocations.op, -1)
-        name = np.where(op >= 0, ops.name[op] if len(ops.name) else -1, -1)
-        words = [text.removeprefix("aten::") for text in self.recording.strings]
-        moves, puts = (np.array([*(word in chosen for word in words), False]) for chosen in (_MOVES, _PUTS_TOGETHER))
+        op = at(self.recording.allocations.op, self.allocation, -1)
+        name = at(ops.name, op, -1)
+        moves = self.recording.is_text(lambda text: text.removeprefix("aten::") in _MOVES)
+        puts = self.recording.is_text(lambda text: text.removeprefix("aten::") in _PUTS_TOGETHER)
         return is_given, moves[name], puts[name]
 
     def _last(self, chosen: PerEdge[Bool]) -> PerKey[Int]:
@@ -144,10 +132,10 @@ class _Uses:
         from_loader: PerKey[Bool],
         reads: PerEdge[Bool],
     ) -> PerKey[Bool]:
-        phase = self._of_allocation(self.attribution.allocation_phase, Phase.OTHER)
+        phase = at(self.attribution.allocation_phase, self.allocation, Phase.OTHER)
         outside = outside & ((phase == Phase.OTHER) | (phase == Phase.FORWARD))
         edges = self.recording.flow
-        step = self._of_allocation(self.attribution.allocation_step, -1)
+        step = at(self.attribution.allocation_step, self.allocation, -1)
         maker: PerKey[Int] = np.full(self.num_keys, -1, np.int64)
         maker[edges.edge_key[edges.edge_allocated]] = edges.edge_node[edges.edge_allocated]
         node_step: PerNode[Int] = np.full(self.num_nodes + 1, -1, np.int64)
@@ -217,7 +205,6 @@ class _Followed:
 
         Args:
             node: Row of the node to begin with.
-            wanted: Whether each node is one to be reached.
         """
         work, seen = [node], {node}
         while work:

@@ -30,8 +30,6 @@ class Site:
     """An operator, module and line that made blocks, and the blocks' kind.
 
     Attributes:
-        kind: Kind of the blocks.
-        op: Operator.
         module: Path of the module, or None.
         file: Source file of the user's line, or None.
         line: Its number, or None.
@@ -55,7 +53,6 @@ class Survivors:
         step: [survivors] Judged step that made the survivor, or in whose place an older one ended.
         size_bytes: [survivors] Negative of what ended.
         site: [survivors] Index in `sites`; -1 for what ended.
-        sites: Where survivors were made.
     """
 
     num_judged: int
@@ -90,11 +87,7 @@ def find_survivors(
     was cut short, the one before neither: its last step let go of nothing yet.
 
     Args:
-        recording: One cycle.
-        attribution: Attribution of the same recording.
-        lifetimes: One device's blocks.
         blocks: What each of them is, one row per row of `lifetimes`.
-        is_whole: Whether the last step was recorded to its end.
         is_complete: Whether all that was alive before the recording is among `lifetimes`.
     """
     ends = _last_events(attribution, lifetimes)[: len(attribution.step_names) - (not is_whole)]

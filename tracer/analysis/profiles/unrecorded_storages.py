@@ -21,7 +21,6 @@ from tracer.analysis.profiles.shared_memory import own_bytes
 from tracer.arrays import Bool, Int, PerEvent, PerNode, PerUnrecorded, Rows
 from tracer.capture.objects.known_storages import BATCH, KnownStorages
 from tracer.capture.recording import Recording
-from tracer.capture.torch_names import STEP_PREFIX
 
 _NEVER = int(np.iinfo(np.int64).max)
 
@@ -58,8 +57,6 @@ def unrecorded_storages(
     """Find what operators used, or frees ended, or observations show, and no recorded allocation made.
 
     Args:
-        recording: One cycle.
-        known: Observations.
         device: Index in `Recording.devices`.
         events: [D] The device's events in allocator order.
     """
@@ -164,7 +161,6 @@ def keys_not_made(recording: Recording, known: KnownStorages | None, device: int
     """Rows of `Recording.keys` on a device that no recorded allocation made, but for those in idle memory.
 
     Args:
-        recording: One cycle.
         known: Observations of live tensors; None where nobody looked.
         device: Index into `recording.devices`.
         events: The device's rows of `recording.allocations`, in allocator order [D].
@@ -208,7 +204,6 @@ def unseen_keys(recording: Recording, known: KnownStorages | None, device: int, 
     made in an earlier cycle: it reports no other.
 
     Args:
-        recording: One cycle.
         known: Observations of live tensors; None where nobody looked.
         device: Index into `recording.devices`.
         events: The device's rows of `recording.allocations`, in allocator order [D].
@@ -277,9 +272,7 @@ def _inputs_let_go(recording: Recording, known: KnownStorages | None, device: in
 
 def _steps_of_nodes(recording: Recording) -> tuple[PerNode[Int], PerNode[Int]]:
     """[N] step of each data-flow node, and [steps + 1] when each begins; what comes before the first is a step too."""
-    spans = recording.spans
-    names = [recording.strings[name].startswith(STEP_PREFIX) for name in spans.name.tolist()]
-    starts = np.concatenate([[0], np.sort(spans.start_ns[np.array(names, bool)])]).astype(np.int64)
+    starts = np.concatenate([[0], recording.step_starts_ns]).astype(np.int64)
     return np.searchsorted(starts, recording.flow.node_time_ns, side="right") - 1, starts
 
 
@@ -312,7 +305,6 @@ def reused_at(
     """[U] position of the first allocation that overlaps each storage from before; one past the last if none.
 
     Args:
-        recording: One cycle.
         events: The device's rows of `recording.allocations`, in allocator order [D].
         address: [U] Where each storage begins.
         size_bytes: [U] Bytes of the same storages.

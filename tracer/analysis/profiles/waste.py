@@ -62,9 +62,6 @@ class Waste:
     """Memory at the peak that is kept for one cause.
 
     Attributes:
-        kind: The cause.
-        bytes: Bytes of its blocks at the peak.
-        count: How many blocks.
         line: The user's line where the model or function was called, or gradients were let go of; None where what is
             kept is from before the recording.
         addresses: Addresses of such blocks that are alive at the end of the last cycle, the oldest first.
@@ -97,7 +94,6 @@ class WasteRule:
     """A row of the table: of which blocks it says what keeps them.
 
     Attributes:
-        kind: What keeps them.
         when: Names of columns of `IdleBlocks`, as conditions of `tracer.analysis.rules`.
     """
 
@@ -239,13 +235,7 @@ class _Lines:
         self.recording, self.whose = cycle.recording, cycle.attribution.frame_whose
 
     def of_function(self, name: str, near_ns: int, *, torchs: bool = False) -> SourceLine | None:
-        """The user's line that called a function of this name, at the call nearest to a moment.
-
-        Args:
-            name: Name of the function.
-            near_ns: The moment.
-            torchs: Whether it is one of torch's, and none of the user's own.
-        """
+        """The user's line that called a function of this name, at the call nearest to a moment."""
         rows = self._calls_of(self.recording, name, torchs=torchs)
         if not len(rows):
             return None

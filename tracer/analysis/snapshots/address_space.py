@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.allocator.sizes import SMALL_SEGMENT_BYTES
 from tracer.arrays import Bools, Ints
+from tracer.block_sizes import SMALL_SEGMENT_BYTES
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState
 from tracer.snapshot.replay import BEFORE
@@ -22,13 +22,9 @@ class AddressRanges:
     """Reserved ranges and their lives, by address [ranges]. Entries are positions in the trace of E entries.
 
     Attributes:
-        address: Where the range begins.
-        size_bytes: Its length.
         begin: The entry that reserved it; `BEFORE` (-1) if it was there before the first one.
         end: The entry that gave it back; E if it still is reserved.
-        stream: The stream that its blocks serve.
         pool: Number of the pool's name, -1 for the default pool.
-        is_small: Whether it serves small requests.
         is_expandable: Whether what lies beside it belongs to the same segment.
     """
 

@@ -26,7 +26,6 @@ class AutogradFrames:
     """What each stack is in, columns [stacks]; names as torch makes them of operations, without `Backward0`.
 
     Attributes:
-        names: The distinct names.
         operation: Number of the forward operation's name, -1 for none.
         node: Number of the name of the node that the engine evaluates, -1 for none.
         call: Equal for stacks that differ only within the operation, -1 where there is none.

@@ -98,8 +98,6 @@ class _Operations:
 
     Attributes:
         rows: The first block of each, in their order.
-        places: The runs of forward that they are in.
-        starts: First operation of each run.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -111,7 +109,6 @@ class _Operations:
 
         Args:
             place: The run's position in forward.
-            rows: First block of each of its operations.
         """
         self.places.append(place)
         self.starts.append(len(self.rows))
@@ -148,9 +145,6 @@ class BackwardLines:
     """Finds the forward of backward's blocks, one backward pass at a time and only those asked for.
 
     Args:
-        lives: Lives of one device.
-        frames: Frames of every stack.
-        backwards: The device's backward passes.
         steps: The optimizer's steps, which forward does not reach across.
         skipped: Whether a stack makes what does not count, such as a library's workspace [stacks].
     """
@@ -265,14 +259,7 @@ class _Matching:
         return by_name
 
     def _shared_out(self, operations: _Operations, run: _Run, low: int, high: int) -> dict[int, int] | None:
-        """The operation of each of backward's blocks, where it is certain; None if number or sizes contradict.
-
-        Args:
-            operations: All of the run's name.
-            run: A run of backward.
-            low: The first run of forward that it may be of.
-            high: The last one.
-        """
+        """The operation of each of backward's blocks, where it is certain; None if number or sizes contradict."""
         first, end = operations.range(low, high)
         name = self._names[run.name]
         most = _AT_MOST.get(name)

@@ -24,10 +24,6 @@ class BlockFacts:
     """What is known of each block, columns [lives].
 
     Attributes:
-        is_before: It was there before the first entry.
-        is_at_end: It is in use at the end of the recording.
-        has_stack: The stack that made it is known.
-        in_workspace: Its stack is in a library's workspace.
         is_brief_workspace: It has the size of cuBLAS's workspace, and nothing else happened while it was in use. Where
             other blocks of a common size stay, a layer made it, or it has no stack and there are such blocks of layers.
         is_workspace_kept: It has one of these sizes and is never freed; where the size is common, it is the only such
@@ -39,18 +35,14 @@ class BlockFacts:
         in_parameter_copy: It is where `copy.deepcopy` copies a Parameter.
         constructor: The outermost constructor of the program's that it is in, and not in a module's call; -1 for none.
         in_optimizers_constructor: It is in the constructor of an optimizer of the program's, of which a step is seen.
-        in_module: It is inside the call of a module.
         in_functional: It is inside a function of torch.nn.functional.
         in_autocast: It is where autocast makes a copy.
         in_backward: It is in a node that autograd evaluates.
-        in_step: It was made in an optimizer's step.
-        in_silence: It has none, in a recording of a training's Python frames alone: autograd's threads have none.
+        in_silence: It has no stack, in a recording of a training's Python frames alone: autograd's threads have none.
         is_of_grad_call: Made in the backward that a call of `torch.autograd.grad` ran, which writes no .grad.
         freed_by_autograd: Freed in a node that autograd evaluates, or as autograd let go of what it had saved.
         freed_as_saved: Freed where autograd lets go of what an operation saved for backward.
         freed_by_program: By a known stack that is none of autograd's, of an optimizer's or of an assignment to .grad.
-        freed_by_zero_grad: Freed in a call of zero_grad.
-        freed_in_step: Freed in an optimizer's step.
         freed_in_open_step: Freed in a step that was not over when the recording ended.
         freed_in_silence: Without a stack, likewise.
         data_was_set: By an assignment to .data.
@@ -185,6 +177,13 @@ class BlockFacts:
         return has_kind
 
 
+_BY_COUNTING = (
+    "is_kept_alone", "is_held_of_few", "is_kept_by_forward", "stack_made_temporaries", "is_first_made",
+    "is_constructed", "is_replacing", "is_replaced", "takes_parameters_place", "takes_buffers_place",
+    "has_size_of_staying", "is_as_many_as_gradients", "is_of_parameters_size", "is_one_set", "is_frozen_set",
+    "is_left_by_backward", "is_in_flight",
+)  # fmt: skip
+"""Columns that `counting.with_counts` and `with_parameters` fill in; until then they are false."""
 _NOT_THE_PROGRAMS = (
     Fact.ENGINE, Fact.RELEASE_SAVED, Fact.BACKWARD_CALL, Fact.OPTIMIZER_STEP, Fact.ZERO_GRAD, Fact.SET_GRAD,
     Fact.SET_DATA, Fact.SET_BUFFER,
@@ -195,8 +194,6 @@ class DevicePhases:
     """Steps and backward passes of one device, and what every entry's stack proves.
 
     Args:
-        snapshot: All of it.
-        state: The device's part.
         facts: Facts of every stack [stacks].
     """
 
@@ -251,14 +248,7 @@ def _running_count(wanted: Bools) -> Ints:
 
 
 def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Sites) -> BlockFacts:
-    """What stacks and lives say of every block; what counting says is false, see `counting.with_counts`.
-
-    Args:
-        state: The device.
-        lives: Its blocks.
-        phases: Its phases.
-        sites: Sites of the same snapshot.
-    """
+    """What stacks and lives say of every block; what counting says is false, see `counting.with_counts`."""
     born, freed = sites.facts[lives.stack], _facts_of_frees(state, lives, sites.facts)
     has_stack, begin, end = has(born, Fact.STACK), lives.begin, lives.end
     in_step = has(born, Fact.OPTIMIZER_STEP) | (has_stack & (phases.steps.containing(begin) >= 0))
@@ -314,31 +304,15 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         | _last_of_calls(calls, call, begin, end),
         call=call,
         is_called_again=_are_called_again(lines)[call],
-        is_kept_alone=no,
-        is_held_of_few=no,
         is_fed=_is_fed(state, lives, phases, sites),
         has_cpp=no | phases.has_cpp,
         has_only_forward=no | phases.has_only_forward,
         may_meet_backward=_changes(phases.num_maybe_backward, begin, end),
         stack_kind=np.full(len(lives), -1, dtype=np.int64),
-        is_kept_by_forward=no,
-        stack_made_temporaries=no,
-        is_first_made=no,
-        is_constructed=no,
-        is_replacing=no,
-        is_replaced=no,
-        takes_parameters_place=no,
-        takes_buffers_place=no,
-        has_size_of_staying=no,
-        is_as_many_as_gradients=no,
-        is_of_parameters_size=no,
         layer=np.where(begin > BEFORE, sites.layers[lives.stack], -1),
-        is_one_set=no,
-        is_frozen_set=no,
         outlives_backward=has(born, Fact.ENGINE) & (end >= phases.backwards.end_after(begin)),
         outlives_silence=is_silent & ~has_stack & (begin > BEFORE) & (end >= phases.silences.end_after(begin)),
-        is_left_by_backward=no,
-        is_in_flight=no,
+        **dict.fromkeys(_BY_COUNTING, no),
     )
 
 

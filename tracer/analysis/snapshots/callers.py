@@ -15,7 +15,6 @@ class CallerShare:
     Attributes:
         site: The caller's line; of blocks that have none, where others have one, None.
         bytes: What they were asked for, together.
-        count: How many they are.
     """
 
     site: Site | None
@@ -25,10 +24,6 @@ class CallerShare:
 
 def callers_of(stacks: Sequence[tuple[int, int, int]], sites: Sites) -> tuple[CallerShare, ...]:
     """Divide blocks of one line by the first frame above it in which their stacks differ; largest first.
-
-    Args:
-        stacks: Stack, bytes and number of blocks.
-        sites: Sites of the same snapshot.
 
     Returns:
         Shares that sum to the blocks; none where nothing differs.

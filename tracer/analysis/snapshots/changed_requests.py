@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -10,20 +13,17 @@ from tracer.allocator.blocks import DEFAULT_POOL
 from tracer.allocator.history import Op
 from tracer.allocator.replay import Outcome, Program
 from tracer.allocator.settings import AllocatorSettings
-from tracer.analysis.snapshots.modelled import Modelled
+from tracer.analysis.snapshots.modelled import Modelled, model_device
 from tracer.arrays import Ints
+from tracer.snapshot.columns import DeviceState, Snapshot
+from tracer.snapshot.replay import Replay
 
 _NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Changed:
-    """What is replayed.
-
-    Attributes:
-        settings: The allocator's.
-        program: What it is asked for.
-    """
+    """What is replayed."""
 
     settings: AllocatorSettings
     program: Program
@@ -72,7 +72,6 @@ def without_blocks(modelled: Modelled, rows: Ints) -> Changed:
     """Some blocks are never asked for; what frees them then has nothing to free.
 
     Args:
-        modelled: The recording as it was replayed.
         rows: Blocks, as rows of its lives.
     """
     program = modelled.program
@@ -99,7 +98,6 @@ def with_smaller_blocks(modelled: Modelled, rows: Ints, divisor: int) -> Changed
     """Some blocks are a fraction of their size, rounded up.
 
     Args:
-        modelled: The recording as it was replayed.
         rows: Blocks, as rows of its lives.
         divisor: By which their requested bytes are divided.
     """
@@ -114,20 +112,13 @@ def with_earlier_frees(modelled: Modelled, rows: Ints, entry: Ints) -> Changed:
     """Some blocks are freed right before an entry each; what frees them later finds nothing to free.
 
     Args:
-        modelled: The recording as it was replayed.
         rows: Blocks, as rows of its lives.
-        entry: For each block, the entry of the history before which it is freed.
     """
     return _with_operations(modelled, Op.FREE, rows, entry)
 
 
 def emptying_at(modelled: Modelled, entry: Ints) -> Changed:
-    """The program empties the cache right before some entries.
-
-    Args:
-        modelled: The recording as it was replayed.
-        entry: Entries of the history.
-    """
+    """The program empties the cache right before some entries."""
     return _with_operations(modelled, Op.RELEASE, np.zeros_like(entry), entry)
 
 
@@ -143,3 +134,50 @@ def _with_operations(modelled: Modelled, op: Op, operand: Ints, entry: Ints) -> 
         np.insert(entries, at, entry[order]).tolist(),
     )
     return Changed(modelled.settings, changed)
+
+
+Trial: TypeAlias = Literal["expandable segments", "split all", "one stream", "free at once"]
+"""Segments that grow in place; no block kept whole; one stream and one pool; no free that waits for a stream."""
+
+
+class Trials:
+    """Replays one device's recording under changes, each once, and only if it is asked for."""
+
+    def __init__(self, snapshot: Snapshot, state: DeviceState, replayed: Replay) -> None:
+        self._parts = snapshot, state, replayed
+        self._found: dict[Trial, Outcome] = {}
+
+    def serves(self, trial: Trial, entry: int) -> bool | None:
+        """Whether the request that failed at an entry is served under a change.
+
+        Returns:
+            None where a replay of the recording itself does not fail there, so that one with a change tells nothing,
+            and where the change would have acted before the recording.
+        """
+        modelled = self._modelled
+        if modelled is None or not _fails(modelled.baseline, entry):
+            return None
+        if modelled.is_from_start and trial not in _OF_REQUESTS:
+            return None
+        if trial not in self._found:
+            self._found[trial] = _TRIALS[trial](modelled).outcome(modelled)
+        outcome = self._found[trial]
+        return not _fails(outcome, entry) and (outcome.failure is None or outcome.failure.entry > entry)
+
+    @cached_property
+    def _modelled(self) -> Modelled | None:
+        modelled = model_device(*self._parts)
+        return None if modelled is None else modelled.as_it_failed
+
+
+def _fails(outcome: Outcome, entry: int) -> bool:
+    return entry in outcome.unserved
+
+
+_OF_REQUESTS: Final[frozenset[Trial]] = frozenset({"free at once"})
+_TRIALS: Final[dict[Trial, Callable[[Modelled], Changed]]] = {
+    "expandable segments": with_expandable_segments,
+    "split all": splitting_all,
+    "one stream": on_one_stream,
+    "free at once": freeing_at_once,
+}

@@ -35,7 +35,6 @@ def kinds_of_stacks(stack: Int32s, kind: Ints, num_stacks: int) -> Ints:
     Args:
         stack: Stack of each block [lives].
         kind: What it is proved to be, or `Kind.UNKNOWN` [lives].
-        num_stacks: S.
     """
     rows = np.flatnonzero((kind != Kind.UNKNOWN) & (stack != NO_STACK))
     low, high = np.full(num_stacks, len(Kind), dtype=np.int64), np.full(num_stacks, NONE, dtype=np.int64)
@@ -58,8 +57,6 @@ def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -
     """The facts, and what counting adds to them.
 
     Args:
-        facts: Facts of every block.
-        lives: The blocks.
         kind: What each is proved to be without counting, or `Kind.UNKNOWN`.
         stack_kind: Kind of each stack, see `kinds_of_stacks`.
     """
@@ -244,8 +241,6 @@ def copies_per_gradient(facts: BlockFacts, lives: Lives, kind: Ints, is_not_know
     numbers are not the same for every size.
 
     Args:
-        facts: Facts of every block.
-        lives: The blocks.
         kind: What each is proved to be without counting, or `Kind.UNKNOWN`.
         is_not_known: Whether nothing names each block: no rule, not the recording, not the program.
     """
@@ -268,8 +263,6 @@ def with_parameters(
     last one made before the old one went is the new one. Arguments as of `with_counts`.
 
     Args:
-        facts: Facts of every block.
-        lives: The blocks.
         kind: What the rules say so far [lives].
         is_of_line: Whether the program's own line that freed each of some rows made the row beside it.
     """
@@ -302,10 +295,6 @@ def _replaced_by_line(
     """Which blocks a line replaces, as `weight.data = weight.data * 0.9` does: it makes the new one, frees the old one.
 
     Args:
-        facts: Facts of every block.
-        lives: The blocks.
-        before: Of the same blocks.
-        chosen: Those to begin with.
         is_of_line: As of `with_parameters`.
 
     Returns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final
@@ -12,9 +12,8 @@ import numpy as np
 from tracer.analysis.kinds import Kind
 from tracer.analysis.peak_diff import Change, PeakDiff, SavedPeak, largest_first
 from tracer.analysis.snapshots.findings import ReplayedDevice, replay_snapshot
-from tracer.analysis.snapshots.own_peaks import own_peaks
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Sites
-from tracer.analysis.snapshots.stack_matching import Key, differing, match_functions, match_stacks
+from tracer.analysis.snapshots.sizes import most_at_once
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE
 
@@ -23,10 +22,6 @@ _SUMMED: Final = ("before_bytes", "after_bytes", "before_count", "after_count")
 
 def diff_snapshots(before: Snapshot, after: Snapshot) -> tuple[PeakDiff, ...]:
     """Compare the peaks of two snapshots, device by device; a side that lacks a device counts as zero.
-
-    Args:
-        before: The first snapshot.
-        after: The one to compare with it.
 
     Raises:
         SnapshotError: The end state of one of them contradicts itself.
@@ -45,7 +40,6 @@ class PeakSide:
 
     Attributes:
         by_key: Bytes and number of its blocks, by kind and stack without lines.
-        phase: Where the peak is.
         own_peaks: The most that each kind and stack had in use at once, also those that the peak has nothing of; a
             kind as a whole has no stack. Empty where that was not asked for.
     """
@@ -91,9 +85,12 @@ def _own_peaks(device: ReplayedDevice, sites: Sites) -> dict[Key, int]:
     keys: list[Key] = [(Kind(kind).words, _names(sites, stack, before)) for stack, before, kind in distinct.tolist()]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     group = np.array([numbers[key] for key in keys], dtype=np.int64)[of_block.reshape(-1)]
-    peaks = dict(zip(numbers, own_peaks(lives, group, len(numbers)).tolist(), strict=True))
-    of_kinds = own_peaks(lives, kind, len(Kind)).tolist()
-    return peaks | {(kind.words, ()): of_kinds[kind] for kind in Kind}
+    peaks, of_kinds = (
+        dict(zip(*map(np.ndarray.tolist, most_at_once(of, lives.begin, lives.end, lives.requested_bytes)), strict=True))
+        for of in (group, kind)
+    )
+    of_stacks = {key: peaks[number] for key, number in numbers.items()}
+    return of_stacks | {(kind.words, ()): of_kinds.get(kind, 0) for kind in Kind}
 
 
 def _start(state: DeviceState, entry: int) -> str:
@@ -114,7 +111,6 @@ def diff_sides(device: int, before_side: PeakSide, after_side: PeakSide) -> Peak
 
     Args:
         device: Index of the device.
-        before_side: What it held in the first snapshot.
         after_side: The device's peak in the second one.
     """
     before, after = before_side.by_key, after_side.by_key
@@ -163,3 +159,88 @@ def _with_own_peaks(change: Change, before: PeakSide, after: PeakSide) -> Change
         return change
     key = (change.name[0], ())
     return replace(change, own_peaks=(before.own_peaks[key], after.own_peaks[key]))
+
+
+Stack = tuple[str, ...]
+Key = tuple[str, Stack]
+
+
+def match_stacks(before: Iterable[Key], after: Iterable[Key]) -> dict[Key, Key]:
+    """For each kind and stack of the first side, the same code's stack on the second side.
+
+    Equal ones first. Then those with the same functions in other files. Then those whose inner frames are the same, at
+    least half of the shorter one, the longest such part first: an outer frame more or less is no change.
+
+    Returns:
+        Pairs; what has no counterpart is not in it. No two have the same counterpart.
+    """
+    lefts, rights = dict.fromkeys(before), dict.fromkeys(after)
+    matches = match_functions(lefts, rights)
+    taken = set(matches.values())
+    rest = [key for key in lefts if key not in matches], [key for key in rights if key not in taken]
+    return matches | _by_inner_frames(*rest)
+
+
+def match_functions(before: Iterable[Key], after: Iterable[Key]) -> dict[Key, Key]:
+    """Match stacks that are equal, or that have the same functions in other files; the first pass of `match_stacks`."""
+    lefts, rights = dict.fromkeys(before), dict.fromkeys(after)
+    matches = {key: key for key in lefts if key in rights}
+    rest = [key for key in lefts if key not in matches], [key for key in rights if key not in matches]
+    return matches | _by_functions(*rest)
+
+
+def differing(before: Stack, after: Stack) -> tuple[str, str]:
+    """The innermost frame that differs, on both sides; empty where a side has no more.
+
+    Args:
+        before: Frames, innermost first.
+        after: Likewise, of the second side.
+    """
+    same = _common(before, after)
+    return ("".join(before[same : same + 1]), "".join(after[same : same + 1]))
+
+
+def _functions(stack: Stack) -> Stack:
+    return tuple(frame.split(" (")[0] for frame in stack)
+
+
+def _by_functions(before: Sequence[Key], after: Sequence[Key]) -> dict[Key, Key]:
+    """Pairs of the same kind and functions; where there are several, in their order."""
+    of_functions: dict[Hashable, list[Key]] = {}
+    for kind, stack in after:
+        of_functions.setdefault((kind, _functions(stack)), []).append((kind, stack))
+    matches = {}
+    for kind, stack in before:
+        if candidates := of_functions.get((kind, _functions(stack))):
+            matches[kind, stack] = candidates.pop(0)
+    return matches
+
+
+def _by_inner_frames(before: Sequence[Key], after: Sequence[Key]) -> dict[Key, Key]:
+    """Pairs with the longest common inner part; each of both sides at most once."""
+    of_innermost: dict[Hashable, list[Key]] = {}
+    for kind, stack in after:
+        of_innermost.setdefault((kind, _functions(stack[:1])), []).append((kind, stack))
+    pairs = []
+    for kind, stack in before:
+        for candidate in of_innermost.get((kind, _functions(stack[:1])), []):
+            same = _common(_functions(stack), _functions(candidate[1]))
+            if same and 2 * same >= min(len(stack), len(candidate[1])):
+                pairs.append((-same, (kind, stack), candidate))
+    matched: dict[Key, Key] = {}
+    taken: set[Key] = set()
+    for _, key, candidate in sorted(pairs, key=lambda pair: pair[0]):
+        if key not in matched and candidate not in taken:
+            matched[key] = candidate
+            taken.add(candidate)
+    return matched
+
+
+def _common(stack: Stack, other: Stack) -> int:
+    """How many frames are the same, from the innermost on."""
+    same = 0
+    for frame, counterpart in zip(stack, other, strict=False):
+        if frame != counterpart:
+            break
+        same += 1
+    return same

@@ -31,14 +31,7 @@ class DeviceFinding:
 
     Attributes:
         device: Its index.
-        entries: Number of trace entries.
-        peak: The worst moment.
-        start_requested_bytes: Bytes in use before the first entry.
-        end_requested_bytes: Bytes in use when the snapshot was taken.
-        reserved_end_bytes: Reserved when the snapshot was taken.
-        end_fragmentation: Fragmentation at that moment.
         never_freed: Allocated in the recording and in use at its end; groups of blocks.
-        oom: Out-of-memory events.
         notes: What does not fit together or is not known, one sentence each.
         first_time_us: Time of the first entry, microseconds since 1970, or -1.
     """
@@ -85,13 +78,7 @@ class SnapshotFinding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayedDevice:
-    """A device's state, replay and block classifier.
-
-    Attributes:
-        state: What the snapshot says.
-        replay: What was in use when.
-        kinds: Decides the kinds of its blocks.
-    """
+    """A device's state, replay and block classifier."""
 
     state: DeviceState
     replay: Replay
@@ -119,7 +106,6 @@ def replay_snapshot(
     Args:
         snapshot: What `load_snapshot` returned.
         device: Index of the only device to look at; None means all.
-        held: Kinds by address of what the program held when the history began.
         held_now: By index of the device, what the program held when the snapshot was taken.
 
     Raises:

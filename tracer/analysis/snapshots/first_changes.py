@@ -44,7 +44,6 @@ class FirstChange:
     """A change that helps, and the peaks of the recorded requests without and with it.
 
     Attributes:
-        words: What is changed.
         site: The line whose blocks it is about; None if it is about none in particular.
         allocated_before_bytes: The most in use, rounded as the allocator does, as recorded.
         allocated_bytes: The same with the change.
@@ -103,9 +102,6 @@ def first_changes(
     """Try what may help, and keep what does: by a hundredth of the peak at least, or failed requests are served.
 
     Args:
-        replayed: The snapshot.
-        device: One of its devices.
-        modelled: The same on the model of the allocator.
         in_evaluation: At its end the model was in evaluation mode, and kept much for a backward pass all the same.
 
     Returns:

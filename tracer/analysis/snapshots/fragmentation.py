@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.allocator.sizes import SMALL_SEGMENT_BYTES
 from tracer.arrays import Bools, Ints
+from tracer.block_sizes import SMALL_SEGMENT_BYTES
 from tracer.snapshot.actions import Action, BlockState
 from tracer.snapshot.columns import DeviceState
 from tracer.snapshot.replay import BEFORE, Replay
@@ -18,7 +18,6 @@ class Fragmentation:
     """A device's reserved memory at one moment.
 
     Attributes:
-        reserved_bytes: Reserved from the driver.
         allocated_bytes: Bytes in use, rounded as the allocator does.
         free_bytes: Reserved and not in use.
         largest_free_bytes: The largest piece of it within one segment, whatever its stream or pool; a block whose real
@@ -36,8 +35,7 @@ class Usable:
     """What of the reserved memory one request could have been served from: that of its stream, pool and size.
 
     Attributes:
-        free_bytes: Not in use.
-        largest_free_bytes: The largest piece of it.
+        largest_free_bytes: The largest free piece.
         pending_bytes: Freed by the program, and kept until another stream has done with it.
         largest_after_pending_bytes: The largest free piece once that has come back.
     """
@@ -49,14 +47,7 @@ class Usable:
 
 
 def usable_after(state: DeviceState, replay: Replay, entry: int, *, is_small: bool) -> Usable:
-    """What an allocation that failed at an entry may be served from; where no pool is named it is the default.
-
-    Args:
-        state: The device.
-        replay: Replay of the device.
-        entry: The entry of the failure.
-        is_small: The request belongs to the pool of small segments.
-    """
+    """What an allocation that failed at an entry may be served from; where no pool is named it is the default."""
     trace, lives = state.trace, replay.lives
     mapped = _mapped_after(state, entry)
     own = mapped.only(
@@ -90,8 +81,6 @@ def fragmentation_after(state: DeviceState, replay: Replay, entry: int) -> Fragm
     """The state of the reserved memory right after an entry; after -1 means at the start of the recording.
 
     Args:
-        state: The device.
-        replay: Its replay.
         entry: Entry of the history; -1 for its start.
     """
     rows = replay.lives.alive_after(entry)
@@ -111,13 +100,9 @@ class _Mapped:
     """Ranges of addresses, each with +1 or -1; where they sum to one or more, memory is reserved.
 
     Attributes:
-        address: Begin of each range.
-        size: Its bytes.
         sign: +1 if it is there, -1 if it takes away from another.
         is_whole: A segment of its own, which no free block reaches beyond.
-        stream: The stream that its blocks serve.
         pool: Number of the pool's name, -1 for the default pool.
-        is_small: Whether it serves small requests.
     """
 
     address: Ints

@@ -21,7 +21,6 @@ class Group:
 
     Attributes:
         bytes: What they were asked for, together.
-        count: How many they are.
         evidence: Why they are of that kind; of the most bytes, where several rules agree.
         site: The line to blame; of backward that of its operation of forward, where it is certain, and says so.
         stack: The stack of the most bytes, innermost frame first, without unwinder, allocator and interpreter.
@@ -51,10 +50,7 @@ def group_rows(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> 
     """Gather rows by kind, line, and whether they were there before the recording; largest first.
 
     Args:
-        lives: All blocks.
         rows: Rows to gather.
-        kinds: Decides their kinds.
-        sites: The deciding frame of every stack.
 
     Returns:
         Groups whose bytes and counts sum to those of the rows.
@@ -71,10 +67,7 @@ def group_lives(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) ->
     """The same in no order and without callers, and the number of the group of each row.
 
     Args:
-        lives: All blocks.
         rows: Rows to gather.
-        kinds: Decides their kinds.
-        sites: The deciding frame of every stack.
     """
     members, keys, group_of_row = _gathered(lives, rows, kinds=kinds, sites=sites)
     return tuple(_group(key, mine, sites) for key, mine in zip(keys, members, strict=True)), group_of_row

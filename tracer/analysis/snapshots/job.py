@@ -25,18 +25,12 @@ class RankPeak:
     """What one rank's recording says; small enough to be sent between processes.
 
     Attributes:
-        file: As the person named it.
         rank: Its number, where the name tells; None where it does not.
         device: Index of the device that is worst there; None where the recording has none.
-        entries: Number of entries in its trace.
-        peak_bytes: Bytes as requested.
-        reserved_bytes: Reserved at the peak.
         kinds: Bytes at the peak by kind, largest first.
-        side: The peak by kind and stack.
         out_of_memory: Why it had no memory left, in a sentence, with the line; empty where it had.
         problem: Why it cannot be read; empty where it can.
         role: What part of the job it has, as far as names tell.
-        is_repeated: There are other recordings of the same rank.
     """
 
     file: str
@@ -87,7 +81,6 @@ class JobFinding:
 
     Attributes:
         ranks: Ranks that can be read, by number, then by name.
-        unreadable: Ranks that cannot be read.
         missing: Numbers between the first and the last of which there is no recording.
         groups: Groups of equal ranks, the largest first.
         worst: The rank that ran out of memory, or else has the largest peak; None if none can be read.
@@ -118,8 +111,6 @@ def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> Ra
     """Sum up one rank's recording: its worst device.
 
     Args:
-        snapshot: Loaded.
-        file: Name of the file.
         device: Index of the only device to look at; None means all.
 
     Raises:

@@ -24,7 +24,6 @@ class Entry:
     Attributes:
         name: The operation or autograd node that made it; the function, where the stack names neither.
         bytes: Bytes as requested.
-        count: Blocks.
         frames: File and line of the user's frames, innermost first.
     """
 
@@ -58,11 +57,9 @@ class SnapshotReport:
     """The answer for one device, with the other devices' findings beside it.
 
     Attributes:
-        finding: All devices.
         shown: Position of the device that weights, activations, peak and levels are about.
         weights: One entry per block at the peak that is proven to be a parameter, in the order of their addresses.
         activations: Blocks at the peak that are proven to be activations, one entry per stack, largest first.
-        levels: The timeline.
         settings: What is known of the recording.
     """
 
@@ -90,11 +87,7 @@ def snapshot_report(
     """Gather the report of one device.
 
     Args:
-        replayed: The snapshot.
-        finding: Finding of the same snapshot.
         shown: Position of the device in both.
-        timeline: Timeline of that device.
-        settings: What to say of the recording.
     """
     device, sites = replayed.devices[shown], replayed.sites
     lives = device.replay.lives

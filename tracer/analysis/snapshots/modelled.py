@@ -11,8 +11,7 @@ import numpy as np
 
 from tracer.allocator.history import History, read_history
 from tracer.allocator.replay import Outcome, Program, program_of, replay
-from tracer.allocator.reproduce import reproduce
-from tracer.allocator.reproduction import Reproduction
+from tracer.allocator.reproduce import Reproduction, reproduce
 from tracer.allocator.settings import AllocatorSettings, recorded_settings
 from tracer.allocator.start_state import StartState, find_start
 from tracer.allocator.state import FIRST_TORCH_WITH_COUNTERS, NEWEST_TORCH
@@ -34,7 +33,6 @@ class Modelled:
     Attributes:
         device: Its index.
         settings: Settings that it was recorded under, as far as the snapshot says.
-        history: What was asked of the allocator.
         reproduction: What came of replaying it at these settings.
         peak_entry: The entry with the most in use while the most was reserved; -1 for the start.
         start: What the recording began with.
@@ -133,11 +131,6 @@ def model_device(snapshot: Snapshot, state: DeviceState, replayed: Replay) -> Mo
 
     A snapshot does not say which torch made it. Where the rules of the newest one do not give every decision, those of
     older ones are tried, and the better ones kept.
-
-    Args:
-        snapshot: For its settings.
-        state: The device.
-        replayed: Its replay.
 
     Returns:
         None if the device has no history.

@@ -30,7 +30,6 @@ class Held:
         time_us: Its time, or -1.
         phase: `backward` or `optimizer` where the recording shows it, else empty.
         requested_bytes: Bytes in use, as asked for.
-        reserved_bytes: Reserved from the driver.
         groups: By line and kind; they sum to the requested bytes.
     """
 
@@ -49,10 +48,6 @@ class Between:
 
     Attributes:
         device: Its index.
-        first: The earlier entry.
-        last: The later one.
-        first_bytes: Bytes in use at the earlier moment, as asked for.
-        last_bytes: At the later one.
         came: Made in between and in use at its end.
         went: Blocks in use at its begin and freed in between. Bytes that came less bytes that went are the change.
     """
@@ -72,8 +67,6 @@ class LastBefore:
 
     Attributes:
         device: Its index.
-        entry: The moment.
-        first: The entry of the earliest of them.
         bytes: What they hold; less than asked about if everything in use is less.
         groups: By line and kind; they sum to the bytes.
     """
@@ -90,8 +83,7 @@ class StepLevel:
     """Memory at the end of one step of the optimizer.
 
     Attributes:
-        entry: The entry at which it was over.
-        end_bytes: Bytes in use then.
+        end_bytes: Bytes in use at its end.
         peak_bytes: The most in use since the step before was over.
     """
 
@@ -106,8 +98,6 @@ class Moments:
 
     Attributes:
         device: Its index.
-        held: What it held, at each moment asked about.
-        between: What came and went.
         before_oom: The last allocations before it ran out of memory.
         steps: The optimizer's steps that the recording shows.
     """
@@ -123,7 +113,6 @@ def entry_at(device: ReplayedDevice, moment: str) -> int:
     """The entry that a person means.
 
     Args:
-        device: The device.
         moment: `start`, `peak`, `oom` (the first), `end`, the number of an entry, a time such as `1757253257us`, or
             `2.5s` since the first entry.
 
@@ -175,7 +164,6 @@ def entries_between(device: ReplayedDevice, moments: tuple[str, str]) -> tuple[i
     """The entries of two moments.
 
     Args:
-        device: A replayed device.
         moments: The earlier and the later one, as `entry_at` takes them.
 
     Raises:
@@ -199,8 +187,6 @@ def held_at(device: ReplayedDevice, sites: Sites, entry: int) -> Held:
     """What was in use right after an entry.
 
     Args:
-        device: One device.
-        sites: The deciding frame of every stack.
         entry: Position in the trace; -1 is the start.
     """
     trace, replay = device.state.trace, device.replay
@@ -220,10 +206,7 @@ def between(device: ReplayedDevice, sites: Sites, first: int, last: int) -> Betw
     """What came and what went from after one entry to after another, whichever is the earlier.
 
     Args:
-        device: One device.
-        sites: The deciding frame of every stack.
         first: Position in the trace.
-        last: Another one.
     """
     first, last = sorted((first, last))
     lives, level = device.replay.lives, device.replay.requested_bytes
@@ -248,8 +231,6 @@ def last_before(device: ReplayedDevice, sites: Sites, entry: int, size: int) -> 
     """The last allocations before an entry that hold at least `size` bytes together, of those in use then.
 
     Args:
-        device: One device.
-        sites: The deciding frame of every stack.
         entry: Position in the trace.
         size: Bytes.
     """

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tracer.allocator.sizes import SMALL_BYTES, round_size
 from tracer.analysis.kinds import Kind
+from tracer.analysis.snapshots.changed_requests import Trials
 from tracer.analysis.snapshots.fragmentation import fragmentation_after, usable_after
 from tracer.analysis.snapshots.groups import Group, group_rows
 from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.oom_cause import Cause, Failure, advice_on, cause_of, fits_without_fragmentation
 from tracer.analysis.snapshots.sites import Site, Sites
-from tracer.analysis.snapshots.trials import Trials
+from tracer.block_sizes import SMALL_BYTES, round_size
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import Replay
@@ -35,15 +35,12 @@ class OutOfMemory:
         device_free_bytes: What the driver said was free on the device, for all processes; None if not recorded.
         requested_bytes: Bytes in use at that moment, as asked for.
         allocated_bytes: Bytes in use, rounded.
-        reserved_bytes: Reserved from the driver.
         unallocated_bytes: Reserved and not in use.
         largest_free_bytes: The largest piece of that within one segment.
         usable_free_bytes: The part of the unallocated bytes that this request could use: of its stream, pool and size.
-        usable_largest_free_bytes: The largest piece of that.
+        usable_largest_free_bytes: The largest piece of the usable free bytes.
         pending_free_bytes: Freed by the program there, and not to be used until another stream is done with it.
         fits_without_fragmentation: What it could use and what the device had free would have sufficed in one piece.
-        site: The line that asked.
-        stack: Its stack for people.
         groups: What was in use, by line and kind; sums to `requested_bytes`.
         cause: Cause in a word or two.
         advice: The cause in a sentence, and what to do first.
@@ -89,15 +86,7 @@ def in_evaluation(event: OutOfMemory) -> OutOfMemory:
 def explain_ooms(
     snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder, sites: Sites
 ) -> tuple[OutOfMemory, ...]:
-    """Explain the out-of-memory events of one device, in order, the first `MAX_EXPLAINED` of them.
-
-    Args:
-        snapshot: The whole one.
-        state: The device.
-        replay: What was in use when.
-        kinds: Decides the kinds of its blocks.
-        sites: The deciding frame of every stack.
-    """
+    """Explain the out-of-memory events of one device, in order, the first `MAX_EXPLAINED` of them."""
     entries = state.trace.where(Action.OOM)[:MAX_EXPLAINED].tolist()
     trials = Trials(snapshot, state, replay)
     return tuple(_explain(entry, snapshot, state, replay, kinds, sites, trials) for entry in entries)
@@ -106,15 +95,7 @@ def explain_ooms(
 def last_out_of_memory(
     snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder, sites: Sites
 ) -> OutOfMemory:
-    """Explain the last out-of-memory event of one device, which has one.
-
-    Args:
-        snapshot: The whole one.
-        state: The device.
-        replay: What was in use when.
-        kinds: Decides the kinds of its blocks.
-        sites: The deciding frame of every stack.
-    """
+    """Explain the last out-of-memory event of one device, which has one."""
     entry = int(state.trace.where(Action.OOM)[-1])
     return _explain(entry, snapshot, state, replay, kinds, sites, Trials(snapshot, state, replay))
 

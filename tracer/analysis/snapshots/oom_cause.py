@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tracer.allocator.sizes import segment_size
 from tracer.analysis.kinds import Kind
+from tracer.analysis.snapshots.changed_requests import Trial
 from tracer.analysis.snapshots.fragmentation import Fragmentation, Usable
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES
-from tracer.analysis.snapshots.trials import Trial
+from tracer.block_sizes import segment_size
 from tracer.units import format_bytes
 
 Cause = Literal["limit", "pending frees", "fragmentation", "other pools", "kept whole", "too little", "not known"]
@@ -36,12 +36,8 @@ class Failure:
     """What is known of one failed request.
 
     Attributes:
-        asked_bytes: What was asked for.
         device_free_bytes: What the driver said was free; None if the recording does not say.
-        memory: All reserved memory.
         usable: The reserved memory that this request may be served from.
-        is_expandable: Segments grow in place.
-        groups: What was in use.
         splits_all: The recording says that no block is kept whole (`max_split_size` is -1).
         serves: Whether the request is served in a replay under a change; None where a replay cannot tell.
     """

@@ -44,10 +44,7 @@ class OutlivedGroup:
     """Blocks of one line and kind that are in use at the end and were made before the last whole step.
 
     Attributes:
-        site: The line that made them.
-        kind: Kind of the blocks.
         bytes: Bytes of these blocks together, as requested.
-        count: Number of blocks.
         bytes_per_step: How much more of them each step leaves, over the steps that the recording has in full; 0 where
             it has none, or they have become no more.
         addresses: Addresses of some of them, from the oldest to the latest.
@@ -65,12 +62,6 @@ def outlived_groups(
     device: ReplayedDevice, sites: Sites, ends: StepEnds, *, expected: Collection[Kind] = EXPECTED
 ) -> tuple[OutlivedGroup, ...]:
     """Gather what is in use at the end, was made before the last whole step, and is of no kind that stays.
-
-    Args:
-        device: One device of a snapshot.
-        sites: Sites of the same snapshot.
-        ends: Ends of the run's steps.
-        expected: Kinds that stay.
 
     Returns:
         What grows first, by how fast; then the rest, the largest first. Empty where no step has ended.
@@ -117,12 +108,7 @@ def outlived_groups(
 
 
 def steps_of_blocks(device: ReplayedDevice, ends: StepEnds) -> Ints:
-    """The step in which each block was made, from 1 [lives]; 0 for those from before the recording.
-
-    Args:
-        device: A replayed device.
-        ends: Ends of the run's steps.
-    """
+    """The step in which each block was made, from 1 [lives]; 0 for those from before the recording."""
     lives = device.replay.lives
     allocs = device.state.trace.where(Action.ALLOC)
     before = ends.num_allocations_now - len(allocs)
@@ -134,12 +120,7 @@ def steps_of_blocks(device: ReplayedDevice, ends: StepEnds) -> Ints:
 
 
 def first_whole_step(device: ReplayedDevice, ends: StepEnds) -> int:
-    """The first step of which the recording has every allocation, and whose number is known; else the one behind.
-
-    Args:
-        device: A replayed device.
-        ends: Ends of the run's steps.
-    """
+    """The first step of which the recording has every allocation, and whose number is known; else the one behind."""
     first = ends.num_allocations_now - len(device.state.trace.where(Action.ALLOC))
     whole = np.flatnonzero(ends.num_allocations >= first)
     return int(ends.step[whole[0]]) + 1 if len(whole) else int(ends.step[-1]) + 1

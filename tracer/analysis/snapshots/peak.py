@@ -6,14 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.analysis.snapshots.annotations import innermost_region
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
 from tracer.analysis.snapshots.groups import Group, group_rows
 from tracer.analysis.snapshots.kind_finder import KindFinder
-from tracer.analysis.snapshots.private_pools import pool_words, pools_of_graphs
-from tracer.analysis.snapshots.sites import BEFORE_RECORDING, Sites
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING, Sites, pool_words, pools_of_graphs
 from tracer.arrays import Ints
-from tracer.snapshot.columns import DeviceState, Snapshot
+from tracer.snapshot.columns import Annotations, DeviceState, Int32s, Snapshot
 from tracer.snapshot.replay import BEFORE, Replay
 
 NO_ANNOTATION = "no annotation"
@@ -39,13 +37,11 @@ class Peak:
         phase: `backward` or `optimizer` where the recording shows it, else empty.
         requested_bytes: Bytes in use, as asked for.
         allocated_bytes: Bytes in use, rounded as the allocator does, as far as known.
-        reserved_bytes: Reserved from the driver.
         before_recording_bytes: The part of the requested bytes that was there before the first entry.
         groups: By line and kind; they sum to the requested bytes, like the two below.
         by_kind: By kind alone.
         by_annotation: By the innermost region that was open at the allocation.
         by_stream: By the stream and the pool that the memory belongs to, as far as entries and segments tell.
-        fragmentation: Fragmentation of the reserved bytes.
     """
 
     entry: int
@@ -76,15 +72,7 @@ class Peak:
 
 
 def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder, sites: Sites) -> Peak:
-    """Explain the peak of one device to the byte.
-
-    Args:
-        snapshot: The whole one.
-        state: The device.
-        replay: What was in use when.
-        kinds: Decides the kinds of its blocks.
-        sites: The deciding frame of every stack.
-    """
+    """Explain the peak of one device to the byte."""
     entry = replay.peak_entry
     lives = replay.lives
     rows = lives.alive_after(entry)
@@ -108,13 +96,7 @@ def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: 
 
 
 def never_freed(replay: Replay, *, kinds: KindFinder, sites: Sites) -> tuple[Group, ...]:
-    """What was allocated in the recording and still in use at its end, by line and kind, largest first.
-
-    Args:
-        replay: What was in use when.
-        kinds: Decides the kinds of blocks.
-        sites: The deciding frame of every stack.
-    """
+    """What was allocated in the recording and still in use at its end, by line and kind, largest first."""
     lives = replay.lives
     rows = np.flatnonzero((lives.begin > BEFORE) & (lives.end == len(replay.requested_bytes) - 1))
     return group_rows(lives, rows, kinds=kinds, sites=sites)
@@ -168,3 +150,52 @@ def _shares(parts: list[tuple[str, int, int]]) -> tuple[Share, ...]:
         sums[name] = (before_size + size, before_count + count)
     shares = (Share(name, size, count) for name, (size, count) in sums.items())
     return tuple(sorted(shares, key=lambda share: (-share.bytes, share.name)))
+
+
+OUTSIDE = -1
+
+
+def innermost_region(state: DeviceState, entries: Ints) -> Int32s:
+    """The innermost region that was open at each entry, as numbers of texts; -1 where none was.
+
+    An entry in the microsecond of a start counts as inside, one in that of an end as outside. Ends without a start are
+    ignored; a start without an end stays open.
+
+    Args:
+        entries: Indices of entries, or -1 for none [rows].
+    """
+    none = np.full(len(entries), OUTSIDE, dtype=np.int32)
+    notes = state.annotations
+    if not len(notes) or not len(state.trace):
+        return none
+    order = np.argsort(notes.time_us, kind="stable")
+    open_after = np.array([OUTSIDE, *_open_regions(notes, order.tolist())], dtype=np.int32)
+    time_us = state.trace.time_us[np.maximum(entries, 0)]
+    region = open_after[np.searchsorted(notes.time_us[order], time_us, side="right")]
+    return np.where((entries >= 0) & (time_us >= 0), region, none)
+
+
+def _open_regions(notes: Annotations, order: list[int]) -> list[int]:
+    """The innermost open region after each annotation, in the given order."""
+    opened: list[int] = []
+    count: dict[int, int] = {}
+    after = []
+    names, starts = notes.name.tolist(), notes.is_start.tolist()
+    for index in order:
+        name = names[index]
+        if starts[index]:
+            opened.append(name)
+            count[name] = count.get(name, 0) + 1
+        elif count.get(name, 0):
+            count[name] -= 1
+            _close(opened, name)
+        after.append(opened[-1] if opened else OUTSIDE)
+    return after
+
+
+def _close(opened: list[int], name: int) -> None:
+    """Remove the last region of a name; regions of several threads need not nest."""
+    for position in range(len(opened) - 1, -1, -1):
+        if opened[position] == name:
+            del opened[position]
+            return

@@ -62,8 +62,6 @@ def steps_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
     What a step has its closure evaluate is no part of it: a step that calls one is what lies between and behind.
 
     Args:
-        snapshot: For the names of annotations.
-        state: The device.
         facts: Facts of the stack of each entry [entries].
     """
     own, stacked = has(facts, Fact.OPTIMIZER_STEP), has(facts, Fact.STACK)
@@ -78,8 +76,6 @@ def whole_steps_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stret
     """The same with what their closures evaluate, each from its first entry to its last.
 
     Args:
-        snapshot: For the names of annotations.
-        state: The device.
         facts: Facts of the stack of each entry [entries].
     """
     annotated = _annotated(snapshot, state, "Optimizer.step#")
@@ -96,7 +92,6 @@ def _without(stretches: Stretches, parts: Stretches, wanted: Ints) -> Stretches:
 
     Args:
         stretches: Which do not overlap.
-        parts: Likewise.
         wanted: Entries, ascending.
     """
     starts, ends = [], []
@@ -117,8 +112,6 @@ def zero_grads_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretc
     """The calls of zero_grad.
 
     Args:
-        snapshot: For the names of annotations.
-        state: The device.
         facts: Facts of the stack of each entry [entries].
     """
     return _annotated(snapshot, state, "Optimizer.zero_grad#") or runs_of(

@@ -9,14 +9,12 @@ from typing import Literal
 import numpy as np
 
 from tracer.allocator.blocks import DEFAULT_POOL, FREE, PENDING, PoolId
-from tracer.allocator.end_state import read_end
 from tracer.allocator.history import pool_numbers
 from tracer.allocator.settings import AllocatorSettings
-from tracer.allocator.sizes import round_size
-from tracer.allocator.statistics import BlockInfo, Moment, SegmentInfo
+from tracer.allocator.statistics import BlockInfo, Moment, SegmentInfo, read_end
 from tracer.analysis.snapshots.modelled import Modelled
-from tracer.analysis.snapshots.private_pools import pool_words
-from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites, pool_words
+from tracer.block_sizes import round_size
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Lives
 
@@ -46,8 +44,6 @@ class ReservedRow:
     Attributes:
         pool: `large` or `small`, and the number of a private pool.
         stream: The stream; 0 is the default one.
-        reason: Why they are reserved.
-        bytes: How many they are.
         count: Blocks or free pieces.
     """
 
@@ -67,7 +63,6 @@ class Holder:
         free_bytes: What would be free for others if their blocks lay elsewhere.
         held_bytes: What their blocks take there.
         num_segments: Segments, and pages of expandable ones.
-        num_blocks: Their blocks.
     """
 
     sites: tuple[Site, ...]
@@ -83,7 +78,6 @@ class Reserved:
 
     Attributes:
         entry: The entry after which; -1 for the start of the recording, None for when the snapshot was taken.
-        bytes: What was reserved.
         rows: By pool, stream and reason; they sum to the bytes.
         holders: What keeps the free memory of `HELD` rows, and they sum to those; largest first.
     """
@@ -112,15 +106,7 @@ def reserved_at_peak(modelled: Modelled, sites: Sites) -> Reserved | None:
 def reserved_at_end(
     snapshot: Snapshot, state: DeviceState, lives: Lives, sites: Sites, settings: AllocatorSettings
 ) -> Reserved:
-    """Why so much was reserved when the snapshot was taken, which needs no history.
-
-    Args:
-        snapshot: The whole one.
-        state: The device.
-        lives: Its blocks.
-        sites: The deciding frame of every stack.
-        settings: Settings of the allocator.
-    """
+    """Why so much was reserved when the snapshot was taken, which needs no history."""
     rows = np.flatnonzero(lives.end == len(state.trace))
     life_at = dict(zip(lives.addr[rows].tolist(), rows.tolist(), strict=True))
     pools = pool_numbers(snapshot, state)
@@ -159,10 +145,7 @@ class _LaterUses:
         """Number of whole free pages inside a block that are used again.
 
         Args:
-            block: The free block.
-            low: Address of its first whole page.
             page: Bytes of a page.
-            num_pages: Number of whole pages in it.
         """
         first, last = np.searchsorted(self._address, (block.address, block.address + block.size))
         if first == last:

@@ -29,7 +29,7 @@ from tracer.analysis.snapshots.stack_facts import (
     optimizers_constructors,
 )
 from tracer.arrays import Bools, Ints
-from tracer.snapshot.columns import Frame, Stacks
+from tracer.snapshot.columns import DeviceState, Frame, Stacks
 
 NO_FRAMES: Final = "no stack recorded"
 NO_PYTHON_FRAME: Final = "no Python frame"
@@ -137,12 +137,7 @@ class Sites:
         return site
 
     def site_of_backward(self, stack: int, forward: int) -> Site:
-        """Site of a block of backward: the line of its operation of forward, if that stack is known (not -1).
-
-        Args:
-            stack: Number of the block's own stack.
-            forward: Number of the stack of its operation of forward.
-        """
+        """Site of a block of backward: the line of its operation of forward, if that stack is known (not -1)."""
         site = self.site(forward) if forward >= 0 else None
         if site is None or site.file is None:
             return self.site(stack)
@@ -254,3 +249,34 @@ def _short_file(file: str) -> str:
         if root in parts:
             return "/".join(parts[parts.index(root) + 1 :])
     return "/".join(parts[-2:])
+
+
+# torch numbers in the first place the pool that a CUDA graph makes for itself, and in the second one those that are
+# asked for: by `graph_pool_handle`, as torch.compile does, and by `MemPool`.
+_OF_ONE_GRAPH = re.compile(r"^[1-9]\d*,0$")
+
+
+def pools_of_graphs(state: DeviceState, sites: Sites) -> frozenset[int]:
+    """Numbers of the pools in which something was allocated while a CUDA graph was recorded."""
+    trace, blocks, segments = state.trace, state.blocks, state.segments
+    named = [trace.pool[(trace.pool >= 0) & sites.is_captured[trace.stack]]] if len(trace) else []
+    if len(segments) and len(blocks):
+        order = np.argsort(segments.address, kind="stable")
+        at = order[np.maximum(np.searchsorted(segments.address[order], blocks.address, side="right") - 1, 0)]
+        pool = segments.pool[at]
+        named.append(pool[(pool >= 0) & sites.is_captured[blocks.stack]])
+    return frozenset(number for pools in named for number in np.unique(pools).tolist())
+
+
+def pool_words(name: str, *, is_of_graphs: bool = False) -> str:
+    """A private pool for people.
+
+    Args:
+        name: Its two numbers, as in `1,0`.
+
+    Source:
+        `MemPool::MemPool` and `graph_pool_handle` in torch's CUDA allocator.
+    """
+    if _OF_ONE_GRAPH.match(name):
+        return f"private pool {name} of a CUDA graph"
+    return f"private pool {name} of CUDA graphs" if is_of_graphs else f"private pool {name}"

@@ -18,26 +18,25 @@ _FEW_PER_LAYER, _MANY_PER_LAYER = 0.7, 1.5
 NOTHING: Final = np.zeros(0, dtype=np.int64)
 
 
-def most_at_once(size: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """For each size that occurs, the largest number of blocks of it in use at the same time.
+def most_at_once(group: Ints, begin: Ints, end: Ints, amount: Ints | None = None) -> tuple[Ints, Ints]:
+    """Return the groups that occur, ascending, and the most of each that is in use at the same time [groups].
 
     Args:
-        size: Size of each block [blocks].
+        group: Group of each block, such as its size [blocks].
         begin: The entry from which on it is in use [blocks].
         end: The entry at which it is free again, which is not before the former [blocks].
-
-    Returns:
-        The sizes, ascending, and the numbers [sizes].
+        amount: What is summed up, such as bytes [blocks]; None counts blocks.
     """
-    at, change = np.concatenate([begin, end]), np.repeat([1, -1], len(size))
-    both = np.concatenate([size, size])
+    amount = np.ones(len(group), np.int64) if amount is None else amount
+    at, change = np.concatenate([begin, end]), np.concatenate([amount, -amount])
+    both = np.concatenate([group, group])
     # Of what happens at one entry, the end comes first.
     order = np.lexsort((change, at, both))
-    sizes, first = np.unique(both[order], return_index=True)
-    if not len(sizes):
-        return sizes, first
-    # Each size comes back to zero, so that one running sum serves all.
-    return sizes, np.maximum.reduceat(np.cumsum(change[order]), first)
+    groups, first = np.unique(both[order], return_index=True)
+    if not len(groups):
+        return groups, first
+    # Each group comes back to zero, so that one running sum serves all.
+    return groups, np.maximum.reduceat(np.cumsum(change[order]), first)
 
 
 def has_size_of(size: Ints, others: Ints) -> Bools:
@@ -59,7 +58,6 @@ def as_many_as(
         size: Size of each block [blocks].
         of_sizes: Sizes, ascending [sizes].
         numbers: How many there are of each [sizes].
-        others: Sizes of blocks that count with the candidates.
         are_some: There may be more of each size than `numbers` says.
     """
     if not len(of_sizes):

@@ -124,7 +124,6 @@ def constructors_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
     one file, the line that calls them tells which is which.
 
     Args:
-        stacks: Stacks of a snapshot.
         facts: Facts of every stack [stacks].
     """
     numbers: dict[tuple[Frame | str, ...], int] = {}
@@ -145,7 +144,6 @@ def optimizers_constructors(stacks: Stacks, facts: Ints) -> Bools:
     A class's constructor stands above its step: of those in the step's file, it is the nearest above.
 
     Args:
-        stacks: Stacks of a snapshot.
         facts: Facts of every stack [stacks].
     """
     steps: dict[str, int] = {}
@@ -175,7 +173,6 @@ def calls_backward(stacks: Stacks, facts: Ints) -> Bools:
     Hooks that autograd calls on threads of its own have other outermost frames.
 
     Args:
-        stacks: Stacks of a snapshot.
         facts: Facts of every stack [stacks].
     """
     outermost: dict[int, tuple[str, str]] = {}
@@ -193,7 +190,6 @@ def model_calls_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
     """A number for the line that calls every stack's outermost module; -1 where none does, and in backward [stacks].
 
     Args:
-        stacks: Stacks of a snapshot.
         facts: Facts of every stack [stacks].
     """
     numbers: dict[Frame, int] = {}
@@ -210,7 +206,6 @@ def layers_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
     """A number for every stack in the forward of a layer with one weight, by its Python frames; else -1 [stacks].
 
     Args:
-        stacks: Stacks of a snapshot.
         facts: Facts of every stack [stacks].
     """
     numbers: dict[tuple[int, ...], int] = {}

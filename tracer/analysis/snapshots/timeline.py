@@ -66,14 +66,7 @@ class DeviceTimeline:
 
 
 def device_timeline(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder) -> DeviceTimeline:
-    """The curves of one device, in a few passes over its blocks.
-
-    Args:
-        snapshot: The whole one.
-        state: The device.
-        replay: What was in use when.
-        kinds: Decides the kinds of its blocks.
-    """
+    """The curves of one device, in a few passes over its blocks."""
     axis, times = _axis(state)
     lives, num_entries = replay.lives, len(state.trace)
     kind = kinds.of(np.arange(len(lives)))
@@ -146,9 +139,6 @@ def forward_runs(
 
     Args:
         activations: Entries at which one was made, ascending.
-        backward: First entry of each run, and the entry at which it is over.
-        optimizer: Likewise.
-        end: Number of entries.
 
     Returns:
         As of the others.

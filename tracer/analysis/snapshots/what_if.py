@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tracer.allocator.caching_allocator import CachingAllocator
 from tracer.allocator.replay import Failure, Outcome, Program, smallest_capacity
 from tracer.allocator.replay import replay as replay_program
 from tracer.allocator.settings import AllocatorSettings, parse_settings
-from tracer.allocator.sizes import SEGMENT_STEP_BYTES
-from tracer.analysis.snapshots.known_trouble import known_trouble
 from tracer.analysis.snapshots.modelled import Modelled
+from tracer.block_sizes import SEGMENT_STEP_BYTES
 from tracer.collector import paused_gc
 from tracer.snapshot.replay import BEFORE
+from tracer.units import MIB, format_bytes
 
 AS_RECORDED = ""
 _HUNDREDTH = 100
@@ -62,7 +63,6 @@ class WhatIf:
     Attributes:
         device: Its index.
         rows: The recorded settings first, then those asked for in their order.
-        gpu_memory: The memory of the GPU asked about.
         starts_clean: The recording begins with nothing allocated, so that no cache from before is missing in it.
         capacity: What every row had, because the recording reached it; None where it did not, and there is no limit.
         recorded_peak_bytes: The most that the recording itself had reserved.
@@ -108,8 +108,6 @@ def what_if(
     """Replay a history under other settings, each time from a clean allocator.
 
     Args:
-        modelled: The recording.
-        settings: Settings to try, spelled as in PYTORCH_CUDA_ALLOC_CONF.
         search: Also try those that are `WORTH_TRYING` and that the recording's torch knows, and keep what helps.
         gpu_memory: Bytes that the allocator can have; None asks only for what is needed.
 
@@ -232,3 +230,44 @@ def where_it_fails(failure: Failure, num_entries: int) -> str:
     if failure.entry < 0:
         return "before the recording begins"
     return f"at entry {failure.entry:,} of {num_entries:,}"
+
+
+_ROUNDS = 100
+
+
+def known_trouble(settings: AllocatorSettings, *, is_worse: bool) -> list[str]:
+    """What goes wrong with some settings, in sentences."""
+    sentences = []
+    if settings.expandable_segments and settings.max_split_size is not None:
+        limit = settings.max_split_size
+        both, alone = _held_apart(settings, limit), _held_apart(replace(settings, max_split_size=None), limit)
+        if both > alone:
+            sentences.append(
+                "max_split_size_mb keeps large free blocks of expandable segments from being used again (pytorch issue "
+                f"123548): a loop of {_ROUNDS} rounds reserves {format_bytes(both)} with both, {format_bytes(alone)} "
+                "with expandable segments alone."
+            )
+    if is_worse and settings.max_split_size is not None and not settings.expandable_segments:
+        sentences.append(
+            "max_split_size_mb leaves large free blocks to requests of nearly their size, and reserves more."
+        )
+    if is_worse and any(parts > 1 for parts in settings.roundup_power2_divisions):
+        sentences.append(
+            "roundup_power2_divisions makes blocks larger than asked for, and here that costs more than it saves."
+        )
+    return sentences
+
+
+def _held_apart(settings: AllocatorSettings, limit: int) -> int:
+    """The reserved bytes of the loop of that issue, with blocks in proportion to `max_split_size`.
+
+    Each round makes two blocks whose freed memory is one large piece, and a small one behind it that stays.
+    """
+    first, second = limit * 91 // 128, limit * 91 // 256
+    allocator = CachingAllocator(settings)
+    for _ in range(_ROUNDS):
+        large = [allocator.allocate(first), allocator.allocate(second)]
+        allocator.allocate(2 * MIB)
+        for block in large:
+            allocator.free(block)
+    return allocator.peak_reserved_bytes

@@ -25,8 +25,6 @@ def brief_workspaces(state: DeviceState, lives: Lives, has_stack: Bools, in_laye
     """What one call of cuBLAS made and freed again; torch before 2.15 keeps it instead [lives].
 
     Args:
-        state: State of the device.
-        lives: Its blocks.
         has_stack: The stack that made it is known [lives].
         in_layer: It was made in the forward of a layer with one weight [lives].
     """
@@ -55,12 +53,9 @@ def kept_workspaces(state: DeviceState, lives: Lives, has_stack: Bools, in_layer
     only one that is left.
 
     Args:
-        state: State of the device.
-        lives: Its blocks.
         has_stack: The stack that made it is known [lives].
         in_layer: It was made in the forward of a layer with one weight, which is no convolution: cuDNN keeps none
             [lives].
-        has_cpp: The recording has C++ frames, which would name it.
     """
     is_at_end = lives.end == len(state.trace)
     is_kept: Bools = is_at_end & (lives.requested_bytes == WORKSPACE_BYTES) & (~has_stack | (not has_cpp))

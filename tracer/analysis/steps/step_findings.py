@@ -23,7 +23,6 @@ class GrowthOverSteps:
     """What is in use at the ends of steps becomes more and more.
 
     Attributes:
-        trend: By how much.
         limit_bytes: What there is for this process; None where nobody says.
         end_step: The step in which it ends if it goes on; None without a limit.
     """
@@ -35,13 +34,7 @@ class GrowthOverSteps:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two amounts, one of which is notably more.
-
-    Attributes:
-        bytes: The larger one.
-        usual_bytes: What it is compared with.
-        step: Where the larger one was.
-    """
+    """Two amounts, one of which is notably more."""
 
     bytes: int
     usual_bytes: int
@@ -53,7 +46,6 @@ class Fragmenting:
     """What is reserved grows, and what is in use does not.
 
     Attributes:
-        trend: Trend of the reserved bytes.
         in_use_bytes: The most that was seen in use at the end.
     """
 
@@ -66,7 +58,6 @@ class StepFindings:
     """What a run's counters say; None is nothing to say.
 
     Attributes:
-        num_steps: Steps that were seen.
         growth: Growth of the bytes in use at ends of steps.
         evaluation: Evaluation holds notably more than training does.
         first_steps: The first step held notably more than later ones, or later ones more than it.

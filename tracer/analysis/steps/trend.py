@@ -26,9 +26,6 @@ class Trend:
 
     Attributes:
         bytes_per_step: The median of the slopes between all pairs of points.
-        first_step: From which step on it was looked at.
-        last_step: Until which.
-        last_bytes: What there was then.
     """
 
     bytes_per_step: float

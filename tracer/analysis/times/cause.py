@@ -15,12 +15,7 @@ Weight = Callable[[WorkRow], int]
 
 
 def cause(times: TraceTimes, *, file_name: Callable[[str], str] = str) -> str:
-    """What most of the time goes to, in one or two sentences.
-
-    Args:
-        times: Of a trace.
-        file_name: Shortens the names of files.
-    """
+    """What most of the time goes to, in one or two sentences."""
     total = times.total
     parts = {
         "the GPU waits for the host to launch work": total.host_wait_ns,

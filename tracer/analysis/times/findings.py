@@ -10,10 +10,9 @@ import numpy as np
 
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.time_spans import TimeSpans
-from tracer.analysis.times.lanes import WorkLane, work_lanes
 from tracer.analysis.times.ranks import Collectives, collectives_of
 from tracer.analysis.times.step_times import StepTimes, step_times
-from tracer.analysis.times.streams import StreamTimes, stream_times
+from tracer.analysis.times.streams import StreamTimes, WorkLane, stream_times, work_lanes
 from tracer.analysis.times.work_rows import KernelRow, WorkRow, work_rows
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import LOADER_PREFIX, STEP_PREFIX
@@ -29,11 +28,7 @@ class TraceTimes:
         steps: Times of each step, in order.
         rows: Times by who launched the work, the longest first; they sum to `work_ns`.
         kernels: Times by kernel name and who launched it, the longest first; they sum to `work_ns`.
-        work_ns: Time of all kernels, copies and fills.
-        streams: The streams they ran on, by number.
-        other_devices: Indices of further devices with work.
         collectives: Kernels of collectives, to be compared with other ranks'.
-        lanes: What ran when, by stream.
     """
 
     device: int
@@ -54,11 +49,6 @@ class TraceTimes:
 
 def find_times(recording: Recording, attribution: Attribution, work: DeviceWork) -> TraceTimes | None:
     """Ask all questions of time; of several devices, of the one that worked most.
-
-    Args:
-        recording: Recording of the trace.
-        attribution: Attribution of the same recording.
-        work: Device work of the same recording.
 
     Returns:
         None where nothing ran on a device.
@@ -84,17 +74,14 @@ def find_times(recording: Recording, attribution: Attribution, work: DeviceWork)
 
 
 def _steps(recording: Recording) -> list[tuple[str, int, int]]:
-    spans = recording.spans
-    columns = (spans.name.tolist(), spans.start_ns.tolist(), spans.end_ns.tolist())
-    named = ((recording.strings[name], start, end) for name, start, end in zip(*columns, strict=True))
-    return sorted((step for step in named if step[0].startswith(STEP_PREFIX)), key=lambda step: step[1])
+    spans, rows = recording.spans, recording.spans_named(STEP_PREFIX)
+    names = [recording.strings[name] for name in spans.name[rows].tolist()]
+    return list(zip(names, spans.start_ns[rows].tolist(), spans.end_ns[rows].tolist(), strict=True))
 
 
 def _loading(recording: Recording) -> TimeSpans:
     """Spans in which the program asked a DataLoader for its next batch."""
-    spans = recording.spans
-    asks = np.array([*(text.startswith(LOADER_PREFIX) for text in recording.strings), False], np.bool_)
-    rows = np.flatnonzero(asks[spans.name])
+    spans, rows = recording.spans, recording.spans_named(LOADER_PREFIX)
     return spans.start_ns[rows], spans.end_ns[rows]
 
 

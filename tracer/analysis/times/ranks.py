@@ -37,12 +37,10 @@ class RankTimes:
     """Times of one rank's trace.
 
     Attributes:
-        file: Name of the trace file.
         rank: The rank's number; None where it is not known.
         peak_bytes: Peak of the rank's memory; None where the trace has no memory events.
         device: The device that `peak_bytes` is about.
         total: Times over all steps; None where nothing ran on a device.
-        num_steps: Number of steps.
         collectives: Kernels of collectives, to be compared with other ranks'.
     """
 
@@ -65,10 +63,8 @@ class RankRow:
     """What a rank waits, and is waited for, in collectives that could be compared.
 
     Attributes:
-        times: Times of this rank.
         waited_ns: By how much its kernels ran longer than those of whoever came last.
         waited_for_ns: What all others waited where this one came last.
-        num_last: Collectives in which it came last.
     """
 
     times: RankTimes
@@ -104,7 +100,6 @@ def compare_ranks(ranks: Sequence[RankTimes], problems: Sequence[tuple[str, str]
     """Put the ranks of a job beside each other.
 
     Args:
-        ranks: The ranks that could be read.
         problems: Files that could not be read, and why.
     """
     ordered = sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.file))

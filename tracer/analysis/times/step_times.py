@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.analysis.profiles.time_spans import TimeSpans
-from tracer.analysis.times.covered import covered, gaps
+from tracer.analysis.profiles.time_spans import TimeSpans, covered, gaps
 from tracer.arrays import Ints
 from tracer.trace.device_work import DeviceWork
 
@@ -25,7 +24,6 @@ class StepTimes:
     Attributes:
         name: `ProfilerStep#2` and so on; `all` where no steps are marked.
         wall_ns: From its beginning to the next one's; the five below sum to it.
-        compute_ns: Time in which some kernel computes.
         communication_ns: Time in which a collective's kernel runs, and no other.
         copies_ns: Time in which a copy or a fill runs, and no kernel.
         host_wait_ns: Idle time in which the host had not launched the next work yet.
@@ -80,10 +78,7 @@ def step_times(
     """Divide the time of each step.
 
     Args:
-        work: Work of one device.
         steps: Name, start and end of each, in order; none where they are not marked.
-        window: From when to when there is something in the trace.
-        loading: When the program asked a DataLoader for a batch.
     """
     names = [name for name, *_ in steps] or ["all"]
     last = max(int(work.end_ns.max(initial=0)), steps[-1][2]) if steps else window[1]

@@ -13,7 +13,6 @@ from tracer.arrays import Ints
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import node_name
 from tracer.trace.device_work import DeviceWork
-from tracer.trace.launches import operators_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,6 @@ class Launcher:
         op: Name of the operator that Python or autograd called; None where none did.
         module: Path, or None outside modules.
         file: Source file of the line that called it; None where no line is known.
-        line: Line number in that file.
     """
 
     op: str | None
@@ -38,12 +36,10 @@ class WorkRow:
     """Equal launches: nanoseconds on the device by phase, copies and collectives too; they add up where they overlap.
 
     Attributes:
-        launcher: The operator and line that launched it.
         forward_ns: Time of work launched in forward.
         backward_ns: Time of work launched in backward.
         other_ns: Time of work launched in the optimizer, or outside of all of these.
         host_wait_ns: For which the device waited until this was launched.
-        count: Number of kernels, copies and fills.
     """
 
     launcher: Launcher
@@ -65,10 +61,6 @@ class KernelRow:
 
     Attributes:
         name: As its library calls it.
-        launcher: The operator and line that launched it.
-        total_ns: Time of all its runs.
-        longest_ns: Time of the longest run.
-        count: Number of runs.
     """
 
     name: str
@@ -80,19 +72,13 @@ class KernelRow:
 
 def launching_operators(recording: Recording, work: DeviceWork) -> Ints:
     """[W] row in `Recording.ops` of the operator that Python or autograd called and that launched each, or -1."""
-    return operators_at(recording.ops, work.thread, work.operator_ns)
+    return recording.ops.running_at(work.thread, work.operator_ns)
 
 
 def work_rows(
     recording: Recording, attribution: Attribution, work: DeviceWork, waits: HostWaits
 ) -> tuple[tuple[WorkRow, ...], tuple[KernelRow, ...]]:
     """Add up a device's work by who launched it, and by kernel.
-
-    Args:
-        recording: Recording of the trace.
-        attribution: Attribution of the same recording.
-        work: Work of one device.
-        waits: Waits of the same device.
 
     Returns:
         Both with the longest first. The times of either sum to that of all work.

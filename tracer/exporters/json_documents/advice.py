@@ -18,12 +18,7 @@ VERSION = 1
 
 
 def advice_values(report: AdviceReport, *, computed: bool) -> dict[str, Any]:
-    """All of it, as values for JSON; docs/files.md describes them.
-
-    Args:
-        report: Report on the changes that were tried.
-        computed: Whether the device of the run computed; a prediction has none.
-    """
+    """All of it, as values for JSON; docs/files.md describes them."""
     return {
         **json_header("advice", VERSION, torch=torch.__version__, command=this_command(), computed=computed),
         "device": report.device,

@@ -20,10 +20,6 @@ _FIRST = "Write it first, with --update, or --gpu-memory-update in pytest; or na
 def write_baseline(peaks: Mapping[str, SavedPeak], path: Path) -> None:
     """Write it, in an order that versions of it can be compared line by line.
 
-    Args:
-        peaks: By the name of what was measured.
-        path: Path of the file; one that is there is replaced.
-
     Raises:
         OutputError: It cannot be written.
     """

@@ -27,7 +27,6 @@ def change_values(change: Change, gathered_by: str) -> dict[str, Any]:
 
     Args:
         change: One of a `PeakDiff`.
-        gathered_by: The name of its list there.
     """
     name: dict[str, Any] = {"name": list(change.name)}
     if gathered_by in ("kind", "stack"):

@@ -25,7 +25,6 @@ def json_header(
     """A document's first keys.
 
     Args:
-        name: Name of the format.
         version: Version of the format. A new key does not change it; a new meaning of a key does.
         torch: Version that made what the document is about, where that is known.
         command: The command that made the document, where that is known.

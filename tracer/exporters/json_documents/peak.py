@@ -47,10 +47,8 @@ def peak_document(
     Args:
         peaks: One report per cycle, at least one.
         recordings: Recordings of the same cycles; without them rows have no stacks.
-        origin: With what the run was made.
         against_eager: From the same run without compilation to this one.
         values_read: Values that the program read from a device that computes nothing.
-        graph_pools: What CUDA graphs work in.
     """
     from tracer.analysis.profiles.peak import worst_of  # reading peak.json back does not wait for torch
 
@@ -143,7 +141,6 @@ def graph_pool_from(path: Path, document: dict[str, object]) -> GraphPool:
     """The pool in a document that may be anybody's.
 
     Args:
-        path: Path of the file that it was read from.
         document: As `graph_pool_document` makes it.
 
     Raises:
@@ -176,10 +173,6 @@ def read_peak_json(path: Path) -> SavedPeak:
 
 def saved_peak_from(path: Path, document: dict[str, object]) -> SavedPeak:
     """The peak in a document that may be anybody's.
-
-    Args:
-        path: Path of the file that it was read from.
-        document: As JSON has it.
 
     Raises:
         SnapshotError: It is no peak.json or a later version's, or its rows do not sum to its peak.

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from tracer.allocator.reproduce import Reproduction
 from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
 from tracer.analysis.snapshots.callers import CallerShare
 from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
 from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.moments import Between, Held, LastBefore, Moments
 from tracer.analysis.snapshots.oom import OutOfMemory
-from tracer.exporters.json_documents.allocator import allocator_values
+from tracer.analysis.snapshots.reserved import Reserved
+from tracer.analysis.snapshots.what_if import SettingsOutcome, WhatIf
 from tracer.exporters.json_documents.header import json_header
 
 VERSION = 1
@@ -127,4 +130,110 @@ def _oom(event: OutOfMemory) -> dict[str, Any]:
         "cause": event.cause,
         "advice": event.advice,
         "groups": [group_values(group) for group in event.groups],
+    }
+
+
+def moments_values(moments: Moments) -> dict[str, Any]:
+    """What was asked about one device, and its steps."""
+    return {
+        "held": [_held(moment) for moment in moments.held],
+        "between": _between(moments.between) if moments.between is not None else None,
+        "before_oom": _last(moments.before_oom) if moments.before_oom is not None else None,
+        "steps": [
+            {"entry": step.entry, "end_bytes": step.end_bytes, "peak_bytes": step.peak_bytes} for step in moments.steps
+        ],
+    }
+
+
+def _held(held: Held) -> dict[str, Any]:
+    return {
+        "entry": held.entry,
+        "time_us": held.time_us if held.time_us >= 0 else None,
+        "phase": held.phase or None,
+        "requested_bytes": held.requested_bytes,
+        "reserved_bytes": held.reserved_bytes,
+        "groups": [group_values(group) for group in held.groups],
+    }
+
+
+def _between(between: Between) -> dict[str, Any]:
+    return {
+        "first_entry": between.first,
+        "last_entry": between.last,
+        "first_bytes": between.first_bytes,
+        "last_bytes": between.last_bytes,
+        "came": [group_values(group) for group in between.came],
+        "went": [group_values(group) for group in between.went],
+    }
+
+
+def _last(last: LastBefore) -> dict[str, Any]:
+    return {
+        "entry": last.entry,
+        "first_entry": last.first,
+        "bytes": last.bytes,
+        "groups": [group_values(group) for group in last.groups],
+    }
+
+
+def allocator_values(finding: AllocatorFinding) -> dict[str, Any]:
+    """A device's allocator findings as JSON values; each moment's rows sum to its `reserved_bytes`."""
+    modelled = finding.modelled
+    return {
+        "settings": asdict(modelled.settings) if modelled is not None else None,
+        "reproduced": _reproduced(modelled.reproduction) if modelled is not None else None,
+        "agreement": list(finding.agreement),
+        "reserved_at_peak": _reserved(finding.at_peak) if finding.at_peak is not None else None,
+        "reserved_at_end": _reserved(finding.at_end),
+        "what_if": _what_if(finding.what_if) if finding.what_if is not None else None,
+        "first_changes": [asdict(change) for change in finding.first.changes] if finding.first is not None else None,
+    }
+
+
+def _reproduced(reproduction: Reproduction) -> dict[str, Any]:
+    kinds = ("addresses", "segments", "releases", "failures", "end_segments", "end_blocks")
+    return {
+        "is_exact": reproduction.is_exact,
+        **{kind: asdict(getattr(reproduction, kind)) for kind in kinds},
+        "recorded_peak_bytes": reproduction.recorded_peak_bytes,
+        "peak_bytes": reproduction.peak_bytes,
+        "first_difference": reproduction.first_difference,
+        "given_up_at": reproduction.given_up_at,
+        "num_retries": reproduction.num_retries,
+    }
+
+
+def _reserved(reserved: Reserved) -> dict[str, Any]:
+    return {
+        "entry": reserved.entry,
+        "reserved_bytes": reserved.bytes,
+        "rows": [asdict(row) for row in reserved.rows],
+        "held_free_by": [
+            {**asdict(holder), "sites": [asdict(site) for site in holder.sites]} for holder in reserved.holders
+        ],
+    }
+
+
+def _what_if(what_if: WhatIf) -> dict[str, Any]:
+    return {
+        "gpu_memory_bytes": what_if.gpu_memory,
+        "runs": what_if.runs if what_if.gpu_memory is not None else None,
+        "starts_clean": what_if.starts_clean,
+        "capacity_bytes": what_if.capacity,
+        "recorded_peak_bytes": what_if.recorded_peak_bytes,
+        "num_failed": what_if.num_failed,
+        "not_worth": list(what_if.not_worth),
+        "search_step_bytes": what_if.step_bytes,
+        "rows": [_row(row) for row in what_if.rows],
+    }
+
+
+def _row(row: SettingsOutcome) -> dict[str, Any]:
+    return {
+        "settings": row.settings,
+        **asdict(row.outcome),
+        "saved_bytes": row.saved_bytes,
+        "on_gpu": asdict(row.on_gpu) if row.on_gpu is not None else None,
+        "smallest_gpu_bytes": row.smallest_gpu_bytes,
+        "remarks": list(row.remarks),
     }

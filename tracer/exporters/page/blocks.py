@@ -43,7 +43,6 @@ def blocks_json(blocks: PageBlocks, kept_rows: Rows, *, most_blocks: int = MOST_
     """The blocks at the kept rows of the timeline; positions are indices into the kept rows.
 
     Args:
-        blocks: All of the device.
         kept_rows: Rows of the timeline that the page keeps, ascending.
         most_blocks: Blocks that are drawn one by one; smaller ones are summed by group.
 
@@ -91,7 +90,6 @@ def space_json(space: PageSpace, kept_rows: Rows) -> dict[str, Any]:
     """The reserved ranges that are seen at the kept rows of the timeline.
 
     Args:
-        space: The reserved ranges.
         kept_rows: Rows of the timeline that the page keeps, ascending.
 
     Returns:

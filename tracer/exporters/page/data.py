@@ -44,7 +44,6 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
     """Everything that the page shows of one device, as JSON values; times count from the origin.
 
     Args:
-        page: The device.
         num_pages: How many share the room that there is.
     """
     origin = _origin(page)

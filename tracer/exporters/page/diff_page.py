@@ -24,8 +24,6 @@ def write_diff_page(diffs: Sequence[PeakDiff], path: Path, *, before: str, after
     """Write the page of two peaks, of all devices; it opens with the one that changed most.
 
     Args:
-        diffs: One for each device.
-        path: Where to; a file that is there is replaced.
         before: Name of the first run or snapshot, for people.
         after: Name of the second one.
 
@@ -40,8 +38,6 @@ def diff_pages(diffs: Sequence[PeakDiff], *, before: str, after: str) -> list[Pa
     """The content, device by device; a page of its own says that there is none.
 
     Args:
-        diffs: Difference for each device.
-        before: Name of the first side.
         after: Name of the second side.
     """
     pages = [
@@ -55,8 +51,6 @@ def changes_tables(diff: PeakDiff, *, before: str = "before", after: str = "afte
     """What came and went, by everything that it is gathered by, under the names of both sides.
 
     Args:
-        diff: Difference for one device.
-        before: Name of the first side.
         after: Name of the second side.
     """
     return tuple(

@@ -70,7 +70,6 @@ def write_pages(
 
     Args:
         pages: One for each device, at least one.
-        path: Path of the HTML file; one that is there is replaced.
         shown: Position of the device that is shown first.
         names: What files of the project are called; by default as below the working directory.
         root: From where they are named; by default the working directory.
@@ -95,11 +94,8 @@ def write_prepared(
 
     Args:
         pages: What `page_data` returned, at least one.
-        path: Path of the HTML file; one that is there is replaced.
         shown: Position of the one that is shown first.
-        selector: What they are chosen by.
         names: See `write_pages`.
-        root: See there.
 
     Raises:
         OutputError: The file cannot be written.

@@ -34,10 +34,7 @@ def write_job_page(
 
     Args:
         finding: What `explain_job` returned; at least one rank can be read.
-        path: Where to; a file that is there is replaced.
         single: Pages of single ranks by `RankPeak.name`, in the order in which to offer them.
-        run: What to say of the recordings, by name.
-        caveat: What has to be said before anything else.
 
     Raises:
         OutputError: The file cannot be written.
@@ -59,9 +56,7 @@ def job_page(finding: JobFinding, single: Collection[str], *, run: Mapping[str, 
     """The content, without the pages of single ranks.
 
     Args:
-        finding: The ranks, compared.
         single: Ranks with a page of their own, by `RankPeak.name`.
-        run: What to say of the recordings, by name.
     """
     files = _files(finding)
     return Page(

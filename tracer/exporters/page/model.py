@@ -168,8 +168,6 @@ class PageSpace:
     Attributes:
         homes: Names of pools and streams.
         home: Which of them each range belongs to.
-        address: Where it begins.
-        size_bytes: Its length.
         made_at: The first row of `Page.times` at which it was reserved; negative if it was there before.
         freed_at: The first row at which it no longer was.
         is_expandable: Whether what lies beside it belongs to the same segment.
@@ -191,7 +189,6 @@ class PageAdvice:
     """A change that would save memory.
 
     Attributes:
-        change: What to do, in a sentence.
         saves_bytes: Bytes of the peak that it saves.
         cost: What it costs, in words; empty for nothing.
         how_found: "rehearsed", "replayed", "measured", as a sentence ends: `found by ...`.
@@ -221,8 +218,6 @@ class Table:
     """Rows under a title, in the order in which to show them.
 
     Attributes:
-        title: Above it.
-        columns: Their headings.
         rows: As many cells each as there are columns; an int is a number of bytes.
     """
 
@@ -251,7 +246,6 @@ class PageLane:
     """What ran on a device over time, on one stream. S spans, ascending.
 
     Attributes:
-        name: For people.
         start: [S] On the axis of the page.
         end: [S]
         sort: [S] 0 where it computes, 1 for collectives, 2 for copies and fills.
@@ -279,15 +273,12 @@ class PageRank:
         name: "rank 3", or its file.
         rank: Its number; None where that is not known.
         state: "readable"; "unreadable", and `words` say why; or "missing".
-        bytes: Its peak.
-        kinds: Bytes of the peak by category.
         is_odd: Whether few are like it.
         is_worst: Whether it is the one that matters most.
         is_typical: Whether it is the one that the worst is compared with.
         ran_out: Whether it had no memory left.
         alike: How many ranks are in its group, itself among them.
         words: What else is to be said.
-        file: Its recording.
         has_page: Whether a page of its own, named as it, is in the file too.
     """
 
@@ -345,7 +336,6 @@ class Page:
     """Everything on one page, for one device and one recording.
 
     Attributes:
-        title: Name of the run.
         device: As `str(torch.device)` writes it.
         source: "profile", whose rows have phase, module and operator, or "snapshot", whose rows have a function.
         subtitle: One line below the title: model, number of events, date.
@@ -358,7 +348,6 @@ class Page:
         blocks: Every block, or None where only the peak is known.
         space: What was reserved where; with blocks that have addresses.
         marks: Points to name.
-        bands: Steps and phases.
         lanes: What ran on the device, by stream.
         peak: The worst moment, or None where there is none.
         lost_track: Where torch lost track, largest first.
@@ -369,7 +358,6 @@ class Page:
         answer: What the page says first where it is not about one peak.
         caveat: What has to be said before anything else; empty for a run like any other.
         alarm: What ended the program, in sentences: the first things that the page says.
-        advice: What would help, the most first.
         headline_notes: Sentences that belong to the answer itself.
         notes: Sentences on what could not be measured.
         sections: Further findings, in their order.

@@ -29,7 +29,6 @@ def packed(columns: Sequence[Ints], *, total: int | None = None) -> Packed:
     """A table of columns in packed form.
 
     Args:
-        columns: Columns of one length.
         total: Number of rows that it was reduced from; None if it was not.
     """
     rows = len(columns[0]) if columns else 0

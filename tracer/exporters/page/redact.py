@@ -93,7 +93,6 @@ class _Names:
 
         Args:
             sort: Sort of the name, such as `function`.
-            name: The name.
         """
         if name in _COMMON or name.isdigit():
             return name
@@ -108,7 +107,6 @@ class _Names:
         """An operator's or function's name; the program's own are numbered.
 
         Args:
-            name: The name.
             file: File of the function; None for an operator.
         """
         if " " in name:

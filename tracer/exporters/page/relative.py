@@ -50,12 +50,7 @@ def mapped(data: Any, change: Callable[[str], str]) -> Any:
 
 
 def readable_path(path: str, names: Names = lambda path: None) -> str:
-    """A file as the page names it.
-
-    Args:
-        path: As it was recorded.
-        names: What the project calls a file.
-    """
+    """A file as the page names it."""
     # Torch's profiler names torch's own files so.
     packaged = path if path.startswith("torch/") else packaged_file(path)
     if packaged is not None:
@@ -66,12 +61,7 @@ def readable_path(path: str, names: Names = lambda path: None) -> str:
 
 
 def readable_text(text: str, names: Names = lambda path: None) -> str:
-    """A path, a frame of a stack, or a sentence, with the paths in it as the page names them.
-
-    Args:
-        text: As it was recorded.
-        names: What the project calls a file.
-    """
+    """A path, a frame of a stack, or a sentence, with the paths in it as the page names them."""
     if "/" not in text and "\\" not in text:
         return text
     if _WHOLE.fullmatch(text):
@@ -87,12 +77,7 @@ def readable_text(text: str, names: Names = lambda path: None) -> str:
 
 
 def folders_up(page: Path, root: Path) -> int | None:
-    """How many folders above a page's own one that of the sources is; None where it is elsewhere.
-
-    Args:
-        page: The page's file.
-        root: The folder of the sources.
-    """
+    """How many folders above a page's own one that of the sources is; None where it is elsewhere."""
     try:
         relative = os.path.relpath(root, page.resolve().parent)
     except ValueError:  # another drive

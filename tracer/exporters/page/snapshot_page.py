@@ -59,11 +59,7 @@ def write_snapshot_page(
     """Write the page of a snapshot's devices, with the worst one in front.
 
     Args:
-        replayed: The snapshot; it has a device.
         finding: What `explain_replayed` returned for it.
-        path: Where to; a file that is there is replaced.
-        run: What to say of the recording, by name.
-        caveat: What has to be said before anything else.
         timelines: Timelines that are there already, by position of the device.
         first: What to try first, by index of the device.
 
@@ -94,11 +90,8 @@ def snapshot_page(
     """The content for one device.
 
     Args:
-        replayed: The snapshot.
         finding: What `explain_replayed` returned for it.
         shown: Position of the device in both.
-        timeline: Timeline of that device.
-        run: What to say of the recording, by name.
         first: What to try first on that device; None where nothing can be replayed.
     """
     device = finding.devices[shown]

@@ -17,11 +17,7 @@ def page_space(
     """Reserved ranges by stream and pool.
 
     Args:
-        ranges: The ranges.
         made_at: See `PageSpace`, as `freed_at` and `known_from`.
-        freed_at: See there.
-        text: Names a pool by its number.
-        known_from: See there.
     """
     columns = np.stack([ranges.stream, ranges.pool, ~ranges.is_small | ranges.is_expandable], axis=1)
     homes, home = np.unique(columns, axis=0, return_inverse=True)

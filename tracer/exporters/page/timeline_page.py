@@ -80,19 +80,10 @@ def timeline_page(
     """The page of one device of a run, for the cycle with its largest peak.
 
     Args:
-        findings: Findings of the run, on the device.
-        run: What to say of the run, by name.
         caveat: What has to be said before anything else; empty for a run like any other.
         notes: Sentences on what could not be measured.
-        slow_modules: Time by module, slowest first.
-        failed: The allocation that ended the run.
-        first_changes: What to try first so that it is served.
-        known: Live tensors observed during the run, which have names.
         against_eager: From the same run without compilation to this one.
-        advice: What would lower the peak.
-        unneeded: What nobody needs of the peak.
         device_times: Where the time of the device went, where a trace has told.
-        verdict: What a prediction says of the card; the page says it first.
     """
     cycle = findings.worst
     recording, lifetimes, peak = cycle.recording, cycle.lifetimes, cycle.peak
@@ -336,16 +327,10 @@ def _marks(cycle: CycleFindings) -> tuple[Mark, ...]:
 
 
 def _bands(cycle: CycleFindings) -> tuple[Band, ...]:
-    recording = cycle.recording
+    recording, spans = cycle.recording, cycle.recording.spans
     steps = [
-        Band("step", recording.strings[name], start, end)
-        for name, start, end in zip(
-            recording.spans.name.tolist(),
-            recording.spans.start_ns.tolist(),
-            recording.spans.end_ns.tolist(),
-            strict=True,
-        )
-        if recording.strings[name].startswith(STEP_PREFIX)
+        Band("step", recording.strings[spans.name[row]], int(spans.start_ns[row]), int(spans.end_ns[row]))
+        for row in recording.spans_named(STEP_PREFIX).tolist()
     ]
     phases = [
         Band(_BANDS[phase.phase], phase.phase, start, end)
@@ -379,10 +364,6 @@ def slow_modules(times: RunTimes, peak: PeakReport) -> tuple[SlowModule, ...]:
     """Time of each module's own operators in a step beside what it held at the peak, slowest first.
 
     An operator that some steps lack counts by its share of them.
-
-    Args:
-        times: Run times of operators, over all steps.
-        peak: The peak whose rows say what a module held.
     """
     num_steps = max((row.num_steps for row in times.rows), default=0)
     bytes_of: dict[str, int] = {}

@@ -47,7 +47,6 @@ class Columns:
         """A column of integers, all of them from `low` to `high`.
 
         Args:
-            name: Name of the column.
             low: The smallest value allowed.
             high: The largest value allowed.
             length: How many rows there have to be; None for any.
@@ -64,7 +63,6 @@ class Columns:
         """A column of sizes, which can be summed in 64 bits.
 
         Args:
-            name: Name of the column.
             low: The smallest value allowed.
             length: How many rows there have to be; None for any.
 
@@ -80,7 +78,6 @@ class Columns:
         """End of each of several pieces; the last one ends at `total`.
 
         Args:
-            name: Name of the column.
             total: Rows of all pieces together.
             length: How many pieces there have to be; None for any.
 
@@ -108,8 +105,6 @@ class Columns:
         """A table of texts.
 
         Args:
-            name: Name of the table.
-            length: How many there have to be.
             as_is: Texts that are never shown; others lose what a terminal obeys.
         """
         data = self.blob(f"{name}.utf8")

@@ -90,12 +90,7 @@ class Document:
         return None if self._values.get(name) is None else self.texts(name)
 
     def documents(self, name: str, *, at_most: int) -> list[Document]:
-        """A list of documents.
-
-        Args:
-            name: Key of the list.
-            at_most: The most entries that are allowed.
-        """
+        """A list of documents."""
         values = self._value(name, list)
         if len(values) > at_most or not all(type(value) is dict for value in values):
             raise RecordingError(f"{name} of the recording are not what they should be.", hint=DAMAGED)

@@ -108,7 +108,6 @@ def object_columns(name: str, root: Any) -> dict[str, npt.NDArray[Any]]:
     """The columns of an object, of which the last row is itself.
 
     Args:
-        name: Before the name of each column.
         root: Dicts, lists, tuples, texts, numbers and None, nothing of which holds itself.
 
     Raises:

@@ -54,7 +54,6 @@ class Index:
     """A column of rows of another table.
 
     Attributes:
-        table: The other table.
         can_lack: Whether -1 stands for none.
         is_before: Whether the row is one before the column's own, as that of what encloses it.
     """
@@ -125,9 +124,7 @@ def recording_from(columns: Columns, prefix: str, *, num_events: int) -> Recordi
     """The recording of which these are the columns.
 
     Args:
-        columns: Columns of the whole file.
         prefix: Before the names of this recording's, as `recording_columns` was given it.
-        num_events: Events of the profiler in this cycle.
 
     Raises:
         RecordingError: They are those of none.
@@ -187,9 +184,7 @@ class _Reader:
         """A column, checked by what its name says of its values.
 
         Args:
-            name: Name of the column.
             length: Rows that it has to have; None for any.
-            is_bool: Whether it has truth values.
         """
         at = f"{self._prefix}.{name}"
         if is_bool:

@@ -25,8 +25,6 @@ def print_advice(report: AdviceReport, console: Console, *, context_bytes: int =
     """Print the list, then the lines to paste for the first of it.
 
     Args:
-        report: What was found.
-        console: Where to print.
         context_bytes: What of the GPU's memory was set aside, and is not in the report's target.
     """
     print_unneeded(report.found, report.peak_bytes, console)

@@ -22,7 +22,6 @@ def print_allocator(findings: Sequence[AllocatorFinding], console: Console, *, t
 
     Args:
         findings: What `explain_allocator` returned.
-        console: Where to print.
         top: Rows of the table of holders.
     """
     for finding in findings:

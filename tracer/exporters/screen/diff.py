@@ -77,8 +77,6 @@ def print_against_eager(diff: PeakDiff, sentences: Sequence[str], console: Conso
 
     Args:
         diff: From the run without compilation to the compiled one.
-        sentences: How the peaks differ, in words.
-        console: Where to print.
         top: Rows of the table of lines.
     """
     say(console)

@@ -18,7 +18,6 @@ def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None
     """What came of it.
 
     Args:
-        trial: It.
         usable_bytes: Bytes of the card that a program can use.
         base: The script as it is, to compare with; None to leave that out.
     """
@@ -56,10 +55,7 @@ def print_search(report: FitReport, trials: Sequence[FitTrial], commands: Sequen
     """Print a table of trials, and commands to paste below it.
 
     Args:
-        report: What was asked.
         trials: In the order in which they are shown; those that made no difference are left out.
-        commands: The commands.
-        console: Where to.
     """
     is_job = any(trial.ranks for trial in trials)
     shown = table("peak", "reserved", "left")
@@ -122,11 +118,7 @@ def command_words(
     """A command to paste: the script with what makes it fit.
 
     Args:
-        script: The script's own command, a word each.
-        apply: Names of changes.
-        program: This program, as it was called.
         num_ranks: Number of ranks of a job on each node; 0 for one process.
-        num_nodes: Number of nodes.
     """
     own = shlex.join(script)
     run = f"run --apply {','.join(apply)} {own}"

@@ -36,8 +36,6 @@ def after_run(folder: Path, written: Collection[str], *, is_advice_open: bool = 
     """After a run, or a report on one.
 
     Args:
-        folder: Folder of its files.
-        written: Names of those that are there.
         is_advice_open: Whether the same command could be asked for advice, and was not.
     """
     ideas = []
@@ -56,10 +54,6 @@ def after_snapshot(
     """After the explanation of a snapshot.
 
     Args:
-        path: The snapshot.
-        devices: Devices that were explained, the worst first.
-        has_failed: Whether one of them ran out of memory.
-        has_page: Whether its page was written.
         has_settings: Whether other settings of the allocator were tried, or cannot be.
     """
     ideas = []
@@ -83,8 +77,6 @@ def after_job(worst: str | None, paths: Sequence[Path], *, has_page: bool) -> tu
 
     Args:
         worst: The file of the rank with the largest peak; None where none could be read.
-        paths: What the command was given.
-        has_page: Whether the job's page was written.
     """
     ideas = [] if worst is None else [f"look at the worst rank alone by {command_line('snapshot', worst)}"]
     if worst is not None and not has_page:
@@ -112,9 +104,6 @@ def after_prediction(
     Args:
         fits: Whether it fits; None where no device was named.
         folder: Folder of its files, if there are any.
-        written: Names of those that are there.
-        has_advice: Whether advice was asked for.
-        has_largest_batch: Whether the largest batch was.
     """
     ideas = []
     if fits is None:

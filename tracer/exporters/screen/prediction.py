@@ -73,8 +73,6 @@ def print_prediction(prediction: Prediction, console: Console, *, top: int = NUM
     """The answer, the sizes, what fills it and what was assumed or is not counted. Readable in 80 columns.
 
     Args:
-        prediction: Prediction of a step.
-        console: Where to print.
         top: Rows of the table of lines; what the others hold together is said.
     """
     need, spread, findings = prediction.need, prediction.spread, prediction.findings

@@ -50,8 +50,6 @@ def print_peak(findings: Findings, console: Console, *, num_steps: int | None = 
     """Headline, and the peak by category, module and line, then what else there is to say. Readable in 80 columns.
 
     Args:
-        findings: Findings of a run.
-        console: Where to print.
         num_steps: How many steps the run had, if that is known.
         top: Rows of each table but the first; what the others hold together is said.
     """
@@ -83,7 +81,6 @@ def short_screen(findings: Findings, num_steps: int | None = None) -> tuple[str,
     """The answer in a few lines: the headline, the largest lines of source, what grows.
 
     Args:
-        findings: Findings of a run.
         num_steps: How many steps it had, if that is known.
     """
     peak = findings.worst.peak
@@ -203,7 +200,6 @@ def headline(findings: Findings, num_steps: int | None = None) -> str:
     """The answer in one sentence.
 
     Args:
-        findings: Findings of a run.
         num_steps: How many steps it had, if that is known.
     """
     peak, graph_bytes = findings.worst.peak, findings.graph_bytes

@@ -24,13 +24,7 @@ from tracer.units import some
 
 
 def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tuple[str, ...]:
-    """The answer in a few lines.
-
-    Args:
-        results: Results of a run.
-        folder: Where its files are.
-        written: Names of those that could be written.
-    """
+    """The answer in a few lines."""
     event = results.failed_allocation
     lines = [results.origin.caveat] * bool(results.origin.caveat)
     lines += [f"{ran_out_at(event.site)}: {event.advice}"] if event is not None else []
@@ -55,8 +49,6 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS,
     """Print what the results have: what ran out of memory, the peak, the times, the gradients, the loss.
 
     Args:
-        results: Results of a run.
-        console: Where to print.
         top: Rows of each table; what the others hold together is said.
         num_steps: How many steps were made in all, if that is known.
     """

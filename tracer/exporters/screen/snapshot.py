@@ -12,11 +12,12 @@ from rich.text import Text
 from tracer.analysis.kinds import meaning_of
 from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
 from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.moments import Between, Moments, StepLevel, entry_words
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.peak import Peak, Share
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, NO_PYTHON_FRAME, Site
 from tracer.exporters.screen.paths import shorten_paths, source_place
-from tracer.exporters.screen.text import exact, print_table, say, signed, table
+from tracer.exporters.screen.text import exact, print_rows, print_table, say, signed, table
 from tracer.units import format_bytes, some
 
 MAX_DEVICES = 32
@@ -40,10 +41,8 @@ def print_snapshot(
     Args:
         finding: What `explain_replayed` returned.
         console: Where to print; file names are never read as markup.
-        file: The snapshot's name, as the person gave it.
         top: Rows of each table; what the others hold together is said.
         more: Prints what else there is to say of a device, given its index.
-        behind_failure: Prints what to do about it, of a device that ran out of memory.
     """
     say(console, file, style="bold")
     for note in finding.notes:
@@ -236,3 +235,58 @@ def _add_rest(grid: Table, rest: list[tuple[int, int]], *, is_last: bool = True)
         more = f"{len(rest):,} more"
         last = (*padding, more) if is_last else (more, *padding)
         grid.add_row(format_bytes(size), f"{count:,}", *last)
+
+
+def print_moments(moments: Moments, console: Console, *, top: int) -> None:
+    """Print what was asked about one device, and its steps where there are several."""
+    for moment in moments.held:
+        phase = f", in {moment.phase}" if moment.phase else ""
+        at = f"after entry {moment.entry:,}" if moment.entry >= 0 else "at the start of the recording"
+        sizes = f"{format_bytes(moment.requested_bytes)} requested, {format_bytes(moment.reserved_bytes)} reserved"
+        _say(console, f"Device {moments.device} {at}{phase}: {sizes}")
+        print_groups("What was in use", moment.groups, console, top)
+    if moments.between is not None:
+        _print_between(moments.between, console, top)
+    if moments.before_oom is not None:
+        last = moments.before_oom
+        origin = f"made from entry {last.first:,} on" if last.first >= 0 else "made before the recording or in it"
+        sentence = f"the last {format_bytes(last.bytes)} in use at entry {last.entry:,} were {origin}"
+        _say(console, f"Device {moments.device}: {sentence}")
+        print_groups("Last allocations before it ran out of memory", last.groups, console, top)
+    _print_steps(moments.device, moments.steps, console, top)
+
+
+def _print_steps(device: int, steps: Sequence[StepLevel], console: Console, top: int) -> None:
+    """How much was in use as each step was over; what lies between the shown ones is said."""
+    rows, before = [], None
+    for number, step in enumerate(steps):
+        change = "" if before is None else signed(step.end_bytes - before)
+        rows.append((f"{number + 1}", format_bytes(step.end_bytes), change, format_bytes(step.peak_bytes)))
+        before = step.end_bytes
+    if len(rows) > 1:
+        print_rows(
+            f"Device {device}, step by step of the optimizer",
+            ("step", "at its end", "change", "peak"),
+            islice(rows, top),
+            console,
+        )
+        if len(rows) > top:
+            whole = signed(steps[-1].end_bytes - steps[0].end_bytes)
+            say(console, f"{some(len(rows) - top, 'more step')}; from the first to the last: {whole}", indent=2)
+
+
+def _print_between(between: Between, console: Console, top: int) -> None:
+    change = signed(between.last_bytes - between.first_bytes)
+    sizes = f"{format_bytes(between.first_bytes)} -> {format_bytes(between.last_bytes)}"
+    first, last = entry_words(between.first), entry_words(between.last)
+    _say(console, f"Device {between.device}, from {first} to {last}: {change} ({sizes})")
+    for title, groups in (("What came", between.came), ("What went", between.went)):
+        if groups:
+            print_groups(title, groups, console, top)
+        else:
+            _say(console, f"{title}: nothing")
+
+
+def _say(console: Console, line: str) -> None:
+    say(console)
+    say(console, line, style="bold")

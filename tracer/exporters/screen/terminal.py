@@ -30,9 +30,6 @@ def screen(*, is_shown: bool = True) -> Iterator[Console]:
     A letter that stdout's encoding does not have is written as its number, `\xe9`. A closed pipe, as after
     `| head` has, is no error.
 
-    Args:
-        is_shown: Whether anything is printed at all.
-
     Raises:
         OutputError: stdout does not take it.
     """

@@ -17,7 +17,6 @@ def print_trace_job(job: JobTimes, console: Console) -> None:
 
     Args:
         job: What `compare_ranks` returned.
-        console: Where to print.
     """
     say_wrapped(console, slowest_sentence(job), style="bold")
     for file, problem in job.problems:

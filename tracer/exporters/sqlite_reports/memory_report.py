@@ -133,7 +133,6 @@ def write_memory_report(report: MemoryReport, path: Path, *, relative: RelativeN
     """Write the memory report.
 
     Args:
-        report: What to write.
         path: The file to make or replace.
         relative: A file's path from the root of the user's project, or None for a file that is not of the project,
             whose frames are left out.
@@ -172,9 +171,6 @@ def insert_entries(
 
     Args:
         connection: With `TABLES` made.
-        peak_bytes: The peak.
-        weights: Name, bytes, bytes of the gradient.
-        activations: Name of the operation, bytes.
         frames: Frames of the weights, then of the activations: ordering, path and line of each frame.
     """
     insert(connection, "entry_types", ((WEIGHT, "Weight"), (ACTIVATION, "Activation")))

@@ -1,6 +1,6 @@
 // What the allocator did on the way to a moment, and what it would do with one more request.
 
-// Sizes of torch's allocator, as `tracer/allocator/sizes.py` has them with their source.
+// Sizes of torch's allocator, as `tracer/block_sizes.py` has them with their source.
 const ROUND_TO = 512, SMALL_REQUEST = 1024 ** 2, SMALL_SEGMENT = 2 * 1024 ** 2, LARGE_SEGMENT = 20 * 1024 ** 2, LARGE_REQUEST = 10 * 1024 ** 2;
 const segmentSize = (bytes) => (bytes <= SMALL_REQUEST ? SMALL_SEGMENT : bytes < LARGE_REQUEST ? LARGE_SEGMENT : Math.ceil(bytes / SMALL_SEGMENT) * SMALL_SEGMENT);
 const MOST_CHANGES = 6;

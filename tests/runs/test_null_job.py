@@ -10,7 +10,7 @@ from tracer.null_gpu.cards import devices_of
 from tracer.results.files import PAGE
 from tracer.results.null_job import NullJob, RankRun
 from tracer.results.null_run import CAVEAT
-from tracer.runs.null_job_page import write_ranks_page
+from tracer.runs.null_job import write_ranks_page
 
 DEVICES = devices_of("8xh100")
 RUNS = tuple(RankRun(rank, 0, 1.0, peak_bytes=1) for rank in (0, 3, 7))

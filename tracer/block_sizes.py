@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracer.units import MIB
-
 Int64s = NDArray[np.int64]
+
+_MIB = 1 << 20
 
 MIN_BLOCK_BYTES = 512
 """Every block is a multiple of this."""
-SMALL_BYTES = MIB
+SMALL_BYTES = _MIB
 """The largest rounded request that the small pool serves; what a block of the large pool may keep unsplit."""
-SMALL_SEGMENT_BYTES = 2 * MIB
+SMALL_SEGMENT_BYTES = 2 * _MIB
 """A segment, or a page of an expandable segment, of the small pool."""
-LARGE_SEGMENT_BYTES = 20 * MIB
+LARGE_SEGMENT_BYTES = 20 * _MIB
 """A segment for requests below `OWN_SEGMENT_BYTES`, or a page of an expandable segment, of the large pool."""
-OWN_SEGMENT_BYTES = 10 * MIB
+OWN_SEGMENT_BYTES = 10 * _MIB
 """From this rounded size on a request gets a segment of its own size."""
-SEGMENT_STEP_BYTES = 2 * MIB
+SEGMENT_STEP_BYTES = 2 * _MIB
 """What such a segment is a multiple of."""
 
 NUM_INTERVALS = 16
@@ -50,13 +51,14 @@ def round_size(requested: int, divisions: Sequence[int] = NO_DIVISIONS) -> int:
     return (requested + MIN_BLOCK_BYTES - 1) & -MIN_BLOCK_BYTES
 
 
-def round_sizes(requested: Int64s, divisions: Sequence[int] = NO_DIVISIONS) -> Int64s:
-    """`round_size` of many requests below 2**53 bytes [requests].
+def recorded_divisions(settings: Mapping[str, Any]) -> tuple[int, ...]:
+    """`roundup_power2_divisions` of a snapshot's settings, where the lower end of an interval in MiB is the key."""
+    divisions = settings.get("roundup_power2_divisions", {})
+    return tuple(divisions.get(str(1 << i), 0) for i in range(NUM_INTERVALS))
 
-    Args:
-        requested: Bytes asked for [requests].
-        divisions: `roundup_power2_divisions` for each interval.
-    """
+
+def round_sizes(requested: Int64s, divisions: Sequence[int] = NO_DIVISIONS) -> Int64s:
+    """`round_size` of many requests below 2**53 bytes [requests]."""
     multiples = np.maximum(-(-requested // MIN_BLOCK_BYTES), 1) * MIN_BLOCK_BYTES
     if not any(divisions):
         return multiples
