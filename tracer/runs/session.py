@@ -297,7 +297,7 @@ class ProfileSession(LoopSession):
             self._first.stop()
         if error is not None:
             if is_out_of_memory(error):
-                self._ours(lambda: self.history.dump(self._tracer.num_cycles))
+                self._ours(lambda: self.history.dump(self._tracer.num_cycles if is_recorded else None))
             self._ours(lambda: self._look_where_memory_ran_out(error))
             self._ours(self._note_evaluation)
             if is_out_of_memory(error) and not is_recorded:
@@ -755,7 +755,8 @@ class ProfileSession(LoopSession):
     def run_history(self) -> RunHistory:
         """The allocator's history so far, to be read and joined."""
         if self._run_history.snapshot is not self.history.snapshot:
-            num_later = max(0, self._tracer.num_cycles - 1 - self.history.cycle)
+            cycle, num_cycles = self.history.cycle, self._tracer.num_cycles
+            num_later = max(0, num_cycles - 1 - cycle) if cycle is not None else None
             self._run_history = RunHistory(self.history.snapshot, num_later)
         return self._run_history
 
