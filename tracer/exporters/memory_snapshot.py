@@ -14,7 +14,7 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
-from tracer.analysis.profiles.peak_rows import recorded_op_name
+from tracer.analysis.profiles.source_lines import recorded_op_name
 from tracer.analysis.snapshots.sites import LABEL_BEFORE
 from tracer.arrays import Int, Ints, PerBlock, Rows
 from tracer.capture.objects.known_storages import KnownStorages

@@ -25,11 +25,6 @@ LOOP_OWNER = "(training loop)"
 _SOME_STEP = -2
 
 
-def recorded_op_name(recording: Recording, op: int) -> str | None:
-    """An operator's recorded name; for work of the autograd engine the name of the node."""
-    return None if op < 0 else node_name(recording.strings[int(recording.ops.name[op])])
-
-
 def origin_of(attribution: Attribution, allocation: int) -> Origin | None:
     """Origin of a block of a compiled region; None for any other block.
 
