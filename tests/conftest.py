@@ -71,7 +71,7 @@ def recorded() -> Callable[[str], Recorded]:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions do not see what other tests of this process keep alive: a walk finds only what is named anyway."""
-    monkeypatch.setattr("tracer.runs.session.live_tensors", lambda: LiveTensors((), is_complete=True))
+    monkeypatch.setattr("tracer.runs.session.live_tensors", lambda models: LiveTensors((), is_complete=True))
 
 
 @pytest.fixture(autouse=True, scope="module")

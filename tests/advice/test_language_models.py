@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,7 +15,7 @@ from tracer.advice.changes import attention, model_loss
 from tracer.advice.planner import _Trials, applied
 from tracer.workloads.module_steps import ModuleWorkload
 
-pytest.importorskip("transformers")
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs the package transformers")
 _TOKENS, _WIDTH = 256, 64
 
 

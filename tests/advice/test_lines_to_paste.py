@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 
 from tests.advice.programs import PROGRAMS
+from tests.advice.test_language_models import language_model, naive
 from tracer.advice.changes import optimizer_kernels, precision
 from tracer.advice.planner import KINDS, _Trials
 from tracer.workloads.supervised import SupervisedWorkload
 
-pytest.importorskip("transformers")
-from tests.advice.test_language_models import language_model, naive
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs the package transformers")
 
 _PROGRAMS = {"stack": PROGRAMS["stack"], "lstm": PROGRAMS["lstm"], "language model": language_model}
 

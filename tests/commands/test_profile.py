@@ -284,7 +284,7 @@ def test_a_reader_who_has_seen_enough_costs_nothing(tmp_path: Path, monkeypatch:
     with os.fdopen(writer, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
         monkeypatch.setattr(sys, "__stdout__", pipe)  # the process's own, so that its buffer is passed by
-        assert run_and_report(Built(Pieces(), {}, {}), RunOptions(schedule=Schedule(0, 1, 1, 1)), save_dir=tmp_path)
+        assert run_and_report(Built(Pieces(), {}), RunOptions(schedule=Schedule(0, 1, 1, 1)), save_dir=tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {output.file_name for output in USUAL}
 
 
@@ -340,7 +340,7 @@ def test_a_summary_of_ranks_that_cannot_be_written_is_said_before_the_answer(
 
     monkeypatch.setattr(tracer.runs.ranks, "this_rank", lambda: Rank(0, 2, 0, "a run"))
     monkeypatch.setattr(tracer.runs.ranks, "finish", full)
-    assert not run_and_report(Built(Pieces(), {}, {}), WITHOUT_TIMES, save_dir=tmp_path)
+    assert not run_and_report(Built(Pieces(), {}), WITHOUT_TIMES, save_dir=tmp_path)
     printed = capsys.readouterr()
     assert printed.err.splitlines()[-1] == "Error: The disk is full."
     assert printed.out.lstrip().startswith("Peak: ")

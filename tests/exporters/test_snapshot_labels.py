@@ -79,7 +79,7 @@ def test_blocks_that_live_on_have_a_line_of_text_too(cycle: CycleFindings, label
     assert len(living) > 10
     for block in living:
         assert block["frames"][0]["filename"].startswith("<explained as ")
-        assert block["frames"][0]["name"] == labels.frame[address[block["address"]]]["name"]
+        assert block["frames"][0]["name"] == labels.frames[address[block["address"]]][0]["name"]
     assert "parameter, made before recording" in {block["frames"][0]["name"] for block in living}
     assert all(block["frames"] == [] for block in blocks if block["state"] != "active_allocated")
 
@@ -137,7 +137,7 @@ def test_a_parameter_is_labelled_with_its_name() -> None:
     session = profiled("convnet", Schedule(0, 1, 1, 1))
     cycle, known = session.findings.worst, session.known
     blocks = cycle.blocks
-    texts = [frame["name"] for frame in labels_of(cycle.recording, cycle.attribution, blocks, known=known).frame]
+    texts = [frames[0]["name"] for frames in labels_of(cycle.recording, cycle.attribution, blocks, known=known).frames]
     names = [name for name, _ in build_workload("convnet").model.named_parameters()]
     assert names
     for name in names:
@@ -183,8 +183,8 @@ def test_no_rule_of_the_reader_goes_against_a_label_that_says_only_since_when(
     labels = labels_of(cycle.recording, cycle.attribution, cycle.blocks)
     is_parameter = cycle.blocks.kind == Kind.PARAMETER
     unknown = [
-        {**frame, "filename": f"<explained as {Kind.BEFORE_RECORDING.name.lower()}>"} if taken else frame
-        for frame, taken in zip(labels.frame, is_parameter.tolist(), strict=True)
+        [{**frames[0], "filename": f"<explained as {Kind.BEFORE_RECORDING.name.lower()}>"}] if taken else frames
+        for frames, taken in zip(labels.frames, is_parameter.tolist(), strict=True)
     ]
     category = [
         "unknown" if taken else word for word, taken in zip(labels.category, is_parameter.tolist(), strict=True)

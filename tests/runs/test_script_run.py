@@ -229,3 +229,91 @@ def optimizers_that_step_in_backward(folder: Path) -> tuple[str, bool, int]:
 def test_steps_that_end_inside_of_backward_are_recorded_from_call_to_call(tmp_path: Path) -> None:
     returned = in_fresh_process(optimizers_that_step_in_backward, tmp_path)
     assert returned.value == ("None", True, 0), returned.error
+
+
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)  # type: ignore[no-any-return]
+
+
+class Learner:
+    """As self-supervised learners and agents are: no module, with networks of one class as attributes."""
+
+    def __init__(self) -> None:
+        self.online, self.target = Branch(), Branch()
+        self.optimizer = torch.optim.SGD(self.online.parameters(), 0.1)
+
+    def update(self, x: torch.Tensor) -> None:
+        with torch.no_grad():
+            wanted = self.target(x)
+        self.optimizer.zero_grad()
+        (self.online(x) - wanted).square().sum().backward()
+        self.optimizer.step()
+
+
+def modules_of_a_learner(folder: Path) -> tuple[dict[str | None, int], int]:
+    def make_session(models: Any, optimizers: Any) -> ScriptTraining:
+        return ScriptTraining(models, optimizers, save_dir=folder, schedule=Schedule(1, 1, 2, 1), screen="none")
+
+    with ScriptProfile(make_session) as profile:
+        learner = Learner()
+        for _ in range(8):
+            learner.update(torch.ones(4096, 64))
+    assert isinstance(profile.session, ScriptTraining) and profile.session.findings is not None
+    peak = profile.session.findings.worst.peak
+    bytes_of: dict[str | None, int] = {}
+    for row in peak.rows:
+        bytes_of[row.module] = bytes_of.get(row.module, 0) + row.bytes
+    return bytes_of, sum(bytes_of.values()) - peak.allocator_peak_bytes
+
+
+def test_networks_of_one_class_are_rows_of_their_own_by_their_attributes(tmp_path: Path) -> None:
+    returned = in_fresh_process(modules_of_a_learner, tmp_path)
+    assert returned.value is not None, returned.error
+    bytes_of, rest = returned.value
+    weights, batch = (64 * 64 + 64) * 4, 4096 * 64 * 4
+    assert bytes_of["target.net.0"] == weights and bytes_of["target.net.1"] == batch
+    assert bytes_of["online.net.0"] >= weights and bytes_of["online.net.1"] >= batch
+    assert {name for name in bytes_of if name is not None} <= {
+        "(training loop)",
+        *(f"{net}.net.{layer}" for net in ("online", "target") for layer in (0, 1)),
+    }
+    assert rest == 0
+
+
+def modules_made_late(folder: Path) -> set[str | None]:
+    """A network that a wrapper makes at its first call, as libraries of self-supervised learning do."""
+
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.online = Branch()
+            self.target: Any = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.target is None:
+                self.target = Branch().requires_grad_(False)
+            return self.online(x) * self.target(x)  # type: ignore[no-any-return]
+
+    def make_session(models: Any, optimizers: Any) -> ScriptTraining:
+        return ScriptTraining(models, optimizers, save_dir=folder, schedule=Schedule(1, 1, 2, 1), screen="none")
+
+    with ScriptProfile(make_session) as profile:
+        model = Lazy()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(8):
+            model(torch.ones(4096, 64)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert isinstance(profile.session, ScriptTraining) and profile.session.findings is not None
+    return {row.module for row in profile.session.findings.worst.peak.rows if row.module is not None}
+
+
+def test_a_module_that_a_model_gets_in_its_first_call_has_its_dotted_name(tmp_path: Path) -> None:
+    returned = in_fresh_process(modules_made_late, tmp_path)
+    assert returned.value is not None, returned.error
+    assert "target.net.0" in returned.value and not [name for name in returned.value if "_" in name]

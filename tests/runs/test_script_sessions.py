@@ -176,3 +176,52 @@ def test_a_script_that_goes_on_behind_its_recorded_steps_has_made_more(
         profile.tell()
         words += re.findall(r"of step (\d of \d|\d)", capsys.readouterr().out)
     assert words == ["2 of 3", "2", "2 of 7"]
+
+
+class Wrapping(torch.optim.Optimizer):
+    """As accelerate's: an optimizer by its class, which torch has not set up, around another one."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("loop", "words"),
+    [
+        ("wrapped", "step 3 of 8"),
+        ("twice", "step 3"),
+        ("no module", "step 3"),
+        ("by hand", "step 3"),
+        ("two", "step 3 of 8"),
+    ],
+)
+def test_a_total_is_what_the_script_has_done_or_is_not_said(
+    loop: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gc.collect()
+    profile = ScriptProfile(
+        lambda models, optimizers: ScriptTraining(
+            models, optimizers, save_dir=tmp_path, schedule=Schedule(0, 2, 7, 1), screen="full", top=0
+        )
+    )
+    model, other = nn.Linear(64, 64), nn.Linear(64, 64)
+    weight = nn.Parameter(torch.ones(64, 64))
+    with profile:
+        own = torch.optim.SGD([weight] if loop == "no module" else model.parameters()) if loop != "by hand" else None
+        second = torch.optim.SGD(other.parameters()) if loop in ("two", "twice") else None
+        wrapping = Wrapping(own) if loop == "wrapped" and own is not None else own
+        for step in range(8):
+            x = torch.ones(4096 if step == 2 else 8, 64)
+            out = x @ weight if loop == "no module" else model(x)
+            (other(out) if second is not None else out).square().sum().backward()
+            if second is not None and (loop == "two" or step % 2):
+                second.step()
+            if wrapping is not None:
+                wrapping.step()
+            model.zero_grad()
+    profile.tell()
+    (said,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Peak: "))
+    assert f" of {words};" in said, said

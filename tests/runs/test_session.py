@@ -17,7 +17,7 @@ from tests.pieces import Pieces, mlp_with_state, noise, raising, random_states, 
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tests.training_steps import WORKLOADS, build_workload
 from tracer.analysis.profiles.allocator_join import join_history
-from tracer.capture.device import devices
+from tracer.capture.device import allocator_history, devices
 from tracer.capture.device.allocator_history import MAX_ENTRIES, AllocatorHistory
 from tracer.capture.device.devices import allocator_counters
 from tracer.capture.objects.known_storages import KnownStorages, Role
@@ -655,10 +655,21 @@ def cuda_session(schedule: Schedule, log: list[str], *, num_steps: int, error: B
 def test_the_history_covers_the_first_steps_and_the_profiled_ones(history_log: list[str]) -> None:
     session = cuda_session(Schedule(1, 1, 2, 2), history_log, num_steps=9)
     assert history_log == [
-        START, "step 0", "step 1", "step 2", "step 3", STOP,
-        "step 4", "step 5", START, "step 6", "step 7", DUMP, STOP, "step 8",
+        START, "step 0", "step 1", "step 2", "step 3", DUMP, STOP,
+        "step 4", "step 5", START, "step 6", "step 7", STOP, "step 8",
     ]  # fmt: skip
     assert session.history.snapshot == {"dump": 1}
+
+
+@pytest.mark.parametrize(("peaks", "num_dumps", "num_later"), [([5, 5], 1, 1), ([5, 7], 2, 0), ([5, 3], 2, 0)])
+def test_the_history_is_of_the_cycle_with_the_highest_peak(
+    history_log: list[str], monkeypatch: pytest.MonkeyPatch, peaks: list[int], num_dumps: int, num_later: int
+) -> None:
+    """A counter that has fallen was set back by the program: the later cycle may be the highest."""
+    monkeypatch.setattr(allocator_history, "peak_allocated_bytes", lambda device: peaks[int("step 4" in history_log)])
+    session = cuda_session(Schedule(1, 1, 2, 2), history_log, num_steps=9)
+    assert history_log.count(DUMP) == num_dumps
+    assert session.run_history.num_later == num_later
 
 
 def test_a_long_wait_is_not_in_the_history(history_log: list[str]) -> None:

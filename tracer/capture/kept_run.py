@@ -85,6 +85,7 @@ class KeptRun:
         known: Objects that were observed.
         module_names: Dotted names of the model's modules by `id()`.
         snapshot: The allocator's own, on CUDA; elsewhere None.
+        num_later: Cycles behind the one that the snapshot is of.
         parameters: The model's, with the lines that constructed them.
         timings: Timings of the timing pass; None if there was none.
         unused_parameters: Names of parameters without gradient; None where it was not looked at.
@@ -128,6 +129,7 @@ class KeptRun:
     values_read: ValuesRead | None = None
     was_evaluating: bool = False
     graph_pools: tuple[dict[str, Any], ...] = ()
+    num_later: int = 0
 
     @property
     def num_events(self) -> int:
@@ -135,14 +137,14 @@ class KeptRun:
         return sum(cycle.recording.num_events for cycle in self.cycles)
 
 
-def named_files(recordings: Iterable[Recording], parameters: Iterable[Parameter]) -> dict[str, bool]:
+def named_files(recordings: Iterable[Recording], lines: Iterable[SourceLine]) -> dict[str, bool]:
     """Every file that these name, and whether it is the user's, whose source was read."""
     is_users_by_file: dict[str, bool] = {}
     for recording in recordings:
         frames, strings = recording.frames, recording.strings
         user = set(np.unique(frames.file[frames.user]).tolist())
         is_users_by_file |= {strings[file]: file in user for file in np.unique(frames.file).tolist() if strings[file]}
-    for line in (line for parameter in parameters for line in parameter.lines):
+    for line in lines:
         is_users_by_file.setdefault(line.file, is_user_code(line.file))
     return is_users_by_file
 

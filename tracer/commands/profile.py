@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     import torch
 
     from tracer.analysis.peak_diff import SavedPeak
-    from tracer.capture.sources.source_line import SourceLine
     from tracer.results.run_results import RunResults
     from tracer.runs.ranks import Rank
     from tracer.runs.session import Schedule
@@ -120,10 +119,9 @@ class RunOptions:
 
 
 class Built(NamedTuple):
-    """A workload, where each of its parameters was constructed, and what to remember of it."""
+    """A workload, and what to remember of it."""
 
     workload: Workload
-    parameter_lines: Mapping[str, tuple[SourceLine, ...]]
     settings: Mapping[str, object]
 
 
@@ -259,15 +257,15 @@ def _profile_here(options: Options) -> bool:
 
 
 def _build(options: Options, device: torch.device) -> Built:
-    """The workload, and where its parameters were constructed."""
+    """The workload; where its parameters are constructed is noted."""
     import torch
 
     from tracer.capture.objects.parameter_origins import ParameterOrigins
 
     torch.manual_seed(options.workload.seed)
-    with ParameterOrigins() as origins:
+    with ParameterOrigins():
         workload = options.workload.build(device, device_named=options.device_named)
-    return Built(workload, origins.take(workload.model), options.workload.settings)
+    return Built(workload, options.workload.settings)
 
 
 def _adviser(
@@ -428,7 +426,6 @@ def _run(built: Built, how: RunOptions, termination: Termination) -> RunResults:
             keep_recording=how.keep_recording,
             progress=progress,
             settings=built.settings,
-            parameter_lines=built.parameter_lines,
             root=how.root,
             termination=termination,
             device_named=how.device_named,

@@ -14,8 +14,9 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
+from tracer.analysis.profiles.peak_rows import line_before
 from tracer.analysis.profiles.source_lines import recorded_op_name
-from tracer.analysis.snapshots.sites import LABEL_BEFORE
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING, LABEL_BEFORE
 from tracer.arrays import Int, Ints, PerBlock, Rows
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
@@ -39,12 +40,12 @@ class Labels:
 
     Attributes:
         category: A word by which the viewer colours.
-        frame: On top of the stack: the viewer shows its text, and its file, which is none, names the kind to whoever
-            reads the snapshot.
+        frames: On top of the stack. The viewer shows the text of the first; its file, which is none, names the kind to
+            whoever reads the snapshot. The second is the line that made a block from before the recording, if known.
     """
 
     category: Sequence[str]
-    frame: Sequence[Frame]
+    frames: Sequence[list[Frame]]
 
 
 def labels_of(
@@ -58,7 +59,8 @@ def labels_of(
         blocks: One row per block.
         known: The objects that the blocks' names are of.
     """
-    category, frame = [], []
+    category, frames = [], []
+    files: dict[str, str] = {}  # texts of their own: pickle writes what is the same object once
     columns = (blocks.kind, blocks.phase, blocks.module, blocks.op, blocks.name)
     for kind, phase, module, op, name in zip(*(column.tolist() for column in columns), strict=True):
         word, words = Kind(kind).name, Kind(kind).words
@@ -71,8 +73,11 @@ def labels_of(
             else LABEL_BEFORE
         )
         file = f"<explained as {word.lower()}>"
-        frame.append({"name": f"{words}{named}{origin}", "filename": file, "line": 0})
-    return Labels(category, frame)
+        frames.append([{"name": f"{words}{named}{origin}", "filename": file, "line": 0}])
+        if phase < 0 and (line := line_before(known, name, kind)) is not None:
+            file = files.setdefault(line.file, line.file[:1] + line.file[1:])
+            frames[-1].append({"name": BEFORE_RECORDING, "filename": file, "line": line.line})
+    return Labels(category, frames)
 
 
 NO_MODULE = "no module"
@@ -116,15 +121,15 @@ def label_snapshot(
         if entry["addr"] != lifetimes.address[block]:
             raise SnapshotError("The recording was joined with another history of the allocator than this.")
         entry["category"] = labels.category[block]
-        entry["frames"] = [labels.frame[block], *entry.get("frames", ())]
+        entry["frames"] = [*labels.frames[block], *entry.get("frames", ())]
     if joined:
         for entry in trace:
             entry.setdefault("category", _UNKNOWN)
     traces[device_index] = trace
     alive = lifetimes.alive_at(len(lifetimes.events) - 1).tolist()
-    frame_at = {int(lifetimes.address[block]): labels.frame[block] for block in alive}
+    frames_at = {int(lifetimes.address[block]): labels.frames[block] for block in alive}
     segments = [
-        _labelled_segment(segment, frame_at) if segment.get("device", 0) == device_index else segment
+        _labelled_segment(segment, frames_at) if segment.get("device", 0) == device_index else segment
         for segment in snapshot["segments"]
     ]
     return {**snapshot, "device_traces": traces, "segments": segments}
@@ -138,13 +143,13 @@ def _joined(entry_of: PerBlock[Int] | None) -> list[tuple[int, int]]:
     return list(zip(blocks.tolist(), entry_of[blocks].tolist(), strict=True))
 
 
-def _labelled_segment(segment: Mapping[str, Any], frame_at: Mapping[int, Frame]) -> dict[str, Any]:
+def _labelled_segment(segment: Mapping[str, Any], frames_at: Mapping[int, list[Frame]]) -> dict[str, Any]:
     """The viewer shows of a block from before the history what its segment says of it."""
     blocks = []
     for block in segment["blocks"]:
-        label = frame_at.get(block["address"]) if block["state"] == "active_allocated" else None
+        label = frames_at.get(block["address"]) if block["state"] == "active_allocated" else None
         frames = block.get("frames", ())
-        blocks.append(block if label is None else {**block, "frames": [label, *frames]})
+        blocks.append(block if label is None else {**block, "frames": [*label, *frames]})
     return {**segment, "blocks": blocks}
 
 
@@ -195,7 +200,7 @@ def _trace(
         entry = _entry("alloc", lifetimes, block, time_us, frames)
         if labels is not None:
             entry["category"] = labels.category[block]
-            entry["frames"] = [labels.frame[block], *frames]
+            entry["frames"] = [*labels.frames[block], *frames]
         entries.append(entry)
 
     for position, row in enumerate(lifetimes.events.tolist()):
@@ -254,7 +259,7 @@ def _segments(lifetimes: BlockLifetimes, stacks: PythonStacks, labels: Labels | 
             frames = stacks.of_allocation(int(lifetimes.allocation[block]))
             if labels is not None:
                 # All that the viewer shows of a block from before the recording, such as a parameter's.
-                frames = [labels.frame[block], *frames]
+                frames = [*labels.frames[block], *frames]
             blocks.append(_block(address, size, "active_allocated", frames))
             at = address + size
         if at < stop:

@@ -24,12 +24,13 @@ class RunHistory:
 
     Attributes:
         snapshot: As torch returned it; None where there is none.
+        num_later: Cycles that were recorded behind the one that it is of, which had the highest peak until then.
         notes: A sentence on each thing in it that could not be read.
     """
 
-    def __init__(self, snapshot: dict[str, Any] | None) -> None:
+    def __init__(self, snapshot: dict[str, Any] | None, num_later: int = 0) -> None:
         """Prepare; nothing is read."""
-        self.snapshot = snapshot
+        self.snapshot, self.num_later = snapshot, num_later
         self.notes: list[str] = []
 
     @cached_property
@@ -41,10 +42,10 @@ class RunHistory:
         return self._or_note(lambda: snapshot_in_memory(objects))
 
     def joined(self, findings: Findings, known: KnownStorages) -> Findings:
-        """Findings with the peak of the last cycle by the allocator's own books, where there is a history of it."""
+        """Findings with the peak of one cycle by the allocator's own books, where there is a history of it."""
         if (columns := self.columns) is None:
             return findings
-        return self._or_note(lambda: with_allocator_history(findings, columns, known=known)) or findings
+        return self._or_note(lambda: with_allocator_history(findings, columns, self.num_later, known=known)) or findings
 
     @property
     def device_out_of_memory(self) -> int | None:

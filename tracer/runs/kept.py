@@ -35,6 +35,7 @@ def kept_run(results: RunResults) -> KeptRun:
         known=results.known,
         module_names=results.module_names,
         snapshot=results.snapshot,
+        num_later=results.history.num_later,
         parameters=results.parameters,
         timings=results.timings,
         unused_parameters=results.unused_parameters,
@@ -61,7 +62,8 @@ def kept_run(results: RunResults) -> KeptRun:
 
 def _sources(results: RunResults) -> tuple[SourceFile, ...]:
     cycles = results.findings.cycles if results.findings is not None else ()
-    files = named_files([cycle.recording for cycle in cycles], results.parameters)
+    lines = (line for parameter in results.parameters for line in parameter.lines)
+    files = named_files([cycle.recording for cycle in cycles], (*lines, *results.known.lines.values()))
     in_project = results.name_in_project
     return tuple(SourceFile(path, in_project(path), source_of(path, is_users=users)) for path, users in files.items())
 
@@ -73,7 +75,7 @@ def results_of(run: KeptRun) -> RunResults:
         RecordingError: The recordings have nothing of the device.
     """
     notes = list(run.notes)
-    history = RunHistory(run.snapshot)
+    history = RunHistory(run.snapshot, run.num_later)
     findings = _findings(run, history)
     is_same = findings is not None and run.trace is not None and findings.cycles[run.trace.cycle] is findings.worst
     if run.trace is not None and not is_same:

@@ -292,14 +292,14 @@ def _write_max_mem(material: Material, path: Path) -> None:
 
 
 def _write_snapshot(material: Material, path: Path) -> None:
-    """The last cycle's, which the allocator's own history covers on CUDA; elsewhere the one with the largest peak."""
+    """That of the cycle which the allocator's own history covers; without one, of that with the largest peak."""
     results = material.results
     findings = results.findings
     if results.snapshot is not None and (findings is None or results.history.notes):
         write_memory_snapshot(results.snapshot, path)
         return
     assert findings is not None
-    cycle = findings.worst if results.snapshot is None else findings.cycles[-1]
+    cycle = next((cycle for cycle in findings.cycles if cycle.history is not None), findings.worst)
     recording, lifetimes = cycle.recording, cycle.lifetimes
     labels = labels_of(recording, cycle.attribution, cycle.blocks, known=results.known)
     if results.snapshot is None:

@@ -231,7 +231,7 @@ def _results(
         failure=None,
         settings={"predicted": rehearsal.device, **settings},
         notes=(*notes, *assumptions),
-        parameters=describe_parameters(workload.model, {}),
+        parameters=describe_parameters(workload.model),
         project_root=project_root(workload.model),
         module_names=rehearsal.module_names,
         origin=RunOrigin.here(),

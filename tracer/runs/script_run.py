@@ -18,9 +18,11 @@ from tracer.capture.device.devices import is_accelerator
 from tracer.capture.forked_child import in_forked_child
 from tracer.capture.graph_captures import GRAPH_CAPTURES
 from tracer.capture.objects.live_tensors import objects_of
+from tracer.capture.objects.parameter_origins import ParameterOrigins
 from tracer.capture.objects.step_hooks import remove_hooks
 from tracer.capture.torch_private import torch_compile
 from tracer.capture.torch_private.torch_graph import running_node
+from tracer.capture.torch_private.torch_modules import calls_hooks_of_all_optimizers
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
 from tracer.runs.counted_steps import CountedSteps
@@ -102,8 +104,10 @@ class ScriptProfile:
         self._fault: Exception | None = None
         self._is_over = self._has_stepped = self._has_failed = self._has_begun_again = False
         self._ends_at_next_call = False
+        self._are_all_counted = True
         self.is_in_child = False
         self._forget_forks: Callable[[], object] = lambda: None
+        self._origins = ParameterOrigins()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -132,6 +136,7 @@ class ScriptProfile:
         """Look out for models and steps."""
         self._forget_forks = in_forked_child(self._leave_to_parent)
         self._unhook_modules = _hook_modules(self._called)
+        self._origins.__enter__()
         # It may stay when something is compiled: torch breaks the graph at an optimizer's step, in front of its hooks.
         stepped = torch.compiler.disable(self._optimizer_stepped)  # type: ignore[no-untyped-call]
         self._unhook_optimizers = register_optimizer_step_post_hook(stepped).remove
@@ -147,10 +152,17 @@ class ScriptProfile:
             if isinstance(watch, ScriptWatch):
                 watch.tell()
         if isinstance(self.session, ScriptTraining):
-            if self.later is None:
-                self.session.tell()
-            else:
-                self.session.tell(self.later.explained_in, self.later.num_steps_done)
+            explained_in = self.later.explained_in if self.later is not None else None
+            self.session.tell(explained_in, self._num_steps_in_all)
+
+    @property
+    def _num_steps_in_all(self) -> int | None:
+        """How many steps the script made; None where some were not told apart, or came after the last one counted."""
+        if not self._are_all_counted or self.session is None:
+            return None
+        if self.later is not None:
+            return self.later.num_steps_done
+        return None if self.session.is_complete else self.session.num_steps_done
 
     def script_ended(self) -> None:
         """The script's last line has run, and its variables are still there: a watch says what they hold."""
@@ -218,7 +230,7 @@ class ScriptProfile:
         if module is not None and not any(
             id(parameter) in trained for model in models for parameter in model.parameters()
         ):
-            self._by_hand = StepsByHand(models or [module], self._step_ended)
+            self._by_hand = StepsByHand(models or [module], self._step_by_hand_ended)
         else:
             self._unhook_modules()
 
@@ -233,6 +245,7 @@ class ScriptProfile:
         if self._is_inference or (self._is_over and self.later is None):
             return
         if self.session is None:
+            self._are_all_counted = False
             self._begin(None)
             return
         self._has_stepped = True
@@ -241,8 +254,11 @@ class ScriptProfile:
         self._not_by_hand()
         if optimizer in self._stepped:  # again, before others did: those take no part
             self._waits_for = self._stepped.copy()
+            self._are_all_counted = False
         elif optimizer not in self._waits_for:
-            self._waits_for.update(objects_of((torch.optim.Optimizer,)))
+            alive: list[torch.optim.Optimizer] = objects_of((torch.optim.Optimizer,))
+            # What wraps another one, as trainers do, is no optimizer of which torch tells that it has stepped.
+            self._waits_for.update(filter(calls_hooks_of_all_optimizers, alive))
         self._stepped.add(optimizer)
         if self._waits_for <= self._stepped:
             self._stepped.clear()
@@ -255,8 +271,13 @@ class ScriptProfile:
         """
         if self.session is not None and self.session.num_steps_done == 0:
             self.session.abandon()
-            self.session, self._has_begun_again = None, True
+            self.session, self._has_begun_again, self._are_all_counted = None, True, True
             self._begin(None)
+
+    def _step_by_hand_ended(self) -> None:
+        """End a step; the last one ends with the script and is not counted."""
+        self._are_all_counted = False
+        self._step_ended()
 
     def _step_ended(self) -> None:
         """End a step; one that ends inside of backward, where optimizers step by hooks, ends at the next call.
@@ -267,7 +288,7 @@ class ScriptProfile:
             with signals_deferred():
                 self._end_step()
         elif not self._ends_at_next_call:
-            self._ends_at_next_call = True
+            self._ends_at_next_call, self._are_all_counted = True, False
             self._unhook_modules()
             self._unhook_modules = _hook_modules(self._called_behind_backward)
 
@@ -328,6 +349,7 @@ class ScriptProfile:
 
     def _look_no_longer(self) -> None:
         self._not_by_hand()
+        self._origins.__exit__(None, None, None)
         of_calls, self._of_calls = self._of_calls, None
         if of_calls is not None:
             of_calls.stop()

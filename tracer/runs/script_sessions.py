@@ -25,7 +25,7 @@ class ScriptTraining(TrainingProfile):
     _steps_end_in_operators = _may_have_one_step = True
     _has_failed: bool | None = None
     """Whether the script raised; None where there is nothing to tell, or all is told."""
-    _num_steps_counted_on: int | None = None
+    _num_steps_of_script: int | None = None
     _peak_before_bytes = _peak_recorded_bytes = 0
     """The allocator's own peak when the session began, and when it ended."""
 
@@ -39,9 +39,9 @@ class ScriptTraining(TrainingProfile):
 
         Args:
             explained_in: A file on memory that has ended, or grew, after the recorded steps.
-            num_steps: How many steps the script has made, where they were counted on after the recorded ones.
+            num_steps: How many steps the script has made; None if that is not known.
         """
-        self._num_steps_counted_on = num_steps
+        self._num_steps_of_script = num_steps
         has_failed, self._has_failed = self._has_failed, None
         if has_failed is not None:
             if self._screen == "full" and self._folder.is_of_first_rank and (note := self._of_another_time()):
@@ -50,7 +50,7 @@ class ScriptTraining(TrainingProfile):
 
     @property
     def _num_steps_in_all(self) -> int | None:
-        return self._num_steps_counted_on if self.is_complete else self.num_steps_done
+        return self._num_steps_of_script
 
     def _of_another_time(self) -> str:
         """A sentence if the script used more memory than in any recorded step; else empty."""

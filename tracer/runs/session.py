@@ -6,7 +6,7 @@ import itertools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -126,7 +126,7 @@ class ProfileSession(LoopSession):
     Attributes:
         device: The run's device; where none was named, the likeliest, and `findings.device` is the right one.
         device_of_failure: The device that had no memory left, if one had none.
-        module_names: Dotted names of the model's modules by `id()`.
+        module_names: Dotted names by `id()` of the model's modules, and of other models' that were alive.
         waste: What the peak held that nobody needs; there when all is recorded, or the block has ended.
     """
 
@@ -169,6 +169,7 @@ class ProfileSession(LoopSession):
         self._moved = MovedParameters()
         self._compile_watch = CompileWatch()
         self.module_names = objects.module_names()
+        self._others_named: Set[int] = frozenset()
         self._tracer = TimelineTracer(
             device=self.device if self.device_is_named else None,
             probable_device=self.device,
@@ -295,7 +296,8 @@ class ProfileSession(LoopSession):
         if self._first is not None:
             self._first.stop()
         if error is not None:
-            self._ours(self.history.dump)
+            if is_out_of_memory(error):
+                self._ours(lambda: self.history.dump(self._tracer.num_cycles))
             self._ours(lambda: self._look_where_memory_ran_out(error))
             self._ours(self._note_evaluation)
             if is_out_of_memory(error) and not is_recorded:
@@ -528,8 +530,8 @@ class ProfileSession(LoopSession):
         self._look_for_meta()
         self._observe_everything(is_walk=is_next_recorded and self._profiler is not None)
         self._graph_pools = GRAPH_CAPTURES.pools(self.device)
-        if self._is_all_recorded:
-            self.history.dump()
+        if self.history.is_of_higher_peak:
+            self.history.dump(self._tracer.num_cycles - 1)
         if not is_next_recorded:
             self.history.stop()
 
@@ -542,7 +544,9 @@ class ProfileSession(LoopSession):
         if self._objects is None:
             return
         with paused_gc():
-            held = live_tensors() if is_walk else None
+            held = live_tensors(self._objects.models) if is_walk else None
+            if held is not None:
+                self._name_other_modules(held.module_names)
             self._walks_were_cut |= held is not None and not held.is_complete
             rest = held.tensors if held is not None else ()
             self._observer.observe(
@@ -550,6 +554,19 @@ class ProfileSession(LoopSession):
                 is_walk=is_walk,
                 blocks={str(self.device): device_blocks(self.device, bucket_bytes=held.bucket_bytes if held else ())},
             )
+            self._observer.lines.update(self._objects.lines())
+
+    def _name_other_modules(self, names: Mapping[int, str]) -> None:
+        """Add names of modules that models have got since, and of those in no model of the session.
+
+        The `id()` of earlier ones may be other modules' by now.
+        """
+        for number in self._others_named:
+            self.module_names.pop(number, None)
+        if self._objects is not None:
+            self.module_names.update(self._objects.module_names())
+        self._others_named = names.keys() - self.module_names.keys()
+        self.module_names.update((number, names[number]) for number in self._others_named)
 
     def _called_with(self) -> Iterator[Observed]:
         """What a model was called with last, in a step that is not recorded, as far as it is still there."""
@@ -738,7 +755,8 @@ class ProfileSession(LoopSession):
     def run_history(self) -> RunHistory:
         """The allocator's history so far, to be read and joined."""
         if self._run_history.snapshot is not self.history.snapshot:
-            self._run_history = RunHistory(self.history.snapshot)
+            num_later = max(0, self._tracer.num_cycles - 1 - self.history.cycle)
+            self._run_history = RunHistory(self.history.snapshot, num_later)
         return self._run_history
 
     @property

@@ -40,4 +40,4 @@ class SparseTables:
 
 
 def _has(optimizer: torch.optim.Optimizer, table: nn.Embedding) -> bool:
-    return any(own is table.weight for group in optimizer.param_groups for own in group["params"])
+    return any(own is table.weight for group in getattr(optimizer, "param_groups", ()) for own in group["params"])

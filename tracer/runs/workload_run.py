@@ -17,7 +17,6 @@ from tracer.capture.device.phase_timing import time_phases
 from tracer.capture.device.phase_timings import PhaseTimings
 from tracer.capture.objects.parameter_origins import describe_parameters
 from tracer.capture.sources.project_files import project_root
-from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import RecordingError
 from tracer.results.failure import Failure, is_out_of_memory
 from tracer.results.null_run import caveat_of
@@ -43,7 +42,6 @@ def run_profile(
     keep_recording: bool = False,
     progress: Progress = lambda done, total: None,
     settings: Mapping[str, object] | None = None,
-    parameter_lines: Mapping[str, tuple[SourceLine, ...]] | None = None,
     root: Path | None = None,
     termination: Termination | None = None,
     device_named: bool = True,
@@ -61,7 +59,6 @@ def run_profile(
         keep_recording: Whether recording.npz is to be among the files.
         progress: Called with steps done and steps in all.
         settings: What to remember of the run.
-        parameter_lines: Where each parameter was constructed, by dotted name; else its class's source is searched.
         root: The folder from which reports name files; by default that of the model's code.
         termination: Installed SIGTERM handler; signals stay deferred on return, so that the results can be written.
         device_named: Whether the profile is about the workload's device, whatever other devices hold.
@@ -95,7 +92,7 @@ def run_profile(
             findings=findings,
             failure=failure,
             notes=notes,
-            parameters=describe_parameters(workload.model, dict(parameter_lines or {})),
+            parameters=describe_parameters(workload.model),
             project_root=root or project_root(workload.model),
             settings=settings or {},
             keep_recording=keep_recording,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import sysconfig
+import tempfile
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,3 +144,15 @@ def test_the_models_inside_an_installed_package_are_as_good_as_the_users(
 
 def test_a_command_that_a_package_installed_is_not_the_users() -> None:
     assert not is_user_code(str(Path(sysconfig.get_path("scripts")) / "torch-timeline"))
+
+
+def test_a_module_that_a_library_has_written_into_the_temporary_folder_is_not_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As PyTorch Geometric writes the propagation of each layer; a script in that folder is still the user's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    script, generated = tmp_path / "train.py", tmp_path / "some_library.nn.conv_propagate_x1.py"
+    for file in (script, generated):
+        file.touch()
+    forget_files()
+    assert is_user_code(str(script)) and not is_user_code(str(generated))

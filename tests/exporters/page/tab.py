@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 TIMEOUT_MS = 90_000
+CLIPBOARD = ("clipboard-read", "clipboard-write")
+"""Permissions to read and write it."""
 
 
 def until(tab: Any, expression: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.analysis.snapshots.test_findings import BASE, load
 from tests.exporters.page import page_samples as samples
-from tests.exporters.page.tab import plot_area, settled, until, view
+from tests.exporters.page.tab import CLIPBOARD, plot_area, settled, until, view
 from tests.exporters.page.test_job_page import planted
 from tests.exporters.page.test_snapshot_page import page_of
 from tests.snapshot.dumps import block, entry, segment, snapshot
@@ -250,7 +250,7 @@ def test_ranks_are_read_side_by_side(opened: Callable[..., Any]) -> None:
 def test_the_timeline_is_saved_as_a_picture(
     opened: Callable[..., Any], blocks_page: Page, mode: str, tmp_path: Path
 ) -> None:
-    with opened(blocks_page, accept_downloads=True) as tab:
+    with opened(blocks_page) as tab:
         if mode == "blocks":
             tab.get_by_role("button", name="Each block").click()
         drawn = tab.evaluate("document.querySelector('.plot canvas').toDataURL()")
@@ -269,7 +269,7 @@ def test_the_timeline_is_saved_as_a_picture(
 
 
 def test_a_picture_of_an_attackers_page_is_text(opened: Callable[..., Any], tmp_path: Path) -> None:
-    with opened(samples.hostile_page(), accept_downloads=True) as tab:
+    with opened(samples.hostile_page()) as tab:
         with tab.expect_download() as download:
             tab.get_by_label("Save the timeline as a picture").select_option("svg")
         download.value.save_as(tmp_path / "x.svg")
@@ -278,7 +278,7 @@ def test_a_picture_of_an_attackers_page_is_text(opened: Callable[..., Any], tmp_
 
 
 def test_the_table_is_copied_as_markdown_and_for_a_spreadsheet(opened: Callable[..., Any]) -> None:
-    with opened(samples.small_page(), permissions=["clipboard-read", "clipboard-write"]) as tab:
+    with opened(samples.small_page(), permissions=CLIPBOARD) as tab:
         tab.get_by_label("Filter rows by text").fill("net.1")
         tab.get_by_role("button", name="Copy as table").click()
         tab.get_by_role("button", name="Copied").wait_for()
@@ -292,7 +292,7 @@ def test_the_table_is_copied_as_markdown_and_for_a_spreadsheet(opened: Callable[
 
 
 def test_the_address_keeps_what_is_shown(opened: Callable[..., Any], blocks_page: Page) -> None:
-    with opened(blocks_page, permissions=["clipboard-read", "clipboard-write"]) as tab:
+    with opened(blocks_page, permissions=CLIPBOARD) as tab:
         drag(tab, (0.2, 0.3), (0.6, 0.3))
         shown = view(tab)
         until(tab, "location.hash.includes('view=')")

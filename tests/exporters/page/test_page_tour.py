@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from benchmarks.synthetic_snapshot import make_snapshot
-from tests.exporters.page.tab import plot_area, settled, until
+from tests.exporters.page.tab import CLIPBOARD, plot_area, settled, until
 from tests.exporters.page.test_diff_page import AFTER, BEFORE
 from tests.exporters.page.test_job_page import planted
 from tests.exporters.page.test_page_tools import rank_page
@@ -50,8 +50,7 @@ def pages(request: pytest.FixtureRequest, recorded: Callable[[str], Recorded], t
 def test_everything_is_clicked_through(
     opened: Callable[..., Any], pages: list[Page], width: int, scheme: Literal["light", "dark"]
 ) -> None:
-    granted = ["clipboard-read", "clipboard-write"]
-    with opened(pages, color_scheme=scheme, permissions=granted, accept_downloads=True) as tab:
+    with opened(pages, color_scheme=scheme, permissions=CLIPBOARD) as tab:
         tab.set_viewport_size({"width": width, "height": 900})
         fits_in(tab, width)
         if pages[0].caveat:

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import closing
 from functools import cache
@@ -170,23 +171,22 @@ def test_laws(name: str, tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------- where weights come from
 def test_a_model_built_under_watch_knows_its_lines() -> None:
-    register = nn.Module.register_parameter
-    with ParameterOrigins() as origins:
+    with ParameterOrigins():
         model = nn.Sequential(
             nn.Linear(2, 3),
             nn.Linear(3, 1),
         )
         model[1].bias = model[0].bias
-    assert nn.Module.register_parameter is register
-    lines = origins.take(model)
-    parameters = describe_parameters(model, lines)
+    parameters = describe_parameters(model)
     source = Path(__file__).read_text().splitlines()
     assert {p.name: source[p.lines[0].line - 1].strip() for p in parameters} == {
         "0.weight": "nn.Linear(2, 3),",
         "0.bias": "nn.Linear(2, 3),",  # shared: where it was made
         "1.weight": "nn.Linear(3, 1),",
     }
-    assert origins.take(model) == {}
+    weight = weakref.ref(model[0].weight)
+    del model
+    assert weight() is None
 
 
 class Net(nn.Module):
@@ -219,11 +219,10 @@ def test_sequential_in_a_script_has_rows_with_lines(tmp_path: Path) -> None:
         "    model.zero_grad()\n"
     )
     module = ModuleType("script")
-    with ParameterOrigins() as origins:
+    with ParameterOrigins():
         exec(compile(script.read_text(), str(script), "exec"), module.__dict__)
-    lines = origins.take(module.model)
     found = put_together([find_in_cycle(read_recording(one)) for one in record(module.step)])
-    what = memory_report(found, parameters=describe_parameters(module.model, lines))
+    what = memory_report(found, parameters=describe_parameters(module.model))
     path = written(what, tmp_path, root=tmp_path)
     assert query(path, R1) == [("0.weight", 128, 128, "script.py", 3), ("0.bias", 32, 32, "script.py", 3)]
     assert query(path, R2) == [("linear", 32, "script.py", 7), ("relu", 64, "script.py", 7)]

@@ -242,17 +242,26 @@ def without_wrapped(findings: Findings) -> Findings:
     return replace(findings, growth=None)
 
 
-def with_allocator_history(findings: Findings, snapshot: Snapshot, *, known: KnownStorages | None = None) -> Findings:
-    """The same findings, with the peak of the last cycle by the allocator's own books.
+def with_allocator_history(
+    findings: Findings, snapshot: Snapshot, num_later: int = 0, *, known: KnownStorages | None = None
+) -> Findings:
+    """The same findings, with the peak of one cycle by the allocator's own books.
+
+    Args:
+        findings: Findings of a run.
+        snapshot: Dumped when a cycle ended.
+        num_later: How many cycles follow that one.
+        known: Live tensors observed during the run.
 
     Raises:
         SnapshotError: The snapshot contradicts itself.
     """
-    last = findings.cycles[-1]
-    history = join_history(snapshot, findings.device, last.lifetimes)
+    number = max(0, len(findings.cycles) - 1 - num_later)
+    cycle = findings.cycles[number]
+    history = join_history(snapshot, findings.device, cycle.lifetimes)
     if history is None:
         return findings
-    peak = peak_report(last.recording, last.attribution, last.lifetimes, last.blocks, known=known, history=history)
-    lost_track = find_lost_track(last.recording, last.categories, last.attribution, peak.blocks)
-    joined = replace(last, peak=peak, lost_track=lost_track, history=history)
-    return replace(findings, cycles=(*findings.cycles[:-1], joined))
+    peak = peak_report(cycle.recording, cycle.attribution, cycle.lifetimes, cycle.blocks, known=known, history=history)
+    lost_track = find_lost_track(cycle.recording, cycle.categories, cycle.attribution, peak.blocks)
+    joined = replace(cycle, peak=peak, lost_track=lost_track, history=history)
+    return replace(findings, cycles=(*findings.cycles[:number], joined, *findings.cycles[number + 1 :]))

@@ -17,12 +17,28 @@ from tracer.analysis.profiles.torch_categories import Category
 from tracer.arrays import Int, PerBlock, Rows, at
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
+from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_names import node_name
 
 # In place of a module's path. No path begins like this.
 OPTIMIZER_OWNER = "(optimizer)"
 LOOP_OWNER = "(training loop)"
 _SOME_STEP = -2
+_HAVE_OWN_LINE = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
+"""A gradient has its parameter's name, and not its line."""
+
+
+def line_before(known: KnownStorages | None, name: int, kind: int) -> SourceLine | None:
+    """The user's line that made a block from before the recording, where somebody has seen it.
+
+    Args:
+        known: Live tensors observed during the run.
+        name: Row of `known.names`, or -1.
+        kind: The block's `Kind`.
+    """
+    if known is None or name < 0 or kind not in _HAVE_OWN_LINE:
+        return None
+    return known.lines.get(known.names[name])
 
 
 def origin_of(attribution: Attribution, allocation: int) -> Origin | None:
@@ -158,7 +174,7 @@ def _key(
         Phase(phase).name.lower() if phase >= 0 else _unrecorded_phase(step),
         owner,
         origin.words if origin is not None else node_name(recording.strings[op]) if op >= 0 else None,
-        *(line_of_frame(recording, frame) or _line_in_history(history, stack)),
+        *(line_of_frame(recording, frame) or line_before(known, name, kind) or _line_in_history(history, stack)),
         label,
         attribution.step_names[step] if step >= 0 else None,
         *(line_of_frame(recording, caller) or (None, None)),

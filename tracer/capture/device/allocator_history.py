@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tracer.capture.device.devices import peak_allocated_bytes
 from tracer.capture.torch_private import torch_history
 
 MAX_ENTRIES = 1_000_000
@@ -18,6 +19,7 @@ class AllocatorHistory:
 
     Attributes:
         snapshot: The latest dump, in the form of `torch.cuda.memory._snapshot()`, or None.
+        cycle: The number that `dump` was given with it.
     """
 
     def __init__(
@@ -40,6 +42,8 @@ class AllocatorHistory:
         self._max_entries, self._stacks_of_frees = max_entries, stacks_of_frees
         self._is_timed = is_timed
         self.snapshot: dict[str, Any] | None = None
+        self.cycle = 0
+        self._peak_bytes: int | None = None
         self._recording = False
         self._ours = False
 
@@ -57,11 +61,22 @@ class AllocatorHistory:
             torch_history.start_allocator_history(self.device, self._max_entries, stacks_of_frees=self._stacks_of_frees)
         self._recording = True
 
-    def dump(self) -> None:
-        """Keep a snapshot of the history so far, in place of an earlier one."""
+    @property
+    def is_of_higher_peak(self) -> bool:
+        """Whether more was allocated since the last dump than ever before, or nobody knows."""
+        peak_bytes = peak_allocated_bytes(self.device)  # another one is higher, or somebody has set it back
+        return self.snapshot is None or peak_bytes is None or peak_bytes != self._peak_bytes
+
+    def dump(self, cycle: int = 0) -> None:
+        """Keep a snapshot of the history so far, in place of an earlier one.
+
+        Args:
+            cycle: Number of the cycle that it is of.
+        """
         if self._recording:
             snapshot = torch_history.allocator_snapshot(self.device)
             self.snapshot = snapshot if self._is_timed else snapshot_without_times(snapshot)
+            self.cycle, self._peak_bytes = cycle, peak_allocated_bytes(self.device)
 
     def stop(self) -> None:
         """End the recording, unless it was somebody else's."""

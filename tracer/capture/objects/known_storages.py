@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Self
 
 import numpy as np
 
 from tracer.arrays import Int, Ints, PerObservation
+from tracer.capture.sources.source_line import SourceLine
 
 
 class Role(IntEnum):
@@ -68,6 +71,8 @@ class KnownStorages:
     """[W] Times of the observations that took in every tensor that Python could reach."""
     threads: tuple[str, ...] = ()
     """Other threads that called the model: the profiler does not record them."""
+    lines: Mapping[str, SourceLine] = field(default_factory=lambda: MappingProxyType({}))
+    """The user's lines that made parameters, buffers and optimizer state, by name."""
 
     def __post_init__(self) -> None:
         columns = (self.time_ns, self.address, self.size_bytes, self.role, self.name, self.device)

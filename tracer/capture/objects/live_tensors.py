@@ -8,8 +8,8 @@ are followed to what they keep for backward. No code of a user's class is called
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
 
@@ -17,8 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from tracer.capture.objects.known_storages import Role
+from tracer.capture.objects.model_names import names_of
 from tracer.capture.objects.storage_observer import optimizer_tensors
-from tracer.capture.torch_private import torch_distributed, torch_graph, torch_modules, torch_tensors
+from tracer.capture.sources.compiled_code import without_wrappers
+from tracer.capture.torch_private import (
+    torch_compile,
+    torch_distributed,
+    torch_graph,
+    torch_modules,
+    torch_tensors,
+)
 
 # Graphs that a leak has kept are followed this far, some two seconds; a note says where that was too little.
 MAX_NODES = 200_000
@@ -35,22 +43,29 @@ class LiveTensors:
         is_complete: Whether every graph was followed to its end.
         bucket_bytes: Sizes of the buckets of DistributedDataParallel modules. They are C++'s, and mostly no tensors of
             Python's.
+        module_names: Dotted names by `id()` of modules in models that were not given.
     """
 
     tensors: tuple[Reached, ...]
     is_complete: bool
     bucket_bytes: frozenset[int] = frozenset()
+    module_names: Mapping[int, str] = field(default_factory=dict)
 
 
-def live_tensors() -> LiveTensors:
-    """Find every tensor and storage that Python can reach now, and what graphs of theirs keep for backward."""
+def live_tensors(models: Mapping[str, nn.Module] | None = None) -> LiveTensors:
+    """Find every tensor and storage that Python can reach now, and what graphs of theirs keep for backward.
+
+    Args:
+        models: Models that have names; others get different ones.
+    """
     objects: list[Any] = objects_of((Tensor, torch.UntypedStorage, nn.Module, torch.optim.Optimizer))
     tensors = [object_ for object_ in objects if isinstance(object_, Tensor)]
     storages = [object_ for object_ in objects if isinstance(object_, torch.UntypedStorage)]
     optimizers = [object_ for object_ in objects if isinstance(object_, torch.optim.Optimizer)]
     with torch_tensors.as_plain_tensors():
         modules = [object_ for object_ in objects if isinstance(object_, nn.Module)]
-        named = list(_of_modules(modules))
+        roots = _outermost(modules, models or {})
+        named = [found for name, module in roots for found in _of_module(name, module)]
         names = {id(tensor): name for _, name, tensor in named}
         trained = list(_trained(tensors, optimizers))
         state = [tensor for optimizer in optimizers for tensor in optimizer_tensors(optimizer, names)]
@@ -59,7 +74,8 @@ def live_tensors() -> LiveTensors:
     rest = [(Role.HELD, "", tensor) for tensor in unnamed]
     of_graphs = [(Role.SAVED, "", tensor) for tensor in saved]
     found = (*named, *trained, *state, *of_graphs, *rest)
-    return LiveTensors(found, is_complete, torch_distributed.bucket_sizes(modules))
+    buckets = torch_distributed.bucket_sizes(modules)
+    return LiveTensors(found, is_complete, buckets, _module_names(roots, models or {}))
 
 
 def objects_of(classes: tuple[type, ...]) -> list[Any]:
@@ -97,25 +113,42 @@ def _has_accumulated(tensor: Tensor) -> bool:
     return tensor.requires_grad and tensor.grad is not None
 
 
-def _of_modules(modules: Iterable[nn.Module]) -> Iterator[Reached]:
-    """Parameters, their gradients and buffers of all modules that are in no other, by class and dotted name."""
-    modules = list(modules)
+def _outermost(modules: Sequence[nn.Module], given: Mapping[str, nn.Module]) -> list[tuple[str, nn.Module]]:
+    """Modules that are in no other, by name."""
     inner = {id(child) for module in modules for child in torch_modules.child_modules(module).values()}
-    for module in modules:
-        if id(module) not in inner:
-            yield from _of_module(type(module).__name__, module, set())
+    outermost = [module for module in modules if id(module) not in inner]
+    names = names_of(outermost, given)
+    return [(names[id(module)] or type(module).__name__, module) for module in outermost]
 
 
-def _of_module(path: str, module: nn.Module, seen: set[int]) -> Iterator[Reached]:
-    if id(module) in seen:
-        return
-    seen.add(id(module))
-    for name, is_parameter, tensor in torch_modules.parameters_and_buffers(module):
-        yield (Role.PARAMETER if is_parameter else Role.BUFFER), f"{path}.{name}", tensor
-        if is_parameter and (gradient := torch_graph.gradient_of(tensor)) is not None:
-            yield Role.GRADIENT, f"{path}.{name}", gradient
-    for name, child in torch_modules.child_modules(module).items():
-        yield from _of_module(f"{path}.{name}", child, seen)
+def _module_names(roots: Iterable[tuple[str, nn.Module]], given: Mapping[str, nn.Module]) -> dict[int, str]:
+    """Dotted names by `id()` of all modules in outermost ones that have tensors, but for models that have names."""
+    named = {id(model) for model in given.values()}
+    names: dict[int, str] = {}
+    for name, module in roots:
+        if id(module) in named or torch_compile.is_graph_of_compiler(module):
+            continue
+        inside = list(_dotted(name, module, set()))
+        if any(True for _, each in inside for _ in torch_modules.parameters_and_buffers(each)):
+            names = {id(each): without_wrappers(path) for path, each in reversed(inside)} | names
+    return names
+
+
+def _dotted(path: str, module: nn.Module, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
+    if id(module) not in seen:
+        seen.add(id(module))
+        yield path, module
+        for name, child in torch_modules.child_modules(module).items():
+            yield from _dotted(f"{path}.{name}", child, seen)
+
+
+def _of_module(root_name: str, root: nn.Module) -> Iterator[Reached]:
+    """Parameters, their gradients and buffers of a module and those inside, by dotted name."""
+    for path, module in _dotted(root_name, root, set()):
+        for name, is_parameter, tensor in torch_modules.parameters_and_buffers(module):
+            yield (Role.PARAMETER if is_parameter else Role.BUFFER), f"{path}.{name}", tensor
+            if is_parameter and (gradient := torch_graph.gradient_of(tensor)) is not None:
+                yield Role.GRADIENT, f"{path}.{name}", gradient
 
 
 def _saved_for_backward(tensors: Iterable[Tensor]) -> tuple[list[Tensor], bool]:

@@ -1,7 +1,8 @@
 """Origins of a model's parameters: the lines that constructed them, and their sizes.
 
-A model that is built inside `ParameterOrigins` tells the whole stack of calls. For one that exists already, the source
-of its classes is searched for the line that assigned the submodule or parameter.
+A model that is built inside `ParameterOrigins` tells the whole stack of calls. For one that exists already, and for
+what was copied from a module, the source of its classes is searched for the line that assigned the submodule or
+parameter.
 """
 
 from __future__ import annotations
@@ -10,13 +11,19 @@ import ast
 import inspect
 import sys
 import textwrap
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import FrameType, TracebackType
 from typing import Any, Self, cast
+from weakref import ref
 
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.utils.hooks import RemovableHandle
 
 from tracer.capture.sources.compiled_code import without_wrappers
 from tracer.capture.sources.source_files import is_own_code, is_package_code, is_user_code, whole_path
@@ -43,48 +50,61 @@ class Parameter:
     lines: tuple[SourceLine, ...]
 
 
-class ParameterOrigins:
-    """While open, notes the stack of calls at which every parameter is registered: build the model inside.
+_STACKS: dict[int, tuple[ref[Tensor], tuple[SourceLine, ...]]] = {}
+"""By `id()`, for as long as the tensor lives."""
 
-    Only `nn.Module.register_parameter` is wrapped, which does as before, and it is put back at the end.
-    """
+
+class ParameterOrigins:
+    """While open, notes the stack of calls at which parameters and buffers are registered: build the model inside."""
 
     def __init__(self) -> None:
-        self._stacks: dict[int, tuple[nn.Parameter, tuple[SourceLine, ...]]] = {}
-        self._original: Any = None
+        """Prepare; nothing is noted."""
+        self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> Self:
-        """Start noting where parameters are registered."""
-        original = self._original = nn.Module.register_parameter
-        stacks = self._stacks
-
-        def register_parameter(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
-            original(module, name, param)
-            # The first registration counts: a shared weight is made where it was made.
-            if param is not None and id(param) not in stacks:
-                stacks[id(param)] = (param, _named_lines(sys._getframe(1)))
-
-        nn.Module.register_parameter = register_parameter  # type: ignore[method-assign, assignment]
+        """Start noting."""
+        self._handles = [
+            register_module_parameter_registration_hook(_note),
+            register_module_buffer_registration_hook(_note),
+        ]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Restore `nn.Module.register_parameter`."""
-        nn.Module.register_parameter = self._original  # type: ignore[method-assign]
+        """Note no more; what was noted is known for as long as the tensors live."""
+        for handle in self._handles:
+            handle.remove()
 
-    def take(self, model: nn.Module) -> dict[str, tuple[SourceLine, ...]]:
-        """Lines by dotted name, for the parameters of this model that were registered meanwhile; forgets the rest.
 
-        Call it once the model is complete and where it will stay: `to` may replace parameters by others.
-        """
-        origins = {
-            name: self._stacks[id(parameter)][1]
-            for name, parameter in model.named_parameters()
-            if id(parameter) in self._stacks
-        }
-        self._stacks.clear()
-        return origins
+def _note(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Remember who registers a tensor; the first registration of a shared one counts, for there it was made."""
+    number = id(tensor)
+    if number not in _STACKS:
+        _STACKS[number] = (ref(tensor, lambda _: _STACKS.pop(number, None)), _named_lines(sys._getframe(1)))
+
+
+def lines_of(model: nn.Module, name: str, tensor: Tensor) -> tuple[SourceLine, ...]:
+    """The lines that made a parameter or buffer, innermost first; empty where that is not known.
+
+    Args:
+        model: A model.
+        name: The tensor's dotted name in it.
+        tensor: The tensor.
+    """
+    noted = _STACKS.get(id(tensor))
+    return noted[1] if noted is not None and noted[1] else tuple(_assignments(model, name))
+
+
+def own_line(lines: Iterable[SourceLine]) -> SourceLine | None:
+    """The innermost line of the user's own code, of a library where there is none of it; None without lines."""
+    known = tuple(lines)
+    return next((line for line in known if is_user_code(line.file)), known[0] if known else None)
+
+
+def calling_line() -> SourceLine | None:
+    """The line of the user's own code that is being run, of a library where there is none of it."""
+    return own_line(_named_lines(sys._getframe(1)))
 
 
 def _named_lines(frame: FrameType | None) -> tuple[SourceLine, ...]:
@@ -101,19 +121,15 @@ def _named_lines(frame: FrameType | None) -> tuple[SourceLine, ...]:
     return tuple(lines[:num_to_users] or lines)
 
 
-def describe_parameters(
-    model: nn.Module, lines: dict[str, tuple[SourceLine, ...]] | None = None, *, prefix: str = ""
-) -> tuple[Parameter, ...]:
+def describe_parameters(model: nn.Module, *, prefix: str = "") -> tuple[Parameter, ...]:
     """A model's parameters in its own order, a shared one once.
 
     Args:
         model: The model; any kind.
-        lines: By dotted name, from `ParameterOrigins.take`; others are searched for in the source.
         prefix: The model's own name, where there are several.
     """
     parameters = []
     for name, parameter in model.named_parameters():
-        known = (lines or {}).get(name, ())
         shown = without_wrappers(name)
         parameters.append(
             Parameter(
@@ -121,7 +137,7 @@ def describe_parameters(
                 size_bytes=_size_bytes(parameter),
                 wants_gradient=parameter.requires_grad,
                 module=".".join(part for part in (prefix, shown.rpartition(".")[0]) if part),
-                lines=known or tuple(_assignments(model, name)),
+                lines=lines_of(model, name, parameter),
             )
         )
     return tuple(parameters)

@@ -24,6 +24,7 @@ from tracer.capture.device.mapped_files import file_at, gaps, mapped_files
 from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
 from tracer.capture.objects.plain_tensors import storages_with_memory
 from tracer.capture.objects.storage_columns import address_of, device_of, plain_storages, size_of
+from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_private import torch_graph, torch_tensors
 from tracer.nested import leaves
 
@@ -63,6 +64,7 @@ class StorageObserver:
         threads: Names of other threads that called the model.
         mapped_bytes: By path of a mapped file the most bytes that tensors outside of models showed of it.
         sees_transforms: Whether a transform of torch.func had wrapped one of the tensors.
+        lines: The lines that made what was observed, by name, as far as somebody knows them.
     """
 
     def __init__(self) -> None:
@@ -70,6 +72,7 @@ class StorageObserver:
         self.threads: dict[str, None] = {}
         self.mapped_bytes: Counter[str] = Counter()
         self.sees_transforms = False
+        self.lines: dict[str, SourceLine] = {}
         self._rows: list[_Row] = []
         self._names = _Numbered()
         self._devices = _Numbered()
@@ -228,6 +231,7 @@ class StorageObserver:
             ends_device=np.ascontiguousarray(ends_device),
             walks_ns=np.array(self._walks_ns, np.int64),
             threads=tuple(self.threads),
+            lines={name: line for name, line in self.lines.items() if name in self._names},
         )
 
 

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from tracer.capture.objects.known_storages import Role
+from tracer.capture.objects.parameter_origins import calling_line, lines_of, own_line
 from tracer.capture.objects.storage_observer import model_tensors, optimizer_tensors
 from tracer.capture.objects.weak_references import WeakReference, alive, weak_reference
 from tracer.capture.sources.compiled_code import without_wrappers
+from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_private import torch_compile, torch_graph, torch_modules
 from tracer.errors import TracerError
 from tracer.units import some
@@ -60,6 +62,8 @@ class TrainingObjects:
         self._optimizers: dict[int, WeakReference[torch.optim.Optimizer]] = {
             id(optimizer): weak_reference(optimizer) for optimizer in named
         }
+        # Where each made its first step, by `id()`, of those that had no state yet.
+        self._first_steps: dict[int, SourceLine] = {}
         # Names by `id()`, in the models' order, and the parameters' ids level by level: as long as these are the same,
         # the names are.
         self._names: dict[int, str] = {}
@@ -85,6 +89,22 @@ class TrainingObjects:
         if known is None or known() is not optimizer:  # another one may have had this `id()`
             self._optimizers.pop(id(optimizer), None)
             self._optimizers[id(optimizer)] = weak_reference(optimizer)
+            self._first_steps.pop(id(optimizer), None)
+        if id(optimizer) not in self._first_steps and not optimizer.state and (line := calling_line()) is not None:
+            self._first_steps[id(optimizer)] = line
+
+    def lines(self) -> dict[str, SourceLine]:
+        """The user's lines that made parameters, buffers and optimizer state, by the names that `tensors` gives."""
+        lines: dict[str, SourceLine] = {}
+        for prefix, model in self.models.items():
+            for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+                if (line := own_line(lines_of(model, name, tensor))) is not None:
+                    shown = without_wrappers(name)
+                    lines.setdefault(f"{prefix}.{shown}" if prefix else shown, line)
+        for optimizer in self.optimizers:
+            if (line := self._first_steps.get(id(optimizer))) is not None:
+                lines |= dict.fromkeys((name for _, name, _ in self.state_of(optimizer)), line)
+        return lines
 
     def module_names(self) -> dict[int, str]:
         """Dotted names of all modules by `id()`; a single model itself is ""."""

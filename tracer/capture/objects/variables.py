@@ -48,7 +48,12 @@ def is_ours(kind: type) -> bool:
     return str(getattr(kind, "__module__", "")).partition(".")[0] == _OURS
 
 
-def _all_frames(error: BaseException | None) -> Iterator[types.FrameType]:
+def is_of_ours(frame: types.FrameType) -> bool:
+    """Whether a frame runs code of this program."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == _OURS
+
+
+def running_frames(error: BaseException | None) -> Iterator[types.FrameType]:
     """Frames that run, of all threads, and those that an error on its way has left; the outermost last."""
     trace = error.__traceback__ if error is not None else None
     left = []
@@ -78,11 +83,11 @@ def variables_of(error: BaseException | None) -> Variables:
     # A module may have several names, of which the first is its own.
     named = reversed(list(sys.modules.items()))
     modules = {id(vars(module)): (name, vars(module)) for name, module in named if type(module) is types.ModuleType}
-    for frame in _all_frames(error):
+    for frame in running_frames(error):
         running.add(id(frame))
         name = str(frame.f_globals.get("__name__", ""))
         modules.setdefault(id(frame.f_globals), (name, frame.f_globals))
-        if name.partition(".")[0] == _OURS:
+        if is_of_ours(frame):
             continue
         is_users = is_users_frame(frame)
         for variable, value in locals_of(frame):

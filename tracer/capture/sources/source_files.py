@@ -10,6 +10,7 @@ import os
 import site
 import sys
 import sysconfig
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -92,6 +93,8 @@ def _is_user_file(file_name: str) -> bool:
     if path is None or _PACKAGE_FOLDERS.intersection(path.parts) or str(path) in _hidden_files():
         return False
     resolved = path.resolve()
+    if "." in resolved.stem and resolved.parent == Path(tempfile.gettempdir()).resolve():
+        return False  # a module that a library has written, as PyTorch Geometric does by its dotted name
     return not any(resolved.is_relative_to(folder) for folder in (_TORCH, _OURS, *_library_folders()))
 
 

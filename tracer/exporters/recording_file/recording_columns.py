@@ -28,6 +28,7 @@ from tracer.capture.recording import (
     Recording,
     Spans,
 )
+from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import RecordingError
 from tracer.exporters.recording_file.checked_columns import DAMAGED, MAX_BYTES, Columns, text_columns
 
@@ -237,6 +238,9 @@ def known_columns(known: KnownStorages) -> Arrays:
         **text_columns("known.names", known.names),
         **text_columns("known.devices", known.devices),
         **text_columns("known.threads", known.threads),
+        **text_columns("known.line_of", tuple(known.lines)),
+        **text_columns("known.line_file", tuple(line.file for line in known.lines.values())),
+        "known.line": np.array([line.line for line in known.lines.values()], np.int64),
     }
 
 
@@ -262,4 +266,12 @@ def known_from(columns: Columns) -> KnownStorages:
         ends_address=columns.ints("known.ends_address", length=num_ends),
         ends_device=columns.ints("known.ends_device", low=0, high=len(devices) - 1, length=num_ends),
         threads=columns.texts("known.threads"),
+        lines=_lines(columns) if "known.line" in columns else {},  # not in the first recordings
     )
+
+
+def _lines(columns: Columns) -> dict[str, SourceLine]:
+    """The lines that made what was observed, by name."""
+    lines = columns.ints("known.line", low=0)
+    names, files = (columns.texts(f"known.{name}", length=len(lines)) for name in ("line_of", "line_file"))
+    return dict(zip(names, map(SourceLine, files, lines.tolist()), strict=True))
