@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from tracer.analysis.profiles.allocator_count import alive_bytes
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
+from tracer.arrays import in_use
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import Allocations, Calls, DataFlow, Frames, Keys, Modules, Ops, Recording, Spans
 
@@ -223,4 +223,4 @@ def histories(draw: st.DrawFn) -> History:
 def levels_of(lifetimes: BlockLifetimes) -> list[int]:
     """Bytes of the blocks alive after each event."""
     columns = (lifetimes.size_bytes, lifetimes.made_at, lifetimes.freed_at)
-    return alive_bytes(*columns, len(lifetimes.events)).tolist()
+    return in_use(*columns, len(lifetimes.events))[1:].tolist()

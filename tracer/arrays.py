@@ -75,3 +75,15 @@ def at(column: Column[_Value], rows: Rows, none: int | bool) -> Column[_Value]:
     """Return a column's values at some rows, and `none` where the row is -1."""
     missing = np.full(len(rows), none, column.dtype)
     return np.where(rows >= 0, column[np.maximum(rows, 0)], missing) if len(column) else missing
+
+
+def in_use(amount: Ints, begin: Ints, end: Ints, num_entries: int) -> Ints:
+    """Return what is in use at the start and after each entry [entries + 1].
+
+    `begin=3, end=7`: in use after 3, 4, 5 and 6. A begin of -1 is before the first entry; an end of `num_entries` is
+    none.
+    """
+    change = np.zeros(num_entries + 2, np.int64)
+    np.add.at(change, begin + 1, amount)
+    np.add.at(change, end + 1, -amount)
+    return np.asarray(np.cumsum(change)[:-1], np.int64)

@@ -411,7 +411,7 @@ def one_rank_of_four() -> None:
 
 def a_gradient_in_a_larger_block_is_explained() -> None:
     """Of a block from before the recording that no operator touches, its free alone says how large it is."""
-    from tracer.analysis.profiles.allocator_count import alive_bytes
+    from tracer.arrays import in_use
     from tracer.runs.session import Schedule
     from tracer.runs.training import profile_training
 
@@ -436,7 +436,7 @@ def a_gradient_in_a_larger_block_is_explained() -> None:
         assert session.results is not None and session.results.findings is not None
     lives = session.results.findings.cycles[0].lifetimes
     assert (12 << 20) in lives.size_bytes[lives.made_at < 0].tolist()
-    levels = alive_bytes(lives.size_bytes, lives.made_at, lives.freed_at, len(lives.events))
+    levels = in_use(lives.size_bytes, lives.made_at, lives.freed_at, len(lives.events))[1:]
     assert levels.tolist() == lives.allocator_bytes.tolist()
 
 

@@ -198,8 +198,6 @@ def advise(
     """Find what would lower the peak of a training step, by rehearsing it with one change after the other.
 
     Args:
-        build: Makes the workload on the CPU; what it makes is used up.
-        device: The device whose rules are followed.
         target_bytes: What the program should fit into; None if nobody asks.
         settings: Settings of the device's allocator, as in PYTORCH_CUDA_ALLOC_CONF; by default torch's.
         progress: Called with how many changes have been tried, of how many.

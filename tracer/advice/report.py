@@ -11,12 +11,7 @@ _VISIBLE_SHARE = 0.0005
 
 
 def report_of(advice: Advice, measured: Mapping[str, Measured] | None = None) -> AdviceReport:
-    """Rows of advice.
-
-    Args:
-        advice: What was rehearsed.
-        measured: What was made for real, by the outcome's name.
-    """
+    """Rows of advice."""
     measured = measured or {}
 
     def told(outcome: Outcome | None) -> Recommendation | None:

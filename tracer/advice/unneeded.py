@@ -44,9 +44,7 @@ def unneeded_memory(
     """Rows of advice.
 
     Args:
-        wastes: Unneeded memory that a run's findings show.
         device: The device that it was on; on the CPU there is no host to move something to.
-        rehearsed: Changes that were tried: what one of them mends has its saving.
     """
     return tuple(_found(waste, device, rehearsed) for waste in wastes)
 
@@ -111,9 +109,7 @@ def unneeded_sentence(unneeded: UnneededMemory, peak_bytes: int, *, file_name: C
     """A finding in words.
 
     Args:
-        unneeded: The finding.
         peak_bytes: Bytes of the whole peak.
-        file_name: How to write a file's name.
     """
     share = f", {100 * unneeded.bytes / peak_bytes:.0f} %" if peak_bytes else ""
     where = f" at {file_name(unneeded.file)}:{unneeded.line}" if unneeded.file is not None else ""

@@ -1,4 +1,4 @@
-"""The device's driver as the allocator sees it: the interface, and a model of CUDA's."""
+"""The device's driver as the allocator sees it: the interface, a model of CUDA's, and the driver of a recording."""
 
 from __future__ import annotations
 

@@ -26,6 +26,9 @@ from tracer.allocator.statistics import Moment, SegmentInfo, moment, read_end
 from tracer.block_sizes import SMALL_BYTES, segment_size
 from tracer.snapshot.columns import DeviceState
 
+# A recording of which most decisions do not come out was made by another allocator, and more of them tell no more.
+_ENOUGH_DIFFERENCES = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class Matched:
@@ -98,10 +101,6 @@ def compare_ends(recorded: Moment, modelled: Moment) -> tuple[Matched, Matched]:
 def _without_lives(segment: SegmentInfo) -> SegmentInfo:
     """What both sides know: the recording tells neither lives nor where the pages of an expandable segment begin."""
     return replace(segment, page=None, blocks=tuple(replace(block, life=-1) for block in segment.blocks))
-
-
-# A recording of which most decisions do not come out was made by another allocator, and more of them tell no more.
-_ENOUGH_DIFFERENCES = 1000
 
 
 def reproduce(

@@ -37,12 +37,7 @@ class RunOrigin:
 
     @classmethod
     def here(cls, device: str = "cpu", *, caveat: str = "") -> RunOrigin:
-        """This process, now.
-
-        Args:
-            device: On which it runs.
-            caveat: See the attribute.
-        """
+        """This process, now."""
         import torch
 
         from tracer.capture.device import devices

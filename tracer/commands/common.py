@@ -68,8 +68,6 @@ def refuse(context: typer.Context, parameters: Iterable[str], where: str) -> Non
     """An option that would have no effect is a mistake, but for one of pyproject.toml, which is for many commands.
 
     Args:
-        context: Knows what was given on the command line.
-        parameters: Names of options, with underscores.
         where: Ends the sentence "works only ...".
 
     Raises:

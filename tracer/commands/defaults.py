@@ -74,10 +74,6 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 def read_defaults(folder: Path, commands: Collection[str]) -> Defaults:
     """The table of the nearest pyproject.toml that has one, in a folder or above it.
 
-    Args:
-        folder: Where to begin.
-        commands: Names that a table in the table may have.
-
     Raises:
         UsageError: The file cannot be read.
     """

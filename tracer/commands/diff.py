@@ -72,12 +72,8 @@ def show_diff(
 
     Args:
         before: A snapshot or a save directory.
-        after: Another one.
-        console: Where to print.
         top: Rows of each table; that by category or kind has them all.
         fail_above: A threshold such as `5%` or `100MiB`; checked before anything is read.
-        html: Where to write the page; a file that is there is replaced.
-        as_json: Print JSON instead of text.
 
     Returns:
         A sentence for each device whose peak grew by more than the threshold; none without one.

@@ -42,7 +42,6 @@ def each_alone(card: Card, base: FitTrial | None = None, job: Job | None = None)
     """What each change alone comes to, printed in the order of what they give up; the script as it is first.
 
     Args:
-        card: The card that the trials are on.
         base: The script as it is, where that is known and said already.
         job: The job that the script is, if it is one.
 
@@ -69,8 +68,6 @@ def told_alone(
     """`--advise` of a script: what each change alone saves, with a command that trains with the first that fits.
 
     Args:
-        devices: The devices that the trials are on.
-        own: The script's own command, a word each.
         base: The script as it is, where that is known and said already.
         job: The job that the script is, if it is one.
 
@@ -102,9 +99,7 @@ def make_trial(
     """This command again, in a process of its own, or as ranks in theirs, with changes.
 
     Args:
-        changes: Made from outside.
         job: The job that the script is, if it is one.
-        arguments: Put behind the script's own.
         start: Forks the process from one that has begun, where it can: imports are made once then. An answer that
             does not come so is asked of a process of its own.
 
@@ -233,10 +228,7 @@ def answer_trial(
     Args:
         asked: What `asked_trial` returned.
         card: The GPU, as `--on` names it.
-        on: What is said of it.
         script: Its path, or a module's name.
-        arguments: Its own.
-        is_module: Whether it is a module.
         num_steps: Number of steps that are run; 0 for as many as it takes until memory repeats.
 
     Raises:

@@ -84,8 +84,6 @@ def script_named(on: OnOptions, script: str, arguments: Sequence[str] | None, *,
     Args:
         on: The option `--on` with what belongs to it.
         script: Its path, a module's name, or a launcher's.
-        arguments: Its own.
-        is_module: Whether it is a module.
 
     Raises:
         UsageError: The launcher's script cannot be run so.

@@ -126,9 +126,7 @@ def run_ranks(
 
     Args:
         on: The option `--on` with what belongs to it.
-        save_dir: Folder that ranks write to.
         quiet: Whether nothing is printed.
-        as_json: Whether the job is printed as a document.
         status_if_full: Exit status if all ranks ended well, but NCCL's buffers do not fit beside them.
         then: Called with the job when it has been told, before the exit.
 

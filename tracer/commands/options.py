@@ -19,10 +19,7 @@ def option(help: str, panel: str | None = None, *names: str, metavar: str | None
     """An option of --help under a heading; by default it is called as its field.
 
     Args:
-        help: Its sentence in --help.
-        panel: The heading it stands under.
         names: How it is called, if not as its field.
-        metavar: What --help shows for the value.
         more: As `typer.Option` takes them.
     """
     return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar, **more)
@@ -32,11 +29,7 @@ def number(help: str, panel: str, *, least: int | None = None, most: int = MAX_C
     """An option that is a whole number, of some size at least.
 
     Args:
-        help: Its sentence in --help.
-        panel: The heading it stands under.
         least: The smallest number allowed; None for any.
-        most: The largest.
-        metavar: What --help shows for the value.
     """
 
     def parse(text: str | int) -> int:
@@ -56,7 +49,6 @@ def switched_off(helps: Mapping[str, str], *, panel: str) -> frozenset[str]:
 
     Args:
         helps: Help of each switch, by its name without dashes before it.
-        panel: Heading of --help.
     """
     switches = {name: Annotated[bool, option(text, panel)] for name, text in helps.items()}
     value: frozenset[str] = field(default=frozenset(), metadata={_SWITCHES: switches})

@@ -126,11 +126,7 @@ def predict_script(
 
     Args:
         script: Its path, or a module's name.
-        arguments: Its own.
-        devices: What this process runs on.
-        is_module: Whether it is a module.
         num_steps: Number of steps that are run; 0 for as many as it takes until memory repeats.
-        quiet: Whether notes are left out.
 
     Raises:
         TracerError: There is no such script, or nothing was found in it.
@@ -157,8 +153,6 @@ def script_trial(script: str, arguments: Sequence[str], *, is_module: bool, num_
 
     Args:
         script: Its path, or a module's name.
-        arguments: Its own.
-        is_module: Whether it is a module.
         num_steps: Number of steps that are run; 0 for as many as it takes until memory repeats.
 
     Raises:

@@ -61,7 +61,6 @@ def show_report(
 
     Args:
         path: The recording, or a folder that holds a `recording.npz`.
-        console: Where to print the answer.
         save_dir: Where to write; by default beside the recording.
         only: Names of the outputs that are wanted, as in `--no-<name>`; by default all that the recording allows.
         top: Rows of each table of the answer.

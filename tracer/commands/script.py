@@ -66,11 +66,7 @@ def run_script(
     """Run a script under a profile; False if it raised, after its traceback.
 
     Args:
-        profile: Looks for models and steps.
         script: Its path, or a module's name.
-        arguments: Its own.
-        is_module: Which of them.
-        quiet: Whether notes are left out.
         is_answer: Whether an exception is what was asked for, so that its traceback is nothing to show.
 
     Raises:

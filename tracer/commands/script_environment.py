@@ -44,7 +44,6 @@ def set_environment_of(script: str, *, is_module: bool) -> tuple[str, ...]:
 
     Args:
         script: Its path, or a module's name.
-        is_module: Which of them.
 
     Returns:
         Sentences on variables that are set so that only the running script knows the value, which is too late.

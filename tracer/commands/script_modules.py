@@ -29,11 +29,7 @@ _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 @contextmanager
 def modules_of(folder: Path) -> Iterator[None]:
-    """While active, imports of a script find the modules in its folder, whatever is loaded under their names.
-
-    Args:
-        folder: The first entry of the script's import path.
-    """
+    """While active, imports of a script find the modules in its folder, whatever is loaded under their names."""
     names = _clashing(folder)
     if not names:
         yield

@@ -22,11 +22,7 @@ class SharedStart:
     """A process on the null GPU that makes trials in forks, see `ForkedTrials`; begun with the first of them."""
 
     def __init__(self, variable: str) -> None:
-        """Begin nothing yet.
-
-        Args:
-            variable: Environment variable that tells the process what it is for.
-        """
+        """Begin nothing yet."""
         self._variable = variable
         self._process: subprocess.Popen[bytes] | None = None
         self._requests = self._replies = -1
@@ -43,12 +39,7 @@ class SharedStart:
         self._close()
 
     def answers(self, names: Sequence[str], folder: Path) -> bool:
-        """Whether a trial left an answer; none is left where the script fails, or where nothing can be shared.
-
-        Args:
-            names: Of the trial's changes.
-            folder: For its answer.
-        """
+        """Whether a trial left an answer; none is left where the script fails, or where nothing can be shared."""
         from tracer.runs.trial_channel import request
 
         if self._is_over:

@@ -205,12 +205,9 @@ def show_job(
 
     Args:
         paths: The recordings, their folder, or a pattern.
-        console: Where to print.
         device: The only device to look at; None means all.
         dask: See `read_job`.
-        as_json: Print JSON instead of text.
         top: Rows of each table on the console.
-        html: Where to write the page.
 
     Returns:
         The file of the worst one; None where none could be read.
@@ -312,15 +309,8 @@ def show_snapshot(
 
     Args:
         path: A snapshot, or a directory that holds a `memory_snapshot.pkl`.
-        console: Where to print.
         device: The only device to look at; None means all.
         top: Rows of each table on the console.
-        as_json: Print JSON instead of text.
-        html: Where to write the page.
-        sqlite: Where to write the memory report.
-        questions: What is asked beside the peak.
-        settings: Settings of the allocator to replay the recording under.
-        search_settings: Also replay it under those that are worth trying.
         gpu_memory: A GPU to replay it on, such as `16GiB`.
 
     Raises:

@@ -84,11 +84,7 @@ def show_traces(
 
     Args:
         paths: Paths of one trace or of several ranks' traces, or their folder.
-        console: Where to print.
-        device: The device whose memory is meant.
-        save_dir: Where to write all files of a run.
         files: Single files by the names of the outputs, where they are wanted.
-        as_json: Print JSON instead of text.
         top: Rows of each table.
         quiet: Do not say what was written.
 

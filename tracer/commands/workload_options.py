@@ -109,11 +109,6 @@ class WorkloadOptions:
     def build(self, device: torch.device, *, device_named: bool, without_memory: bool = False) -> Workload:
         """The workload on a device.
 
-        Args:
-            device: Where it is to be.
-            device_named: Whether that was asked for.
-            without_memory: Whether a model on the meta device may stay there, as for a rehearsal.
-
         Raises:
             WorkloadError: The user's model cannot be built as asked.
         """
@@ -294,8 +289,6 @@ def chosen_device(text: str, *, named: bool, say: Callable[[str], None] = say) -
     """The device asked for; the default one falls back to the CPU, visibly.
 
     Args:
-        text: Name of the device.
-        named: Whether the user wrote it.
         say: Takes the line that says so.
 
     Raises:
@@ -353,7 +346,6 @@ def device_of_rank(text: str, rank: int) -> str:
 
     Args:
         text: A device's type, with or without an index.
-        rank: The process's number on this machine.
     """
     import torch
 

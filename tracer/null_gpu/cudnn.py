@@ -134,7 +134,6 @@ def said_of_workspaces(version: int, card: str) -> str:
 
     Args:
         version: Version of cuDNN, such as 92600.
-        card: Name of the card it was asked for.
     """
     major, minor = divmod(version // 100, 100)
     return (

@@ -78,13 +78,7 @@ class Descriptor:
         cudnn.call("cudnnBackendCreateDescriptor", ctypes.c_int(kind), ctypes.byref(self.pointer))
 
     def set(self, attribute: int, kind: int, values: Sequence[Any]) -> Descriptor:
-        """Set an attribute.
-
-        Args:
-            attribute: Number of cuDNN's attribute.
-            kind: Number of the values' type.
-            values: The values; descriptors are kept alive.
-        """
+        """Set an attribute."""
         number = len(values)
         array: Any
         if kind == _DESCRIPTOR:
@@ -98,14 +92,7 @@ class Descriptor:
         return self._set(attribute, kind, number, array)
 
     def set_bytes(self, attribute: int, kind: int, number: int, values: bytes) -> Descriptor:
-        """Set an attribute from its bytes in memory; it is no descriptor.
-
-        Args:
-            attribute: Number of cuDNN's attribute.
-            kind: Number of the values' type.
-            number: How many values there are.
-            values: Their bytes.
-        """
+        """Set an attribute from its bytes in memory; it is no descriptor."""
         return self._set(attribute, kind, number, ctypes.create_string_buffer(values, len(values) or 1))
 
     def _set(self, attribute: int, kind: int, number: int, array: Any) -> Descriptor:
@@ -147,8 +134,6 @@ def workspace_bytes(cudnn: Cudnn, device: Descriptor, problem: dict[str, Any]) -
     """What the engine takes that cuDNN would choose for a convolution.
 
     Args:
-        cudnn: The library.
-        device: Its properties.
         problem: `operation`, `dtype`, `allow_tf32`, `deterministic`, sizes and strides of `x`, `w` and `y`,
             `padding`, `stride`, `dilation`.
 

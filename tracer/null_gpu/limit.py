@@ -17,7 +17,6 @@ def limited_to(limit_bytes: int, num_devices: int) -> Iterator[None]:
 
     Args:
         limit_bytes: Memory of each device; `WITHOUT_END_BYTES` to see what a program needs.
-        num_devices: Number of devices of this process, all of them on the null GPU.
     """
     limit = ctypes.CDLL(None).null_gpu_limit_bytes
     limit.argtypes, limit.restype = (ctypes.c_int, ctypes.c_size_t), ctypes.c_size_t

@@ -16,7 +16,6 @@ def how_others_write(path: Path, *, with_contents: bool = False) -> str | None:
 
     Args:
         path: A file or a folder; one that is missing is looked at from the first folder that is there.
-        with_contents: Whether all that lies in the folder is looked at.
     """
     real = path.resolve()
     inside = real.rglob("*") if with_contents else ()

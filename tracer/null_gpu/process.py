@@ -70,7 +70,6 @@ def environment(
     """Variables of a process that runs on the null GPU.
 
     Args:
-        cards: One for each device.
         base: The variables to start from, by default this process's.
         taken: [B] By index of a device, the memory that other processes take of it.
 

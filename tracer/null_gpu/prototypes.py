@@ -69,7 +69,6 @@ def stub_source(prototypes: Mapping[str, Prototype], wanted: Iterable[str]) -> s
     """C that defines every prototype and every wanted name weakly: what is written by hand takes precedence.
 
     Args:
-        prototypes: What the headers declare.
         wanted: What torch calls, declared or not.
     """
     called = set(wanted)

@@ -39,7 +39,6 @@ class Columns:
         """Make arrays of lists.
 
         Args:
-            log: A log that has ended.
             device: The device of everything that is not on the host.
             memory: What a device's allocator makes of the events that are on it, one row for each; None on the CPU,
                 which hands out what it is asked for.
@@ -84,13 +83,7 @@ class Columns:
         parameters: Iterable[int] = (),
         optimizer_state: Iterable[int] = (),
     ) -> Recording:
-        """What happened from a moment on, at which no call was open.
-
-        Args:
-            start_ns: The moment.
-            parameters: Storages that modules and optimizers list as parameters.
-            optimizer_state: Tensors that optimizers list as their state.
-        """
+        """What happened from a moment on, at which no call was open."""
         log = self._log
         events = np.flatnonzero(self._time >= start_ns)
         first_op = int(np.searchsorted(self._ops[4], start_ns))

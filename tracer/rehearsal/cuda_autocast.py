@@ -202,7 +202,6 @@ def softmax_of_half(fused: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     Args:
         fused: `_softmax` or `_log_softmax`.
         args: Tensor and axis, perhaps the type.
-        kwargs: Perhaps the type.
         otherwise: Called where it is not that.
 
     Source: softmax and log_softmax in aten/src/ATen/native/SoftMax.cpp.

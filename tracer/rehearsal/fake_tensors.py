@@ -22,8 +22,6 @@ def turn_all_fake(
 
     Args:
         mode: The mode of `torch_fake.fake_tensors`.
-        modules: With all that are in them.
-        optimizers: The optimizers that update them.
         others: Tensors of no module.
     """
     modules, optimizers = list(modules), list(optimizers)

@@ -22,9 +22,6 @@ def held_by(things: Iterable[Any]) -> tuple[list[nn.Module], list[torch.optim.Op
 
     Followed are what a function closes over, its defaults, the globals that it names, what a method is bound to, and
     containers of these.
-
-    Args:
-        things: To begin with.
     """
     objects_by_id: dict[int, Any] = {}
     seen: set[int] = set()

@@ -28,12 +28,7 @@ _NODES: Mapping[str, Mapping[Any, Any]] = {
 
 
 def in_place_in(node: str, operator: Any) -> Any:
-    """What the formula of a node calls in the place of an operator on what it has made itself; None for the same.
-
-    Args:
-        node: Name of the node.
-        operator: What it calls with fake tensors.
-    """
+    """What the formula of a node calls in the place of an operator on what it has made itself; None for the same."""
     return _NODES.get(node, {}).get(operator)
 
 

@@ -122,7 +122,6 @@ def radix_sort(num_items: int, key_bytes: int) -> int:
     """CUB's second pair of buffers for keys and 64-bit values; its counters are not in it.
 
     Args:
-        num_items: Keys to sort.
         key_bytes: Bytes of one key.
     """
     return num_items * (key_bytes + INDEX_BYTES)

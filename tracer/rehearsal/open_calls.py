@@ -19,12 +19,7 @@ class OpenCalls:
     """
 
     def __init__(self, log: StorageLog, outermost: FrameType) -> None:
-        """Begin with no open call.
-
-        Args:
-            log: The log that gets the rows.
-            outermost: The frame at which looking for lines ends.
-        """
+        """Begin with no open call."""
         self._log = log
         self._code: dict[CodeType, tuple[str, bool] | None] = {}
         # Per open call: the frame that makes what it calls, its row, and the lines that are open inside of it.
@@ -39,7 +34,6 @@ class OpenCalls:
         """The innermost call, a line's, a module's or a backward pass's.
 
         Args:
-            frame: Frame of the caller.
             node: Row of the autograd node at work, or -1.
         """
         log = self._log
@@ -82,10 +76,7 @@ class OpenCalls:
         """A module is called, or a function of torch's that matters.
 
         Args:
-            barrier: The frame that will make the calls inside.
             node: Row of the autograd node at work, or -1.
-            module: The row of the module.
-            function: The row of the function in the frames.
         """
         log = self._log
         parent = self.row(barrier.f_back, node)

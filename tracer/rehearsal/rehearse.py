@@ -100,9 +100,7 @@ def rehearse(
     Args:
         workload: Built on the CPU, or on the meta device. Its model and optimizer are turned into fake tensors and
             hold no numbers any more.
-        device: The device whose operators, optimizers and libraries are imitated.
         rules: Names of the rows of `cuda_rules.RULES` to follow; None for all. On the CPU none is followed.
-        card: The GPU.
         cudnn: Whom to ask for the workspaces of convolutions; None to leave them out.
         cpu_kernels: On the CPU, whom to ask what kernels take for themselves; None to leave it out.
         num_steps: With optimizer state, the second step is the first that is like all that follow.

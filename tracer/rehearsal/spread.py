@@ -43,8 +43,6 @@ def reserved_spread(
 
     Args:
         requests: Requests in order.
-        memory: What the allocator makes of them.
-        settings: Settings of the allocator.
         capacity_bytes: What it can reserve; None for no limit.
     """
     more = [_with_scratch(requests)]

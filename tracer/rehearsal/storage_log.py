@@ -65,12 +65,7 @@ class StorageLog:
         return self.now_ns
 
     def add_node(self, time_ns: int, *, backward: bool) -> dict[int, int]:
-        """Begin a node of the data flow; returns the bits of the storages that it touches.
-
-        Args:
-            time_ns: Time of its operator.
-            backward: Whether it runs in backward.
-        """
+        """Begin a node of the data flow; returns the bits of the storages that it touches."""
         bits: dict[int, int] = {}
         self.nodes.append((time_ns, backward, bits))
         return bits

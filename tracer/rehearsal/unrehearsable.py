@@ -71,7 +71,6 @@ def rehearsal_error(error: Exception, step: int, known_bytes: int) -> TracerErro
     """What a person is told of an exception in a rehearsed step.
 
     Args:
-        error: As the step raised it.
         step: Its number, from 0.
         known_bytes: What was in use at most until then.
     """

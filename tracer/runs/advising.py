@@ -58,10 +58,7 @@ def advise_on(
     """What would lower the peak of a workload, which itself is not touched; neither is a random state.
 
     Args:
-        build: Makes it anew on the CPU, to be rehearsed.
-        of: The workload: its device is the one whose rules are followed.
         build_there: Makes it anew on that device, to be run; by default `build`.
-        target_bytes: What it should fit into.
         verify: Whether to make the winning changes for real, before and after; on the null GPU all that are listed are.
         progress: Called with how many changes have been tried, of how many.
 
@@ -94,10 +91,6 @@ def shown_on_null_gpu(advice: Advice, build: Build) -> AdviceReport:
     """Advice with every listed change made in this process on the null GPU: savings are what its allocator counts.
 
     Memory has no end there meanwhile: what runs out with a change saves something all the same.
-
-    Args:
-        advice: What was rehearsed.
-        build: Makes the workload there.
     """
     with limited_to(WITHOUT_END_BYTES, torch.cuda.device_count()):
         before = run_for_real(build)
@@ -163,10 +156,8 @@ def measure(build: Build, changes: Sequence[Change], before: _Run, *, divides: b
     """Make changes for real on a workload built anew.
 
     Args:
-        build: Makes the workload on the device at hand.
         changes: To be made.
         before: The same without them.
-        divides: Whether accumulated losses are means.
     """
     after = run_for_real(build, changes, divides=divides)
     return Measured(
@@ -183,8 +174,6 @@ def loss_is_sum(build: Build, changes: Sequence[Change], before: _Run) -> bool:
     """Whether the losses of a batch's parts add up to that of the batch, rather than their mean: forward passes tell.
 
     Args:
-        build: Makes the workload on the device at hand.
-        changes: Changes that accumulate gradients.
         before: The run without them.
     """
     if not before.losses:
@@ -199,13 +188,7 @@ def loss_is_sum(build: Build, changes: Sequence[Change], before: _Run) -> bool:
 
 
 def run_for_real(build: Build, changes: Sequence[Change] = (), *, divides: bool = True) -> _Run:
-    """Some steps under the profiler, for the peak and the losses, then some without it, for the time.
-
-    Args:
-        build: Makes the workload on the device at hand.
-        changes: To be made first.
-        divides: Whether accumulated losses are means.
-    """
+    """Some steps under the profiler, for the peak and the losses, then some without it, for the time."""
     gc.collect()
     if process.is_active():  # from here on its counters are about this workload, in memory as of a new process
         torch.cuda.empty_cache()

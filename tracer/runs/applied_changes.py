@@ -69,7 +69,6 @@ class AppliedChanges:
         """Set up; the changes are in effect while this is entered.
 
         Args:
-            changes: All of them.
             choose: Asked for them instead, before the first call of a module, or in `decide`.
         """
         self._changes = frozenset(changes)

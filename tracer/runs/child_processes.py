@@ -72,7 +72,6 @@ class ChildProcesses:
         """Start a process and wait for it.
 
         Args:
-            start: Starts it.
             may_wait: Whether it has a reason to use no processor.
 
         Returns:

@@ -17,9 +17,6 @@ def move_frozen(model: nn.Module) -> int:
     Forward and backward each bring a layer's weight when they come to it. The model's first parameter stays, for
     programs ask that one where the model is.
 
-    Args:
-        model: About to be called for the first time.
-
     Returns:
         Number of weights that wait on the host from now on.
     """

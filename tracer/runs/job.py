@@ -98,7 +98,6 @@ def read_job(
         dask: Address of a Dask scheduler; without one the processes are this machine's.
         num_processes: How many at once; by default as many as there are cores, and memory for.
         progress: Called with ranks done and ranks in all.
-        read: Reads one file, in another process.
 
     Raises:
         MissingPackageError: Dask is not installed.

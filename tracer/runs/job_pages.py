@@ -34,11 +34,7 @@ def write_job(
     """Write the page of a job, with those of the ranks that a reader wants to look into.
 
     Args:
-        finding: At least one rank of it can be read.
-        path: Where to; a file that is there is replaced.
-        run: What to say of the recordings, by name.
         dask: See `read_job`.
-        caveat: What has to be said before anything else.
 
     Raises:
         OutputError: The file cannot be written.
@@ -54,7 +50,6 @@ def read_pages(ranks: Sequence[RankPeak], *, dask: str | None = None) -> dict[st
     """The pages of those ranks that can be read, by name; they share the room of one file with their job's.
 
     Args:
-        ranks: Each with its worst device.
         dask: See `read_job`.
 
     Raises:
@@ -82,7 +77,6 @@ def read_page(rank: RankPeak, num_pages: int) -> dict[str, Any] | None:
     """A rank's page; None if its file can no longer be read.
 
     Args:
-        rank: The rank, with its worst device.
         num_pages: Number of pages that share the size limit.
     """
     try:

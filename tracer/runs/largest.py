@@ -45,10 +45,6 @@ def largest_fitting(
 
     Args:
         attempt: Tries a size.
-        usable_bytes: What the card's allocator can reserve.
-        start: The size to begin with.
-        step: Sizes that are tried are multiples of it.
-        most: The largest size to try.
         tell: Called with every size that was tried.
 
     Returns:
@@ -91,8 +87,6 @@ def fitting_micro_batches(
 
     Args:
         attempt: Tries a micro-batch's size and a number of them.
-        num_samples: Samples in all micro-batches of a step together.
-        largest: Batch that fits.
     """
     for size in range(min(largest, num_samples - 1), 0, -1):
         if num_samples % size == 0:
@@ -109,10 +103,8 @@ def _guess(trials: Mapping[int, Trial], low: int, high: int, usable_bytes: int) 
     What is reserved is more than what is allocated, and fits without giving back a cache.
 
     Args:
-        trials: What was found, by size.
         low: The largest that fits, or 0.
         high: The smallest that does not, or 0 where none is known.
-        usable_bytes: The capacity.
     """
     sizes = sorted(trials)
     if len(sizes) < 2:

@@ -47,7 +47,6 @@ class LoopSession:
         """Prepare; nothing is switched on.
 
         Args:
-            objects: What the loop trains.
             device: What the session is about; None for the accelerator that holds most, else the CPU.
         """
         self._objects: TrainingObjects | None = objects

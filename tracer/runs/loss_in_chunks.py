@@ -86,7 +86,6 @@ class LossInChunks:
         """What the call returns: no logits where a loss was computed, since there never were all of them.
 
         Args:
-            module: Any that was called.
             output: What its forward returned; None where it raised.
         """
         if not self._calls or self._calls[-1].model is not module:
@@ -168,11 +167,9 @@ class _SumInChunks(torch.autograd.Function):
         """A scalar; in float32 where autocast computes losses so.
 
         Args:
-            ctx: Autograd's.
             logits: `[rows, classes]`.
             target: `[rows]` of classes.
             weight: `[classes]`, or None.
-            function: The loss of some rows, a sum.
         """
         pairs = zip(logits.chunk(NUM_CHUNKS), target.chunk(NUM_CHUNKS), strict=True)
         parts = [function(part, wanted, weight) for part, wanted in pairs]

@@ -27,11 +27,7 @@ _switched_on: list[HostValues] = []
 
 @contextmanager
 def values_on(answers: Mapping[tuple[str, int], Answer]) -> Iterator[None]:
-    """Numbers that decide sizes are computed meanwhile; nothing where the device is not the null GPU.
-
-    Args:
-        answers: Values to be read in lines, by file and number.
-    """
+    """Numbers that decide sizes are computed meanwhile; nothing where the device is not the null GPU."""
     if not process.is_active():
         yield
         return

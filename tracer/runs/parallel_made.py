@@ -16,11 +16,7 @@ Make = Callable[[Callable[..., None], inspect.BoundArguments], None]
 
 @contextmanager
 def parallel_made(make: Make) -> Iterator[None]:
-    """Meanwhile a DistributedDataParallel is made so.
-
-    Args:
-        make: What makes it.
-    """
+    """Meanwhile a DistributedDataParallel is made so."""
     original = DistributedDataParallel.__init__
     signature = inspect.signature(original)
 

@@ -42,12 +42,7 @@ class RankStore:
         return store if store.is_alive else None
 
     def leave(self, index: int, text: str) -> None:
-        """Store one rank's text where all ranks find it; it replaces an earlier one.
-
-        Args:
-            index: The rank.
-            text: What to store.
-        """
+        """Store one rank's text where all ranks find it; it replaces an earlier one."""
         self._in_time(lambda: self._store.set(self._key(index), text), None)
 
     def read(self, indices: Iterable[int]) -> dict[int, str]:

@@ -185,9 +185,6 @@ def announce(rank: Rank, results: RunResults, save_dir: Path, store: RankStore |
     If a rank dies later, even rank 0, its results so far survive.
 
     Args:
-        rank: This process's.
-        results: So far.
-        save_dir: With a folder for each rank.
         store: Store of the process group; None where there is none.
 
     Raises:
@@ -205,9 +202,6 @@ def leave(peak: RankPeak, rank: Rank, save_dir: Path, store: RankStore | None = 
     """Leave a rank's words in its own folder, and in the store of the process group.
 
     Args:
-        peak: What the rank has to say so far.
-        rank: Which one it is.
-        save_dir: The folder of the run, which holds those of the ranks.
         store: The process group's; None where there is none.
 
     Raises:
@@ -228,9 +222,6 @@ def finish(rank: Rank, peak: RankPeak, save_dir: Path, store: RankStore | None =
     loop failed does not wait for long: most likely it failed because another one is gone.
 
     Args:
-        rank: This process's.
-        peak: What it has to say.
-        save_dir: With a folder for each rank.
         store: Store of the process group; None where there is none.
 
     Returns:
@@ -275,11 +266,6 @@ def peak_of(rank: Rank, results: RunResults) -> RankPeak:
 def ran_out_later(rank: Rank, failure: str, allocated_bytes: int) -> RankPeak:
     """What a rank of a job has to say whose memory ended behind its recorded steps.
 
-    Args:
-        rank: It, which has left what it had to say of its recorded steps.
-        failure: What ended it, in words.
-        allocated_bytes: At most until then.
-
     Returns:
         That it does not fit. Of that later time nobody knows kinds, so none are said.
     """
@@ -305,8 +291,6 @@ def write_summary(
     """Write ranks.txt and ranks.json at once, and again whenever there is more to say, until all ranks have ended.
 
     Args:
-        save_dir: With a folder for each rank.
-        world_size: How many ranks there are.
         run: Name of this start of the program; files of other starts are ignored.
         wait_s: For how long, in seconds, to wait for ranks that have not ended.
         store: Store of the process group; None where there is none.
@@ -331,13 +315,7 @@ def write_summary(
 
 
 def read_some(job_folder: Path, ranks: Collection[int], world_size: int) -> RanksSummary:
-    """What some ranks have left in the folder of their job, which is theirs alone.
-
-    Args:
-        job_folder: The folder of the job.
-        ranks: Ranks that were run.
-        world_size: All ranks of the job.
-    """
+    """What some ranks have left in the folder of their job, which is theirs alone."""
     texts = {index: _text_of(job_folder, index) for index in sorted(ranks)}
     peaks = {index: RankPeak(**json.loads(text)) for index, text in texts.items() if text is not None}
     missing = tuple(index for index in texts if index not in peaks)
@@ -358,8 +336,6 @@ def read_ranks(save_dir: Path, world_size: int, *, run: str, store: RankStore | 
     """What the ranks have left so far, in the store or in a file; the last words of each count.
 
     Args:
-        save_dir: The folder of the run, which holds those of the ranks.
-        world_size: All ranks of the job.
         run: Name of this start of the program; files of other starts are ignored.
         store: The process group's; None where there is none.
     """
@@ -437,13 +413,7 @@ def _difference_lines(summary: RanksSummary) -> list[str]:
 
 
 def peak_of_watched(rank: Rank, report: WatchReport, *, has_ended: bool) -> RankPeak:
-    """What a watched rank has to say: its peak so far, what is in use now by kind, and what was found.
-
-    Args:
-        rank: This process's.
-        report: The last one that it has written.
-        has_ended: Whether its loop has ended.
-    """
+    """What a watched rank has to say: its peak so far, what is in use now by kind, and what was found."""
     columns = report.columns
     peaks = columns.peak_bytes if report.allocated_bytes is not None else columns.most_bytes
     peak_bytes = int(peaks.max(initial=-1))

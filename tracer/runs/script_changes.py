@@ -171,12 +171,7 @@ def script_changes(text: str) -> tuple[ScriptChange, ...]:
 
 
 def set_allocator(changes: Sequence[ScriptChange], environment: MutableMapping[str, str] = os.environ) -> None:
-    """Settings of the allocator are read when CUDA begins: before anything is allocated.
-
-    Args:
-        changes: All of them; most have none.
-        environment: Environment of the process that the changes are for; changed in place.
-    """
+    """Settings of the allocator are read when CUDA begins: before anything is allocated."""
     there = [setting for setting in environment.get(ALLOCATOR_SETTINGS, "").split(",") if setting]
     wanted = [change.settings for change in changes if change.settings and change.settings not in there]
     if wanted:

@@ -40,7 +40,6 @@ class SignalWatch:
         """Prepare; nothing is switched on.
 
         Args:
-            handling: How far a signal of this number has come.
             end: Called in the thread for one that has waited for too long; it ends the program.
         """
         self._handling, self._end = handling, end

@@ -40,11 +40,7 @@ class StateBetweenSteps(ABC):
     """Parameters that step together: their state has its own form at the same time."""
 
     def __init__(self, *, leaves: Callable[[torch.optim.Optimizer], bool] = lambda optimizer: False) -> None:
-        """Begin with nothing changed.
-
-        Args:
-            leaves: Whether an optimizer is left as it is.
-        """
+        """Begin with nothing changed."""
         self.num_tensors = 0
         self._leaves = leaves
         self._places: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[tuple[int, str], Tensor]]
@@ -60,7 +56,6 @@ class StateBetweenSteps(ABC):
         """The other form of a tensor, which itself is not needed any more.
 
         Args:
-            value: The tensor.
             place: Memory for it, from the last time; None for new memory.
         """
 
@@ -73,8 +68,6 @@ class StateBetweenSteps(ABC):
 
         Args:
             optimizer: About to step. If the step has been made, it has no parameters until `after_step`.
-            args: Of its step, the optimizer first.
-            kwargs: The same by name.
         """
         if self._leaves(optimizer):
             return

@@ -48,11 +48,6 @@ class StateIn8Bits:
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Make the step; the optimizer has no parameters until `after_step`.
 
-        Args:
-            optimizer: About to step.
-            args: Of its step, the optimizer first.
-            kwargs: The same by name.
-
         Raises:
             TracerError: A checkpoint was loaded into it since the first step.
         """

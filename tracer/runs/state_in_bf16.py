@@ -27,11 +27,7 @@ class StateInBf16(StateBetweenSteps):
     part_bytes = 1 << 25
 
     def __init__(self, *, leaves: Callable[[torch.optim.Optimizer], bool] = lambda optimizer: False) -> None:
-        """Begin with nothing rounded.
-
-        Args:
-            leaves: Whether an optimizer is left as it is.
-        """
+        """Begin with nothing rounded."""
         super().__init__(leaves=leaves)
         self._generators: dict[torch.device, torch.Generator] = {}
 

@@ -21,7 +21,6 @@ class StepsOfCalls:
 
         Args:
             models: The models that no other contains; nothing keeps them alive.
-            first: Which of them is being called now.
             ended: Called between two steps.
         """
         self._ended = ended

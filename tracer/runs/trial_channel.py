@@ -11,12 +11,7 @@ from typing import Any
 
 
 def request(names: Sequence[str], folder: Path) -> bytes:
-    """A line that asks for a trial.
-
-    Args:
-        names: Of its changes.
-        folder: For its answer.
-    """
+    """A line that asks for a trial."""
     return json.dumps({"changes": list(names), "folder": str(folder)}).encode() + b"\n"
 
 

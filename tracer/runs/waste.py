@@ -55,7 +55,6 @@ def find_held_waste(findings: Findings, *, error: BaseException | None = None) -
     something else lies by now says nothing. Nothing is kept alive by it.
 
     Args:
-        findings: Findings of all cycles.
         error: On its way through the program: the functions that it has left count as running.
     """
     least = max(LEAST_SHARE * findings.worst.peak.peak_bytes, _LEAST_BYTES)

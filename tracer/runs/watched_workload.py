@@ -14,13 +14,6 @@ def watch_workload(
 ) -> bool:
     """Train and watch; False if a step failed, which the report explains.
 
-    Args:
-        workload: What a step does.
-        num_steps: Number of steps.
-        save_dir: Folder for the files.
-        settings: What to remember of the run.
-        screen: Whether to say on stderr what was found.
-
     Raises:
         KeyboardInterrupt, SystemExit: Ctrl-C or SIGTERM has come; the report is written.
     """

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tracer.arrays import Bools, Ints
+from tracer.arrays import Bools, Ints, in_use
 from tracer.block_sizes import recorded_divisions, round_sizes
 from tracer.errors import SnapshotError
 from tracer.snapshot.actions import Action
@@ -112,7 +112,7 @@ def replay(state: DeviceState, settings: Mapping[str, Any]) -> Replay:
     lives, oddities = _Matching(trace, blocks, live).lives(settings)
     return Replay(
         lives=lives,
-        requested_bytes=_requested_curve(lives, len(trace)),
+        requested_bytes=in_use(lives.requested_bytes, lives.begin, lives.end, len(trace)),
         reserved_bytes=_reserved_curve(state),
         oddities=oddities,
     )
@@ -288,17 +288,6 @@ def _completing_action(trace: Trace) -> tuple[Action, bool]:
     has_requested = (trace.action == Action.FREE_REQUESTED).any()
     by_request = bool(has_requested and not has_completed)
     return (Action.FREE_REQUESTED if by_request else Action.FREE_COMPLETED), by_request
-
-
-def _requested_curve(lives: Lives, num_entries: int) -> Ints:
-    """Bytes in use at the start and after each entry; no two begins and no two ends share an entry."""
-    curve = np.zeros(num_entries + 1, dtype=np.int64)
-    there_before = lives.begin == BEFORE
-    curve[0] = lives.requested_bytes[there_before].sum()
-    born, gone = ~there_before, lives.end < num_entries
-    curve[lives.begin[born] + 1] += lives.requested_bytes[born]
-    curve[lives.end[gone] + 1] -= lives.requested_bytes[gone]
-    return np.cumsum(curve, out=curve)
 
 
 def _reserved_curve(state: DeviceState) -> Ints:

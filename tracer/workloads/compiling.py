@@ -21,7 +21,6 @@ def compiled(workload: Any, arguments: Sequence[str]) -> ModuleWorkload | Superv
     """The same workload with its model compiled.
 
     Args:
-        workload: Whatever a factory may have become.
         arguments: Arguments of `torch.compile`, as `key=value`: `mode=reduce-overhead`, `dynamic=True`.
 
     Raises:

@@ -136,7 +136,6 @@ def parse_arguments(option: str, arguments: Sequence[str]) -> dict[str, Any]:
     """Parse arguments such as `width=256`; a value is a Python literal such as `(3, 4)` or `None`, or else a string.
 
     Args:
-        option: Name of the option, for messages.
         arguments: Texts of the form `key=value`.
     """
     values: dict[str, Any] = {}
@@ -153,12 +152,6 @@ def parse_arguments(option: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 def call_factory(name_of_factory: str, factory: Any, arguments: dict[str, Any], offered: Mapping[str, Any]) -> Any:
     """What a factory returns; a module is its own.
-
-    Args:
-        name_of_factory: As the user wrote it.
-        factory: What is there.
-        arguments: From the user.
-        offered: Further arguments, for a factory that has parameters of these names.
 
     Raises:
         UserModelError: The arguments do not fit, or the factory raised.

@@ -34,9 +34,7 @@ def build_hf_workload(
 
     Args:
         path: The file, or the folder with a config.json.
-        device: Where batches are made.
         model_args: Values that replace those of the configuration, as `key=value`; `dtype=bfloat16` is the weights'.
-        options: How it is trained.
         tokens: Tokens in a sample. In inference, text of that many tokens is generated: its keys and values are kept.
 
     Raises:

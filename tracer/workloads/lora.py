@@ -20,7 +20,6 @@ def with_adapters(model: nn.Module, text: str) -> nn.Module:
     Beside weights of 16 bits, adapters have 32, as in peft.
 
     Args:
-        model: It is changed.
         text: `16`, `16:q_proj,v_proj` or `16:all-linear`.
 
     Raises:

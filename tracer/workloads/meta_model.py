@@ -18,10 +18,6 @@ def give_memory(model: nn.Module, device: torch.device) -> None:
     """Put its parameters and buffers on a device, unwritten.
 
     `to_empty` would make two of a weight that two modules share.
-
-    Args:
-        model: On the meta device.
-        device: Where it is to be.
     """
     by_id: dict[int, Tensor] = {}
 

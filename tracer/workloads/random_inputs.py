@@ -48,8 +48,6 @@ class InputSpec:
         """A batch of it, on the host.
 
         Args:
-            batch_size: Samples.
-            generator: Random generator of the noise.
             part: Part of the way from the smallest shape to the largest, if the shape varies.
         """
         smallest = self.smallest or self.shape
@@ -130,12 +128,6 @@ def random_batches(
     """New noise at every call, made on the host as a data loader does, and moved to the device.
 
     Sizes that vary are drawn anew for each batch, for all inputs alike; those of the second batch are the largest.
-
-    Args:
-        specs: One for each input.
-        batch_size: Samples in every batch.
-        device: Where batches go.
-        seed: Seed of the noise, and of sizes that vary.
     """
     generator, of_sizes = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
     number = itertools.count()

@@ -110,11 +110,8 @@ def build_user_workload(
 
     Args:
         name_of_factory: `package.module:factory` or `path/to/file.py:factory`.
-        device: Where to train.
         model_args: Arguments of the factory as `key=value`; values are Python literals, or else strings.
-        options: How a plain module is trained.
         device_named: Whether the device was asked for, and must be the one of a workload that brings its own.
-        without_memory: Whether a model on the meta device may stay there, as for a rehearsal.
 
     Raises:
         UserModelError: The factory, its arguments or what it returns cannot be used. Where user code raised, that
@@ -149,12 +146,8 @@ def as_workload(
     """Whatever a factory may return, as a workload.
 
     Args:
-        built: What the factory returned.
-        device: Where to train.
-        options: How a plain module is trained.
         source: The factory, to say where it is defined.
         device_named: Whether the device was asked for, and must be the one of a workload that brings its own.
-        without_memory: Whether a model on the meta device may stay there, as for a rehearsal.
 
     Raises:
         UserModelError: It is none of that, or the options do not fit it.

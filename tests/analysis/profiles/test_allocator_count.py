@@ -8,13 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.histories import Event, History, Key, histories, known_of, levels_of, recording_of
 from tests.programs import Node, Program, Storage
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.profiles import block_lifetimes as storages_module
-from tracer.analysis.profiles.allocator_count import alive_bytes, allocator_order, default_device, most_held_bytes
+from tracer.analysis.profiles.allocator_count import allocator_order, default_device, most_held_bytes
 from tracer.analysis.profiles.attribution import attribute
 from tracer.analysis.profiles.block_lifetimes import follow_blocks
 from tracer.analysis.profiles.classify_blocks import classify_blocks
@@ -160,23 +159,6 @@ def test_within_a_nanosecond_the_order_is_that_of_the_tree() -> None:
     times = [row % 2 for row in range(200)]
     recording = recording_of([Event(row * 8, 8, row, at_ns=time_ns) for row, time_ns in enumerate(times)])
     assert allocator_order(recording, 0).tolist() == [*range(0, 200, 2), *range(1, 200, 2)]
-
-
-def test_bytes_alive_by_hand() -> None:
-    # 100 from before, freed by event 1; 7 made by event 0 and never freed; 5 made by event 1 and freed by event 2.
-    size, made, freed = (np.array(column, np.int64) for column in ([100, 7, 5], [-1, 0, 1], [1, 3, 2]))
-    assert alive_bytes(size, made, freed, 3).tolist() == [107, 12, 7]
-
-
-BLOCKS = st.lists(st.tuples(st.integers(0, 10**12), st.integers(-1, 5), st.integers(0, 6)), max_size=20)
-
-
-@given(BLOCKS)
-def test_a_plain_loop_agrees(drawn: list[tuple[int, int, int]]) -> None:
-    blocks = [(size, made, max(made, freed)) for size, made, freed in drawn]
-    expected = [sum(size for size, made, freed in blocks if made <= at < freed) for at in range(6)]
-    size, made_at, freed_at = (np.array([block[which] for block in blocks], np.int64) for which in range(3))
-    assert alive_bytes(size, made_at, freed_at, 6).tolist() == expected
 
 
 DEVICES = ("cpu", "cuda:0", "cuda:1")

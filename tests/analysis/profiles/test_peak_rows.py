@@ -13,7 +13,8 @@ from tests.histories import Event, Key, known_of, recording_of
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.profiles.findings import find_in_cycle
 from tracer.analysis.profiles.peak import PeakReport
-from tracer.analysis.profiles.peak_rows import group_rows, recorded_op_name
+from tracer.analysis.profiles.peak_rows import group_rows
+from tracer.analysis.profiles.source_lines import recorded_op_name
 from tracer.capture.objects.known_storages import Role
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.analysis.profiles.test_attribution import profiled
-from tests.analysis.profiles.test_closures import recorded
+from tests.analysis.profiles.test_attribution import profiled, recorded
 from tests.training_steps import build_workload
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 

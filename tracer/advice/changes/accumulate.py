@@ -61,9 +61,6 @@ def part_of(batch: Any, size: int, num_parts: int, number: int) -> Any:
     """A batch with one part of every tensor whose first axis has the batch's size.
 
     Args:
-        batch: Tensors, however nested.
-        size: Samples in the whole batch.
-        num_parts: Number of parts.
         number: Number of the wanted part, from 0.
     """
     if isinstance(batch, Tensor):

@@ -137,9 +137,7 @@ class _Scores:
         """The pattern after one more operator; None where the operator does not lead to attention.
 
         Args:
-            func: The function that was called on the scores.
             args: Its arguments without the scores.
-            kwargs: Its keyword arguments.
         """
         name = func.__name__.strip("_")
         noted = replace(self, done=(*self.done, (func, args, kwargs)))

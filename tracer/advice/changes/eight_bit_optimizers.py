@@ -34,7 +34,6 @@ class AsLarge(torch.optim.Optimizer):
         """Set up without state.
 
         Args:
-            groups: As of any optimizer.
             only_whole_blocks: Other state stays in float32.
         """
         super().__init__(groups, {})
@@ -122,7 +121,6 @@ def library_for(
     """The first that can stand for an optimizer; or None, and why none can.
 
     Args:
-        optimizer: Any.
         libraries: As `installed` returns them.
     """
     name, groups = type(optimizer).__name__, optimizer.param_groups

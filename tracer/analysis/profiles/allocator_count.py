@@ -16,7 +16,7 @@ import numpy as np
 from tracer.analysis.profiles.observed_storages import last_walk_ns, let_go_at, rows_before
 from tracer.analysis.profiles.shared_memory import own_bytes
 from tracer.analysis.profiles.unrecorded_storages import UnrecordedStorages, keys_not_made, reused_at, unseen_keys
-from tracer.arrays import Bool, Int, Ints, PerEvent
+from tracer.arrays import Bool, Int, PerEvent, in_use
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 
@@ -96,9 +96,9 @@ def allocator_count(
         counter_bytes=_rise_of_the_counter(recording, events, mapped, foreign),
         mapped_bytes=np.cumsum(np.where(mapped & ~foreign, size, 0)),
         before_bytes=_before_bytes(recording, known, device, events, foreign),
-        unseen_bytes=alive_bytes(
+        unseen_bytes=in_use(
             unrecorded.size_bytes[unseen], unrecorded.made_at[unseen], unrecorded.freed_at[unseen], len(events)
-        ),
+        )[1:],
         is_walked=is_walked,
     )
 
@@ -232,7 +232,7 @@ def _before_bytes(
     ends = np.array([reported.get(place, end) for place in size_at], np.int64)
     ends = np.minimum(ends, reused_at(recording, events, address, size_bytes))
     ends = np.minimum(ends, let_go_at(recording, known, device, events, address))
-    return alive_bytes(size_bytes, np.full(len(address), -1, np.int64), ends, end)
+    return in_use(size_bytes, np.full(len(address), -1, np.int64), ends, end)[1:]
 
 
 def allocator_order(recording: Recording, device: int) -> PerEvent[Int]:
@@ -243,20 +243,6 @@ def allocator_order(recording: Recording, device: int) -> PerEvent[Int]:
     """
     rows = np.flatnonzero(recording.allocations.device == device)
     return rows[np.argsort(recording.allocations.time_ns[rows], kind="stable")]
-
-
-def alive_bytes(size_bytes: Ints, made_at: Ints, freed_at: Ints, num_events: int) -> PerEvent[Int]:
-    """[D] bytes alive after each event.
-
-    Args:
-        size_bytes: Bytes of each block.
-        made_at: Position of the event that made it; -1 for what was there before.
-        freed_at: Position of the event that freed it; `num_events` where it lives on.
-    """
-    change = np.zeros(num_events + 2, np.int64)
-    np.add.at(change, made_at + 1, size_bytes)
-    np.add.at(change, freed_at + 1, -size_bytes)
-    return np.asarray(np.cumsum(change)[1 : num_events + 1], np.int64)
 
 
 def most_held_bytes(recordings: Sequence[Recording]) -> dict[str, int]:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.analysis.profiles.attribution import Attribution, Phase
-from tracer.analysis.profiles.closures import backward_calls
+from tracer.analysis.profiles.attribution import Attribution, Phase, backward_calls
 from tracer.analysis.profiles.time_spans import TimeSpans, enclosing, merged
 from tracer.arrays import Bool, Bools, Ints, PerOp
 from tracer.capture.recording import CallKind, OpKind, Recording

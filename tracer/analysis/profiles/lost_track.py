@@ -13,8 +13,7 @@ import numpy as np
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
-from tracer.analysis.profiles.peak_rows import recorded_op_name
-from tracer.analysis.profiles.source_lines import line_of_frame
+from tracer.analysis.profiles.source_lines import Place, place_of
 from tracer.analysis.profiles.torch_categories import Categories, Category
 from tracer.arrays import Int, PerKey
 from tracer.capture.recording import Recording
@@ -54,16 +53,19 @@ def find_lost_track(
     """
     origin = _origins(recording, categories)
     made_by = _allocation_of_key(recording)
-    totals: dict[tuple[str | None, str | None, str | None, int | None], list[int]] = {}
+    totals: dict[Place, list[int]] = {}
+    allocations = (recording.allocations.op, attribution.allocation_module, attribution.allocation_frame)
     untagged = (blocks.torch_category == Category.UNTAGGED) & (blocks.key >= 0)
     for block in np.flatnonzero(untagged).tolist():
         source = origin.get(int(blocks.key[block]), int(blocks.key[block]))
-        total = totals.setdefault(_site(recording, attribution, int(made_by[source])), [0, 0, 0])
+        made = int(made_by[source])
+        rows = (int(column[made]) if made >= 0 else -1 for column in allocations)
+        total = totals.setdefault(place_of(recording, attribution, *rows), [0, 0, 0])
         total[0] += int(blocks.size_bytes[block])
         total[1] += 1
         total[2] += int(blocks.size_bytes[block]) if blocks.kind[block] not in _NOT_KNOWN else 0
     places = [
-        LostTrack(*site, bytes=size, count=count, known_bytes=known) for site, (size, count, known) in totals.items()
+        LostTrack(*place, bytes=size, count=count, known_bytes=known) for place, (size, count, known) in totals.items()
     ]
     return tuple(sorted(places, key=lambda place: -place.bytes))
 
@@ -102,16 +104,3 @@ def _allocation_of_key(recording: Recording) -> PerKey[Int]:
     rows = np.flatnonzero((allocations.key >= 0) & (allocations.size_bytes > 0))
     allocation_of_key[allocations.key[rows]] = rows
     return allocation_of_key
-
-
-def _site(
-    recording: Recording, attribution: Attribution, allocation: int
-) -> tuple[str | None, str | None, str | None, int | None]:
-    if allocation < 0:
-        return None, None, None, None
-    module = int(attribution.allocation_module[allocation])
-    return (
-        recorded_op_name(recording, int(recording.allocations.op[allocation])),
-        attribution.modules[module] if module >= 0 else None,
-        *(line_of_frame(recording, int(attribution.allocation_frame[allocation])) or (None, None)),
-    )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tracer.analysis.kinds import LAYERS, Kind
-from tracer.analysis.profiles.allocator_count import alive_bytes
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
-from tracer.arrays import Int, PerEvent
+from tracer.arrays import Int, PerEvent, in_use
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +36,6 @@ def memory_by_kind(lifetimes: BlockLifetimes, blocks: ClassifiedBlocks) -> tuple
         if not mine.any():
             continue
         size_bytes, made_at = lifetimes.size_bytes[mine], lifetimes.made_at[mine]
-        level = alive_bytes(size_bytes, made_at, lifetimes.freed_at[mine], end)
+        level = in_use(size_bytes, made_at, lifetimes.freed_at[mine], end)[1:]
         levels.append(KindLevel(kind, int(size_bytes[made_at < 0].sum()), level))
     return tuple(levels)

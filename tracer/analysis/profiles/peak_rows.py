@@ -41,11 +41,6 @@ def line_before(known: KnownStorages | None, name: int, kind: int) -> SourceLine
     return known.lines.get(known.names[name])
 
 
-def recorded_op_name(recording: Recording, op: int) -> str | None:
-    """An operator's recorded name; for work of the autograd engine the name of the node."""
-    return None if op < 0 else node_name(recording.strings[int(recording.ops.name[op])])
-
-
 def origin_of(attribution: Attribution, allocation: int) -> Origin | None:
     """Origin of a block of a compiled region; None for any other block.
 

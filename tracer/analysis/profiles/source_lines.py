@@ -3,11 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.frame_ranks import Whose
 from tracer.capture.recording import Recording
 from tracer.capture.sources.source_line import SourceLine
+from tracer.capture.torch_names import node_name
+
+
+class Place(NamedTuple):
+    """An operator, the module that called it and a line of the user's or a library's; None for what is not known."""
+
+    op: str | None
+    module: str | None
+    file: str | None
+    line: int | None
+
+    @property
+    def source_line(self) -> SourceLine | None:
+        """The line with its file."""
+        return None if self.file is None or self.line is None else SourceLine(self.file, self.line)
+
+
+def place_of(recording: Recording, attribution: Attribution, op: int, module: int, frame: int) -> Place:
+    """Return the place of an operator, a module and a frame, by their rows; -1 is none."""
+    name = attribution.modules[module] if module >= 0 else None
+    return Place(recorded_op_name(recording, op), name, *(line_of_frame(recording, frame) or (None, None)))
+
+
+def recorded_op_name(recording: Recording, op: int) -> str | None:
+    """An operator's recorded name; for work of the autograd engine the name of the node."""
+    return None if op < 0 else node_name(recording.strings[int(recording.ops.name[op])])
 
 
 def line_of_frame(recording: Recording, frame: int) -> SourceLine | None:

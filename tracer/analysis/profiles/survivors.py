@@ -16,8 +16,7 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
-from tracer.analysis.profiles.peak_rows import recorded_op_name
-from tracer.analysis.profiles.source_lines import line_of_frame
+from tracer.analysis.profiles.source_lines import place_of
 from tracer.arrays import Ints, Rows
 from tracer.capture.recording import Recording
 
@@ -129,12 +128,7 @@ def _sites(
     sites: dict[Site, int] = {}
     of_different = [
         sites.setdefault(
-            Site(
-                Kind(kind),
-                recorded_op_name(recording, op),
-                attribution.modules[module] if module >= 0 else None,
-                *(line_of_frame(recording, frame) or (None, None)),
-            ),
+            Site(Kind(kind), *place_of(recording, attribution, op, module, frame)),
             len(sites),
         )
         for kind, op, module, frame in different.tolist()

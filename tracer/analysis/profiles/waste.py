@@ -16,8 +16,7 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.frame_ranks import Whose
 from tracer.analysis.profiles.idle_blocks import IdleBlocks, idle_blocks
-from tracer.analysis.profiles.peak_rows import recorded_op_name
-from tracer.analysis.profiles.source_lines import line_of_frame
+from tracer.analysis.profiles.source_lines import Place, line_of_frame, place_of
 from tracer.analysis.rules import all_hold
 from tracer.arrays import Rows
 from tracer.capture.recording import CallKind, Recording
@@ -46,15 +45,6 @@ class WasteKind(IntEnum):
     """Results that are held in a container or an attribute."""
     VARIABLE = 7
     """Results that a variable holds until the next ones take their place."""
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """An operator, module and line that made blocks, comparable from cycle to cycle."""
-
-    op: str | None
-    module: str | None
-    line: SourceLine | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,23 +152,23 @@ class _Groups:
         causes = [self._waste(kind, line, rows, sites, living) for (kind, line), rows in groups.items()]
         return tuple(sorted(causes, key=lambda waste: -waste.bytes))
 
-    def _line(self, kind: WasteKind, at: int, site: Site) -> SourceLine | None:
+    def _line(self, kind: WasteKind, at: int, place: Place) -> SourceLine | None:
         peak_ns = self.blocks.peak_ns
         if kind == WasteKind.GRADIENTS:
             return self.lines.of_function("zero_grad", peak_ns)
         if kind == WasteKind.RETAINED:
             return self.lines.of_function("backward", peak_ns, torchs=True)
         if kind in (WasteKind.GRAPH, WasteKind.EVALUATION) and (call := int(self.blocks.call[at])) >= 0:
-            return self.lines.of_call_at(int(self.blocks.calls.start_ns[call])) or site.line
-        return site.line
+            return self.lines.of_call_at(int(self.blocks.calls.start_ns[call])) or place.source_line
+        return place.source_line
 
     def _waste(
         self,
         kind: WasteKind,
         line: SourceLine | None,
         rows: list[int],
-        sites: Sequence[Site],
-        living: Mapping[Site, list[tuple[int, int]]],
+        sites: Sequence[Place],
+        living: Mapping[Place, list[tuple[int, int]]],
     ) -> Waste:
         lifetimes = self.cycle.lifetimes
         blocks = self.blocks.block[np.array(rows, np.int64)]
@@ -198,32 +188,29 @@ class _Groups:
             is_batch=bool((self.cycle.blocks.kind[blocks] == Kind.INPUT).all()),
         )
 
-    def _living(self) -> dict[Site, list[tuple[int, int]]]:
+    def _living(self) -> dict[Place, list[tuple[int, int]]]:
         """Addresses and sizes of what is alive at the end of the last cycle, by site, the oldest first."""
         lifetimes = self.last.lifetimes
         rows = np.flatnonzero((lifetimes.freed_at >= len(lifetimes.events)) & (lifetimes.allocation >= 0))
         rows = rows[np.argsort(lifetimes.made_at[rows], kind="stable")]
-        by_site: dict[Site, list[tuple[int, int]]] = {}
+        by_site: dict[Place, list[tuple[int, int]]] = {}
         pairs = zip(lifetimes.address[rows].tolist(), lifetimes.size_bytes[rows].tolist(), strict=True)
         for site, pair in zip(_sites(self.last, rows), pairs, strict=True):
             by_site.setdefault(site, []).append(pair)
         return by_site
 
 
-def _sites(cycle: CycleFindings, rows: Rows) -> list[Site]:
+def _sites(cycle: CycleFindings, rows: Rows) -> list[Place]:
     """Site of each of these blocks."""
     blocks = cycle.blocks
-    known: dict[tuple[int, int, int, int], Site] = {}
+    known: dict[tuple[int, int, int, int], Place] = {}
     columns = (blocks.op[rows], blocks.module[rows], blocks.frame[rows], blocks.caller[rows])
     sites = []
     for op, module, frame, caller in zip(*(column.tolist() for column in columns), strict=True):
         key = op, module, frame, caller
         if key not in known:
-            known[key] = Site(
-                recorded_op_name(cycle.recording, op),
-                cycle.attribution.modules[module] if module >= 0 else None,
-                line_of_frame(cycle.recording, caller if caller >= 0 else frame),
-            )
+            line = caller if caller >= 0 else frame
+            known[key] = place_of(cycle.recording, cycle.attribution, op, module, line)
         sites.append(known[key])
     return sites
 

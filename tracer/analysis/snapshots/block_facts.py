@@ -13,7 +13,7 @@ from tracer.analysis.snapshots.phases import FAR, Stretches, runs_of, steps_of, 
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.stack_facts import Fact, calls_backward, has
 from tracer.analysis.snapshots.workspaces import brief_workspaces, kept_workspaces
-from tracer.arrays import Bools, Ints
+from tracer.arrays import Bools, Ints, at
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Lives
 from tracer.snapshot.stacks import NO_STACK
@@ -290,7 +290,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         freed_by_zero_grad=has(freed, Fact.ZERO_GRAD) | (phases.zero_grads.containing(lives.free_entry) >= 0),
         freed_in_step=has(freed, Fact.OPTIMIZER_STEP) | (free_is_known & in_a_step),
         freed_in_open_step=free_is_known & (phases.steps.end_after(lives.free_entry) > len(state.trace)) & in_a_step,
-        freed_in_silence=is_silent & free_is_known & _is_stackless(state, lives.free_entry),
+        freed_in_silence=is_silent & free_is_known & (at(state.trace.stack, lives.free_entry, NO_STACK) == NO_STACK),
         data_was_set=has(freed, Fact.SET_DATA),
         grad_was_set=has(freed, Fact.SET_GRAD),
         buffer_was_set=has(freed, Fact.SET_BUFFER),
@@ -321,10 +321,7 @@ def _facts_of_frees(state: DeviceState, lives: Lives, facts: Ints) -> Ints:
 
     A recording with `context="alloc"` repeats at every free the stack of the allocation, which proves nothing.
     """
-    if not len(state.trace):
-        return np.zeros(len(lives), dtype=np.int64)
-    entry = lives.free_entry
-    stack = np.where(entry >= 0, state.trace.stack[np.maximum(entry, 0)], NO_STACK)
+    stack = at(state.trace.stack, lives.free_entry, NO_STACK)
     is_repeated = stack == lives.stack
     are_all = is_repeated[(stack != NO_STACK) & (lives.begin > BEFORE)].all()
     return np.where(is_repeated & are_all, 0, facts[stack])
@@ -380,13 +377,6 @@ def _are_called_again(line: Ints) -> Bools:
     last = np.zeros(int(line.max(initial=-1)) + 1, dtype=np.int64)
     last[line] = np.arange(len(line))
     return np.append(last[line] > np.arange(len(line)), False)
-
-
-def _is_stackless(state: DeviceState, entry: Ints) -> Bools:
-    if not len(state.trace):
-        return np.zeros(len(entry), dtype=np.bool_)
-    is_stackless: Bools = state.trace.stack[np.maximum(entry, 0)] == NO_STACK
-    return is_stackless
 
 
 def _changes(count: Ints, begin: Ints, end: Ints) -> Bools:

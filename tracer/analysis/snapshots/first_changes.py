@@ -23,7 +23,7 @@ from tracer.analysis.snapshots.groups import group_lives
 from tracer.analysis.snapshots.modelled import Modelled
 from tracer.analysis.snapshots.sites import NO_FRAMES, Site, Sites
 from tracer.analysis.snapshots.stack_facts import Fact, has
-from tracer.arrays import Bools, Ints
+from tracer.arrays import Bools, Ints, at
 from tracer.snapshot.columns import Frame, Stacks
 from tracer.snapshot.replay import BEFORE
 from tracer.snapshot.stacks import NO_STACK
@@ -196,7 +196,7 @@ def _of_blocks(device: ReplayedDevice, sites: Sites, stacks: Stacks) -> Iterator
 def _is_freed_by_program(device: ReplayedDevice, sites: Sites) -> Bools:
     """Whether a stack says that not autograd, but the program let go of each block last."""
     lives, trace = device.replay.lives, device.state.trace
-    stack = np.where(lives.free_entry >= 0, trace.stack[np.maximum(lives.free_entry, 0)], NO_STACK)
+    stack = at(trace.stack, lives.free_entry, NO_STACK)
     # With `context="alloc"` a free repeats the allocation's stack.
     is_own = (stack != lives.stack) & has(sites.facts[stack], Fact.STACK)
     is_freed: Bools = is_own & ~has(sites.facts[stack], Fact.ENGINE, Fact.RELEASE_SAVED)
@@ -301,7 +301,7 @@ def _loss(device: ReplayedDevice, sites: Sites, stacks: Stacks) -> Iterator[_Can
     if not is_loss.any():
         return
     forward = device.kinds.backward_lines.forward_stacks(np.arange(len(lives)))
-    rows = np.flatnonzero(is_loss[lives.stack] | ((forward >= 0) & is_loss[np.maximum(forward, 0)]))
+    rows = np.flatnonzero(is_loss[lives.stack] | at(is_loss, forward, False))
     of_forward = rows[is_loss[lives.stack[rows]]]
     if len(rows) and _is_worth(device, without=rows):
         yield _Candidate(

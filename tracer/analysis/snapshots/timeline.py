@@ -9,7 +9,7 @@ import numpy as np
 
 from tracer.analysis.kinds import LAYERS, Kind
 from tracer.analysis.snapshots.kind_finder import KindFinder
-from tracer.arrays import Ints
+from tracer.arrays import Ints, in_use
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Replay
 from tracer.units import NS_PER_US
@@ -80,7 +80,7 @@ def device_timeline(snapshot: Snapshot, state: DeviceState, replay: Replay, *, k
         axis=axis,
         times=times,
         curves=_curves(replay, kind, num_entries),
-        allocated_bytes=_level(lives.allocated_bytes, lives.begin, lives.end, num_entries),
+        allocated_bytes=in_use(lives.allocated_bytes, lives.begin, lives.end, num_entries),
         reserved_bytes=replay.reserved_bytes,
         stretches=tuple(sorted(drawn, key=lambda stretch: stretch.start)),
         left_out=tuple(phase for phase, stretches in stretches_of if len(stretches) > MAX_STRETCHES),
@@ -101,19 +101,8 @@ def _curves(replay: Replay, kind: Ints, num_entries: int) -> tuple[Curve, ...]:
     for layer in LAYERS:
         if len(rows := np.flatnonzero(kind == layer)):
             size, begin, end = lives.requested_bytes[rows], lives.begin[rows], lives.end[rows]
-            curves.append(Curve(layer, _level(size, begin, end, num_entries)))
+            curves.append(Curve(layer, in_use(size, begin, end, num_entries)))
     return tuple(curves)
-
-
-def _level(size: Ints, begin: Ints, end: Ints, num_entries: int) -> Ints:
-    """Bytes in use at the start and after each entry; no two begins and no two ends share an entry."""
-    level = np.zeros(num_entries + 1, dtype=np.int64)
-    there_before = begin == BEFORE
-    level[0] = size[there_before].sum()
-    born, gone = ~there_before, end < num_entries
-    level[begin[born] + 1] += size[born]
-    level[end[gone] + 1] -= size[gone]
-    return np.cumsum(level, out=level)
 
 
 def _phases(kinds: KindFinder, times: Ints, activations: Ints) -> tuple[tuple[Phase, list[Stretch]], ...]:

@@ -17,6 +17,7 @@ from tracer.units import MIB, format_bytes
 
 AS_RECORDED = ""
 _HUNDREDTH = 100
+_ROUNDS = 100
 _LONG_HISTORY = 200_000
 """Operations; above, the smallest capacity is found to a thousandth, since each step of the search is a replay."""
 WORTH_TRYING = (
@@ -230,9 +231,6 @@ def where_it_fails(failure: Failure, num_entries: int) -> str:
     if failure.entry < 0:
         return "before the recording begins"
     return f"at entry {failure.entry:,} of {num_entries:,}"
-
-
-_ROUNDS = 100
 
 
 def known_trouble(settings: AllocatorSettings, *, is_worse: bool) -> list[str]:

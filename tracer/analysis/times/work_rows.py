@@ -7,28 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.analysis.profiles.attribution import Attribution, Phase
-from tracer.analysis.profiles.source_lines import line_of_frame
+from tracer.analysis.profiles.source_lines import Place, place_of
 from tracer.analysis.times.step_times import HostWaits
-from tracer.arrays import Ints
+from tracer.arrays import Ints, at
 from tracer.capture.recording import Recording
-from tracer.capture.torch_names import node_name
 from tracer.trace.device_work import DeviceWork
-
-
-@dataclass(frozen=True, slots=True)
-class Launcher:
-    """The operator, module and line that launched some work.
-
-    Attributes:
-        op: Name of the operator that Python or autograd called; None where none did.
-        module: Path, or None outside modules.
-        file: Source file of the line that called it; None where no line is known.
-    """
-
-    op: str | None
-    module: str | None
-    file: str | None
-    line: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +25,7 @@ class WorkRow:
         host_wait_ns: For which the device waited until this was launched.
     """
 
-    launcher: Launcher
+    launcher: Place
     forward_ns: int
     backward_ns: int
     other_ns: int
@@ -64,7 +47,7 @@ class KernelRow:
     """
 
     name: str
-    launcher: Launcher
+    launcher: Place
     total_ns: int
     longest_ns: int
     count: int
@@ -107,24 +90,17 @@ def work_rows(
     )
 
 
-def _launchers(recording: Recording, attribution: Attribution, op: Ints) -> tuple[list[Launcher], Ints]:
+def _launchers(recording: Recording, attribution: Attribution, op: Ints) -> tuple[list[Place], Ints]:
     """Distinct launchers, and [W] which of them each is."""
     distinct, inverse = np.unique(op, return_inverse=True)
-    number: dict[Launcher, int] = {}
-    rows = [number.setdefault(_launcher(recording, attribution, row), len(number)) for row in distinct.tolist()]
+    number: dict[Place, int] = {}
+    columns = (at(column, distinct, -1).tolist() for column in (attribution.op_module, attribution.op_frame))
+    places = (place_of(recording, attribution, *rows) for rows in zip(distinct.tolist(), *columns, strict=True))
+    rows = [number.setdefault(place, len(number)) for place in places]
     return list(number), np.array(rows, np.int64)[inverse.reshape(-1)]
 
 
-def _launcher(recording: Recording, attribution: Attribution, op: int) -> Launcher:
-    if op < 0:
-        return Launcher(None, None, None, None)
-    module, frame = int(attribution.op_module[op]), int(attribution.op_frame[op])
-    place = line_of_frame(recording, frame) if frame >= 0 else None
-    name = node_name(recording.strings[int(recording.ops.name[op])])
-    return Launcher(name, attribution.modules[module] if module >= 0 else None, *(place or (None, None)))
-
-
-def _kernel_rows(work: DeviceWork, launchers: list[Launcher], launcher_of: Ints) -> tuple[KernelRow, ...]:
+def _kernel_rows(work: DeviceWork, launchers: list[Place], launcher_of: Ints) -> tuple[KernelRow, ...]:
     code = launcher_of * len(work.names) + work.name
     distinct, inverse = np.unique(code, return_inverse=True)
     inverse = inverse.reshape(-1)

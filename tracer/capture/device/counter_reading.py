@@ -36,7 +36,6 @@ def with_reading(recording: Recording, reading: CounterReading) -> Recording:
 
     Args:
         recording: One cycle; returned as it is if it has events of the device.
-        reading: Reading at the cycle's end.
     """
     names = recording.devices if reading.device in recording.devices else (*recording.devices, reading.device)
     index = names.index(reading.device)

@@ -37,12 +37,7 @@ class DeviceBlocks:
 
 
 def device_blocks(device: torch.device, *, bucket_bytes: Collection[int] = ()) -> DeviceBlocks:
-    """Look at the allocator of a device.
-
-    Args:
-        device: The device.
-        bucket_bytes: Sizes of the buckets in which gradients are reduced.
-    """
+    """Look at the allocator of a device."""
     if device.type != "cuda" or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return DeviceBlocks()
     segments = [segment for segment in _segments() if segment["device"] == device.index]

@@ -71,8 +71,6 @@ def device_ledger(
     """What is on a device now.
 
     Args:
-        device: An accelerator.
-        segments: Segments of the allocator's snapshot, which tell pools apart.
         nvml: The module `pynvml`; by default the installed one, if there is one.
 
     Returns:

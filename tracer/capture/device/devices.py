@@ -204,13 +204,7 @@ def device_name(device: torch.device) -> str:
 
 
 def lacks(device: torch.device, *, has_history: bool, has_kernels: bool) -> str | None:
-    """A sentence on what this device lacks that the program would have used; None if it lacks nothing.
-
-    Args:
-        device: The device; any kind.
-        has_history: Whether its allocator has a history.
-        has_kernels: Whether the profiler showed what ran on it.
-    """
+    """A sentence on what this device lacks that the program would have used; None if it lacks nothing."""
     if not is_accelerator(device):
         return None
     missing = list(_missing(device, has_history, has_kernels))

@@ -90,7 +90,6 @@ class StepReader:
 
         Args:
             name: Name of the moment. If a step has many, as the calls of an evaluation, one in sixteen is looked at.
-            always: Whether to look in every step, for what comes seldom.
         """
         if not always and self._num_ends >= _ALL_OF_FIRST and self._num_ends % _LOOK_EACH:
             return
@@ -102,12 +101,7 @@ class StepReader:
             self._highest[name] = max(in_use, self._highest.get(name, 0))
 
     def end_of_step(self, step: int, time_ns: int) -> dict[str, int]:
-        """The row of the step that ends now, for `StepTable.add`.
-
-        Args:
-            step: Number of the step.
-            time_ns: Time of its end.
-        """
+        """The row of the step that ends now, for `StepTable.add`."""
         row = {"step": step, "time_ns": time_ns, **self._highest}
         self._highest.clear()
         self._times.clear()

@@ -71,12 +71,7 @@ def time_phases(
     """Run steps and time their phases, without profiler or allocator history.
 
     Args:
-        forward: Makes the loss.
         backward: Takes the loss.
-        optimizer_step: Updates the parameters.
-        device: Where the work happens.
-        num_warmup_steps: Steps whose durations are thrown away.
-        num_steps: Steps that count.
         after_step: Called after each step, outside the timing.
     """
     timer = PhaseTimer(device)

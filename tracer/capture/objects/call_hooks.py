@@ -40,7 +40,6 @@ class CallHooks:
         """Prepare; nothing is registered.
 
         Args:
-            models: The models whose calls are observed.
             on_call: Called before each of them.
             after_call: Called after each of them; it returns nothing, so that the output stays what it is.
             optimizers: Optimizers expected to step. Every optimizer of torch's kind is told of, also one that is not

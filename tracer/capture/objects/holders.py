@@ -70,7 +70,6 @@ def find_holders(
     """Name who holds the memory at some addresses.
 
     Args:
-        addresses: Where storages begin.
         device: Device of the storages; None for any.
         error: On its way through the program: the functions that it has left count as running.
 
@@ -90,7 +89,6 @@ def find_common_holder(
     """Name what alone holds all of the memory at some addresses, the innermost such variable, container or attribute.
 
     Args:
-        addresses: Where storages begin.
         device: Device of the storages; None for any.
         error: On its way through the program: the functions that it has left count as running.
 

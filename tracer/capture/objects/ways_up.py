@@ -47,7 +47,6 @@ class WaysUp:
     """Looks for variables above memory, level by level.
 
     Args:
-        graph: All references.
         variables: Read before the references, among which are the frames that this looks into.
     """
 
@@ -63,7 +62,6 @@ class WaysUp:
         """The shortest way from a variable, the user's own if there is one; None where nothing is left.
 
         Args:
-            memory: Vertex of a storage.
             without: What is let go of, and so is no way.
         """
         below: dict[int, int | None] = {memory: None}
@@ -165,12 +163,7 @@ class WaysUp:
         return type(self._graph.objects[vertex]) is not types.ModuleType
 
     def still_held(self, memories: set[int], cuts: frozenset[Cut]) -> set[int]:
-        """Vertices of the given memory that something still holds when some references are cut.
-
-        Args:
-            memories: Vertices of storages.
-            cuts: What is let go of.
-        """
+        """Vertices of the given memory that something still holds when some references are cut."""
         held_by: dict[int, list[int]] = {}
         seen, level, alive = set(memories), list(memories), list[int]()
         while level and len(seen) < _MAX_ABOVE:

@@ -75,9 +75,7 @@ def to_columns(
     """The recording that the tables are of. It holds none of their objects.
 
     Args:
-        tables: Filled.
         frames_of: Says whose the places in the code are; by default as the files of this process are.
-        text_of: The source of a file by its absolute path.
     """
     _number_places(tables)
     allocations = _columns(tables.allocations, _ALLOCATION_WIDTH)

@@ -26,7 +26,6 @@ def place_inline_operators(recording: Recording, text_of: TextOf = source_text) 
     none.
 
     Args:
-        recording: One cycle.
         text_of: The source of a file by its absolute path; nothing where there is none any more.
     """
     ops, calls, frames = recording.ops, recording.calls, recording.frames
@@ -130,7 +129,6 @@ class _CallsInside:
 
         Args:
             call: Row of the Python call.
-            time_ns: The moment.
         """
         first, end = (int(np.searchsorted(self._parent, call, side)) for side in ("left", "right"))
         at = bisect_right(self._start_ns, time_ns, first, end)

@@ -19,8 +19,6 @@ def read_kernels(results: Any, threads: Mapping[int, int], operators: Container[
 
     Args:
         results: A profiler's `kineto_results`.
-        threads: Number of each thread by the profiler's id.
-        operators: Names of all recorded operators.
 
     Returns:
         None if nothing ran on a device, which is so on the CPU.

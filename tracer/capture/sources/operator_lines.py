@@ -104,7 +104,6 @@ class FunctionSource:
             name: As recorded: `aten::add_`.
             after: Line of the call before it in the same function; None where there was none yet.
             before: Line of the next call in the same function; None where there was none any more.
-            number: How many operators of this name have come since the call before it.
 
         Returns:
             None where the source leaves more than one line possible, or none.
@@ -211,9 +210,7 @@ def function_source(text: str, first_line: int, name: str) -> FunctionSource | N
     """The source of a function.
 
     Args:
-        text: The source of the file that it is in.
         first_line: Line of its `def`, or of its first decorator, as code objects have it.
-        name: Without the class.
 
     Returns:
         None if there is no such function, as for comprehensions, or one too deep to be walked.

@@ -49,7 +49,6 @@ def lines_that_store(name: str, file: str, pattern: re.Pattern[str] | None = Non
 
     Args:
         name: Name of a variable or an attribute.
-        file: Its source is read as tracebacks have it.
         pattern: What has to occur in the line; None for anything.
     """
     text = source_text(file)
@@ -76,7 +75,6 @@ def is_updated(name: str, file: str) -> bool:
 
     Args:
         name: Name of a variable or an attribute.
-        file: Its source is read as tracebacks have it.
     """
     return name in _updated(source_text(file))
 

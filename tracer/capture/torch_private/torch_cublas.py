@@ -34,11 +34,7 @@ def workspace_bytes(capability: tuple[int, int]) -> int:
 
 
 def workspace_sizes(device: torch.device) -> set[int]:
-    """Bytes of a workspace of cuBLAS's and of one of cublasLt's: torch tells them since 2.13.
-
-    Args:
-        device: A CUDA device.
-    """
+    """Bytes of a workspace of cuBLAS's and of one of cublasLt's: torch tells them since 2.13."""
     names = ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize")
     if all(hasattr(torch._C, name) for name in names):
         return {int(getattr(torch._C, name)()) for name in names} - {0}

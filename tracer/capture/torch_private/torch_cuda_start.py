@@ -39,11 +39,7 @@ def can_begin_in_fork() -> None:
 
 
 def set_allocator_settings(text: str) -> None:
-    """Set what PYTORCH_CUDA_ALLOC_CONF says, where torch may have read it before it changed.
-
-    Args:
-        text: The variable's text, whole.
-    """
+    """Set what PYTORCH_CUDA_ALLOC_CONF says, where torch may have read it before it changed."""
     if hasattr(torch._C, "_accelerator_setAllocatorSettings"):
         torch._C._accelerator_setAllocatorSettings(text)
     else:

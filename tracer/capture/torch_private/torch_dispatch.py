@@ -83,7 +83,6 @@ def device_kernel(name: str, dispatch_key: str) -> Callable[..., Any]:
     """The function that an operator now calls for a dispatch key; it stays that one if replaced later.
 
     Args:
-        name: Full name of the operator.
         dispatch_key: Such as `CUDA`.
     """
     kernel = torch.library.get_kernel(name, dispatch_key)
@@ -101,8 +100,6 @@ def add_kernel(library: torch.library.Library, name: str, kernel: Callable[..., 
 
     Args:
         library: A library from `kernel_library`.
-        name: Name of the operator.
-        kernel: The function that replaces torch's.
         dispatch_key: Such as `CUDA`.
     """
     with warnings.catch_warnings():

@@ -111,11 +111,7 @@ def gloo_alone() -> Iterator[None]:
 
 @contextmanager
 def called_instead(functions: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """Meanwhile functions of torch.distributed are others, in each of its modules that has them.
-
-    Args:
-        functions: By name.
-    """
+    """Meanwhile functions of torch.distributed are others, in each of its modules that has them."""
     originals = {name: getattr(torch.distributed, name) for name in functions}
     modules = [module for name, module in sys.modules.items() if name.startswith("torch.distributed")]
     with ExitStack() as stack:
@@ -131,7 +127,6 @@ def spawned_here(index: int, num_processes: int) -> Iterator[None]:
     """Meanwhile a program that starts its ranks by `torch.multiprocessing` goes on as one of them, in this process.
 
     Args:
-        index: Of the process that it goes on as.
         num_processes: How many the program starts as ranks; another number is of workers, which start as ever.
     """
     spawning: Any = sys.modules["torch.multiprocessing.spawn"]
@@ -185,9 +180,6 @@ def state_of_other_shards(own: Any) -> Any:
 
     A rank has state of those parameters alone of which its shard has a part (`use_orig_params=True`); the others have
     the rest. So each is said to have it, as one that is here has it.
-
-    Args:
-        own: What this rank says of its own, to all.
 
     Returns:
         None where this is about something else.

@@ -55,7 +55,6 @@ def start_allocator_history(device: torch.device, max_entries: int, *, stacks_of
     C++ stacks are left out: reading them took minutes on real runs, and the profiler knows the operators.
 
     Args:
-        device: Any whose allocator has a history.
         max_entries: How many are kept; the oldest go first.
         stacks_of_frees: Whether to take the stack of a free too, which costs as much as that of an allocation.
     """

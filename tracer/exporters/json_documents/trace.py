@@ -22,12 +22,7 @@ _NS = re.compile(r"_ns$")
 
 
 def trace_json(report: TraceReport, *, command: str | None = None) -> str:
-    """All of it as a JSON text.
-
-    Args:
-        report: Report on a trace.
-        command: The command that made the document.
-    """
+    """All of it as a JSON text."""
     return json.dumps(trace_document(report, command=command), indent=2)
 
 
@@ -65,7 +60,7 @@ def times_values(times: TraceTimes) -> dict[str, Any]:
         "total": _step(times.total),
         "steps": [_step(step) for step in times.steps],
         "launchers": [_work(row) for row in times.rows],
-        "kernels": [_in_us(asdict(row) | asdict(row.launcher)) for row in times.kernels],
+        "kernels": [_in_us(asdict(row) | row.launcher._asdict()) for row in times.kernels],
     }
 
 
@@ -74,7 +69,7 @@ def _step(step: StepTimes) -> dict[str, Any]:
 
 
 def _work(row: WorkRow) -> dict[str, Any]:
-    return _in_us(asdict(row) | asdict(row.launcher))
+    return _in_us(asdict(row) | row.launcher._asdict())
 
 
 def _in_us(values: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +86,6 @@ def trace_job_json(job: JobTimes, *, command: str | None = None) -> str:
 
     Args:
         job: What `compare_ranks` returned.
-        command: The command that made the document.
     """
     slowest = job.slowest
     values = {

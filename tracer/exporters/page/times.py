@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tracer.analysis.profiles.source_lines import Place
 from tracer.analysis.times.cause import cause
 from tracer.analysis.times.findings import TraceTimes
 from tracer.analysis.times.step_times import StepTimes
-from tracer.analysis.times.work_rows import Launcher
 from tracer.capture.torch_names import step_words
 from tracer.exporters.page.model import Cell, FileCell, PageLane, Section, Table
 from tracer.units import ms
@@ -89,7 +89,7 @@ def _kernels(times: TraceTimes) -> Table:
     return Table("The longest kernels, by who launched them", columns, rows)
 
 
-def _place(launcher: Launcher) -> tuple[Cell, ...]:
+def _place(launcher: Place) -> tuple[Cell, ...]:
     words = launcher.op or "no operator"
     place: Cell = FileCell(words, launcher.file, launcher.line) if launcher.file else words
     return place, launcher.module or ""

@@ -8,10 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tracer.analysis.profiles.source_lines import Place
 from tracer.analysis.times.cause import cause
 from tracer.analysis.times.findings import TraceTimes
 from tracer.analysis.times.step_times import StepTimes
-from tracer.analysis.times.work_rows import KernelRow, Launcher, WorkRow
+from tracer.analysis.times.work_rows import KernelRow, WorkRow
 from tracer.capture.torch_names import step_words
 from tracer.exporters.screen.paths import short_path, source_place
 from tracer.exporters.screen.run import print_results
@@ -27,8 +28,6 @@ def print_trace(report: TraceReport, console: Console, *, top: int) -> None:
     """Print all of it.
 
     Args:
-        report: Report on a trace.
-        console: Where to print.
         top: Rows of each table.
     """
     say(console, report.file, style="bold")
@@ -44,8 +43,6 @@ def print_times(times: TraceTimes, console: Console, *, top: int) -> None:
     """Print the cause, the steps, who launched what, and the kernels.
 
     Args:
-        times: Times of a trace.
-        console: Where to print.
         top: Rows of each table.
     """
     say_wrapped(console, f"Time on GPU {times.device}: {cause(times, file_name=short_path)}", style="bold")
@@ -128,7 +125,7 @@ def _print_kernels(kernels: tuple[KernelRow, ...], console: Console, top: int) -
     print_table("The longest kernels", table, console)
 
 
-def _launcher(launcher: Launcher) -> str:
+def _launcher(launcher: Place) -> str:
     if launcher.op is None:
         return "(no operator)"
     place = source_place(launcher.file, launcher.line) if launcher.file else ""

@@ -19,7 +19,6 @@ def earlier_ranks_by(run: Callable[[], None], folder: Path) -> Iterator[None]:
 
     Args:
         run: Runs them; called in a thread of its own, while the rank that asked waits.
-        folder: Of the job.
     """
     ended = Event()
 

@@ -30,9 +30,6 @@ def lone_rank(place: Place) -> Iterator[None]:
     So do broadcasts of a few integers, by which libraries compare what ranks have (DeepSpeed's ZeRO 3).
 
     What ranks after this one read is left in the job's folder in the end, and so are the groups that it was in.
-
-    Args:
-        place: Place of this process.
     """
     store = LoneStore(_left_by_others(place.folder))
     groups: set[tuple[int, ...]] = set()

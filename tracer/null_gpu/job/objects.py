@@ -32,12 +32,7 @@ class Objects:
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        """Objects of a rank.
-
-        Args:
-            folder: Folder of the job.
-            rank: This process's.
-        """
+        """Objects of a rank."""
         self._folder, self._rank = folder, rank
         self._calls: Counter[tuple[object, ...]] = Counter()
 
@@ -47,9 +42,6 @@ class Objects:
         """What the source has given all of a group at the same call; if it has not run, the list stays as it is.
 
         Args:
-            objects: Objects of this rank; those of the source replace them.
-            source: A rank.
-            group: The ranks that take part.
             kind: Of call; each has an order of its own.
             are_needed: Whether this rank has none that would do; the first rank then runs meanwhile, if it can.
         """
@@ -62,13 +54,7 @@ class Objects:
             objects[:] = self._read(path)[: len(objects)]
 
     def share_numbers(self, tensor: torch.Tensor, source: int, group: Sequence[int]) -> None:
-        """The same of a tensor's values: those of the source are copied into it.
-
-        Args:
-            tensor: Integers of this rank.
-            source: A rank.
-            group: The ranks that take part.
-        """
+        """The same of a tensor's values: those of the source are copied into it."""
         # Not by an operator, which would be a value that the program has read: the null GPU's memory is the host's.
         held = bytearray(ctypes.string_at(tensor.data_ptr(), tensor.nbytes))
         own = torch.frombuffer(held, dtype=tensor.dtype).tolist()

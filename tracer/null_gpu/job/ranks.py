@@ -12,11 +12,6 @@ def ranks_that_differ(groups: Iterable[Sequence[int]], world_size: int, *, first
     or the remainder of a tensor that does not divide. What lies off these lines has the coordinates of several of them;
     the farthest rank is last on all.
 
-    Args:
-        groups: The ranks of each process group that the first one is in.
-        world_size: How many ranks there are.
-        first: The rank whose groups these are.
-
     Returns:
         In ascending order; the first alone where it is in no group with others.
     """

@@ -18,11 +18,7 @@ class LoneStore(Store):
     """Keys that this rank or one before it has set; whatever else is asked for is there at once, as zeros."""
 
     def __init__(self, before: Mapping[str, bytes] | None = None) -> None:
-        """A store of one process.
-
-        Args:
-            before: What ranks that ran before have set.
-        """
+        """A store of one process."""
         super().__init__()
         self._before = dict(before or {})
         self._by_rank: dict[str, bytes] = {}
@@ -101,12 +97,7 @@ class ProgramsStore(LoneStore):
     """A store that the program made by itself, to which all ranks have come: flags are set, and all have counted."""
 
     def __init__(self, jobs: LoneStore, world_size: int) -> None:
-        """A store with the keys of the job's.
-
-        Args:
-            jobs: The store of the job.
-            world_size: How many processes use it.
-        """
+        """A store with the keys of the job's."""
         super().__init__()
         self.own, self._before, self._by_rank = jobs.own, jobs._before, jobs._by_rank
         self._world_size = world_size

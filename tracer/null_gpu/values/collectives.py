@@ -32,12 +32,7 @@ COLLECTIVES: Final = frozenset(
 
 
 def known_as_given(values: DeviceValues, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel of a collective, after which what it has written is known as far as what it was given.
-
-    Args:
-        values: The values in device memory.
-        original: torch's own kernel.
-    """
+    """The kernel of a collective, after which what it has written is known as far as what it was given."""
 
     def kernel(outputs: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
         result = original(outputs, inputs, *rest, **options)

@@ -37,9 +37,6 @@ class Compute:
         """Leave values in an operator's outputs.
 
         Args:
-            operator: The operator.
-            args: What it was called with.
-            kwargs: And by name.
             outputs: The tensors that it returned or wrote to.
             generator: The host's, where it draws.
         """

@@ -76,7 +76,6 @@ class ReadLog:
         """Begin with nothing read.
 
         Args:
-            answers: Values by file and line number; the file may be the end of a path.
             guard: What ends a loop without end.
         """
         self._answers = dict(answers)
@@ -108,9 +107,6 @@ class ReadLog:
 
         Args:
             operator: Such as `aten::nonzero`.
-            value: As text.
-            known: How the value is known.
-            answered: Whether it was given from outside.
             size: The size that was decided, if it was one.
 
         Raises:

@@ -92,12 +92,7 @@ class DeviceValues:
         self.ranges.note(start, end, known)
 
     def draw(self, tensor: torch.Tensor, *, positive: bool = False) -> None:
-        """Store drawn numbers in small float tensors, as a kernel would have; others have no values then.
-
-        Args:
-            tensor: The tensor.
-            positive: Whether the numbers are all above zero.
-        """
+        """Store drawn numbers in small float tensors, as a kernel would have; others have no values then."""
         if tensor.nbytes <= SMALL_BYTES and is_number(tensor) and tensor.numel():
             numbers = self.draws.fresh(tensor)
             self.write(tensor, numbers.abs() if positive and not tensor.is_complex() else numbers, Known.DRAWN)

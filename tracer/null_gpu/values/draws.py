@@ -22,7 +22,6 @@ class Draws:
         """What an unwritten tensor at an address shows: an element's number depends on its place in memory alone.
 
         Args:
-            address: Address of its first element; slices of one tensor agree with it.
             tensor: Gives dtype, size and stride. Of the result nothing may be written.
         """
         num_elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))

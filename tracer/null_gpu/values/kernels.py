@@ -66,8 +66,6 @@ class Kernels:
         """Replace those of all operators that torch has loaded by now.
 
         Args:
-            values: The values in device memory.
-            log: Where reads are entered.
             answer_reads: Tells the device what an operator's own small reads shall find, until None is told.
         """
         self.values, self.log, self.compute = values, log, Compute(values)

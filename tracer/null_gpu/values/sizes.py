@@ -44,11 +44,8 @@ class SizedResults:
         """Run an operator whose result's size depends on values.
 
         Args:
-            operator: The operator.
             outermost: Name of the operator that the program called, as `aten::index` for a `nonzero` inside it.
-            original: Torch's own kernel.
             args: Its positional arguments.
-            kwargs: Its keyword arguments.
         """
         if self._running.size is not None:  # inside another that was told its size
             return original(*args, **kwargs)

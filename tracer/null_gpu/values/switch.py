@@ -44,7 +44,6 @@ class HostValues:
         """Switch values on: operators compute small tensors on the host from here on.
 
         Args:
-            answers: Values to be read in lines, by file and number.
             guard: What ends a loop without end.
 
         Raises:

@@ -11,13 +11,6 @@ def rounds(count: int, mean: float, std: float, low: float, high: float) -> int:
     torch takes normal numbers and draws those outside again; where less than three in ten would be inside, uniform ones
     that it keeps by the height of the curve.
 
-    Args:
-        count: How many numbers.
-        mean: Mean of the normal distribution.
-        std: Standard deviation of the normal distribution.
-        low: Lower bound.
-        high: Upper bound.
-
     Source:
         torch/nn/init.py, `_no_grad_trunc_normal_`, of torch 2.15.
     """
