@@ -120,7 +120,7 @@ def run(
         steps = (schedule.of_calls() if inference else schedule).schedule()
         check_folder(save_dir)
         check_script(script, is_module=module)
-        common = _Common(save_dir, device, screen, {"script": script, "arguments": " ".join(arguments or [])})
+        common = _Common(save_dir, device, screen, _described(on.on, own))
         profile = ScriptProfile(
             _watch(common) if watch else _training(common, steps, requested),
             make_later=None if watch else _later(common),
@@ -159,6 +159,13 @@ class _Common:
     device: str | None
     screen: ScreenOptions
     settings: Mapping[str, str]
+
+
+def _described(on: str | None, own: Sequence[str]) -> dict[str, str]:
+    """What to remember of a run: the script and its arguments as a shell takes them, and the card."""
+    num_words = 2 if own[0] == "-m" else 1
+    card = {"on": on} if on is not None else {}
+    return {**card, "script": shlex.join(own[:num_words]), "arguments": shlex.join(own[num_words:])}
 
 
 def _training(common: _Common, schedule: Schedule, requested: RequestedFiles) -> MakeSession:

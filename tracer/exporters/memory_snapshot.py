@@ -72,7 +72,7 @@ def _trace(
         entry = _entry("alloc", lifetimes, block, time_us, frames)
         if labels is not None:
             entry["category"] = labels.category[block]
-            entry["frames"] = [*labels.frames[block], *frames]
+            entry["frames"] = labels.stack(block, frames)
         entries.append(entry)
 
     for position, row in enumerate(lifetimes.events.tolist()):
@@ -131,7 +131,7 @@ def _segments(lifetimes: BlockLifetimes, stacks: PythonStacks, labels: Labels | 
             frames = stacks.of_allocation(int(lifetimes.allocation[block]))
             if labels is not None:
                 # All that the viewer shows of a block from before the recording, such as a parameter's.
-                frames = [*labels.frames[block], *frames]
+                frames = labels.stack(block, frames)
             blocks.append(_block(address, size, "active_allocated", frames))
             at = address + size
         if at < stop:

@@ -74,7 +74,7 @@ def test_blocks_that_live_on_have_a_line_of_text_too(cycle: CycleFindings, label
     assert len(living) > 10
     for block in living:
         assert block["frames"][0]["filename"].startswith("<explained as ")
-        assert block["frames"][0]["name"] == labels.frames[address[block["address"]]][0]["name"]
+        assert block["frames"][0]["name"] == labels.frame[address[block["address"]]]["name"]
     assert "parameter, made before recording" in {block["frames"][0]["name"] for block in living}
     assert all(block["frames"] == [] for block in blocks if block["state"] != "active_allocated")
 
@@ -132,7 +132,7 @@ def test_a_parameter_is_labelled_with_its_name() -> None:
     session = profiled("convnet", Schedule(0, 1, 1, 1))
     cycle, known = session.findings.worst, session.known
     blocks = cycle.blocks
-    texts = [frames[0]["name"] for frames in labels_of(cycle.recording, cycle.attribution, blocks, known=known).frames]
+    texts = [frame["name"] for frame in labels_of(cycle.recording, cycle.attribution, blocks, known=known).frame]
     names = [name for name, _ in build_workload("convnet").model.named_parameters()]
     assert names
     for name in names:
@@ -178,14 +178,14 @@ def test_no_rule_of_the_reader_goes_against_a_label_that_says_only_since_when(
     labels = labels_of(cycle.recording, cycle.attribution, cycle.blocks)
     is_parameter = cycle.blocks.kind == Kind.PARAMETER
     unknown = [
-        [{**frames[0], "filename": f"<explained as {Kind.BEFORE_RECORDING.name.lower()}>"}] if taken else frames
-        for frames, taken in zip(labels.frames, is_parameter.tolist(), strict=True)
+        {**frame, "filename": f"<explained as {Kind.BEFORE_RECORDING.name.lower()}>"} if taken else frame
+        for frame, taken in zip(labels.frame, is_parameter.tolist(), strict=True)
     ]
     category = [
         "unknown" if taken else word for word, taken in zip(labels.category, is_parameter.tolist(), strict=True)
     ]
     path = tmp_path / "memory_snapshot.pkl"
-    snapshot = snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=Labels(category, unknown))
+    snapshot = snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=Labels(category, unknown, labels.line))
     write_memory_snapshot(snapshot, path)
     (device,) = explain_snapshot(load_snapshot(path)).devices
     expected = cycle.peak.by_category()

@@ -13,7 +13,7 @@ from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.analysis.profiles.peak_rows import line_before
-from tracer.analysis.profiles.source_lines import recorded_op_name
+from tracer.analysis.profiles.source_lines import line_of_frame, recorded_op_name
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, LABEL_BEFORE
 from tracer.arrays import Int, PerBlock
 from tracer.capture.objects.known_storages import KnownStorages
@@ -30,12 +30,20 @@ class Labels:
 
     Attributes:
         category: A word by which the viewer colours.
-        frames: On top of the stack. The viewer shows the text of the first; its file, which is none, names the kind to
-            whoever reads the snapshot. The second is the line that made a block from before the recording, if known.
+        frame: On top of the stack. The viewer shows its text; its file, which is none, names the kind to whoever reads
+            the snapshot.
+        line: The user's line that a block belongs to, where its own stack tells of another or none: of what backward
+            made that of forward, of what was there before the recording that which made it. None for other blocks.
     """
 
     category: Sequence[str]
-    frames: Sequence[list[Frame]]
+    frame: Sequence[Frame]
+    line: Sequence[Frame | None]
+
+    def stack(self, block: int, frames: Sequence[Frame]) -> list[Frame]:
+        """A block's own stack, below its label and its line."""
+        line = self.line[block]
+        return [self.frame[block], *([line] if line is not None else ()), *frames]
 
 
 def labels_of(
@@ -49,10 +57,10 @@ def labels_of(
         blocks: One row per block.
         known: The objects that the blocks' names are of.
     """
-    category, frames = [], []
+    category, labels, lines = [], [], []
     files: dict[str, str] = {}  # texts of their own: pickle writes what is the same object once
-    columns = (blocks.kind, blocks.phase, blocks.module, blocks.op, blocks.name)
-    for kind, phase, module, op, name in zip(*(column.tolist() for column in columns), strict=True):
+    columns = (blocks.kind, blocks.phase, blocks.module, blocks.op, blocks.name, blocks.frame)
+    for kind, phase, module, op, name, frame in zip(*(column.tolist() for column in columns), strict=True):
         word, words = Kind(kind).name, Kind(kind).words
         category.append(UNKNOWN if kind in (Kind.UNKNOWN, Kind.BEFORE_RECORDING) else word.lower())
         named = f" {known.names[name]}" if known is not None and name >= 0 else ""
@@ -63,11 +71,13 @@ def labels_of(
             else LABEL_BEFORE
         )
         file = f"<explained as {word.lower()}>"
-        frames.append([{"name": f"{words}{named}{origin}", "filename": file, "line": 0}])
-        if phase < 0 and (line := line_before(known, name, kind)) is not None:
-            file = files.setdefault(line.file, line.file[:1] + line.file[1:])
-            frames[-1].append({"name": BEFORE_RECORDING, "filename": file, "line": line.line})
-    return Labels(category, frames)
+        labels.append({"name": f"{words}{named}{origin}", "filename": file, "line": 0})
+        line, function = line_before(known, name, kind) if phase < 0 else None, BEFORE_RECORDING
+        if phase == Phase.BACKWARD and (line := line_of_frame(recording, frame)) is not None:
+            function = f"backward of {recording.strings[int(recording.frames.function[frame])]}"
+        file = files.setdefault(line.file, line.file[:1] + line.file[1:]) if line is not None else ""
+        lines.append({"name": function, "filename": file, "line": line.line} if line is not None else None)
+    return Labels(category, labels, lines)
 
 
 NO_MODULE = "no module"
@@ -112,14 +122,14 @@ def label_snapshot(
         if entry["addr"] != lifetimes.address[block]:
             raise SnapshotError("The recording was joined with another history of the allocator than this.")
         entry["category"] = labels.category[block]
-        entry["frames"] = [*labels.frames[block], *entry.get("frames", ())]
+        entry["frames"] = labels.stack(block, entry.get("frames", ()))
     if joined:
         for entry in trace:
             entry.setdefault("category", UNKNOWN)
     traces[device_index] = trace
-    frames_at = {int(lifetimes.address[block]): labels.frames[block] for block in alive}
+    block_at = {int(lifetimes.address[block]): block for block in alive}
     segments = [
-        _labelled_segment(segment, frames_at) if segment.get("device", 0) == device_index else segment
+        _labelled_segment(segment, block_at, labels) if segment.get("device", 0) == device_index else segment
         for segment in snapshot["segments"]
     ]
     return {**snapshot, "device_traces": traces, "segments": segments}
@@ -139,11 +149,11 @@ def _joined(
     return joined + [(block, made[at]) for at, block in before.items() if at in made and made[at] not in taken]
 
 
-def _labelled_segment(segment: Mapping[str, Any], frames_at: Mapping[int, list[Frame]]) -> dict[str, Any]:
+def _labelled_segment(segment: Mapping[str, Any], block_at: Mapping[int, int], labels: Labels) -> dict[str, Any]:
     """The viewer shows of a block from before the history what its segment says of it."""
     blocks = []
     for block in segment["blocks"]:
-        label = frames_at.get(block["address"]) if block["state"] == "active_allocated" else None
+        row = block_at.get(block["address"]) if block["state"] == "active_allocated" else None
         frames = block.get("frames", ())
-        blocks.append(block if label is None else {**block, "frames": [*label, *frames]})
+        blocks.append(block if row is None else {**block, "frames": labels.stack(row, frames)})
     return {**segment, "blocks": blocks}

@@ -12,7 +12,7 @@ from tracer.snapshot.stacks import COMPILE_CONTEXT
 _TORCH_FILE = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]torch[/\\](.+)"
     r"|(?:^|[/\\])torch[/\\]((?:nn|optim|autograd|utils|cuda|amp|distributed|fx|_dynamo|_inductor|jit|func)[/\\].+"
-    r"|(?:functional|tensor|storage|_\w+)\.py)$"
+    r"|(?:functional|tensor|storage|random|serialization|_\w+)\.py)$"
 )
 _STDLIB_FILE = re.compile(
     r"[/\\]lib[/\\]python3\.\d+[/\\](?!site-packages|dist-packages)|^<frozen "

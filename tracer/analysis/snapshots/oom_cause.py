@@ -122,6 +122,11 @@ def _fragmentation(failure: Failure) -> str:
         "expandable_segments:True",
     )
     fits = f"This request would have fit if the free memory were in one piece, with {format_bytes(spare)} to spare."
+    if failure.serves("expandable segments") is False:
+        return (
+            f"{_where_to_look(failure.groups)} {fits} A replay with expandable_segments:True fails here as well, so "
+            "that does not help."
+        ).strip()
     if not failure.serves("expandable segments") or spare >= _LEAST_SHARE * failure.memory.allocated_bytes:
         return f"{fits} {advice}"
     return (
@@ -174,9 +179,9 @@ def _if_served(failure: Failure, trial: Trial, advice: str, change: str) -> str:
 def _too_little(failure: Failure) -> str:
     missing = failure.asked_bytes - failure.memory.free_bytes - (failure.device_free_bytes or 0)
     return (
-        f"Fragmentation is not the cause: with all free memory in one piece, {format_bytes(missing)} would still "
-        f"be missing. {_where_to_look(failure.groups)}"
-    )
+        f"{_where_to_look(failure.groups)} Fragmentation is not the cause: with all free memory in one piece, "
+        f"{format_bytes(missing)} would still be missing."
+    ).strip()
 
 
 def _not_known(failure: Failure) -> str:
@@ -215,8 +220,8 @@ def _where_to_look(groups: Sequence[Group]) -> str:
     kind, most = max(sums.items(), key=lambda item: item[1])
     remedy = _REMEDIES.get(kind)
     parts = [
-        f"Look first at {lines}." if lines else "",
         f"{100 * most / in_use:.0f} % of what was in use is {remedy}" if remedy and most else "",
+        f"Look first at {lines}." if lines else "",
     ]
     return " ".join(part for part in parts if part)
 

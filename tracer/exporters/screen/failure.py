@@ -92,20 +92,23 @@ def _called_with(settings: Mapping[str, object]) -> str:
     return f"It was called with {options} and --batch-size {settings['batch_size']}: check shape, dtype and range."
 
 
-def print_failure(failed: FailedAllocation, findings: Findings | None, console: Console, top: int) -> bool:
+def print_failure(
+    failed: FailedAllocation, findings: Findings | None, console: Console, top: int, *, fit: str = ""
+) -> bool:
     """Print why memory ran out, what was in use then, and what to try first.
 
     Args:
         failed: The failure.
         findings: Findings of the run; None where nothing was recorded.
         top: Rows of each table but that of the categories.
+        fit: How to ask for the least change with which it fits.
 
     Returns:
         Whether that was the run's peak, whose modules and lines are not printed here.
     """
     in_use = failed.in_use
     is_peak = in_use is not None and findings is not None and in_use.rows == findings.worst.peak.rows
-    print_failed_allocation(failed.event, console, top=top if in_use is None else 0)
+    print_failed_allocation(failed.event, console, top=top if in_use is None else 0, fit=fit)
     if in_use is not None:
         print_categories(in_use, console, title="What was in use then")
     if failed.first is not None:

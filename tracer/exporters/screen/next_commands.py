@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+
+from tracer.null_gpu.cards import named_card
+from tracer.units import MIB
 
 _CALLED_AS = sys.argv[0] if sys.argv else ""
 """Now: the script that `run` runs has arguments of its own."""
@@ -30,6 +33,25 @@ def from_checkout() -> str:
 def command_line(*words: object) -> str:
     """A command of this program as a shell takes it, in backticks."""
     return f"`{program_name()} {shlex.join(map(str, words))}`"
+
+
+def fit_words(settings: Mapping[str, object], device_name: str, capacity_bytes: int | None) -> str:
+    """How to ask for the least change with which a script fits, without its GPU; empty where no script is known.
+
+    Args:
+        settings: What the run was made with: `script`, `arguments` and, on a null GPU, `on`.
+        device_name: Name of the GPU.
+        capacity_bytes: Its memory; None where that is not known.
+    """
+    script, own, card = (str(settings.get(name, "")) for name in ("script", "arguments", "on"))
+    if not card and (known := named_card(device_name)) is not None:
+        card = known.name
+    elif not card and capacity_bytes is not None:
+        card = f"{capacity_bytes // MIB}MiB"
+    if not script or not card:
+        return ""
+    command = command_line("fit", "--on", card, *shlex.split(script), *shlex.split(own))
+    return f"The least change with which it fits, found without the GPU: {command}."
 
 
 def after_run(folder: Path, written: Collection[str], *, is_advice_open: bool = False) -> tuple[str, ...]:

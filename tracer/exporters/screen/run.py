@@ -13,7 +13,7 @@ from tracer.analysis.profiles.eager_comparison import eager_sentences
 from tracer.exporters.screen.advice import print_advice, print_unneeded
 from tracer.exporters.screen.diff import print_against_eager
 from tracer.exporters.screen.failure import print_failure
-from tracer.exporters.screen.next_commands import after_run
+from tracer.exporters.screen.next_commands import after_run, fit_words
 from tracer.exporters.screen.paths import short_path
 from tracer.exporters.screen.profile import (
     NUM_ROWS,
@@ -62,7 +62,7 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS,
         say(console)
         say(console, results.origin.caveat, style="bold")
     failed, findings = results.failed_allocation, results.findings
-    is_peak = failed is not None and print_failure(failed, findings, console, top)
+    is_peak = failed is not None and print_failure(failed, findings, console, top, fit=_fit(results))
     if findings is not None:
         has_tables = failed is not None and failed.in_use is not None
         shown = top if is_peak or not has_tables else 0
@@ -81,3 +81,9 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS,
         say(console, parameters_sentence(results.unused_parameters))
     if results.computed and len(results.losses) > 1:
         say(console, f"Loss: {results.losses[0]:#.5g} in the first step, {results.losses[-1]:#.5g} in the last.")
+
+
+def _fit(results: RunResults) -> str:
+    """How to ask for the least change with which a run's script fits."""
+    state = results.failure.allocator if results.failure is not None else {}
+    return fit_words(results.settings, results.origin.device_name, state.get("device"))

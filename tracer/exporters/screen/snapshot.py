@@ -161,15 +161,16 @@ def _print_growth(device: DeviceFinding, console: Console, top: int) -> None:
         print_groups("Allocated and never freed", device.never_freed, console, top)
 
 
-def print_failed_allocation(event: OutOfMemory, console: Console, *, top: int = 10) -> None:
+def print_failed_allocation(event: OutOfMemory, console: Console, *, top: int = 10, fit: str = "") -> None:
     """Print why the run that has just ended had no memory left, and what to look at first.
 
     Args:
         top: Rows of the table of what was in use; 0 for no table.
+        fit: How to ask for the least change with which it fits.
     """
     say(console)
     say(console, ran_out_at(event.site), style="bold")
-    _print_oom_sizes(event, console, top)
+    _print_oom_sizes(event, console, top, fit)
     if top and any(group.site.frame == NO_FRAMES for group in event.groups):
         say(console, "Blocks without a stack were made by autograd's own thread, in backward.")
 
@@ -197,9 +198,11 @@ def _print_ooms(device: DeviceFinding, console: Console, top: int) -> list[tuple
     return shown
 
 
-def _print_oom_sizes(event: OutOfMemory, console: Console, top: int | None) -> None:
+def _print_oom_sizes(event: OutOfMemory, console: Console, top: int | None, fit: str = "") -> None:
     """Advice, sizes, and what was in use; None where a table above has that, 0 where one follows."""
     say(console, shorten_paths(event.advice), style="bold", indent=2)
+    if fit:
+        say(console, fit, indent=2)
     for name, size in (
         ("requested", event.asked_bytes),
         ("free on the device", event.device_free_bytes),
