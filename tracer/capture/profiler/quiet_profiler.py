@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tracer.capture.ignored_warnings import ignored
 from tracer.capture.torch_private import torch_profiler
 
 # Kineto, the library below the profiler, logs every start and stop of a recording to stderr; 99 is silence. It reads
@@ -34,16 +34,10 @@ def quiet_profiler() -> Iterator[None]:
     sets_level = _LOG_LEVEL not in os.environ
     if sets_level:
         os.environ[_LOG_LEVEL] = _SILENCE
-    before = list(warnings.filters)
-    warnings.filterwarnings("ignore", message=_CLEARS)
-    warnings.filterwarnings("ignore", message=_NO_LEAF, module=_IN_CALL)
-    ours = warnings.filters[:2]
     try:
-        yield
+        with ignored(_CLEARS), ignored(_NO_LEAF, _IN_CALL):
+            yield
     finally:
-        for each in ours:
-            if each not in before and each in warnings.filters:
-                warnings.filters.remove(each)  # type: ignore[attr-defined]
         if sets_level and os.environ.get(_LOG_LEVEL) == _SILENCE:
             del os.environ[_LOG_LEVEL]
 
