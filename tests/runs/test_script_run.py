@@ -316,4 +316,6 @@ def modules_made_late(folder: Path) -> set[str | None]:
 def test_a_module_that_a_model_gets_in_its_first_call_has_its_dotted_name(tmp_path: Path) -> None:
     returned = in_fresh_process(modules_made_late, tmp_path)
     assert returned.value is not None, returned.error
-    assert "target.net.0" in returned.value and not [name for name in returned.value if "_" in name]
+    assert "target.net.0" in returned.value and not [
+        name for name in returned.value if name is not None and "_" in name
+    ]

@@ -33,6 +33,9 @@ COMPILED_CALL = "## Call CompiledFxGraph"
 # Modules that torch.compile puts around and into a model.
 COMPILERS_MODULES = ("GraphModule_", "OptimizedModule_")
 
+# Methods that every operation on a class of tensors goes through: their line says nothing of the operation.
+OVERRIDES = ("__torch_function__", "__torch_dispatch__")
+
 # Files of torch's own functions, as the profiler shortens their paths.
 _AUTOGRAD_FILE = "torch/autograd/__init__.py"
 # The function through which every backward pass is asked for: its file and its name.

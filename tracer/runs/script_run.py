@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from tracer.capture.device.devices import is_accelerator
 from tracer.capture.forked_child import in_forked_child
 from tracer.capture.graph_captures import GRAPH_CAPTURES
+from tracer.capture.ignored_warnings import ignore
 from tracer.capture.objects.live_tensors import objects_of
 from tracer.capture.objects.parameter_origins import ParameterOrigins
 from tracer.capture.objects.step_hooks import remove_hooks
@@ -379,14 +378,11 @@ def _hook_modules(called: Callable[[nn.Module, Any], None]) -> Callable[[], None
         What removes it; more than once does no harm.
     """
     # At the end: a script's own filters come before, and are left as they are.
-    text = r"Using `torch\.compile\(module\)` when there are global hooks"
-    warnings.filterwarnings("ignore", message=text, append=True)
-    ignored = warnings.filters[-1]
+    heed = ignore(r"Using `torch\.compile\(module\)` when there are global hooks", is_last=True)
     handle = register_module_forward_pre_hook(called)
 
     def remove() -> None:
         handle.remove()
-        with suppress(ValueError):
-            warnings.filters.remove(ignored)  # type: ignore[attr-defined]
+        heed()
 
     return remove

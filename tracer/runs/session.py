@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, suppress
@@ -25,6 +24,7 @@ from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.device.device_blocks import device_blocks
 from tracer.capture.graph_captures import GRAPH_CAPTURES, LivePool
+from tracer.capture.ignored_warnings import ignored
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.gradients_seen import GradientsSeen
 from tracer.capture.objects.known_storages import KnownStorages, Role
@@ -105,9 +105,7 @@ class Schedule:
 
     def for_torch(self) -> Any:
         """The same schedule for `torch.profiler.profile`."""
-        with warnings.catch_warnings():
-            # Without a warmup the first step is slower, which no size depends on.
-            warnings.filterwarnings("ignore", message="Profiler won't be using warmup")
+        with ignored("Profiler won't be using warmup"):  # the first step is slower then, which no size depends on
             return torch.profiler.schedule(
                 wait=self.num_wait_steps + self._num_steps_apart,
                 warmup=self.num_warmup_steps,

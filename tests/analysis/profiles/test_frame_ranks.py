@@ -31,6 +31,11 @@ def inline(x):
 
 def called_back(function, x):
     return function(x)
+
+class Meta(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return super().__torch_function__(function, types, args, kwargs or {})
 """
 
 
@@ -152,3 +157,19 @@ def test_a_callers_frame_is_never_the_line_itself(library: ModuleType) -> None:
     assert (attribution.frame_whose[frame] == Whose.LIBRARYS).all()
     assert (attribution.frame_whose[caller] == Whose.USERS).all()
     assert not np.any(frame == caller)
+
+
+def test_operators_on_a_librarys_kind_of_tensor_have_the_lines_that_use_it(library: ModuleType) -> None:
+    """Each of them goes through one line of its class, as of MONAI's MetaTensor or kornia's and torchvision's."""
+    x = torch.randn(4, 8).as_subclass(library.Meta)
+
+    def step() -> None:
+        torch.sin(x)  # directly
+        library.doubled(x)
+
+    recording = read_recording(record(step)[0])
+    attribution = attribute(recording)
+    names = [recording.strings[name] for name in recording.ops.name.tolist()]
+    lines = {op: frames_of_op(recording, attribution, names.index(op))[0] for op in ("aten::sin", "aten::cat")}
+    assert (lines["aten::sin"].file, lines["aten::sin"].line) == (__file__, line_with("# directly"))
+    assert (lines["aten::cat"].file, lines["aten::cat"].line) == (library.__file__, 4)

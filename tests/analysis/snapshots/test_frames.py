@@ -50,6 +50,11 @@ def test_the_programs_files(file: str, is_theirs: bool) -> None:
     assert is_python(frame) and is_users(frame) is is_theirs
 
 
+@pytest.mark.parametrize("name", ["__torch_function__", "__torch_dispatch__"])
+def test_the_method_of_a_kind_of_tensor_is_no_line_of_the_programs(name: str) -> None:
+    assert not is_users(Frame(name, f"{SITE}/monai/data/meta_tensor.py", 336))
+
+
 def test_what_inductor_writes_is_named_by_its_graph() -> None:
     assert compiled_graph(Frame("call", "/tmp/torchinductor_me/ab/cabcdefghij.py", 1)) == "cabcdefg"
     assert compiled_graph(Frame("call", "/home/me/cabcdefghij.py", 1)) == ""

@@ -154,3 +154,28 @@ def test_what_is_no_model_is_refused_in_a_sentence(models: object) -> None:
     with pytest.raises(TracerError) as caught:
         TrainingObjects(models)  # type: ignore[arg-type]
     assert caught.value.hint
+
+
+class Wrapper(nn.Module):
+    def __init__(self, **modules: nn.Module) -> None:
+        super().__init__()
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+
+def test_a_model_that_was_called_in_a_wrapper_keeps_its_names_without_it() -> None:
+    """As solvers of differential equations call it, in two wrappers made for each call."""
+    model = nn.Sequential(nn.Linear(2, 2, bias=False))
+    objects = TrainingObjects(Wrapper(outer=Wrapper(inner=model)))
+    optimizer = torch.optim.SGD(model.parameters())
+    gc.collect()
+    assert objects.models == {"": model}
+    assert [name for name, _ in objects.parameters_of(optimizer)] == ["0.weight"]
+    assert objects.module_names()[id(model[0])] == "0"
+
+
+def test_of_several_modules_of_a_model_that_is_gone_each_has_its_name() -> None:
+    encoder, decoder = nn.Linear(2, 2), nn.Linear(2, 2)
+    objects = TrainingObjects({"vae": Wrapper(encoder=encoder, decoder=decoder, other=nn.Linear(2, 2))})
+    gc.collect()
+    assert objects.models == {"vae.encoder": encoder, "vae.decoder": decoder}

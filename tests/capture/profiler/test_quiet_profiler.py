@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 import pytest
+import torch
+from torch import nn
 
-from tracer.capture.profiler.quiet_profiler import without_line
+from tracer.capture.profiler.quiet_profiler import quiet_profiler, without_line
 from tracer.capture.torch_private import torch_profiler
 
 
@@ -27,7 +30,6 @@ def test_what_was_written_is_there_though_the_block_raises(capfd: pytest.Capture
 
 
 def test_freeing_an_older_block_leaves_no_profiler_behind() -> None:
-    import torch
 
     for _ in range(2):
         torch_profiler.free_an_older_block()
@@ -35,3 +37,18 @@ def test_freeing_an_older_block_leaves_no_profiler_behind() -> None:
     with torch.profiler.profile(profile_memory=True):
         torch_profiler.free_an_older_block()  # that of somebody else stays
         assert torch._C._autograd._profiler_enabled()
+
+
+def test_parameters_that_are_no_leaves_are_recorded_without_a_warning() -> None:
+    """As meta-learning has them: torch's tracer reads the gradient of every parameter of a module that is called."""
+    model = nn.Linear(2, 2, bias=False)
+    weight = torch.ones(2, 2, requires_grad=True) * 2
+    del model.weight
+    model._parameters["weight"] = weight  # type: ignore[assignment]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with quiet_profiler(), torch.profiler.profile(with_stack=True, profile_memory=True):
+            model(torch.ones(1, 2)).sum().backward()
+        assert not said
+        assert weight.grad is None  # the program's own look
+    assert len(said) == 1

@@ -14,6 +14,7 @@ import numpy as np
 from tracer.arrays import Int, PerFrame
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import is_generated
+from tracer.capture.torch_names import OVERRIDES
 
 
 class Whose(IntEnum):
@@ -22,7 +23,7 @@ class Whose(IntEnum):
     OURS = -1
     """This program's own; the search for a line stops here, unless the user's code called it."""
     TORCHS = 0
-    """Or Python's own, or what torch.compile generated."""
+    """Or Python's own, or what torch.compile generated, or a method that every operation on a kind of tensor calls."""
     LIBRARYS = 1
     USERS = 2
 
@@ -33,6 +34,7 @@ def whose_frames(recording: Recording) -> PerFrame[Int]:
     is_whole = {file: int(_is_whole(strings[file])) for file in np.unique(frames.file).tolist()}
     other = np.array([is_whole[file] for file in frames.file.tolist()], np.int64)
     is_torchs = recording.is_text(is_generated)[frames.file]
+    is_torchs |= recording.is_text(lambda text: text in OVERRIDES)[frames.function]
     return np.select(
         [is_torchs, frames.user.astype(np.bool_), frames.own.astype(np.bool_)],
         [Whose.TORCHS, Whose.USERS, Whose.OURS],

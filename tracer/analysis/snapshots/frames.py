@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from tracer.capture.torch_names import OVERRIDES
 from tracer.snapshot.columns import Frame
 from tracer.snapshot.stacks import COMPILE_CONTEXT
 
@@ -73,6 +74,6 @@ def compiled_region(frame: Frame) -> str:
 def is_users(frame: Frame) -> bool:
     """Whether it is outside of torch, its generated code, Python's own library and what only passes calls on."""
     file = frame.file
-    if compiled_graph(frame):
+    if compiled_graph(frame) or frame.name in OVERRIDES:
         return False
     return torch_file(frame) is None and not _STDLIB_FILE.search(file) and not _WRAPPER_FILE.search(file)

@@ -26,6 +26,23 @@ Models = nn.Module | Mapping[str, nn.Module] | None
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
 
+class _Model:
+    """A model, and the modules in it, held weakly."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.reference = weak_reference(model)
+        self._children = {name: _Model(child) for name, child in torch_modules.child_modules(model).items()}
+
+    def left(self, name: str) -> Iterator[tuple[str, _Model]]:
+        """Return the model by its name, or else the outermost of its modules that exist; a single one has the name."""
+        if self.reference() is not None:
+            yield name, self
+            return
+        inside = [left for part, child in self._children.items() for left in child.left(part)]
+        for part, model in inside:
+            yield (name if len(inside) == 1 else f"{name}.{part}" if name else part), model
+
+
 class TrainingObjects:
     """Models by name, and the optimizers that update them or parameters of their own.
 
@@ -58,7 +75,7 @@ class TrainingObjects:
                 "There is neither a model nor an optimizer.",
                 hint='Pass a module, {"name": module}, or None and the optimizer of the tensors that are trained.',
             )
-        self._models = {name: weak_reference(model) for name, model in by_name.items()}
+        self._models = {name: _Model(model) for name, model in by_name.items()}
         self._optimizers: dict[int, WeakReference[torch.optim.Optimizer]] = {
             id(optimizer): weak_reference(optimizer) for optimizer in named
         }
@@ -74,8 +91,14 @@ class TrainingObjects:
 
     @property
     def models(self) -> dict[str, nn.Module]:
-        """Models that still exist, by name; "" is the name of a single one."""
-        references = ((name, reference()) for name, reference in self._models.items())
+        """Models that still exist, by name; "" is the name of a single one.
+
+        In the place of one that is gone are the modules that were in it and still exist: a library may call a program's
+        model in a wrapper of its own, made for one call.
+        """
+        if any(model.reference() is None for model in self._models.values()):
+            self._models = dict(chain.from_iterable(model.left(name) for name, model in self._models.items()))
+        references = ((name, model.reference()) for name, model in self._models.items())
         return {name: model for name, model in references if model is not None}
 
     @property

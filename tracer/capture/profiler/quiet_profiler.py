@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tracer.capture.ignored_warnings import ignored
 from tracer.capture.torch_private import torch_profiler
 
 # Kineto, the library below the profiler, logs every start and stop of a recording to stderr; 99 is silence. It reads
@@ -15,6 +15,9 @@ from tracer.capture.torch_private import torch_profiler
 _LOG_LEVEL, _SILENCE = "KINETO_LOG_LEVEL", "99"
 # torch says at the end of each cycle that it forgets the events, which are kept here.
 _CLEARS = ".*Profiler clears events at the end of each cycle"
+# Its Python tracer reads the gradients of every module that is called, also of parameters that are no leaves, as those
+# of higher's and torch.func's modules; the line is that of the module's call, which reads none.
+_NO_LEAF, _IN_CALL = r"The \.grad attribute of a Tensor that is not a leaf", r"torch\.nn\.modules\.module"
 # torch's CPU allocator warns, in C++ and past Python's filters, of a block that is freed under a profiler and was made
 # before: of the first one of a process, and then of every thousandth. Each training has such blocks.
 _OLDER_BLOCK = b"Memory block of unknown size was allocated before the profiling started"
@@ -31,14 +34,10 @@ def quiet_profiler() -> Iterator[None]:
     sets_level = _LOG_LEVEL not in os.environ
     if sets_level:
         os.environ[_LOG_LEVEL] = _SILENCE
-    before = list(warnings.filters)
-    warnings.filterwarnings("ignore", message=_CLEARS)
-    ours = warnings.filters[0]
     try:
-        yield
+        with ignored(_CLEARS), ignored(_NO_LEAF, _IN_CALL):
+            yield
     finally:
-        if ours not in before and ours in warnings.filters:
-            warnings.filters.remove(ours)  # type: ignore[attr-defined]
         if sets_level and os.environ.get(_LOG_LEVEL) == _SILENCE:
             del os.environ[_LOG_LEVEL]
 
