@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+# The process that starts pytest-xdist's workers loads this file first and runs no test: it does without torch, which
+# takes two seconds and is imported where it is used.
+from tests.compiled_cache import forget_temporary_sources, share_compiled
+from tests.processes import end_servers, share_servers
+
+if TYPE_CHECKING:
+    from tests.training_steps import Recorded
 
 # Threads of torch's kernels that spin while they wait take the cores from other processes of a test run.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # What `uv run` leaves for what it starts: hints name the command as it was called, and tests read hints.
 os.environ.pop("UV_RUN_RECURSION_DEPTH", None)
-
-import torch
-from hypothesis import settings
-from torch.nn.modules import module
-from torch.optim import optimizer
-
-from tests.compiled_cache import forget_temporary_sources, share_compiled
-from tests.processes import end_servers, share_servers
-from tests.training_steps import Recorded, record_workload
-from tracer.capture import deferred_handlers
-from tracer.capture.objects.live_tensors import LiveTensors
-from tracer.capture.torch_private.torch_compile import has_compiled
-from tracer.null_gpu.process import is_active
-
-# A busy machine is no fault of the code: no test may fail for the time that it took.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
 
 
 SIGNALS = sorted(signal.valid_signals())
@@ -43,9 +35,15 @@ ON_NULL_GPU = {
 }
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     share_compiled()
     share_servers()
+    if getattr(config.option, "dist", "no") == "no":  # this process runs tests
+        from hypothesis import settings
+
+        # A busy machine is no fault of the code: no test may fail for the time that it took.
+        settings.register_profile("untimed", deadline=None)
+        settings.load_profile("untimed")
 
 
 def pytest_unconfigure() -> None:
@@ -56,6 +54,10 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    import torch
+
+    from tracer.null_gpu.process import is_active
+
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device, and torch sees none here")
     if (marks := [mark for mark in ON_NULL_GPU if item.get_closest_marker(mark)]) and is_active():
@@ -65,12 +67,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def recorded() -> Callable[[str], Recorded]:
     """`recorded(name)`: two cycles of two steps of a workload, recorded at the first request."""
+    from tests.training_steps import record_workload
+
     return cache(record_workload)
 
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions do not see what other tests of this process keep alive: a walk finds only what is named anyway."""
+    from tracer.capture.objects.live_tensors import LiveTensors
+
     monkeypatch.setattr("tracer.runs.session.live_tensors", lambda models: LiveTensors((), is_complete=True))
 
 
@@ -78,8 +84,10 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def nothing_of_other_tests() -> None:
     """What is alive by now, thousands of tests among it, is no business of a session's walks over all objects.
 
-    A third of the run's time went there. Frozen objects are outside of what the collector lists.
+    A third of the run's time went there. Frozen objects are outside of what the collector lists. What torch loads when
+    the first optimizer is made, a million objects, is among them.
     """
+    importlib.import_module("torch._dynamo")
     gc.collect()
     gc.freeze()
 
@@ -87,6 +95,8 @@ def nothing_of_other_tests() -> None:
 @pytest.fixture(autouse=True)
 def nothing_compiled() -> Iterator[None]:
     """No test compiles in this process: torch would leave hooks off every optimizer of the tests behind it."""
+    from tracer.capture.torch_private.torch_compile import has_compiled
+
     before = has_compiled()
     yield
     assert has_compiled() == before, "torch.compile has compiled here: this test belongs in a process of its own"
@@ -101,6 +111,12 @@ def nothing_left() -> Iterator[None]:
 
 
 def _of_the_process() -> dict[str, Any]:
+    import torch
+    from torch.nn.modules import module
+    from torch.optim import optimizer
+
+    from tracer.capture import deferred_handlers
+
     hooks = [
         *(registry for name, registry in vars(optimizer).items() if name.startswith("_global_optimizer_")),
         *(registry for name, registry in vars(module).items() if name.startswith("_global_") and "_hooks" in name),

@@ -83,7 +83,7 @@ def _restarted(command: Sequence[str], variables: dict[str, str]) -> dict[str, s
     from tracer.null_gpu.cards import devices_of
     from tracer.null_gpu.process import environment
 
-    if "--on" not in command or {"fit", "check"} & set(command) or _is_of_null_gpu(variables):
+    if "--on" not in command[:-1] or {"fit", "check"} & set(command) or _is_of_null_gpu(variables):
         return variables
     with suppress(TracerError):
         devices = devices_of(command[command.index("--on") + 1])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 import main
+from tests.processes import run_python
 from tests.trace import chrome
 from tracer.commands.script import BEFORE_SCRIPT
 
@@ -79,14 +78,7 @@ def test_before_a_script_an_unknown_option_is_a_mistake() -> None:
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tracer", "run", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python("-m", "tracer", "run", *arguments, folder=folder)
 
 
 def test_a_script_that_python_cannot_read_shows_its_own_line_alone(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import run_python
 from tracer.commands import script_modules
 from tracer.commands.script_modules import modules_of
 
@@ -46,16 +47,24 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("script", [("train.py",), ("-m", "train")], ids=["script", "module"])
-def test_a_script_has_its_own_modules_and_the_answer_comes(folder: Path, script: tuple[str, ...]) -> None:
+def test_a_script_has_its_own_modules_and_the_answer_comes(folder: Path) -> None:
+    """In a process that has loaded nothing yet: ours are loaded beside the script's."""
     found = subprocess.run(
-        [sys.executable, "-P", "-m", "tracer", "run", *script],
+        [sys.executable, "-P", "-m", "tracer", "run", "train.py"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
     )
+    assert_trained(found, folder)
+
+
+def test_a_module_has_its_own_modules_and_the_answer_comes(folder: Path) -> None:
+    assert_trained(run_python("-m", "tracer", "run", "-m", "train", folder=folder), folder)
+
+
+def assert_trained(found: subprocess.CompletedProcess[str], folder: Path) -> None:
     assert found.returncode == 0, found.stderr
     assert "mine 1" in found.stdout and "Peak: " in found.stdout
     assert (folder / "profiler_outputs" / "memory_timeline.html").is_file()

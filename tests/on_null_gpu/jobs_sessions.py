@@ -426,9 +426,8 @@ def rows_and_count(schedule: Schedule) -> list[tuple[int, int, int]]:
 
 
 def all_schedules() -> dict[tuple[int, int], list[tuple[int, int, int]]]:
-    """The same for 1 to 4 steps and cycles."""
+    """The same for some numbers of steps and cycles."""
     return {
         (steps, cycles): rows_and_count(Schedule(1, 1, steps, cycles))
-        for steps in range(1, 5)
-        for cycles in range(1, 5)
+        for steps, cycles in ((1, 1), (1, 2), (1, 4), (2, 1), (4, 3))
     }

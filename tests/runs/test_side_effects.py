@@ -81,6 +81,7 @@ def test_a_session_leaves_the_process_as_it_was(tmp_path: Path, fails: bool) -> 
     nn.Linear(4, 4)  # so that the random state is what the loop makes of it anyway
     expected = state()
     torch.manual_seed(0)
+    frozen = gc.get_freeze_count()
     inside: list[dict[str, Any]] = []
     try:
         session = loop(tmp_path, fails=fails, inside=inside)
@@ -88,6 +89,7 @@ def test_a_session_leaves_the_process_as_it_was(tmp_path: Path, fails: bool) -> 
         session = error.__traceback__
     assert session is not None
     assert differing(expected, state()) == []
+    assert gc.get_freeze_count() <= frozen
     assert {"environment", "warnings"} <= set(differing(expected, inside[0])), "or there is nothing to put back"
 
 

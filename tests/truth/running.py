@@ -424,7 +424,6 @@ def torch_state(program: Program) -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "collector": gc.isenabled(),
         "collector's callbacks": len(gc.callbacks),
-        "collector's frozen objects": gc.get_freeze_count() > 0,
         "profile function": str(sys.getprofile()),
         "trace function": str(sys.gettrace()),
         "excepthook": str(sys.excepthook),

@@ -71,7 +71,8 @@ LOWER_PARTS = {
 # Of the other tests' workloads those that judge something of their own; `python -m benchmarks.truth` judges all.
 WORKLOADS = {"workload:growing_list", "workload:checkpointing_reentrant", "workload:lbfgs", "workload:fno_2d_new_zeros"}
 
-# One of each class of programs, for the quick run; the others take some seconds each.
+# One of each class of programs, for the quick run; the others take some seconds each. Of compiled ones, quicker tests
+# are tests/analysis/compiled and, for what watching changes, tests/capture/objects/test_call_hooks.py.
 QUICK = {
     "gan_two_optimizers",
     "generate_with_cache",
@@ -81,7 +82,6 @@ QUICK = {
     "nested_jagged",
     "wrapper_subclass",
     "scripted_model",
-    "compiled_step_function",
     "idle_cache",
     "leaking_losses",
     "assigned_state_dict",

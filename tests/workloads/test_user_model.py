@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -18,6 +17,7 @@ from typer.testing import CliRunner
 
 import main
 from models import gpt, lstm
+from tests.processes import run_python
 from tracer.runs.session import Schedule
 from tracer.runs.workload_run import run_profile
 from tracer.workloads.factory import load_factory, parse_arguments
@@ -490,10 +490,8 @@ def test_a_project_may_have_a_package_of_the_same_name(tmp_path: Path) -> None:
         print(workload.model.in_features, type(workload).__name__)
     """
     root = str(Path(main.__file__).parent)
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": root}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    variables = os.environ | {"PYTHONPATH": root}
+    ended = run_python("-c", textwrap.dedent(program), folder=tmp_path, variables=variables)
     assert ended.stdout.splitlines() == ["Theirs", "7 ModuleWorkload"], ended.stderr
 
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from models.fno_workload import build_fno_workload
 from tests.exporters.recording_file.samples import kept_on_cpu
 from tests.models.fno_memory import saved_bytes_closed_form
-from tests.training_steps import WORKLOADS, build_workload, record
+from tests.training_steps import ONE_OF_EACH, WORKLOADS, build_workload, record
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.attribution import Phase, attribute, backward_calls, closure_calls
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
@@ -203,7 +203,7 @@ def test_a_custom_functions_backward_belongs_to_the_module_that_applied_it() -> 
 
 
 # ----------------------------------------------------------------------------------------------- laws on every model
-@pytest.mark.parametrize("name", sorted(WORKLOADS))
+@pytest.mark.parametrize("name", [*ONE_OF_EACH, "lstm", "custom_function", "gradient_accumulation", "adamw_foreach"])
 def test_rows_sum_to_the_allocators_peak_and_say_where_they_come_from(name: str) -> None:
     workload = build_workload(name)
     findings = profiled(workload.model or nn.Module(), workload.step, workload.optimizer)
