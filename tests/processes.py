@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import pickle
 import runpy
+import select
 import shutil
 import signal
 import socket
@@ -221,42 +222,58 @@ def _serve(path: str) -> tuple[str, str, bytes]:
     listening.listen(64)
     print("listening", flush=True)
     os.dup2(2, 1)
-    listening.settimeout(2)
+    # A child's end wakes the server. Page tables are most of what a fork costs: no second process waits for each.
+    ended, wakes = socket.socketpair()
+    ended.setblocking(False)
+    wakes.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes.fileno())
+    running: dict[int, socket.socket] = {}
     while True:
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        try:
+        ready, _, _ = select.select([listening, ended], [], [], 2)
+        if ended in ready:
+            ended.recv(4096)
+        _tell_of_ended(running)
+        if listening in ready:
             connection, _ = listening.accept()
-        except TimeoutError:
+            size, streams, _, _ = socket.recv_fds(connection, 8, 4)
+            if len(size) < 8:  # who asked has ended
+                connection.close()
+                continue
+            request = _received(connection, *struct.unpack("!Q", size))
+            if (pid := os.fork()) == 0:
+                break
+            running[pid] = connection
+            for stream in streams:
+                os.close(stream)
+            with suppress(ConnectionError):
+                connection.sendall(struct.pack("!q", pid))
+        elif not ready:
             if not _runs(int(os.environ[f"{FOLDER_VARIABLE}_OF"])):
                 shutil.rmtree(Path(path).parent, ignore_errors=True)
             if not Path(path).exists():
                 os._exit(0)
-            continue
-        if os.fork() == 0:
-            break
-        connection.close()
-    # This process waits for the one that does what is asked.
-    listening.close()
-    connection.settimeout(None)
-    size, streams, _, _ = socket.recv_fds(connection, 8, 4)
-    request = pickle.loads(_received(connection, *struct.unpack("!Q", size)))
-    if (pid := os.fork()) == 0:
-        import fcntl
+    import fcntl
 
-        connection.close()
-        high = [fcntl.fcntl(stream, fcntl.F_DUPFD, 64) for stream in streams]
-        for number, stream in enumerate(high):
-            os.dup2(stream, number)
-        os.closerange(len(high), 256)
-        return request  # type: ignore[no-any-return]
-    for stream in streams:
-        os.close(stream)
-    with suppress(BrokenPipeError):
-        connection.sendall(struct.pack("!q", pid))
-        connection.sendall(struct.pack("!q", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
-    os._exit(0)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for of_the_server in (listening, ended, wakes, connection, *running.values()):
+        of_the_server.close()
+    high = [fcntl.fcntl(stream, fcntl.F_DUPFD, 64) for stream in streams]
+    for number, stream in enumerate(high):
+        os.dup2(stream, number)
+    os.closerange(len(high), 256)
+    return pickle.loads(request)  # type: ignore[no-any-return]
+
+
+def _tell_of_ended(running: dict[int, socket.socket]) -> None:
+    """Send the exit status of each process that has ended to whom it belongs."""
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        with running.pop(pid) as connection, suppress(ConnectionError):
+            connection.sendall(struct.pack("!q", os.waitstatus_to_exitcode(status)))
 
 
 def _received(connection: socket.socket, size: int) -> bytes:

@@ -125,7 +125,7 @@ def test_a_first_step_that_does_not_fit_is_explained() -> None:
     assert results.findings is None
     failed = results.failed_allocation
     assert failed is not None
-    assert failed.asked_bytes >= 1 << 50
-    assert failed.site.file == __file__
-    assert sum(group.bytes for group in failed.groups) == failed.requested_bytes
-    assert Kind.PARAMETER in {group.kind for group in failed.groups}
+    assert failed.event.asked_bytes >= 1 << 50
+    assert failed.event.site.file == __file__
+    assert sum(group.bytes for group in failed.event.groups) == failed.event.requested_bytes
+    assert Kind.PARAMETER in {group.kind for group in failed.event.groups}

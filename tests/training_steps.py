@@ -25,6 +25,11 @@ from tracer.capture.recording import Recording
 
 Builder = Callable[[], "Workload"]
 WORKLOADS: dict[str, Builder] = {}
+ONE_OF_EACH = (
+    *("fno_2d_new_zeros", "convnet", "transformer", "checkpointing_reentrant", "lbfgs", "functional_model"),
+    *("growing_list", "inference_mode", "sparse_and_resize", "replaced_data"),
+)
+"""Of each kind of workload one, for a claim that needs a run of its own for each and looks at no operator itself."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -272,7 +272,7 @@ def run_out_in(where: str, at_step: int = 2, on: int = 0) -> RanOut:
             optimizer.step()
             session.step()
     results: Any = session.results
-    failed = results.failed_allocation
+    failed = results.failed_allocation.event
     return RanOut(
         device=results.device,
         asked_bytes=failed.asked_bytes,
@@ -318,10 +318,10 @@ def run_out_while_validating(*, with_gradients: bool = True, trains_in: str = "t
                 total = total + model(torch.randn(1024, 16, device="cuda:0")).square().mean()
         torch.empty(100 << 20, dtype=torch.uint8, device="cuda:0")
     results: Any = session.results
-    again = results_of(kept_run(results)).failed_allocation
+    again = results_of(kept_run(results)).failed_allocation.event
     assert again is not None
-    first = results.first_changes.changes
-    return results.failed_allocation.advice, first[0].words if first else "", again.advice
+    first = results.failed_allocation.first.changes
+    return results.failed_allocation.event.advice, first[0].words if first else "", again.advice
 
 
 def history_of_somebody_else() -> tuple[bool, int]:

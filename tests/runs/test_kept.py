@@ -14,7 +14,7 @@ from torch import nn
 
 from tests.exporters.recording_file.samples import SHORT, on_cpu, on_cuda
 from tests.pieces import Pieces, raising
-from tests.training_steps import WORKLOADS, build_workload
+from tests.training_steps import ONE_OF_EACH, build_workload
 from tracer.capture.kept_run import KeptRun
 from tracer.capture.profiler.inline_operators import place_inline_operators
 from tracer.exporters.recording_file.kept_run_file import load_kept_run, save_kept_run
@@ -44,7 +44,7 @@ def assert_same(first: dict[str, bytes], again: dict[str, bytes]) -> None:
     assert [name for name, content in first.items() if content != again[name]] == []
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_every_output_is_written_again_to_the_byte(name: str, tmp_path: Path) -> None:
     workload = build_workload(name)
     model = workload.model if workload.model is not None else nn.Module()
@@ -225,16 +225,16 @@ def test_what_ran_out_of_memory_is_explained_again(tmp_path: Path) -> None:
     results = on_cuda(oom=True)
     again = results_of(through_a_file(results, tmp_path))
     assert again.failed_allocation is not None
-    assert again.failed_allocation.asked_bytes == 1 << 40
+    assert again.failed_allocation.event.asked_bytes == 1 << 40
     assert results_of(through_a_file(on_cuda(), tmp_path)).failed_allocation is None
     first_step = dataclasses.replace(results, findings=None, trace=None, timings=None, keep_recording=True)
-    assert again.first_changes is not None
-    first_step = dataclasses.replace(first_step, first_changes=again.first_changes)
+    assert again.failed_allocation.first is not None
+    first_step = dataclasses.replace(first_step, failed_allocation=again.failed_allocation)
     write_outputs(first_step, tmp_path / "first")
     write_outputs(again, tmp_path / "failed")
     for folder in ("first", "failed"):
         page = (tmp_path / folder / "memory_timeline.html").read_text("utf-8")
-        assert again.first_changes.nothing_helps in page
+        assert again.failed_allocation.first.nothing_helps in page
     assert_same(files(tmp_path / "first"), written_again(tmp_path / "first", tmp_path / "again"))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,11 +35,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     yield clock
 
 
-def train(folder: Path, in_step: Callable[[int, nn.Module], None]) -> TrainingProfile:
+def train(
+    folder: Path, in_step: Callable[[int, nn.Module], None], *, num_steps: int = PLAN.num_steps
+) -> TrainingProfile:
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters())
     with profile_training(model, optimizer, save_dir=folder, schedule=PLAN, screen="none") as session:
-        for step in range(PLAN.num_steps):
+        for step in range(num_steps):
             in_step(step, model)
             model(torch.randn(4, 8)).sum().backward()
             optimizer.step()
@@ -105,7 +109,7 @@ def test_behind_a_cycle_that_took_long_to_read_there_is_no_other(
 def test_a_long_evaluation_ends_the_recording_behind_a_whole_step(
     at_step: int, steps: list[int], clock: Clock, tmp_path: Path
 ) -> None:
-    """In the first recorded step it is recorded: what trains comes behind it."""
+    """Where there is none, a short one is recorded: what trains comes behind it."""
     num_calls = 0
 
     def in_step(step: int, model: nn.Module) -> None:
@@ -120,3 +124,55 @@ def test_a_long_evaluation_ends_the_recording_behind_a_whole_step(
     session = train(tmp_path, in_step)
     assert (num_calls, recorded(session)) == (9, steps)
     assert ("calls models without gradients" in "".join(session.notes)) == (at_step == 3)
+
+
+def evaluates(at: range, clock: Clock) -> Callable[[int, nn.Module], None]:
+    def in_step(step: int, model: nn.Module) -> None:
+        if step in at:
+            with torch.no_grad():
+                for _ in range(9):
+                    model(torch.randn(4, 8))
+                    clock.now_s += 0.3
+
+    return in_step
+
+
+def loads(folder: Path, at: range) -> Callable[[int, nn.Module], None]:
+    """Steps that load a package of 200 modules."""
+    name = f"package_of_{folder.name}_{at.start}"
+    for module in range(200):
+        (folder / f"{name}_{module}.py").touch()
+
+    def in_step(step: int, model: nn.Module) -> None:
+        if step in at:
+            for module in range(200):
+                sys.modules.pop(f"{name}_{module}", None)
+                importlib.import_module(f"{name}_{module}")
+
+    return in_step
+
+
+@pytest.mark.parametrize("kind", ["evaluates", "loads"])
+@pytest.mark.parametrize(
+    ("at", "cycles"),
+    [
+        (range(2, 3), [2, 2]),  # the first step that is to be recorded
+        (range(3, 4), [1]),  # behind a whole one
+        (range(99), [2]),  # all: dropped three times, then recorded to where it ends behind a whole step
+    ],
+)
+def test_what_costs_much_in_the_first_recorded_step_has_later_ones_recorded(
+    kind: str, at: range, cycles: list[int], clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation behind the first step, or a package that is first needed there, is not what trains."""
+    monkeypatch.syspath_prepend(tmp_path)
+    in_step = evaluates(at, clock) if kind == "evaluates" else loads(tmp_path, at)
+    before = list(sys.meta_path)
+    session = train(tmp_path, in_step, num_steps=24)
+    assert sys.meta_path == before
+    assert len(recorded(session)) == len(cycles) and session.is_complete
+    # The wait and the warmup of the schedule come anew: 2, 5 and 8 are dropped.
+    first = session.findings.cycles[0].attribution.step_names[0]
+    assert int(first.removeprefix("ProfilerStep#")) == {2: 5, 3: 2, 0: 11}[at.start]
+    does = "loads more than 100 Python modules" if kind == "loads" else "calls models without gradients"
+    assert (does in "".join(session.notes)) == (at.start != 2)

@@ -85,7 +85,7 @@ class KeptRun:
         known: Objects that were observed.
         module_names: Dotted names of the model's modules by `id()`.
         snapshot: The allocator's own, on CUDA; elsewhere None.
-        num_later: Cycles behind the one that the snapshot is of.
+        num_later: Cycles behind the one that the snapshot is of; None if it is of none.
         parameters: The model's, with the lines that constructed them.
         timings: Timings of the timing pass; None if there was none.
         unused_parameters: Names of parameters without gradient; None where it was not looked at.
@@ -129,7 +129,7 @@ class KeptRun:
     values_read: ValuesRead | None = None
     was_evaluating: bool = False
     graph_pools: tuple[dict[str, Any], ...] = ()
-    num_later: int = 0
+    num_later: int | None = 0
 
     @property
     def num_events(self) -> int:

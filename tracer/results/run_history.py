@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from tracer.analysis.profiles.failed_allocation import FailedAllocation, failed_allocation
 from tracer.analysis.profiles.findings import Findings, with_allocator_history
+from tracer.analysis.profiles.labels import label_snapshot, labels_of
 from tracer.analysis.snapshots.oom import device_out_of_memory
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.errors import SnapshotError
@@ -24,11 +25,12 @@ class RunHistory:
 
     Attributes:
         snapshot: As torch returned it; None where there is none.
-        num_later: Cycles that were recorded behind the one that it is of, which had the highest peak until then.
+        num_later: Cycles that were recorded behind the one that it is of, which had the highest peak until then; None
+            where it is of no recorded cycle.
         notes: A sentence on each thing in it that could not be read.
     """
 
-    def __init__(self, snapshot: dict[str, Any] | None, num_later: int = 0) -> None:
+    def __init__(self, snapshot: dict[str, Any] | None, num_later: int | None = 0) -> None:
         """Prepare; nothing is read."""
         self.snapshot, self.num_later = snapshot, num_later
         self.notes: list[str] = []
@@ -43,9 +45,24 @@ class RunHistory:
 
     def joined(self, findings: Findings, known: KnownStorages) -> Findings:
         """Findings with the peak of one cycle by the allocator's own books, where there is a history of it."""
-        if (columns := self.columns) is None:
+        columns, num_later = self.columns, self.num_later
+        if columns is None or num_later is None:
             return findings
-        return self._or_note(lambda: with_allocator_history(findings, columns, self.num_later, known=known)) or findings
+        return self._or_note(lambda: with_allocator_history(findings, columns, num_later, known=known)) or findings
+
+    def labelled(self, findings: Findings | None, known: KnownStorages) -> dict[str, Any] | None:
+        """The snapshot, whose entries say what the recording knows of their blocks; None where there is none.
+
+        Args:
+            findings: Findings of the run, joined with this history; None where there are none.
+        """
+        cycles = findings.cycles if findings is not None else ()
+        cycle = next((cycle for cycle in cycles if cycle.history is not None), None)
+        if self.snapshot is None or cycle is None or cycle.history is None:
+            return self.snapshot
+        labels = labels_of(cycle.recording, cycle.attribution, cycle.blocks, known=known)
+        device = cycle.history.state.device
+        return label_snapshot(self.snapshot, cycle.lifetimes, labels, cycle.history.entry, device_index=device)
 
     @property
     def device_out_of_memory(self) -> int | None:
@@ -57,16 +74,23 @@ class RunHistory:
     ) -> FailedAllocation | None:
         """The last allocation that a device of this one's type had no memory for, explained.
 
+        It is read as memory_snapshot.pkl would be, so that the file tells the same.
+
         Args:
             findings: Findings of the run, to name what filled the device; None where there are none.
             device: Name of a device, of which the type counts.
         """
-        if (columns := self.columns) is None:
+        if self.device_out_of_memory is None:
             return None
         kind = device.partition(":")[0]
-        return self._or_note(
-            lambda: failed_allocation(columns, findings, known, device_type=kind, was_evaluating=was_evaluating)
-        )
+
+        def explained() -> FailedAllocation | None:
+            columns = self.columns if labelled is self.snapshot else snapshot_in_memory(labelled or {})
+            assert columns is not None
+            return failed_allocation(columns, findings, known, device_type=kind, was_evaluating=was_evaluating)
+
+        labelled = self.labelled(findings, known)
+        return self._or_note(explained)
 
     def _or_note(self, answer: Callable[[], _Answer]) -> _Answer | None:
         try:

@@ -12,10 +12,9 @@ from tracer.advice.recommendation import AdviceReport
 from tracer.analysis.peak_diff import PeakDiff, SavedPeak
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.eager_comparison import compared_with_eager
+from tracer.analysis.profiles.failed_allocation import FailedAllocation
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.waste import Waste
-from tracer.analysis.snapshots.first_changes import FirstChanges
-from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.times.findings import TraceTimes
 from tracer.capture.device.phase_timings import PhaseTimings
 from tracer.capture.objects.known_storages import KnownStorages
@@ -49,7 +48,6 @@ class RunResults:
         parameters: The model's, with the lines that constructed them.
         project_root: The folder from which reports name files.
         failed_allocation: What the device had no memory for, explained; None where the allocator's history has none.
-        first_changes: What to try first so that it is served; None where the history cannot be replayed.
         trace: The profiler's own, of the cycle with the largest peak; None if it was not asked for.
         module_names: Dotted names of the model's modules by `id()`.
         origin: When, where and with what the run was made.
@@ -78,8 +76,7 @@ class RunResults:
     notes: tuple[str, ...] = ()
     parameters: tuple[Parameter, ...] = ()
     project_root: Path | None = None
-    failed_allocation: OutOfMemory | None = None
-    first_changes: FirstChanges | None = None
+    failed_allocation: FailedAllocation | None = None
     trace: ProfilerTrace | None = None
     module_names: Mapping[int, str] = field(default_factory=dict)
     origin: RunOrigin = field(default_factory=RunOrigin.here)

@@ -169,7 +169,7 @@ def _place(results: RunResults) -> OutOfMemoryAt | None:
         return None
     if not failure.out_of_memory:
         raise _error(failure)
-    size_bytes = failed.asked_bytes if failed is not None else None
+    size_bytes = failed.event.asked_bytes if failed is not None else None
     return OutOfMemoryAt(size_bytes, failure.step, "", "", "", failure.line)
 
 

@@ -14,6 +14,7 @@ from tracer.analysis.operators.memory_report import memory_report
 from tracer.analysis.operators.run_times import RunTimes, run_times
 from tracer.analysis.profiles.findings import Findings, find_on_other_device
 from tracer.analysis.profiles.held_now import held_at_failure
+from tracer.analysis.profiles.labels import labels_of
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.oom import device_out_of_memory
 from tracer.capture.device.allocator_history import snapshot_without_times
@@ -23,8 +24,6 @@ from tracer.exporters.json_documents.advice import write_advice_json
 from tracer.exporters.json_documents.peak import write_peak_json
 from tracer.exporters.max_mem import write_max_mem
 from tracer.exporters.memory_snapshot import (
-    label_snapshot,
-    labels_of,
     snapshot_of_recording,
     write_memory_snapshot,
 )
@@ -205,7 +204,6 @@ def _write_page(material: Material, path: Path) -> None:
         notes=notes,
         slow_modules=_slow_modules(material, findings),
         failed=results.failed_allocation,
-        first_changes=results.first_changes,
         known=known,
         against_eager=results.against_eager,
         advice=results.advice,
@@ -259,7 +257,8 @@ def _write_page_of_history(material: Material, path: Path) -> None:
         raise OutputError(
             "The allocator's history has no device with memory, so there is no page.", hint="Record a later step."
         )
-    failing, tried = device_out_of_memory(columns), results.first_changes
+    failing = device_out_of_memory(columns)
+    tried = results.failed_allocation.first if results.failed_allocation is not None else None
     first = {failing: tried} if failing is not None and tried is not None else {}
     caveat = results.origin.caveat
     write_snapshot_page(replayed, finding, path, run=run_description(results), caveat=caveat, first=first)
@@ -299,14 +298,11 @@ def _write_snapshot(material: Material, path: Path) -> None:
         write_memory_snapshot(results.snapshot, path)
         return
     assert findings is not None
-    cycle = next((cycle for cycle in findings.cycles if cycle.history is not None), findings.worst)
-    recording, lifetimes = cycle.recording, cycle.lifetimes
-    labels = labels_of(recording, cycle.attribution, cycle.blocks, known=results.known)
-    if results.snapshot is None:
-        snapshot = snapshot_of_recording(recording, lifetimes, labels=labels)
-    else:
-        index = int(findings.device.rpartition(":")[2])
-        snapshot = label_snapshot(results.snapshot, lifetimes, labels, cycle.history_entry, device_index=index)
+    snapshot = results.history.labelled(findings, results.known)
+    if snapshot is None:
+        cycle = findings.worst
+        labels = labels_of(cycle.recording, cycle.attribution, cycle.blocks, known=results.known)
+        snapshot = snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels)
     snapshot = snapshot if results.computed else snapshot_without_times(snapshot)
     write_memory_snapshot(snapshot, path)
 
@@ -348,6 +344,7 @@ def _write_peak_json(material: Material, path: Path) -> None:
         against_eager=results.against_eager,
         values_read=results.values_read,
         graph_pools=findings.graph_pools,
+        failed=results.failed_allocation,
     )
 
 

@@ -16,6 +16,10 @@ _MOST_SHARE: Final = 0.5
 """Of the step itself: what steps differ by anyway."""
 _NUM_STEPS_TO_BEGIN: Final = 1  # slower than all others, unless it is the only one that is not recorded
 _MOST_WITHOUT_GRADIENTS_S: Final = 1.0
+_MOST_MODULES: Final = 100
+"""Python modules that a recorded step may load: a package with a thousand makes four million calls of functions."""
+_MOST_DROPPED: Final = 3
+"""Recordings that are dropped for later ones; a program may do the same in every step."""
 
 
 class RecordingCost:
@@ -24,7 +28,7 @@ class RecordingCost:
     def __init__(self) -> None:
         self.note = ""
         self._plain_s: list[float] = []
-        self._num_recorded = 0
+        self._num_recorded = self._num_dropped = 0
         self._without_gradients_since_s: float | None = None
         self.begin_step()
         self.begin_reading()
@@ -33,6 +37,7 @@ class RecordingCost:
         """Note that the program goes on."""
         self._began_s = time.process_time()
         self._without_gradients_since_s = None
+        self._num_modules = 0
 
     def end_step(self, *, is_recorded: bool) -> bool:
         """Return whether the step that has ended was recorded and cost too much."""
@@ -65,15 +70,35 @@ class RecordingCost:
         )
         return True
 
+    @property
+    def has_step(self) -> bool:
+        """Whether a whole step was recorded."""
+        return self._num_recorded > 0
+
     def is_long_evaluation(self) -> bool:
-        """Return whether models were called without gradients for too long; asked at such calls in recorded steps."""
+        """Return whether models were called without gradients for too long; asked at such calls in recorded steps.
+
+        The recording then ends, or is dropped for a later one where it has no whole step.
+        """
         now_s = time.process_time()
         self._without_gradients_since_s = self._without_gradients_since_s or now_s
         took_s = now_s - self._without_gradients_since_s
-        if took_s <= _MOST_WITHOUT_GRADIENTS_S or not self._num_recorded:
-            return False
-        self.note = (
-            f"A recorded step calls models without gradients for more than {_MOST_WITHOUT_GRADIENTS_S:.0f} s of a "
-            f"processor. Recording ended there, after {some(self._num_recorded, 'whole step')}."
+        return took_s > _MOST_WITHOUT_GRADIENTS_S and self._ends_within_step(
+            f"calls models without gradients for more than {_MOST_WITHOUT_GRADIENTS_S:.0f} s of a processor"
         )
-        return True
+
+    def loads_many(self) -> bool:
+        """Return whether too many Python modules are loaded; asked at each in recorded steps."""
+        self._num_modules += 1
+        return self._num_modules > _MOST_MODULES and self._ends_within_step(
+            f"loads more than {_MOST_MODULES} Python modules"
+        )
+
+    def _ends_within_step(self, does: str) -> bool:
+        if self.has_step:
+            self.note = (
+                f"A recorded step {does}. Recording ended there, after {some(self._num_recorded, 'whole step')}."
+            )
+            return True
+        self._num_dropped += 1
+        return self._num_dropped <= _MOST_DROPPED

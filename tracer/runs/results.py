@@ -102,7 +102,6 @@ def run_results(
         losses: See there.
     """
     ran_out = failure is not None and failure.out_of_memory and not failure.in_timing_pass
-    failed = session.failed_allocation if ran_out else None
     device = session.device_of(findings)
     caveat = caveat_of(device)
     return ShownResults(
@@ -118,8 +117,7 @@ def run_results(
         notes=(*(notes_of(findings) if caveat else ()), *notes, *session.notes),
         parameters=parameters,
         project_root=project_root,
-        failed_allocation=failed.event if failed is not None else None,
-        first_changes=failed.first if failed is not None else None,
+        failed_allocation=session.failed_allocation if ran_out else None,
         trace=session.trace if findings is not None and not caveat else None,
         module_names=session.module_names,
         origin=RunOrigin.here(str(device), caveat=caveat),

@@ -41,6 +41,7 @@ from tracer.results.failure import is_out_of_memory
 from tracer.results.null_run import caveat_of
 from tracer.results.run_history import RunHistory
 from tracer.runs.first_step import FirstStep, only_the_first
+from tracer.runs.loaded_modules import LoadedModules
 from tracer.runs.loop_session import LoopSession, fault_text, warn_at_users_line
 from tracer.runs.recording_cost import RecordingCost
 from tracer.runs.waste import find_held_waste
@@ -202,6 +203,7 @@ class ProfileSession(LoopSession):
         self._num_evaluations = 0
         self._looked_for_waste = self._failed_in_evaluation = False
         self._cost, self._has_enough = RecordingCost(), False
+        self._loaded = LoadedModules(self._is_loading_module)
         self._arguments: list[weakref.ref[Tensor]] = []
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
@@ -226,6 +228,7 @@ class ProfileSession(LoopSession):
         self._stop_hearing = torch_profiler.on_preparing(self._another_begins)
         self._compile_watch.start()
         GRAPH_CAPTURES.start()
+        self._loaded.start()
         self._hooks.start()
         self._cycle_begins(is_recorded=self._action_after(0) in _RECORDING)
         (self._first or self._profiler).__enter__()
@@ -276,17 +279,35 @@ class ProfileSession(LoopSession):
             with self._never_the_loops_fault():
                 self._make_way()
 
-    def _make_way(self) -> None:
-        """Drop the cycle that is under way, and begin anew when the other profiler has ended."""
+    def _end_costly_recording(self) -> None:
+        """End the recording within a step; where it has no whole step, another one begins later."""
+        if self._cost.has_step:
+            self._end_within_step()
+        else:
+            self._make_way(num_more_steps=int(self.schedule.is_apart))
+
+    def _is_loading_module(self) -> None:
+        # The only step of a program is recorded whatever it costs.
+        if self._is_recording and not self._records_first and threading.get_ident() == self._thread:
+            with self._never_the_loops_fault():
+                if self._cost.loads_many():
+                    self._end_costly_recording()
+
+    def _make_way(self, *, num_more_steps: int = 0) -> None:
+        """Drop the cycle that is under way, and begin anew, at once or when another profiler has ended.
+
+        Args:
+            num_more_steps: Steps before the new beginning.
+        """
         self._has_to_begin = False
         profiler, self._profiler = self._profiler, None
         profiler.on_trace_ready = None
         profiler.__exit__(None, None, None)
         self.history.stop()
-        self._num_steps_waited = profiler.step_num + 1
+        self._num_steps_waited = profiler.step_num + 1 + num_more_steps
         torch_profiler.let_go_of(profiler)
         self._profiler = self._new_profiler()
-        self._profiler.step_num = self._num_steps_waited - 1
+        self._profiler.step_num = profiler.step_num
         self._profiler.__enter__()
 
     def _switch_off(self, error: BaseException | None) -> None:
@@ -297,7 +318,7 @@ class ProfileSession(LoopSession):
             self._first.stop()
         if error is not None:
             if is_out_of_memory(error):
-                self._ours(lambda: self.history.dump(self._tracer.num_cycles))
+                self._ours(lambda: self.history.dump(self._tracer.num_cycles if is_recorded else None))
             self._ours(lambda: self._look_where_memory_ran_out(error))
             self._ours(self._note_evaluation)
             if is_out_of_memory(error) and not is_recorded:
@@ -310,6 +331,7 @@ class ProfileSession(LoopSession):
         self._ours(self._hooks.stop)
         self._ours(self._compile_watch.stop)
         self._ours(GRAPH_CAPTURES.stop)
+        self._ours(self._loaded.stop)
         self._ours(self.history.stop)
         self._ours(self._quiet.close)
         self._ours(self._observer.stop)
@@ -320,6 +342,7 @@ class ProfileSession(LoopSession):
             self._first.stop()
         self._of_parent, self._profiler = self._profiler, None
         self._hooks.stop()
+        self._loaded.stop()
         self._compile_watch.stop()
         self._quiet.close()
         self._observer.stop()
@@ -398,8 +421,7 @@ class ProfileSession(LoopSession):
         """Whether nothing more will be recorded."""
         return self._has_enough or self._tracer.num_cycles == self.schedule.num_repeats
 
-    def _end_costly_recording(self) -> None:
-        """End the recording within a step."""
+    def _end_within_step(self) -> None:
         self._has_enough = True
         profiler, self._profiler = self._profiler, None
         profiler.__exit__(None, None, None)
@@ -755,7 +777,8 @@ class ProfileSession(LoopSession):
     def run_history(self) -> RunHistory:
         """The allocator's history so far, to be read and joined."""
         if self._run_history.snapshot is not self.history.snapshot:
-            num_later = max(0, self._tracer.num_cycles - 1 - self.history.cycle)
+            cycle, num_cycles = self.history.cycle, self._tracer.num_cycles
+            num_later = max(0, num_cycles - 1 - cycle) if cycle is not None else None
             self._run_history = RunHistory(self.history.snapshot, num_later)
         return self._run_history
 

@@ -241,7 +241,7 @@ class TrainingProfile(ProfileSession):
             if not self._is_recording:
                 self._arguments = [weakref.ref(value) for value in given]
                 return
-            if not torch.is_grad_enabled() and self._cost.is_long_evaluation():
+            if not torch.is_grad_enabled() and not self._records_first and self._cost.is_long_evaluation():
                 self._end_costly_recording()
                 return
             self._note_thread()

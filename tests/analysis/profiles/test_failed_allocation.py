@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from tests.exporters.recording_file.samples import on_cuda
+from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.failed_allocation import failed_allocation
 from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.results.run_history import RunHistory
 from tracer.snapshot.load import snapshot_in_memory
 
 
@@ -27,15 +29,26 @@ def test_the_recording_says_what_the_history_does_not_know() -> None:
     peak = int(np.argmax(in_use))
     failed = {"action": "oom", "size": 1 << 40, "device_free": 5, "stream": 0, "frames": [], "time_us": 1}
     trace.insert(peak + 1, failed)
-    columns = snapshot_in_memory(results.snapshot)
-    with_recording = failed_allocation(columns, results.findings, results.known, device_type="cuda")
-    alone = failed_allocation(columns, None, results.known, device_type="cuda")
+    history = RunHistory(results.snapshot)
+    assert results.findings is not None and history.columns is not None
+    findings = history.joined(results.findings, results.known)
+    with_recording = history.failed_allocation(findings, results.known, "cuda:0")
+    alone = failed_allocation(history.columns, None, results.known, device_type="cuda")
     assert with_recording is not None and alone is not None
     known, before = bytes_by_kind(with_recording.event), bytes_by_kind(alone.event)
     assert sum(known.values()) == sum(before.values()) == with_recording.event.requested_bytes
     assert before["not known"] > 0
     assert "not known" not in known
     assert with_recording.event.asked_bytes == alone.event.asked_bytes == 1 << 40
+    in_use = with_recording.in_use
+    assert in_use is not None and alone.in_use is None
+    assert sum(row.bytes for row in in_use.rows) == with_recording.event.requested_bytes == in_use.allocator_peak_bytes
+    assert in_use.rows == findings.worst.peak.rows, "memory ran out at the peak"
+    rows_by_kind: dict[str, int] = {}
+    for row in in_use.rows:
+        words = Kind[row.category].words
+        rows_by_kind[words] = rows_by_kind.get(words, 0) + (row.requested_bytes or 0)
+    assert rows_by_kind == known
 
 
 def test_without_a_failure_there_is_nothing_to_explain() -> None:

@@ -160,9 +160,15 @@ def in_use_at(history: JoinedHistory, lifetimes: BlockLifetimes, position: int) 
         None if the history does not reach back to that event.
     """
     maker = np.flatnonzero((lifetimes.made_at == position) & (lifetimes.allocation >= 0) & (history.entry >= 0))
-    if not len(maker):
-        return None
-    entry = int(history.entry[maker[0]])
+    return in_use_after(history, lifetimes, int(history.entry[maker[0]]), position) if len(maker) else None
+
+
+def in_use_after(history: JoinedHistory, lifetimes: BlockLifetimes, entry: int, position: int) -> InUse:
+    """What was in use right after an entry of the history.
+
+    Args:
+        position: Position in `BlockLifetimes.events` of the last allocation until then.
+    """
     lives = history.replay.lives
     alive_rows = lives.alive_after(entry)
     is_pending = _pending(history, alive_rows, entry)
@@ -188,6 +194,12 @@ def in_use_at(history: JoinedHistory, lifetimes: BlockLifetimes, position: int) 
         pending_bytes=int(lives.allocated_bytes[alive_rows[is_pending]].sum()),
         memory=fragmentation_after(history.state, history.replay, entry),
     )
+
+
+def last_made(history: JoinedHistory, lifetimes: BlockLifetimes, entry: int) -> int | None:
+    """Position in `BlockLifetimes.events` of the last allocation until an entry; None if it is of before the first."""
+    made = lifetimes.made_at[(history.entry >= 0) & (history.entry <= entry) & (lifetimes.made_at >= 0)]
+    return int(made.max()) if len(made) else None
 
 
 def _pending(history: JoinedHistory, rows: Rows, entry: int) -> Bools:

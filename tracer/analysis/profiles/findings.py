@@ -26,6 +26,7 @@ from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode, CompiledGraph
 from tracer.errors import RecordingError
+from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import Snapshot
 
 
@@ -242,6 +243,21 @@ def without_wrapped(findings: Findings) -> Findings:
     return replace(findings, growth=None)
 
 
+def failure_report(cycle: CycleFindings, known: KnownStorages | None) -> PeakReport | None:
+    """What was in use at the last failure in a cycle's history; None without either."""
+    if cycle.history is None or not len(entries := cycle.history.state.trace.where(Action.OOM)):
+        return None
+    return peak_report(
+        cycle.recording,
+        cycle.attribution,
+        cycle.lifetimes,
+        cycle.blocks,
+        known=known,
+        history=cycle.history,
+        entry=int(entries[-1]),
+    )
+
+
 def with_allocator_history(
     findings: Findings, snapshot: Snapshot, num_later: int = 0, *, known: KnownStorages | None = None
 ) -> Findings:
@@ -262,6 +278,9 @@ def with_allocator_history(
     if history is None:
         return findings
     peak = peak_report(cycle.recording, cycle.attribution, cycle.lifetimes, cycle.blocks, known=known, history=history)
+    failed = failure_report(replace(cycle, history=history), known)
+    if failed is not None and failed.peak_bytes == peak.peak_bytes:  # of two moments with as much that of the failure
+        peak = failed
     lost_track = find_lost_track(cycle.recording, cycle.categories, cycle.attribution, peak.blocks)
     joined = replace(cycle, peak=peak, lost_track=lost_track, history=history)
     return replace(findings, cycles=(*findings.cycles[:number], joined, *findings.cycles[number + 1 :]))

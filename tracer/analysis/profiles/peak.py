@@ -10,7 +10,7 @@ import numpy as np
 from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.allocator_count import CountedParts
-from tracer.analysis.profiles.allocator_join import InUse, JoinedHistory, in_use_at
+from tracer.analysis.profiles.allocator_join import InUse, JoinedHistory, in_use_after, in_use_at, last_made
 from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
@@ -110,19 +110,25 @@ def peak_report(
     *,
     known: KnownStorages | None = None,
     history: JoinedHistory | None = None,
+    entry: int | None = None,
 ) -> PeakReport:
     """Explain the peak of one device.
 
     Args:
         lifetimes: The device's blocks; there is at least one event.
+        entry: Explain what was in use after this entry of the history, in place of the peak.
 
     Returns:
         The report. The first maximum wins.
     """
-    position = peak_position(lifetimes)
+    position, in_use = peak_position(lifetimes), None
+    if history is not None and entry is not None:
+        position = last_made(history, lifetimes, entry) or 0
+        in_use = in_use_after(history, lifetimes, entry, position)
+    elif history is not None:
+        in_use = in_use_at(history, lifetimes, position)
     event = int(lifetimes.events[position])
     alive = lifetimes.alive_at(position)
-    in_use = in_use_at(history, lifetimes, position) if history is not None else None
     if in_use is not None:
         blocks = _by_the_allocators_books(blocks.take(in_use.block[in_use.block >= 0]), in_use)
     else:
@@ -133,7 +139,7 @@ def peak_report(
     return PeakReport(
         device=recording.devices[lifetimes.device],
         peak_bytes=int(blocks.size_bytes.sum()),
-        allocator_peak_bytes=int(lifetimes.allocator_bytes[position]),
+        allocator_peak_bytes=int(lifetimes.allocator_bytes[position]) if entry is None else _counted(in_use, blocks),
         counted=lifetimes.count.at(position),
         reserved_bytes=max(0, int(allocations.total_reserved_bytes[event])),
         time_ns=int(allocations.time_ns[event]),
@@ -145,6 +151,11 @@ def peak_report(
         allocator=_allocator_peak(blocks, history, in_use, lifetimes),
         threads=known.threads if known is not None else (),
     )
+
+
+def _counted(in_use: InUse | None, blocks: ClassifiedBlocks) -> int:
+    """What the allocator's segments had in use, where there is a history."""
+    return in_use.memory.allocated_bytes - in_use.pending_bytes if in_use is not None else int(blocks.size_bytes.sum())
 
 
 def _by_the_allocators_books(blocks: ClassifiedBlocks, in_use: InUse) -> ClassifiedBlocks:

@@ -19,7 +19,7 @@ class AllocatorHistory:
 
     Attributes:
         snapshot: The latest dump, in the form of `torch.cuda.memory._snapshot()`, or None.
-        cycle: The number that `dump` was given with it.
+        cycle: Number of the recorded cycle that it is of; None if it is of none.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class AllocatorHistory:
         self._max_entries, self._stacks_of_frees = max_entries, stacks_of_frees
         self._is_timed = is_timed
         self.snapshot: dict[str, Any] | None = None
-        self.cycle = 0
+        self.cycle: int | None = 0
         self._peak_bytes: int | None = None
         self._recording = False
         self._ours = False
@@ -67,11 +67,11 @@ class AllocatorHistory:
         peak_bytes = peak_allocated_bytes(self.device)  # another one is higher, or somebody has set it back
         return self.snapshot is None or peak_bytes is None or peak_bytes != self._peak_bytes
 
-    def dump(self, cycle: int = 0) -> None:
+    def dump(self, cycle: int | None = None) -> None:
         """Keep a snapshot of the history so far, in place of an earlier one.
 
         Args:
-            cycle: Number of the cycle that it is of.
+            cycle: Number of the recorded cycle that it is of, which ends with it; None if it is of none.
         """
         if self._recording:
             snapshot = torch_history.allocator_snapshot(self.device)

@@ -17,6 +17,7 @@ from tracer.snapshot.printable import printable
 from tracer.units import MIB, NS_PER_US
 
 if TYPE_CHECKING:
+    from tracer.analysis.profiles.failed_allocation import FailedAllocation
     from tracer.analysis.profiles.graph_pool import GraphPool
     from tracer.analysis.profiles.peak import PeakReport
     from tracer.capture.recording import Recording
@@ -41,6 +42,7 @@ def peak_document(
     against_eager: PeakDiff | None = None,
     values_read: ValuesRead | None = None,
     graph_pools: Sequence[GraphPool] = (),
+    failed: FailedAllocation | None = None,
 ) -> dict[str, Any]:
     """The document for the cycle with the largest peak; docs/files.md describes its keys.
 
@@ -79,11 +81,21 @@ def peak_document(
         "phase": peak.phase,
         "allocator": asdict(peak.allocator) if peak.allocator is not None else None,
         "threads_not_recorded": list(peak.threads),
+        "failure": None if failed is None else _failure(failed, peak),
         "eager": None if against_eager is None else eager_document(against_eager),
         "values_read": None if values_read is None else asdict(values_read),
         "cuda_graphs": list(map(graph_pool_document, graph_pools)),
         "rows": [{**asdict(row), "stack": stack} for row, stack in zip(peak.rows, stacks, strict=True)],
     }
+
+
+def _failure(failed: FailedAllocation, peak: PeakReport) -> dict[str, Any]:
+    """Why memory ran out; `rows` are what was in use then, null where that is the peak or was not recorded."""
+    from tracer.exporters.json_documents.snapshot import oom_values
+
+    in_use = failed.in_use
+    rows = None if in_use is None or in_use.rows == peak.rows else [asdict(row) for row in in_use.rows]
+    return {**oom_values(failed.event), "is_peak": in_use is not None and rows is None, "rows": rows}
 
 
 def eager_document(diff: PeakDiff) -> dict[str, Any]:
@@ -119,6 +131,7 @@ def write_peak_json(
     against_eager: PeakDiff | None = None,
     values_read: ValuesRead | None = None,
     graph_pools: Sequence[GraphPool] = (),
+    failed: FailedAllocation | None = None,
 ) -> None:
     """Write peak.json; arguments as of `peak_document`."""
     document = peak_document(
@@ -128,6 +141,7 @@ def write_peak_json(
         against_eager=against_eager,
         values_read=values_read,
         graph_pools=graph_pools,
+        failed=failed,
     )
     write_atomically(path, json.dumps(document, indent=1) + "\n")
 

@@ -80,7 +80,9 @@ def _device(device: DeviceFinding) -> dict[str, Any]:
         "by_kind": [asdict(share) for share in peak.by_kind],
         "by_annotation": [asdict(share) for share in peak.by_annotation] if peak.has_annotations else [],
         "by_stream": [asdict(share) for share in peak.by_stream],
-        "oom": [_oom(event) for event in device.oom],
+        "oom": [
+            {**oom_values(event), "groups": [group_values(group) for group in event.groups]} for event in device.oom
+        ],
         "groups": [group_values(group) for group in peak.groups],
         "never_freed": [group_values(group) for group in device.never_freed],
     }
@@ -108,7 +110,8 @@ def _caller(share: CallerShare) -> dict[str, Any]:
     return {"bytes": share.bytes, "count": share.count, **where}
 
 
-def _oom(event: OutOfMemory) -> dict[str, Any]:
+def oom_values(event: OutOfMemory) -> dict[str, Any]:
+    """A failed allocation without what was in use then."""
     return {
         "entry": event.entry,
         "time_us": event.time_us,
@@ -129,7 +132,6 @@ def _oom(event: OutOfMemory) -> dict[str, Any]:
         "stack": list(event.stack),
         "cause": event.cause,
         "advice": event.advice,
-        "groups": [group_values(group) for group in event.groups],
     }
 
 

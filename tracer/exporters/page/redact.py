@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tracer.analysis.kinds import Kind
+from tracer.analysis.profiles.labels import NO_MODULE
 from tracer.analysis.snapshots.sites import LABEL_BEFORE
 from tracer.capture.torch_names import STEP_PREFIX, is_torchs_own
-from tracer.exporters.memory_snapshot import NO_MODULE
 from tracer.exporters.page.blocks import TEXT_FIELDS
 from tracer.exporters.page.pack import packed, unpacked
 from tracer.exporters.page.relative import mapped

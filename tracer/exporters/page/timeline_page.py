@@ -16,13 +16,12 @@ from tracer.analysis.profiles.caveats import counted, graph_sentences, growth_se
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.analysis.profiles.compiled_words import compiled_sentences
 from tracer.analysis.profiles.eager_comparison import eager_sentences
+from tracer.analysis.profiles.failed_allocation import FailedAllocation
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.memory_by_kind import memory_by_kind
 from tracer.analysis.profiles.peak import PeakReport, peak_position
 from tracer.analysis.profiles.peak_rows import LOOP_OWNER, group_blocks
 from tracer.analysis.profiles.reserved_ranges import reserved_ranges
-from tracer.analysis.snapshots.first_changes import FirstChanges
-from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.times.findings import TraceTimes
 from tracer.arrays import Int, PerBlock
 from tracer.capture.objects.known_storages import KnownStorages
@@ -68,8 +67,7 @@ def timeline_page(
     caveat: str = "",
     notes: tuple[str, ...] = (),
     slow_modules: tuple[SlowModule, ...] = (),
-    failed: OutOfMemory | None = None,
-    first_changes: FirstChanges | None = None,
+    failed: FailedAllocation | None = None,
     known: KnownStorages | None = None,
     against_eager: PeakDiff | None = None,
     advice: AdviceReport | None = None,
@@ -109,7 +107,7 @@ def timeline_page(
         clock="the host's clock, in the profiled steps",
         slow_modules=slow_modules,
         run=run,
-        alarm=() if failed is None else oom_sentences((failed,), peak.device),
+        alarm=() if failed is None else oom_sentences((failed.event,), peak.device),
         headline_notes=(*_headline_notes(peak), *(() if device_times is None else (time_sentence(device_times),))),
         notes=(
             *notes,
@@ -120,7 +118,7 @@ def timeline_page(
             *growth_sentences(findings.growth),
         ),
         sections=(
-            *(() if failed is None else (oom_section((failed,), first_changes),)),
+            *(() if failed is None else (_failure_section(failed, peak),)),
             *(() if against_eager is None else (_eager_section(against_eager),)),
             *_reserved_section(peak),
             *(() if device_times is None else (time_section(device_times),)),
@@ -155,6 +153,11 @@ def _sections(
         *_reserved_section(peak),
         *(() if device_times is None else (time_section(device_times),)),
     )
+
+
+def _failure_section(failed: FailedAllocation, peak: PeakReport) -> Section:
+    is_peak = failed.in_use is not None and failed.in_use.rows == peak.rows
+    return oom_section((failed.event,), failed.first, at_peak=failed.event.groups if is_peak else ())
 
 
 def _title(device_times: TraceTimes | None, verdict: str) -> str:

@@ -187,7 +187,7 @@ def kept_run_from(columns: Columns) -> KeptRun:
         timings=_timings_from(columns, document),
         unused_parameters=document.texts_or_none("unused_parameters"),
         losses=tuple(columns.floats("losses").tolist()),
-        num_later=document.number("num_later") if "num_later" in document.unchecked() else 0,
+        num_later=document.number_or_none("num_later") if "num_later" in document.unchecked() else 0,
         num_steps=document.number("num_steps"),
         failure=document.texts("failure"),
         ran_out_of_memory=document.truth("ran_out_of_memory"),

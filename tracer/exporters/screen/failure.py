@@ -1,12 +1,19 @@
-"""What ended a run early, in the lines that the command line shows."""
+"""The end of a run that failed, in the lines that the command line shows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rich.console import Console
+
+from tracer.analysis.profiles.failed_allocation import FailedAllocation
+from tracer.analysis.profiles.findings import Findings
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import Terminated
+from tracer.exporters.screen.allocator import print_first_changes
 from tracer.exporters.screen.paths import source_place
+from tracer.exporters.screen.profile import print_categories, print_rows
+from tracer.exporters.screen.snapshot import print_failed_allocation
 from tracer.results.failure import Failure
 from tracer.results.run_results import RunResults
 from tracer.units import format_bytes
@@ -83,3 +90,26 @@ def _called_with(settings: Mapping[str, object]) -> str:
         return "If it is a module that needs inputs, describe them with --input."
     options = " ".join(f"--input {text}" for text in inputs)
     return f"It was called with {options} and --batch-size {settings['batch_size']}: check shape, dtype and range."
+
+
+def print_failure(failed: FailedAllocation, findings: Findings | None, console: Console, top: int) -> bool:
+    """Print why memory ran out, what was in use then, and what to try first.
+
+    Args:
+        failed: The failure.
+        findings: Findings of the run; None where nothing was recorded.
+        top: Rows of each table but that of the categories.
+
+    Returns:
+        Whether that was the run's peak, whose modules and lines are not printed here.
+    """
+    in_use = failed.in_use
+    is_peak = in_use is not None and findings is not None and in_use.rows == findings.worst.peak.rows
+    print_failed_allocation(failed.event, console, top=top if in_use is None else 0)
+    if in_use is not None:
+        print_categories(in_use, console, title="What was in use then")
+    if failed.first is not None:
+        print_first_changes(failed.first, console)
+    if in_use is not None and not is_peak:
+        print_rows(in_use, console, top, categories=False)
+    return is_peak

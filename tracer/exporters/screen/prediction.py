@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from tracer.analysis.profiles.peak import PeakReport
-from tracer.exporters.screen.allocator import print_first_changes
+from tracer.exporters.screen.failure import print_failure
 from tracer.exporters.screen.paths import source_place
-from tracer.exporters.screen.profile import NUM_ROWS, print_categories, print_lines
-from tracer.exporters.screen.snapshot import print_failed_allocation
+from tracer.exporters.screen.profile import NUM_ROWS, print_rows
 from tracer.exporters.screen.text import say
 from tracer.exporters.screen.values import print_values
 from tracer.null_gpu.cards import CONTEXT_BYTES
@@ -91,12 +89,11 @@ def print_prediction(prediction: Prediction, console: Console, *, top: int = NUM
     if prediction.other is not None:
         _print_difference(prediction, prediction.other, console)
     failed = prediction.results.failed_allocation
+    is_shown = False
     if failed is not None and not prediction.is_whole:
-        print_failed_allocation(failed, console, top=top)
-        if prediction.results.first_changes is not None:
-            print_first_changes(prediction.results.first_changes, console)
-    elif findings is not None:
-        _print_rows(findings.worst.peak, console, top)
+        is_shown = print_failure(failed, findings, console, top)
+    if findings is not None:
+        print_rows(findings.worst.peak, console, top, categories=not is_shown)
     say(console)
     print_values(prediction.results.values_read, console)
     say(console, "Assumed", style="bold")
@@ -112,12 +109,6 @@ def _print_difference(prediction: Prediction, other: Prediction, console: Consol
         if mine != its:
             by = f"{its - mine:+,} bytes, {100 * (its - mine) / mine:+.2f} %"
             say(console, f"By {other.engine}, peak {name} is {format_bytes(its)} ({by}).")
-
-
-def _print_rows(peak: PeakReport, console: Console, top: int) -> None:
-    print_categories(peak, console)
-    if top:
-        print_lines(peak, console, top)
 
 
 def largest_words(largest: LargestSize) -> str:

@@ -31,6 +31,8 @@ MORE_MODULES = 6
 """Than rows of other tables: a tree needs its branches."""
 MODULE_DEPTH = 3
 NUM_SENTENCES = 3
+_LEAST_SHARE_OF_LINE = 10
+"""Per cent of the peak from which on the largest part of a line is named."""
 NUM_SHORT_LINES = 3
 
 
@@ -46,12 +48,20 @@ class Explained(Protocol):
         """Their sum."""
 
 
-def print_peak(findings: Findings, console: Console, *, num_steps: int | None = None, top: int = NUM_ROWS) -> None:
+def print_peak(
+    findings: Findings,
+    console: Console,
+    *,
+    num_steps: int | None = None,
+    top: int = NUM_ROWS,
+    categories: bool = True,
+) -> None:
     """Headline, and the peak by category, module and line, then what else there is to say. Readable in 80 columns.
 
     Args:
         num_steps: How many steps the run had, if that is known.
         top: Rows of each table but the first; what the others hold together is said.
+        categories: Whether to print the first table.
     """
     peak = findings.worst.peak
     console.print()
@@ -59,10 +69,8 @@ def print_peak(findings: Findings, console: Console, *, num_steps: int | None = 
         if line is not None:
             say_wrapped(console, line, style="bold")
     say_wrapped(console, _counts(findings))
-    print_categories(peak, console)
+    print_rows(peak, console, top, categories=categories)
     if top:
-        _print_modules(peak, console, top)
-        print_lines(peak, console, top)
         _print_phases(findings.worst, console)
         _print_graphs(findings, console, top)
     for words in (
@@ -75,6 +83,20 @@ def print_peak(findings: Findings, console: Console, *, num_steps: int | None = 
     ):
         console.print()
         say_wrapped(console, words)
+
+
+def print_rows(peak: Explained, console: Console, top: int, *, categories: bool = True) -> None:
+    """Print the peak by category, module and line.
+
+    Args:
+        top: Rows of each table but the first; 0 for the first alone.
+        categories: Whether to print the first.
+    """
+    if categories:
+        print_categories(peak, console)
+    if top:
+        _print_modules(peak, console, top)
+        print_lines(peak, console, top)
 
 
 def short_screen(findings: Findings, num_steps: int | None = None) -> tuple[str, ...]:
@@ -267,15 +289,30 @@ def print_lines(peak: Explained, console: Console, top: int) -> None:
         made = line_name(row)
         return f"{made}\n  from {_caller(row)}" if row.caller_file and not is_one else made
 
+    def with_largest(name: str, size_bytes: int) -> str:
+        if size_bytes * 100 < _LEAST_SHARE_OF_LINE * peak.peak_bytes:
+            return name
+        parts = _totals(peak, lambda row: _part(row) if line(row) == name else "")
+        (words, (_, count)) = next(part for part in parts if part[0])
+        return f"{name}\n  {f'{count} x ' if count > 1 else ''}{words}"
+
     title = f"By line; those of libraries were called from {callers.pop()}" if is_one else "By line"
     ordered = _totals(peak, line)
     shown, rest = ordered[:top], ordered[top:]
     if len(rest) == 1:
         shown, rest = ordered, []
-    lines = [(name, *total) for name, total in shown]
+    lines = [(with_largest(name, total[0]), *total) for name, total in shown]
     if rest:
         lines.append((f"{len(rest)} more", sum(t[0] for _, t in rest), sum(t[1] for _, t in rest)))
     _print_bytes(title, "line", lines, peak.peak_bytes, console)
+
+
+def _part(row: PeakRow) -> str:
+    """What blocks are, as `activation, relu [32, 512, 2048]`."""
+    op = (row.op or "").rpartition("::")[2]
+    shape = str(list(row.shape)) if row.shape is not None else ""
+    made = " ".join(part for part in (op, shape) if part) or (row.name or "" if row.count == 1 else "")
+    return ", ".join(part for part in (words_of(row.category), made) if part)
 
 
 def _caller(row: PeakRow) -> str:

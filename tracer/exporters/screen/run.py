@@ -11,12 +11,18 @@ from tracer.advice.recommendation import UnneededMemory
 from tracer.advice.unneeded import large, unneeded_memory, unneeded_sentence
 from tracer.analysis.profiles.eager_comparison import eager_sentences
 from tracer.exporters.screen.advice import print_advice, print_unneeded
-from tracer.exporters.screen.allocator import print_first_changes
 from tracer.exporters.screen.diff import print_against_eager
+from tracer.exporters.screen.failure import print_failure
 from tracer.exporters.screen.next_commands import after_run
 from tracer.exporters.screen.paths import short_path
-from tracer.exporters.screen.profile import NUM_ROWS, parameters_sentence, print_peak, print_timings, short_screen
-from tracer.exporters.screen.snapshot import print_failed_allocation, ran_out_at
+from tracer.exporters.screen.profile import (
+    NUM_ROWS,
+    parameters_sentence,
+    print_peak,
+    print_timings,
+    short_screen,
+)
+from tracer.exporters.screen.snapshot import ran_out_at
 from tracer.exporters.screen.text import say
 from tracer.exporters.screen.values import print_values, values_sentences
 from tracer.results.run_results import RunResults
@@ -25,9 +31,9 @@ from tracer.units import some
 
 def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tuple[str, ...]:
     """The answer in a few lines."""
-    event = results.failed_allocation
+    failed = results.failed_allocation
     lines = [results.origin.caveat] * bool(results.origin.caveat)
-    lines += [f"{ran_out_at(event.site)}: {event.advice}"] if event is not None else []
+    lines += [f"{ran_out_at(failed.event.site)}: {failed.event.advice}"] if failed is not None else []
     if results.findings is not None:
         lines += short_screen(results.findings, results.num_steps)
         peak_bytes = results.findings.worst.peak.peak_bytes
@@ -55,12 +61,12 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS,
     if results.origin.caveat:
         say(console)
         say(console, results.origin.caveat, style="bold")
-    if results.failed_allocation is not None:
-        print_failed_allocation(results.failed_allocation, console, top=top)
-    if results.first_changes is not None:
-        print_first_changes(results.first_changes, console)
-    if results.findings is not None:
-        print_peak(results.findings, console, num_steps=num_steps, top=top)
+    failed, findings = results.failed_allocation, results.findings
+    is_peak = failed is not None and print_failure(failed, findings, console, top)
+    if findings is not None:
+        has_tables = failed is not None and failed.in_use is not None
+        shown = top if is_peak or not has_tables else 0
+        print_peak(findings, console, num_steps=num_steps, top=shown, categories=not has_tables)
     if (diff := results.against_eager) is not None:
         print_against_eager(diff, eager_sentences(diff), console, top=top)
     if results.advice is not None:

@@ -162,11 +162,15 @@ def _print_growth(device: DeviceFinding, console: Console, top: int) -> None:
 
 
 def print_failed_allocation(event: OutOfMemory, console: Console, *, top: int = 10) -> None:
-    """Print why the run that has just ended had no memory left, and what to look at first."""
+    """Print why the run that has just ended had no memory left, and what to look at first.
+
+    Args:
+        top: Rows of the table of what was in use; 0 for no table.
+    """
     say(console)
     say(console, ran_out_at(event.site), style="bold")
     _print_oom_sizes(event, console, top)
-    if any(group.site.frame == NO_FRAMES for group in event.groups):
+    if top and any(group.site.frame == NO_FRAMES for group in event.groups):
         say(console, "Blocks without a stack were made by autograd's own thread, in backward.")
 
 
@@ -194,7 +198,7 @@ def _print_ooms(device: DeviceFinding, console: Console, top: int) -> list[tuple
 
 
 def _print_oom_sizes(event: OutOfMemory, console: Console, top: int | None) -> None:
-    """Advice, sizes, and what was in use; no table where there is one already."""
+    """Advice, sizes, and what was in use; None where a table above has that, 0 where one follows."""
     say(console, shorten_paths(event.advice), style="bold", indent=2)
     for name, size in (
         ("requested", event.asked_bytes),
@@ -210,7 +214,7 @@ def _print_oom_sizes(event: OutOfMemory, console: Console, top: int | None) -> N
             say(console, f"{name:<26}{'not recorded' if size is None else exact(size)}", indent=4)
     if top is None:
         say(console, "What was in use then is what the table above shows.", indent=2)
-    else:
+    elif top:
         print_groups("What was in use then", event.groups, console, top)
 
 

@@ -19,15 +19,10 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.allocator_join import join_history
 from tracer.analysis.profiles.block_lifetimes import follow_blocks
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
+from tracer.analysis.profiles.labels import Labels, label_snapshot, labels_of
 from tracer.arrays import Int, PerBlock
 from tracer.errors import SnapshotError
-from tracer.exporters.memory_snapshot import (
-    Labels,
-    label_snapshot,
-    labels_of,
-    snapshot_of_recording,
-    write_memory_snapshot,
-)
+from tracer.exporters.memory_snapshot import snapshot_of_recording, write_memory_snapshot
 from tracer.runs.session import ProfileSession, Schedule
 from tracer.snapshot.load import load_snapshot, snapshot_in_memory
 

@@ -1,0 +1,149 @@
+"""Labels of a recording's blocks, on the entries of an allocator's snapshot: for a viewer, and for whoever reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tracer.analysis.kinds import Kind
+from tracer.analysis.profiles.attribution import Attribution, Phase
+from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
+from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
+from tracer.analysis.profiles.peak_rows import line_before
+from tracer.analysis.profiles.source_lines import recorded_op_name
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING, LABEL_BEFORE
+from tracer.arrays import Int, PerBlock
+from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.recording import Recording
+from tracer.errors import SnapshotError
+
+Frame = dict[str, Any]
+"""`name`, `filename` and `line`, as a snapshot has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What the viewer is to show of each block, columns [B] as in `BlockLifetimes`.
+
+    Attributes:
+        category: A word by which the viewer colours.
+        frames: On top of the stack. The viewer shows the text of the first; its file, which is none, names the kind to
+            whoever reads the snapshot. The second is the line that made a block from before the recording, if known.
+    """
+
+    category: Sequence[str]
+    frames: Sequence[list[Frame]]
+
+
+def labels_of(
+    recording: Recording, attribution: Attribution, blocks: ClassifiedBlocks, *, known: KnownStorages | None = None
+) -> Labels:
+    """Labels from what is known of every block.
+
+    Args:
+        recording: One cycle.
+        attribution: Attribution of the same recording.
+        blocks: One row per block.
+        known: The objects that the blocks' names are of.
+    """
+    category, frames = [], []
+    files: dict[str, str] = {}  # texts of their own: pickle writes what is the same object once
+    columns = (blocks.kind, blocks.phase, blocks.module, blocks.op, blocks.name)
+    for kind, phase, module, op, name in zip(*(column.tolist() for column in columns), strict=True):
+        word, words = Kind(kind).name, Kind(kind).words
+        category.append(UNKNOWN if kind in (Kind.UNKNOWN, Kind.BEFORE_RECORDING) else word.lower())
+        named = f" {known.names[name]}" if known is not None and name >= 0 else ""
+        where = attribution.modules[module] if module >= 0 else NO_MODULE
+        origin = (
+            f" in {Phase(phase).name.lower()}, {where}, {recorded_op_name(recording, op) or 'no operator'}"
+            if phase >= 0
+            else LABEL_BEFORE
+        )
+        file = f"<explained as {word.lower()}>"
+        frames.append([{"name": f"{words}{named}{origin}", "filename": file, "line": 0}])
+        if phase < 0 and (line := line_before(known, name, kind)) is not None:
+            file = files.setdefault(line.file, line.file[:1] + line.file[1:])
+            frames[-1].append({"name": BEFORE_RECORDING, "filename": file, "line": line.line})
+    return Labels(category, frames)
+
+
+NO_MODULE = "no module"
+"""In a label, of what was made in none."""
+
+# The viewer needs this word on at least one entry as soon as one has a category: without it, its own way to add the
+# word throws (torch/utils/viz/MemoryViz.js, annotate_snapshot).
+UNKNOWN = "unknown"
+
+
+def label_snapshot(
+    snapshot: dict[str, Any],
+    lifetimes: BlockLifetimes,
+    labels: Labels,
+    entry_of: PerBlock[Int] | None,
+    *,
+    device_index: int,
+) -> dict[str, Any]:
+    """Write labels onto the entries of an allocator's own snapshot, and onto the blocks that are still in use.
+
+    Args:
+        snapshot: What `torch.cuda.memory._snapshot()` returned; it is not changed.
+        lifetimes: The device's blocks.
+        labels: Labels of those blocks.
+        entry_of: [B] Entry that made each of them, or -1; see `allocator_join`. None where none did.
+        device_index: Which of the snapshot's traces is the device's.
+
+    Returns:
+        A copy that shares what did not change.
+
+    Raises:
+        SnapshotError: The entries are not those that the blocks were joined with.
+    """
+    traces = list(snapshot["device_traces"])
+    if device_index >= len(traces):
+        return snapshot
+    trace = [dict(entry) for entry in traces[device_index]]
+    alive = lifetimes.alive_at(len(lifetimes.events) - 1).tolist()
+    joined = _joined(entry_of, lifetimes, alive, trace)
+    for block, position in joined:
+        entry = trace[position]
+        if entry["addr"] != lifetimes.address[block]:
+            raise SnapshotError("The recording was joined with another history of the allocator than this.")
+        entry["category"] = labels.category[block]
+        entry["frames"] = [*labels.frames[block], *entry.get("frames", ())]
+    if joined:
+        for entry in trace:
+            entry.setdefault("category", UNKNOWN)
+    traces[device_index] = trace
+    frames_at = {int(lifetimes.address[block]): labels.frames[block] for block in alive}
+    segments = [
+        _labelled_segment(segment, frames_at) if segment.get("device", 0) == device_index else segment
+        for segment in snapshot["segments"]
+    ]
+    return {**snapshot, "device_traces": traces, "segments": segments}
+
+
+def _joined(
+    entry_of: PerBlock[Int] | None, lifetimes: BlockLifetimes, alive: Sequence[int], trace: Sequence[Mapping[str, Any]]
+) -> list[tuple[int, int]]:
+    """Blocks that the history has, with their entries: those of the recording, and what is alive from before it."""
+    if entry_of is None:
+        return []
+    blocks = np.flatnonzero(entry_of >= 0)
+    joined = list(zip(blocks.tolist(), entry_of[blocks].tolist(), strict=True))
+    before = {int(lifetimes.address[block]): block for block in alive if entry_of[block] < 0}
+    made = {entry["addr"]: n for n, entry in enumerate(trace) if before and entry["action"] == "alloc"}
+    taken = set(entry_of[blocks].tolist())
+    return joined + [(block, made[at]) for at, block in before.items() if at in made and made[at] not in taken]
+
+
+def _labelled_segment(segment: Mapping[str, Any], frames_at: Mapping[int, list[Frame]]) -> dict[str, Any]:
+    """The viewer shows of a block from before the history what its segment says of it."""
+    blocks = []
+    for block in segment["blocks"]:
+        label = frames_at.get(block["address"]) if block["state"] == "active_allocated" else None
+        frames = block.get("frames", ())
+        blocks.append(block if label is None else {**block, "frames": [*label, *frames]})
+    return {**segment, "blocks": blocks}
