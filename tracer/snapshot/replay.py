@@ -85,17 +85,15 @@ class Replay:
         requested_bytes: Bytes as requested: at index 0 before the first entry, at i + 1 after entry i [entries + 1].
         reserved_bytes: Bytes reserved from the driver, likewise [entries + 1].
         oddities: What did not fit together.
+        peak_entry: The entry after which the most requested bytes were in use, the first of equals, but for a failure,
+            which is one if as much was in use; -1 for the start.
     """
 
     lives: Lives
     requested_bytes: Ints
     reserved_bytes: Ints
     oddities: Oddities
-
-    @property
-    def peak_entry(self) -> int:
-        """The entry after which the most requested bytes were in use, the first of equals; -1 for the start."""
-        return int(np.argmax(self.requested_bytes)) - 1
+    peak_entry: int
 
 
 def replay(state: DeviceState, settings: Mapping[str, Any]) -> Replay:
@@ -110,11 +108,15 @@ def replay(state: DeviceState, settings: Mapping[str, Any]) -> Replay:
     trace, blocks = state.trace, state.blocks
     live = _live_blocks_by_address(state)
     lives, oddities = _Matching(trace, blocks, live).lives(settings)
+    requested_bytes = in_use(lives.requested_bytes, lives.begin, lives.end, len(trace))
+    failures = trace.where(Action.OOM)
+    failures = failures[requested_bytes[failures + 1] == requested_bytes.max()]
     return Replay(
         lives=lives,
-        requested_bytes=in_use(lives.requested_bytes, lives.begin, lives.end, len(trace)),
+        requested_bytes=requested_bytes,
         reserved_bytes=_reserved_curve(state),
         oddities=oddities,
+        peak_entry=int(failures[-1]) if len(failures) else int(np.argmax(requested_bytes)) - 1,
     )
 
 
