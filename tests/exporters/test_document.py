@@ -19,6 +19,12 @@ class Part:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class Later:
+    name: str
+    count: int = 7
+
+
 @dataclass(frozen=True)
 class Whole:
     title: str
@@ -59,6 +65,12 @@ def test_every_field_is_read_by_its_type() -> None:
 def test_what_is_not_of_the_fields_type_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(RecordingError):
         Document({**AS_JSON, **changed}, RECORDING).record(Whole)
+
+
+def test_a_field_with_a_default_may_be_missing_and_not_be_something_else() -> None:
+    assert Document({"name": "a"}, RECORDING).record(Later) == Later("a", 7)
+    with pytest.raises(RecordingError, match="count is not a whole number"):
+        Document({"name": "a", "count": "8"}, RECORDING).record(Later)
 
 
 def test_texts_are_printable_and_what_nobody_asked_for_is_left() -> None:
