@@ -17,8 +17,7 @@ from tracer.capture.recording import Ops
 from tracer.errors import TracerError
 from tracer.results.trace_report import TraceReport, explain_trace
 from tracer.trace import recording
-from tracer.trace.device_work import DeviceWork, device_work
-from tracer.trace.launches import names_operators, operators_at, operators_of_calls
+from tracer.trace.device_work import DeviceWork, device_work, names_operators, operators_of_calls
 from tracer.trace.tables import TraceTables
 
 _compared = {"agree": 0, "not known": 0, "differ": 0}
@@ -65,7 +64,7 @@ def _comparing(tables: TraceTables, thread_of: dict[int, int], base_ns: int, ops
     threads = np.array([thread_of.get(thread, -1) for thread in calls["thread"][call].tolist()], np.int64)
     start_ns = calls["start_ns"][call] + base_ns
     end_ns = start_ns + calls["duration_ns"][call]
-    by_number = operators_at(ops, found.thread[known], found.operator_ns[known])
+    by_number = ops.running_at(found.thread[known], found.operator_ns[known])
     by_call = operators_of_calls(ops, threads, start_ns, end_ns)
     _compared["agree"] += int((by_number == by_call).sum())
     _compared["not known"] += int(((by_call < 0) & (by_number >= 0)).sum())

@@ -17,7 +17,8 @@ from typer.testing import CliRunner, Result
 import main
 from tracer.capture.values_read import ValuesRead
 from tracer.commands import fit_trials
-from tracer.exporters.recording_file.document import Document
+from tracer.exporters.document import Document
+from tracer.exporters.recording_file.checked_columns import RECORDING
 from tracer.exporters.screen.values import print_values
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import Card, devices_of
@@ -210,7 +211,7 @@ def test_what_was_read_is_said_and_no_loss_is() -> None:
 
 def test_what_was_read_is_kept() -> None:
     values = read_by_program(FakeValues({}).report())
-    assert Document(json.loads(json.dumps(asdict(values)))).record(ValuesRead) == values
+    assert Document(json.loads(json.dumps(asdict(values))), RECORDING).record(ValuesRead) == values
 
 
 def test_a_device_that_computes_has_no_caveat() -> None:

@@ -71,7 +71,7 @@ def test_the_same_on_a_screen_by_names_and_by_a_pattern(tmp_path: Path) -> None:
     folder = job(tmp_path / "job")
     status, out, _ = run("snapshot", str(folder / "rank[0-3]" / "*.pkl"))
     assert status == 0
-    assert "4 ranks, 2 groups of equal ones." in out and "Worst: rank 3" in out
+    assert "Worst of 4 ranks: rank 3, with a peak of " in out and "Beside rank 0, rank 3 has " in out
     files = [folder / f"rank{rank}" / "memory_snapshot.pkl" for rank in (5, 0)]
     status, out, _ = run("snapshot", *files)
     assert status == 0 and "Not readable, rank 5" in out
@@ -80,7 +80,7 @@ def test_the_same_on_a_screen_by_names_and_by_a_pattern(tmp_path: Path) -> None:
 def test_one_recording_is_what_it_always_was(tmp_path: Path) -> None:
     path = write(tmp_path / "rank3.pickle", out_of_memory())
     status, out, _ = run("snapshot", path)
-    assert status == 0 and "groups of equal ones" not in out
+    assert status == 0 and "Groups of equal ranks" not in out
 
 
 @pytest.mark.parametrize("name", ["missing*.pkl", "empty"])

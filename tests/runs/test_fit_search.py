@@ -128,13 +128,13 @@ def test_a_report_is_written_and_its_changes_are_applied(tmp_path: Path) -> None
         (None, "Cannot read"),
         ("{", "is not JSON that can be read"),
         ("[" * 100_000, "is not JSON that can be read"),
-        ("[]", "is not what fit wrote"),
+        ("[]", "holds a list"),
         ('{"format": "torch-timeline advice", "version": 1}', "is not what fit wrote"),
-        ('{"format": "torch-timeline fit", "version": 2}', "another version"),
+        ('{"format": "torch-timeline fit", "version": 2}', "of format version 2"),
         ('{"format": "torch-timeline fit", "version": 1, "apply": null}', "says that nothing fits"),
-        ('{"format": "torch-timeline fit", "version": 1, "apply": [1]}', "is damaged"),
-        ('{"format": "torch-timeline fit", "version": 1, "apply": "bf16"}', "is damaged"),
-        (" " * (1 << 24) + "[]", "is too large"),
+        ('{"format": "torch-timeline fit", "version": 1, "apply": [1]}', "apply is not a list of texts"),
+        ('{"format": "torch-timeline fit", "version": 1, "apply": "bf16"}', "apply is not a list"),
+        (" " * (1 << 24) + "[]", "is larger than any"),
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, text: str | None, said: str) -> None:

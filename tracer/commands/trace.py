@@ -152,7 +152,7 @@ def _show_job(paths: Sequence[Path], console: Console, *, device: str | None, as
 
         console.file.write(trace_job_json(job, command=this_command()) + "\n")
     else:
-        from tracer.exporters.screen.trace_job import print_trace_job
+        from tracer.exporters.screen.trace import print_trace_job
 
         print_trace_job(job, console)
 

@@ -116,12 +116,15 @@ class _AllTests:
         """Write the baseline: only where all reports arrive, which is not in a worker of xdist."""
         if not self._config.getoption(_UPDATE) or hasattr(self._config, "workerinput") or not self._measured:
             return
+        from tracer.errors import SnapshotError
+        from tracer.exporters.document import Document, Source
         from tracer.exporters.json_documents.baseline import read_baseline, write_baseline
         from tracer.exporters.json_documents.peak import saved_peak_from
 
         path = Path(self._config.getoption(_BASELINE))
         peaks = read_baseline(path) if path.exists() else {}
-        peaks |= {name: saved_peak_from(path, measured["peak"]) for name, measured in self._measured.items()}
+        source = Source(str(path), SnapshotError, "")
+        peaks |= {name: saved_peak_from(Document(one["peak"], source)) for name, one in self._measured.items()}
         write_baseline(peaks, path)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from tracer.analysis.compiled.origins import with_lines_of_nodes
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
@@ -11,12 +10,14 @@ from tracer.analysis.profiles.waste import Waste, WasteKind
 from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, KeptWaste, SourceFile, named_files, source_of
 from tracer.capture.profiler.inline_operators import place_inline_operators
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED
+from tracer.exporters.document import Document
 from tracer.exporters.json_documents.peak import (
     graph_pool_document,
     graph_pool_from,
     saved_peak_document,
     saved_peak_from,
 )
+from tracer.exporters.recording_file.checked_columns import RECORDING
 from tracer.exporters.screen.failure import failure_lines
 from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
@@ -101,7 +102,7 @@ def results_of(run: KeptRun) -> RunResults:
         origin=run.origin,
         project_names={source.path: source.project_name for source in run.sources},
         device=run.device,
-        eager=None if run.eager is None else saved_peak_from(Path("The peak without compilation"), run.eager),
+        eager=None if run.eager is None else saved_peak_from(Document(run.eager, RECORDING)),
         waste=tuple(
             Waste(
                 WasteKind[waste.kind],
@@ -136,5 +137,5 @@ def _findings(run: KeptRun, history: RunHistory) -> Findings | None:
         ],
         compiled=run.compiled,
     )
-    pools = tuple(graph_pool_from(Path("The recording"), document) for document in run.graph_pools)
+    pools = tuple(graph_pool_from(Document(document, RECORDING)) for document in run.graph_pools)
     return replace(history.joined(findings, run.known), graph_pools=pools)

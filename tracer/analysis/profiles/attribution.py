@@ -470,6 +470,7 @@ def backward_calls(recording: Recording) -> Rows:
 def closure_calls(recording: Recording) -> Rows:
     """Rows of the calls that an optimizer made to have the loss evaluated: those that lead to a backward pass.
 
+    With a closure, as LBFGS wants one and Lightning always gives one, the whole training step runs in `Optimizer.step`.
     A closure is what torch's optimizer calls; of one outside torch it is what its `step` calls.
     """
     rows = {_closure(recording, row) for row in backward_calls(recording).tolist()}

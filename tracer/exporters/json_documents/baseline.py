@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tracer.analysis.peak_diff import SavedPeak
 from tracer.errors import SnapshotError
+from tracer.exporters.document import Source, read_document
 from tracer.exporters.files import write_atomically
 from tracer.exporters.json_documents.peak import saved_peak_document, saved_peak_from
 
@@ -37,15 +38,7 @@ def read_baseline(path: Path) -> dict[str, SavedPeak]:
     Raises:
         SnapshotError: It cannot be read, or is something else.
     """
-    try:
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise SnapshotError(f"Cannot read {path}: {error.strerror or error}.", hint=_FIRST) from error
-    except (ValueError, RecursionError) as error:
-        raise SnapshotError(f"{path} is not JSON that can be read.", hint=_HINT) from error
-    peaks = document.get("peaks") if isinstance(document, dict) and document.get("format") == _FORMAT else None
-    if not isinstance(peaks, dict) or not all(isinstance(peak, dict) for peak in peaks.values()):
-        raise SnapshotError(f"{path} is no baseline of peaks.", hint=_HINT)
-    if document.get("version") != VERSION:
-        raise SnapshotError(f"{path} is of another version of this program.", hint=_HINT)
-    return {name: saved_peak_from(path, peak) for name, peak in peaks.items()}
+    document = read_document(path, Source(str(path), SnapshotError, _HINT), hint=_FIRST)
+    document.check_format(_FORMAT, VERSION, "a baseline of peaks")
+    peaks = document.document("peaks")
+    return {name: saved_peak_from(peaks.document(name)) for name in peaks.unchecked()}

@@ -11,6 +11,7 @@ import torch
 
 from tracer.command_line import this_command
 from tracer.errors import UsageError
+from tracer.exporters.document import Source, read_document
 from tracer.exporters.files import write_atomically
 from tracer.exporters.json_documents.header import json_header
 from tracer.results.fit import FitReport
@@ -49,21 +50,8 @@ def read_fit_json(path: Path) -> tuple[str, ...]:
     Raises:
         UsageError: It cannot be read, is something else, or says that nothing fits.
     """
-    try:
-        if path.is_file() and path.stat().st_size > _MAX_BYTES:
-            raise UsageError(f"{path} is too large to be what fit wrote.", hint=_HINT)
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"Cannot read {path}: {error.strerror or error}.", hint=_HINT) from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not JSON that can be read.", hint=_HINT) from error
-    if not isinstance(document, dict) or document.get("format") != _FORMAT:
-        raise UsageError(f"{path} is not what fit wrote.", hint=_HINT)
-    if document.get("version") != VERSION:
-        raise UsageError(f"{path} is of another version of this program.", hint="Make it anew with fit.")
-    names = document.get("apply")
-    if names is None:
+    document = read_document(path, Source(str(path), UsageError, _HINT), at_most=_MAX_BYTES, hint=_HINT)
+    document.check_format(_FORMAT, VERSION, "what fit wrote")
+    if (names := document.texts_or_none("apply")) is None:
         raise UsageError(f"{path} says that nothing fits.", hint="Ask fit about a larger GPU, or a smaller batch.")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"{path} is damaged: its changes are no names.", hint=_HINT)
-    return tuple(names)
+    return names

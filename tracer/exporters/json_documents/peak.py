@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from tracer.analysis.peak_diff import PeakDiff, SavedPeak
 from tracer.analysis.peak_row import PeakRow
 from tracer.errors import SnapshotError
+from tracer.exporters.document import Document, Source, read_document
 from tracer.exporters.files import write_atomically
 from tracer.exporters.json_documents.header import json_header
-from tracer.snapshot.printable import printable
 from tracer.units import MIB, NS_PER_US
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ MAX_STACKS, MAX_FRAMES = 200, 40
 """Of the largest rows, and of each stack the innermost: less than 1 MB."""
 MAX_BYTES = 256 * MIB
 """Of a file to be read: a row has some 400 bytes, so this is half a million rows."""
-_MAX_INT = 2**53
+MAX_ROWS = 1_000_000
 _DAMAGED = "The file is damaged or of another program; profile the run again."
 
 
@@ -151,23 +151,17 @@ def graph_pool_document(pool: GraphPool) -> dict[str, Any]:
     return asdict(pool)
 
 
-def graph_pool_from(path: Path, document: dict[str, object]) -> GraphPool:
-    """The pool in a document that may be anybody's.
-
-    Args:
-        document: As `graph_pool_document` makes it.
+def graph_pool_from(document: Document) -> GraphPool:
+    """The pool in a document that may be anybody's, as `graph_pool_document` makes it.
 
     Raises:
-        SnapshotError: It is none, or its rows do not sum to its peak.
+        TracerError: It is none, or its rows do not sum to its peak.
     """
     from tracer.analysis.profiles.graph_pool import GraphPool
 
-    peak = saved_peak_from(path, document | {"device": "", "phase": None})
-    sizes = {
-        name: _number(path, name, document.get(name))
-        for name in ("num_graphs", "reserved_bytes", "allocated_bytes", "first_cycle")
-    }
-    return GraphPool(**sizes, has_backward=document.get("has_backward") is True, peak_bytes=peak.bytes, rows=peak.rows)
+    pool = document.record(GraphPool)
+    _check_sum(document, pool.rows, pool.peak_bytes)
+    return pool
 
 
 def saved_peak_document(peak: SavedPeak) -> dict[str, object]:
@@ -182,101 +176,28 @@ def read_peak_json(path: Path) -> SavedPeak:
     Raises:
         SnapshotError: It cannot be read, is no peak.json or a later version's, or its rows do not sum to its peak.
     """
-    return saved_peak_from(path, _document(path))
+    source = Source(str(path), SnapshotError, _DAMAGED)
+    return saved_peak_from(read_document(path, source, at_most=MAX_BYTES, hint="Check the path and its permissions."))
 
 
-def saved_peak_from(path: Path, document: dict[str, object]) -> SavedPeak:
+def saved_peak_from(document: Document) -> SavedPeak:
     """The peak in a document that may be anybody's.
 
     Raises:
-        SnapshotError: It is no peak.json or a later version's, or its rows do not sum to its peak.
+        TracerError: It is no peak.json or a later version's, or its rows do not sum to its peak.
     """
-    _check_format(path, document)
-    rows = document.get("rows")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise SnapshotError(f"{path} has no list of rows.", hint=_DAMAGED)
-    peak_bytes = _number(path, "peak_bytes", document.get("peak_bytes"))
+    if "format" in document or "version" in document:  # files from before there was a version have neither
+        document.check_format(FORMAT, VERSION, "a peak.json of this program")
     saved = SavedPeak(
-        device=_text(path, "device", document.get("device")),
-        bytes=peak_bytes,
-        phase=_text_or_none(path, "phase", document.get("phase")),
-        rows=tuple(_row(path, row) for row in rows),
+        rows=tuple(row.record(PeakRow) for row in document.documents("rows", at_most=MAX_ROWS)),
+        bytes=document.number("peak_bytes"),
+        device=document.text("device"),
+        phase=document.text_or_none("phase"),
     )
-    if (total := sum(row.bytes for row in saved.rows)) != peak_bytes:
-        raise SnapshotError(f"{path}: its rows sum to {total:,} B, its peak is {peak_bytes:,} B.", hint=_DAMAGED)
+    _check_sum(document, saved.rows, saved.bytes)
     return saved
 
 
-def _check_format(path: Path, document: dict[str, object]) -> None:
-    """Files from before there was a version are read as its first."""
-    if document.get("format", FORMAT) != FORMAT:
-        raise SnapshotError(f"{path} is not a peak.json of this program.", hint=_DAMAGED)
-    if (version := _number(path, "version", document.get("version", VERSION))) > VERSION:
-        raise SnapshotError(
-            f"{path} is of format version {version}, and this program reads up to {VERSION}.",
-            hint="Use the version of this program that wrote it, or a later one.",
-        )
-
-
-def _document(path: Path) -> dict[str, object]:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise SnapshotError(f"Cannot read {path}: {reason}.", hint="Check the path and its permissions.") from error
-    if len(data) > MAX_BYTES:
-        raise SnapshotError(f"{path} is larger than any peak.json.", hint=_DAMAGED)
-    try:
-        document = json.loads(data)
-    # Bad numbers and bad encodings are ValueErrors too; brackets without end are a RecursionError.
-    except (ValueError, RecursionError) as error:
-        raise SnapshotError(f"{path} is not JSON that can be read ({type(error).__name__}).", hint=_DAMAGED) from error
-    if not isinstance(document, dict):
-        raise SnapshotError(f"{path} holds a {type(document).__name__}, not a peak.", hint=_DAMAGED)
-    return document
-
-
-def _row(path: Path, row: dict[str, object]) -> PeakRow:
-    """A row with every field checked by its type."""
-    return PeakRow(**{name: _READERS[kind](path, name, row.get(name)) for name, kind in _FIELDS.items()})
-
-
-def _shape(path: Path, name: str, value: object) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list):
-        raise SnapshotError(f"{path}: {name} is not a list.", hint=_DAMAGED)
-    return tuple(_number(path, name, length) for length in value)
-
-
-def _number(path: Path, name: str, value: object) -> int:
-    # A bool is an int in Python, and not in JSON.
-    if type(value) is not int or not 0 <= value <= _MAX_INT:
-        raise SnapshotError(f"{path}: {name} is not a whole number from 0 to 2**53.", hint=_DAMAGED)
-    return value
-
-
-def _text(path: Path, name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise SnapshotError(f"{path}: {name} is not a text.", hint=_DAMAGED)
-    return printable(value)
-
-
-def _text_or_none(path: Path, name: str, value: object) -> str | None:
-    return None if value is None else _text(path, name, value)
-
-
-def _number_or_none(path: Path, name: str, value: object) -> int | None:
-    return None if value is None else _number(path, name, value)
-
-
-_FIELDS = get_type_hints(PeakRow)
-_READERS: dict[Any, Callable[[Path, str, object], Any]] = {
-    int: _number,
-    str: _text,
-    bool: lambda path, name, value: value is True,
-    int | None: _number_or_none,
-    str | None: _text_or_none,
-    tuple[int, ...] | None: _shape,
-}
+def _check_sum(document: Document, rows: Sequence[PeakRow], peak_bytes: int) -> None:
+    if (total := sum(row.bytes for row in rows)) != peak_bytes:
+        raise document.refusal(f": its rows sum to {total:,} B, its peak is {peak_bytes:,} B.")

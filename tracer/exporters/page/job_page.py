@@ -15,8 +15,15 @@ from tracer.exporters.page.data import page_data
 from tracer.exporters.page.diff_page import changes_tables
 from tracer.exporters.page.html import write_prepared
 from tracer.exporters.page.model import Cell, KindBytes, Page, PageRank, Section, Table
-from tracer.exporters.screen.job import rank_names
-from tracer.units import format_bytes, some
+from tracer.exporters.screen.job import (
+    alarm_sentences,
+    answer_sentences,
+    capitalized,
+    numbers_of,
+    peak_span,
+    rank_names,
+)
+from tracer.units import format_bytes
 
 ALL_RANKS = "all ranks"
 _MOST_NAMED = 3
@@ -64,8 +71,8 @@ def job_page(finding: JobFinding, single: Collection[str], *, run: Mapping[str, 
         device=ALL_RANKS,
         source="snapshot",
         subtitle=finding.num_ranks,
-        answer=_answer(finding),
-        alarm=_alarm(finding),
+        answer=answer_sentences(finding),
+        alarm=alarm_sentences(finding),
         ranks=_ranks(finding, single, files),
         run=run,
         sections=(
@@ -75,64 +82,6 @@ def job_page(finding: JobFinding, single: Collection[str], *, run: Mapping[str, 
             Section("Every rank", (), (_every(finding, files),)),
         ),
     )
-
-
-# --------------------------------------------------------------------------------------------------------------- words
-def _alarm(finding: JobFinding) -> tuple[str, ...]:
-    """A sentence on the ranks that ran out of memory, and one on why the worst of them did."""
-    ran_out = [rank for rank in finding.ranks if rank.out_of_memory]
-    if not ran_out or finding.worst is None:
-        return ()
-    who = f"Rank {rank_names(ran_out)}" if len(ran_out) == 1 and ran_out[0].rank is not None else rank_names(ran_out)
-    many = who if len(ran_out) == 1 else f"{len(ran_out)} of {finding.num_ranks} ({rank_names(ran_out)})"
-    which = "" if len(ran_out) == 1 else f"{finding.worst.name}, the worst of them: "
-    return (f"{many} ran out of memory.", _sentence(f"{which}at {finding.worst.out_of_memory}"))
-
-
-def _answer(finding: JobFinding) -> tuple[str, ...]:
-    """The largest peak, who is alike and who is not, what the worst has more, and what is missing."""
-    worst, typical = finding.worst, finding.typical
-    if worst is None or typical is None:
-        return ("None of the recordings can be read.",)
-    sentences = [f"The largest peak is {format_bytes(max(rank.peak_bytes for rank in finding.ranks))}."]
-    if len(finding.ranks) > 1:
-        of_all = f"Worst of {finding.num_ranks}"
-        sentences[0] = f"{of_all}: {worst.name}, with a peak of {format_bytes(worst.peak_bytes)}."
-        odd = [rank for group in finding.groups if group.is_odd for rank in group.ranks]
-        alike = finding.groups[0].ranks
-        same = "All" if len(alike) == len(finding.ranks) else f"{len(alike)} of them"
-        sentences.append(
-            f"{same} are alike, with a peak of {_span(alike)}.{f' Odd ones out: {rank_names(odd)}.' if odd else ''}"
-        )
-    if finding.difference is not None:
-        sentences.append(_more(worst, typical, finding.difference))
-    lacking = [
-        *([f"{some(len(finding.unreadable), 'recording')} cannot be read"] if finding.unreadable else []),
-        *([f"there is none of rank {_numbers(finding.missing)}"] if finding.missing else []),
-    ]
-    return (*sentences, *([f"{_sentence(', and '.join(lacking))}."] if lacking else []))
-
-
-def _more(worst: RankPeak, typical: RankPeak, difference: PeakDiff) -> str:
-    """By what the worst one differs, in bytes by kind, and where most of it was made."""
-    kinds = difference.changes["kind"]
-    parts = [f"{'+' if change.bytes > 0 else ''}{format_bytes(change.bytes)} {change.name[0]}" for change in kinds]
-    most = max(difference.changes["stack"], key=lambda change: change.bytes, default=None)
-    source = f", most of it made by {most.name[1]}" if most is not None and most.bytes > 0 and most.name[1:] else ""
-    return f"Beside {typical.name}, {worst.name} has {', '.join(parts[:_MOST_NAMED])}{source}."
-
-
-def _span(ranks: Sequence[RankPeak]) -> str:
-    low, high = (format_bytes(pick(rank.peak_bytes for rank in ranks)) for pick in (min, max))
-    return low if low == high else f"{low} to {high}"
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    return rank_names([RankPeak("", number) for number in numbers])
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 # ----------------------------------------------------------------------------------------------------- bars and tables
@@ -187,7 +136,7 @@ def _groups(groups: Sequence[RankGroup]) -> Table:
         kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in first.kinds[:_MOST_NAMED])
         reserved = max(rank.reserved_bytes for rank in group.ranks)
         count = f"{len(group.ranks):,}"
-        rows.append((_span(group.ranks), reserved, count, rank_names(group.ranks), kinds, ", ".join(group.words)))
+        rows.append((peak_span(group.ranks), reserved, count, rank_names(group.ranks), kinds, ", ".join(group.words)))
     return Table(
         "Ranks whose kinds differ by less than 2 %", ("peak", "reserved", "ranks", "which", "mostly", ""), tuple(rows)
     )
@@ -196,13 +145,15 @@ def _groups(groups: Sequence[RankGroup]) -> Table:
 def _difference(finding: JobFinding, difference: PeakDiff) -> Section:
     assert finding.worst is not None and finding.typical is not None
     worst, typical = finding.worst.name, finding.typical.name
-    return Section(f"{_sentence(worst)} beside {typical}", (), changes_tables(difference, before=typical, after=worst))
+    return Section(
+        f"{capitalized(worst)} beside {typical}", (), changes_tables(difference, before=typical, after=worst)
+    )
 
 
 def _not_there(finding: JobFinding, files: Mapping[str, str]) -> tuple[Section, ...]:
     if not finding.unreadable and not finding.missing:
         return ()
-    sentence = f"There is no recording of rank {_numbers(finding.missing)}." if finding.missing else ""
+    sentence = f"There is no recording of rank {numbers_of(finding.missing)}." if finding.missing else ""
     rows = tuple((recording.name, files[recording.file], recording.problem) for recording in finding.unreadable)
     tables = (Table("Not readable", ("rank", "file", "why"), rows),) if rows else ()
     return (Section("What is not there", (sentence,) if sentence else (), tables),)

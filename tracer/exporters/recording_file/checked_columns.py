@@ -10,11 +10,13 @@ import numpy.typing as npt
 
 from tracer.arrays import Bools, Floats, Ints
 from tracer.errors import RecordingError
+from tracer.exporters.document import Source
 from tracer.snapshot.printable import printable
 
 Bytes8 = npt.NDArray[np.uint8]
 
 DAMAGED = "The file is damaged or of another program; profile again with --keep-recording."
+RECORDING = Source("The recording", RecordingError, DAMAGED)
 MAX_BYTES = 1 << 50
 """Of one block or of all together: more than any machine has, and far from where 64 bits end."""
 MAX_NUMBER = 1 << 62

@@ -19,8 +19,8 @@ from tracer.capture.sources.compiled_code import (
 )
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import RecordingError
-from tracer.exporters.recording_file.checked_columns import DAMAGED, Columns
-from tracer.exporters.recording_file.document import Document
+from tracer.exporters.document import Document
+from tracer.exporters.recording_file.checked_columns import DAMAGED, RECORDING, Columns
 from tracer.exporters.recording_file.recording_columns import Arrays
 
 _NAME = "compiled"
@@ -100,7 +100,7 @@ def compiled_from(columns: Columns) -> CompiledCode:
     """
     if _NAME not in columns:
         return NOTHING_COMPILED
-    document = Document(columns.blob(_NAME))
+    document = Document(columns.blob(_NAME), RECORDING)
     return CompiledCode(
         graphs=tuple(map(_graph_from, document.documents("graphs", at_most=_MAX))),
         functions=tuple(

@@ -21,11 +21,11 @@ from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.run_origin import RunOrigin
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.values_read import ValuesRead
-from tracer.errors import RecordingError, SnapshotError
+from tracer.errors import RecordingError
+from tracer.exporters.document import Document
 from tracer.exporters.json_documents.peak import graph_pool_from, saved_peak_from
-from tracer.exporters.recording_file.checked_columns import DAMAGED, Columns, text_columns
+from tracer.exporters.recording_file.checked_columns import DAMAGED, RECORDING, Columns, text_columns
 from tracer.exporters.recording_file.compiled_columns import compiled_columns, compiled_from
-from tracer.exporters.recording_file.document import Document
 from tracer.exporters.recording_file.npz import MAX_UNPACKED_BYTES, read_columns, write_columns
 from tracer.exporters.recording_file.plain_objects import object_columns, object_from
 from tracer.exporters.recording_file.recording_columns import (
@@ -170,8 +170,8 @@ def kept_run_from(columns: Columns) -> KeptRun:
     Raises:
         RecordingError: They are those of none.
     """
-    document = Document(columns.blob("run"))
-    document.check_format(FORMAT, VERSION)
+    document = Document(columns.blob("run"), RECORDING)
+    document.check_format(FORMAT, VERSION, "a recording of this program")
     cycles = document.documents("cycles", at_most=MAX_CYCLES)
     device = document.text("device")
     if not _DEVICE.fullmatch(device):
@@ -187,18 +187,18 @@ def kept_run_from(columns: Columns) -> KeptRun:
         timings=_timings_from(columns, document),
         unused_parameters=document.texts_or_none("unused_parameters"),
         losses=tuple(columns.floats("losses").tolist()),
-        num_later=document.number_or_none("num_later") if "num_later" in document.unchecked() else 0,
+        num_later=document.number_or_none("num_later") if "num_later" in document else 0,
         num_steps=document.number("num_steps"),
         failure=document.texts("failure"),
         ran_out_of_memory=document.truth("ran_out_of_memory"),
         # As the caveat below.
-        was_evaluating=document.truth("was_evaluating") if "was_evaluating" in document.unchecked() else False,
+        was_evaluating=document.truth("was_evaluating") if "was_evaluating" in document else False,
         notes=document.texts("notes"),
         settings=document.settings("settings"),
         origin=RunOrigin(
             **{name: document.text(name) for name in ("command", "date", "torch", "python", "device_name")},
             # Recordings from before there was such a thing have none.
-            caveat=document.text("caveat") if "caveat" in document.unchecked() else "",
+            caveat=document.text("caveat") if "caveat" in document else "",
         ),
         sources=sources,
         trace=_trace_from(columns, document, len(cycles)),
@@ -213,30 +213,24 @@ def kept_run_from(columns: Columns) -> KeptRun:
 def _eager_from(columns: Columns) -> dict[str, Any] | None:
     if "eager" not in columns:
         return None
-    document = Document(columns.blob("eager")).unchecked()
-    try:
-        saved_peak_from(Path("The peak without compilation"), document)
-    except SnapshotError as error:
-        raise RecordingError(str(error), hint=DAMAGED) from error
-    return document
+    document = Document(columns.blob("eager"), RECORDING)
+    saved_peak_from(document)
+    return document.unchecked()
 
 
 def _graph_pools_from(document: Document) -> tuple[dict[str, Any], ...]:
     """Recordings from before there was such a thing have none."""
-    if "cuda_graphs" not in document.unchecked():
+    if "cuda_graphs" not in document:
         return ()
-    pools = tuple(entry.unchecked() for entry in document.documents("cuda_graphs", at_most=MAX_CYCLES))
-    try:
-        for pool in pools:
-            graph_pool_from(Path("The recording"), pool)
-    except SnapshotError as error:
-        raise RecordingError(str(error), hint=DAMAGED) from error
-    return pools
+    pools = document.documents("cuda_graphs", at_most=MAX_CYCLES)
+    for pool in pools:
+        graph_pool_from(pool)
+    return tuple(pool.unchecked() for pool in pools)
 
 
 def _waste_from(document: Document) -> tuple[KeptWaste, ...]:
     """Recordings from before there was such a thing have none."""
-    if "waste" not in document.unchecked():
+    if "waste" not in document:
         return ()
     wastes = tuple(entry.record(KeptWaste) for entry in document.documents("waste", at_most=MAX_CYCLES))
     for waste in wastes:

@@ -9,13 +9,20 @@ import pytest
 
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import RecordingError
-from tracer.exporters.recording_file.document import Document
+from tracer.exporters.document import Document
+from tracer.exporters.recording_file.checked_columns import RECORDING
 
 
 @dataclass(frozen=True)
 class Part:
     name: str
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    name: str
+    count: int = 7
 
 
 @dataclass(frozen=True)
@@ -35,8 +42,8 @@ AS_JSON = asdict(WHOLE) | {"words": ["b", "c"], "line": {"file": "train.py", "li
 
 
 def test_every_field_is_read_by_its_type() -> None:
-    assert Document(AS_JSON).record(Whole) == WHOLE
-    without = Document({**AS_JSON, "line": None, "rest": []}).record(Whole)
+    assert Document(AS_JSON, RECORDING).record(Whole) == WHOLE
+    without = Document({**AS_JSON, "line": None, "rest": []}, RECORDING).record(Whole)
     assert (without.line, without.rest) == (None, ())
 
 
@@ -57,9 +64,15 @@ def test_every_field_is_read_by_its_type() -> None:
 )
 def test_what_is_not_of_the_fields_type_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(RecordingError):
-        Document({**AS_JSON, **changed}).record(Whole)
+        Document({**AS_JSON, **changed}, RECORDING).record(Whole)
+
+
+def test_a_field_with_a_default_may_be_missing_and_not_be_something_else() -> None:
+    assert Document({"name": "a"}, RECORDING).record(Later) == Later("a", 7)
+    with pytest.raises(RecordingError, match="count is not a whole number"):
+        Document({"name": "a", "count": "8"}, RECORDING).record(Later)
 
 
 def test_texts_are_printable_and_what_nobody_asked_for_is_left() -> None:
-    document = Document({"name": "a\x1b[2J", "count": 1, "other": "x"})
+    document = Document({"name": "a\x1b[2J", "count": 1, "other": "x"}, RECORDING)
     assert "\x1b" not in document.record(Part).name
