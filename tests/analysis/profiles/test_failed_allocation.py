@@ -40,12 +40,12 @@ def test_the_recording_says_what_the_history_does_not_know() -> None:
     assert before["not known"] > 0
     assert "not known" not in known
     assert with_recording.event.asked_bytes == alone.event.asked_bytes == 1 << 40
-    in_use = with_recording.in_use
-    assert in_use is not None and alone.in_use is None
-    assert sum(row.bytes for row in in_use.rows) == with_recording.event.requested_bytes == in_use.allocator_peak_bytes
-    assert in_use.rows == findings.worst.peak.rows, "memory ran out at the peak"
+    found = with_recording.in_use
+    assert found is not None and alone.in_use is None
+    assert sum(row.bytes for row in found.rows) == with_recording.event.requested_bytes == found.allocator_peak_bytes
+    assert found.rows == findings.worst.peak.rows, "memory ran out at the peak"
     rows_by_kind: dict[str, int] = {}
-    for row in in_use.rows:
+    for row in found.rows:
         words = Kind[row.category].words
         rows_by_kind[words] = rows_by_kind.get(words, 0) + (row.requested_bytes or 0)
     assert rows_by_kind == known
