@@ -66,7 +66,7 @@ def test_every_field_has_its_columns() -> None:
     names = set(recording_columns(kept_on_cuda().cycles[0].recording, "c"))
     assert {f"c.{table}.{one.name}" for table, kind in TABLES.items() for one in fields(kind)} <= names
     assert {f"c.{name}" for name in INDEXES} <= names
-    texts = {"names", "devices", "threads"}
+    texts = {"names", "devices", "threads", "lines"}
     known = {f"known.{one.name}" + ".utf8" * (one.name in texts) for one in fields(KnownStorages)}
     assert known <= set(known_columns(kept_on_cuda().known))
 

@@ -238,9 +238,9 @@ def known_columns(known: KnownStorages) -> Arrays:
         **text_columns("known.names", known.names),
         **text_columns("known.devices", known.devices),
         **text_columns("known.threads", known.threads),
-        **text_columns("known.line_of", tuple(known.lines)),
-        **text_columns("known.line_file", tuple(line.file for line in known.lines.values())),
-        "known.line": np.array([line.line for line in known.lines.values()], np.int64),
+        **text_columns("known.lines", tuple(known.lines)),
+        **text_columns("known.lines_file", tuple(line.file for line in known.lines.values())),
+        "known.lines_line": np.array([line.line for line in known.lines.values()], np.int64),
     }
 
 
@@ -266,12 +266,12 @@ def known_from(columns: Columns) -> KnownStorages:
         ends_address=columns.ints("known.ends_address", length=num_ends),
         ends_device=columns.ints("known.ends_device", low=0, high=len(devices) - 1, length=num_ends),
         threads=columns.texts("known.threads"),
-        lines=_lines(columns) if "known.line" in columns else {},  # not in the first recordings
+        lines=_lines(columns) if "known.lines_line" in columns else {},  # not in the first recordings
     )
 
 
 def _lines(columns: Columns) -> dict[str, SourceLine]:
     """The lines that made what was observed, by name."""
-    lines = columns.ints("known.line", low=0)
-    names, files = (columns.texts(f"known.{name}", length=len(lines)) for name in ("line_of", "line_file"))
+    lines = columns.ints("known.lines_line", low=0)
+    names, files = (columns.texts(f"known.{name}", length=len(lines)) for name in ("lines", "lines_file"))
     return dict(zip(names, map(SourceLine, files, lines.tolist()), strict=True))
