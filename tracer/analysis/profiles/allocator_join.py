@@ -196,10 +196,15 @@ def in_use_after(history: JoinedHistory, lifetimes: BlockLifetimes, entry: int, 
     )
 
 
-def last_made(history: JoinedHistory, lifetimes: BlockLifetimes, entry: int) -> int | None:
-    """Position in `BlockLifetimes.events` of the last allocation until an entry; None if it is of before the first."""
-    made = lifetimes.made_at[(history.entry >= 0) & (history.entry <= entry) & (lifetimes.made_at >= 0)]
-    return int(made.max()) if len(made) else None
+def last_events(history: JoinedHistory, lifetimes: BlockLifetimes, entry: int) -> tuple[int, int]:
+    """Positions in `BlockLifetimes.events` of the last allocation and the last event until an entry; 0 for none."""
+    lives = history.replay.lives
+    freed_after = np.full(len(history.state.trace) + 1, len(history.state.trace), np.int64)
+    freed_after[lives.alloc_entry[lives.alloc_entry >= 0]] = lives.end[lives.alloc_entry >= 0]
+    is_made = (history.entry >= 0) & (history.entry <= entry)
+    made = int(lifetimes.made_at[is_made].max(initial=0))
+    is_freed = is_made & (freed_after[history.entry] <= entry)
+    return made, max(made, int(lifetimes.freed_at[is_freed].max(initial=0)))
 
 
 def _pending(history: JoinedHistory, rows: Rows, entry: int) -> Bools:

@@ -10,7 +10,7 @@ import numpy as np
 from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.allocator_count import CountedParts
-from tracer.analysis.profiles.allocator_join import InUse, JoinedHistory, in_use_after, in_use_at, last_made
+from tracer.analysis.profiles.allocator_join import InUse, JoinedHistory, in_use_after, in_use_at, last_events
 from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
@@ -52,6 +52,7 @@ class PeakReport:
         allocator_peak_bytes: Counted without looking at blocks; the rows and `unexplained_bytes` sum to it.
         counted: What it is the sum of.
         reserved_bytes: Reserved memory at the peak; 0 where the device has no such thing.
+        position: Position in `BlockLifetimes.events` of the event after which so much was in use.
         step: Name of the step, or None.
         phase: Phase of the allocation that made the peak, or None.
         row_of: [B] The row of each of them.
@@ -65,6 +66,7 @@ class PeakReport:
     counted: CountedParts
     reserved_bytes: int
     time_ns: int
+    position: int
     step: str | None
     phase: str | None
     rows: tuple[PeakRow, ...]
@@ -122,12 +124,13 @@ def peak_report(
         The report. The first maximum wins.
     """
     position, in_use = peak_position(lifetimes), None
+    made_at = position
     if history is not None and entry is not None:
-        position = last_made(history, lifetimes, entry) or 0
+        made_at, position = last_events(history, lifetimes, entry)
         in_use = in_use_after(history, lifetimes, entry, position)
     elif history is not None:
         in_use = in_use_at(history, lifetimes, position)
-    event = int(lifetimes.events[position])
+    event = int(lifetimes.events[made_at])
     alive = lifetimes.alive_at(position)
     if in_use is not None:
         blocks = _by_the_allocators_books(blocks.take(in_use.block[in_use.block >= 0]), in_use)
@@ -143,6 +146,7 @@ def peak_report(
         counted=lifetimes.count.at(position),
         reserved_bytes=max(0, int(allocations.total_reserved_bytes[event])),
         time_ns=int(allocations.time_ns[event]),
+        position=position,
         step=attribution.step_names[step] if step >= 0 else None,
         phase=Phase(int(attribution.allocation_phase[event])).name.lower(),
         rows=rows,

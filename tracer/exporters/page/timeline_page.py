@@ -19,7 +19,7 @@ from tracer.analysis.profiles.eager_comparison import eager_sentences
 from tracer.analysis.profiles.failed_allocation import FailedAllocation
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.memory_by_kind import memory_by_kind
-from tracer.analysis.profiles.peak import PeakReport, peak_position
+from tracer.analysis.profiles.peak import PeakReport
 from tracer.analysis.profiles.peak_rows import LOOP_OWNER, group_blocks
 from tracer.analysis.profiles.reserved_ranges import reserved_ranges
 from tracer.analysis.times.findings import TraceTimes
@@ -136,7 +136,7 @@ def _page_peak(cycle: CycleFindings) -> PagePeak:
         phase=peak.phase,
         breakdown=tuple(KindBytes(name, size_bytes) for name, size_bytes in peak.by_category().items()),
         rows=peak.rows,
-        row=peak_position(cycle.lifetimes),
+        row=cycle.peak.position,
     )
 
 
@@ -256,9 +256,9 @@ def _with_history(cycle: CycleFindings) -> tuple[ClassifiedBlocks, PerBlock[Int]
     before = np.flatnonzero((at_peak.allocation < 0) & ~unseen)
     size_of = dict(zip(at_peak.address[before].tolist(), at_peak.size_bytes[before].tolist(), strict=True))
     size_bytes = blocks.size_bytes.copy()
-    for row in lifetimes.alive_at(peak_position(lifetimes)).tolist():
-        if blocks.allocation[row] < 0:
-            size_bytes[row] = size_of.get(int(blocks.address[row]), size_bytes[row])
+    for row in lifetimes.alive_at(cycle.peak.position).tolist():
+        if blocks.allocation[row] < 0:  # what the allocator does not have is in the sizes of others
+            size_bytes[row] = size_of.get(int(blocks.address[row]), 0)
     more = at_peak.take(np.flatnonzero(unseen))
     together = ClassifiedBlocks(
         **{
@@ -319,7 +319,7 @@ def _reserved(cycle: CycleFindings) -> tuple[Curve, ...]:
 
 def _marks(cycle: CycleFindings) -> tuple[Mark, ...]:
     peak, breakdown = cycle.peak, cycle.breakdown
-    shown = Mark("peak", "peak", peak.time_ns, peak.peak_bytes, peak_position(cycle.lifetimes))
+    shown = Mark("peak", "peak", peak.time_ns, peak.peak_bytes, peak.position)
     # Where torch's categories hold all but a hundredth, or nothing, their peak says nothing more.
     if breakdown.tagged_peak_bytes * 100 >= peak.peak_bytes * 99 or not breakdown.tagged_peak_bytes:
         return (shown,)
