@@ -168,18 +168,22 @@ def steps_by_hand() -> dict[str, int]:
     def filled(model: nn.Module) -> None:
         model.zero_grad(set_to_none=False)
 
-    def told_of(clear: Any, *, optimizer_from: int = 4, other_call: bool = False) -> int:
+    def told_of(clear: Any, *, optimizer_from: int = 4, other_call: bool = False, is_late: bool = False) -> int:
         session = MagicMock(is_complete=False, fault=None)
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         with ScriptProfile(lambda *_: session):
             for number in range(4):
-                for _ in range(2):
-                    model(torch.ones(1, 2)).sum().backward()
+                for batch in range(2):
+                    loss = model(torch.ones(1, 2)).sum()
+                    if is_late and batch == 0:
+                        clear(model)
+                    loss.backward()
                 if number >= optimizer_from:
                     torch.optim.SGD(model.parameters()).step()
                 for parameter in model.parameters():
                     parameter.data.add_(parameter.grad, alpha=-0.1)  # type: ignore[arg-type]
-                clear(model)
+                if not is_late:
+                    clear(model)
                 if other_call:
                     with torch.no_grad():
                         model(torch.ones(1, 2))
@@ -191,6 +195,7 @@ def steps_by_hand() -> dict[str, int]:
         "never": told_of(lambda model: None),
         "an optimizer later": told_of(cleared, optimizer_from=2),
         "evaluated between": told_of(cleared, other_call=True),
+        "cleared before backward": told_of(cleared, is_late=True),
     }
 
 
@@ -199,7 +204,8 @@ def test_without_an_optimizer_steps_end_where_gradients_were_cleared() -> None:
     assert returned.value is not None, returned.error
     # The last one ends with the loop. An optimizer's own steps take over: two by hand, two by it.
     told = {"cleared": 3, "filled with zeros": 0, "never": 0, "an optimizer later": 4, "evaluated between": 3}
-    assert returned.value == told
+    # The second one shows that a step has two backward passes; the first that is told of ends with it.
+    assert returned.value == told | {"cleared before backward": 2}
 
 
 def optimizers_that_step_in_backward(folder: Path) -> tuple[str, bool, int]:
