@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -325,3 +326,36 @@ def test_a_module_that_a_model_gets_in_its_first_call_has_its_dotted_name(tmp_pa
     assert "target.net.0" in returned.value and not [
         name for name in returned.value if name is not None and "_" in name
     ]
+
+
+def training_without_ends_of_steps(folder: Path) -> tuple[bool, int, str, int]:
+    """On a clock that goes on by a second a step, as a fit of SciPy's that sets gradients to zero."""
+    now_s = 0.0
+    time.process_time = lambda: now_s  # type: ignore[assignment]
+
+    def make_session(models: Any, optimizers: Any) -> ScriptTraining:
+        return ScriptTraining(models, optimizers, save_dir=folder, schedule=Schedule(0, 1, 2, 1), screen="none")
+
+    with ScriptProfile(make_session) as profile:
+        model = nn.Linear(64, 64)
+        for _ in range(20):
+            model(torch.ones(64, 64)).sum().backward()
+            model.zero_grad(set_to_none=False)
+            now_s += 1
+    session = profile.session
+    assert isinstance(session, ScriptTraining) and session.findings is not None
+    calls = session.findings.worst.recording.ops.name.tolist()
+    strings = session.findings.worst.recording.strings
+    num_calls = sum(strings[name] == "aten::linear" for name in calls)
+    peak = session.findings.worst.peak
+    rest = sum(row.bytes for row in peak.rows) - peak.allocator_peak_bytes
+    return session.fault is None, num_calls, " ".join(session.notes), rest
+
+
+def test_a_training_whose_steps_are_not_found_is_not_recorded_as_one_step(tmp_path: Path) -> None:
+    returned = in_fresh_process(training_without_ends_of_steps, tmp_path)
+    assert returned.value is not None, returned.error
+    is_well, num_calls, notes, rest = returned.value
+    assert is_well and rest == 0
+    assert num_calls == 6, "the seventh call comes after more than five seconds"
+    assert "No end of a step was found within 5 s of a processor. Recording ended there" in notes

@@ -37,6 +37,11 @@ class StepsByHand:
         if trained:
             self.stop = register_multi_grad_hook(trained, self._gradient_came, mode="any").remove
 
+    @property
+    def has_passed_on(self) -> bool:
+        """Whether more than one backward pass has come since the last end of a step."""
+        return self._num_backwards > 1
+
     def trains_with(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether an optimizer updates parameters of these models alone."""
         own = {id(parameter) for model in self._models for parameter in model.parameters()}
