@@ -16,6 +16,7 @@ _MOST_SHARE: Final = 0.5
 """Of the step itself: what steps differ by anyway."""
 _NUM_STEPS_TO_BEGIN: Final = 1  # slower than all others, unless it is the only one that is not recorded
 _MOST_WITHOUT_GRADIENTS_S: Final = 1.0
+_MOST_ENDLESS_S: Final = 5.0
 _MOST_MODULES: Final = 100
 """Python modules that a recorded step may load: a package with a thousand makes four million calls of functions."""
 _MOST_DROPPED: Final = 3
@@ -86,6 +87,16 @@ class RecordingCost:
         return took_s > _MOST_WITHOUT_GRADIENTS_S and self._ends_within_step(
             f"calls models without gradients for more than {_MOST_WITHOUT_GRADIENTS_S:.0f} s of a processor"
         )
+
+    def is_endless(self) -> bool:
+        """Return whether a step has not ended for too long; asked where the ends of steps may not be found."""
+        if self.has_step or time.process_time() - self._began_s <= _MOST_ENDLESS_S:
+            return False
+        self.note = (
+            f"No end of a step was found within {_MOST_ENDLESS_S:.0f} s of a processor. Recording ended there: what "
+            "is explained is the program until then."
+        )
+        return True
 
     def loads_many(self) -> bool:
         """Return whether too many Python modules are loaded; asked at each in recorded steps."""

@@ -195,6 +195,7 @@ class ScriptProfile:
         self._has_called = True
         if self._by_hand is not None:
             self._by_hand.called(module)
+            self._end_endless_step()
         elif self.session is None and (
             self._is_inference
             or (torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()))
@@ -272,6 +273,14 @@ class ScriptProfile:
             self.session.abandon()
             self.session, self._has_begun_again, self._are_all_counted = None, True, True
             self._begin(None)
+
+    def _end_endless_step(self) -> None:
+        """Record no whole training where ends of steps are not found."""
+        if self._by_hand is None or not self._by_hand.has_passed_on or running_node() is not None:
+            return
+        if isinstance(self.session, ScriptTraining):
+            with signals_deferred():
+                self.session.end_endless_step()
 
     def _step_by_hand_ended(self) -> None:
         """End a step; the last one ends with the script and is not counted."""

@@ -419,6 +419,12 @@ class ProfileSession(LoopSession):
         """Whether nothing more will be recorded."""
         return self._has_enough or self._tracer.num_cycles == self.schedule.num_repeats
 
+    def end_endless_step(self) -> None:
+        """End the recording if no step has ended for long, where ends of steps may not be found."""
+        if self._is_recording and self._cost.is_endless():
+            with self._never_the_loops_fault():
+                self._end_within_step()
+
     def _end_within_step(self) -> None:
         self._has_enough = True
         profiler, self._profiler = self._profiler, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 import torch
 from torch import nn
@@ -14,7 +15,8 @@ class StepsByHand:
     """Tells at a model's call that a step has ended: backward has been there, and its gradients have been cleared.
 
     Micro-batches that are accumulated keep their gradients, so that they are one step. A loop that clears them between
-    a call and its backward, or fills them with zeros, is not understood.
+    a call and its backward, as Keras does, shows in its second step how many backward passes a step has: from then on a
+    step ends at the call behind so many. A loop that fills gradients with zeros is not understood.
     """
 
     def __init__(self, models: Iterable[nn.Module], ended: Callable[[], None]) -> None:
@@ -28,10 +30,17 @@ class StepsByHand:
         self._models = weakref.WeakSet(models)
         self._ended = ended
         self._has_gradients = False
+        self._num_backwards = 0
+        self._num_backwards_a_step: int | None = None
         trained = [parameter for model in models for parameter in model.parameters() if parameter.requires_grad]
         self.stop: Callable[[], None] = lambda: None
         if trained:
             self.stop = register_multi_grad_hook(trained, self._gradient_came, mode="any").remove
+
+    @property
+    def has_passed_on(self) -> bool:
+        """Whether more than one backward pass has come since the last end of a step."""
+        return self._num_backwards > 1
 
     def trains_with(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether an optimizer updates parameters of these models alone."""
@@ -42,9 +51,17 @@ class StepsByHand:
         """Before a module's call."""
         if not self._has_gradients or module not in self._models or not torch.is_grad_enabled():
             return
-        if all(parameter.grad is None for parameter in module.parameters()):
-            self._has_gradients = False
+        if _are_cleared(module.parameters()) or self._num_backwards == self._num_backwards_a_step:
+            self._has_gradients, self._num_backwards = False, 0
             self._ended()
 
     def _gradient_came(self, gradient: torch.Tensor) -> None:
+        """The first gradient of a backward pass has been computed, and is not in its parameter yet."""
+        if self._has_gradients and _are_cleared(chain.from_iterable(model.parameters() for model in self._models)):
+            self._num_backwards_a_step, self._num_backwards = self._num_backwards, 0
+        self._num_backwards += 1
         self._has_gradients = True
+
+
+def _are_cleared(parameters: Iterable[nn.Parameter]) -> bool:
+    return all(parameter.grad is None for parameter in parameters)
