@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import fields, replace
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -448,19 +448,14 @@ def test_without_a_rule_its_examples_are_something_else(number: int) -> None:
 
 def test_neighbours_that_overlap_cannot_change_places_unseen() -> None:
     blocks = [block for _, _, examples in EXAMPLES for block in examples]
-    overlapping = [n for n in range(len(RULES) - 2) if overlap(RULES[n], RULES[n + 1], blocks)]
+    # What two of them are together where that can be: for some of these both rules hold.
+    table = facts(*(one | other for one, other in product(blocks, blocks)))
+    holds = [rule.holds(table) & possible(table) for rule in RULES[:-1]]
+    overlapping = [number for number, (one, next_one) in enumerate(pairwise(holds)) if (one & next_one).any()]
     assert len(overlapping) > 10
     for number in overlapping:
         swapped = (*RULES[:number], RULES[number + 1], RULES[number], *RULES[number + 2 :])
         assert classified(*blocks) != classified(*blocks, rules=swapped), name_of(number)
-
-
-def overlap(first: Rule, second: Rule, blocks: list[Block]) -> bool:
-    """Whether both hold for some block, or for what two of them are together where that can be."""
-    both = [one | other for one, other in itertools.product(blocks, blocks)]
-    table = facts(*both)
-    holds = first.holds(table) & second.holds(table) & possible(table)
-    return bool(holds.any())
 
 
 def possible(table: BlockFacts) -> Any:
