@@ -551,7 +551,7 @@ def test_where_the_allocators_history_saw_it_the_answer_is_on_the_screen(
     oom = {"action": "oom", "device_free": 100, "size": 50_000, "stream": 0, "frames": [frame("forward", "net.py", 13)]}
     made = entry("alloc", 1 << 20, 9000, frames=[frame("forward", "net.py", 12)])
     history = snapshot([made, oom], [segment(1 << 20, 1 << 16, [block(1 << 20, 9000)])])
-    monkeypatch.setattr(AllocatorHistory, "dump", lambda self: setattr(self, "snapshot", history))
+    monkeypatch.setattr(AllocatorHistory, "dump", lambda self, cycle: setattr(self, "snapshot", history))
     ended = run(*TINY, *SHORT, "--n-wait-steps", "1", "--save-dir", tmp_path)
     assert ended.code == 1
     assert ended.stderr.splitlines()[1] == "Hint: What was in use then is explained below, by line."

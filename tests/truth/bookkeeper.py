@@ -578,7 +578,9 @@ def _place() -> tuple[str | None, int | None, bool]:
     while frame is not None:
         name = frame.f_code.co_filename
         is_library = "/site-packages/" in name and not name.startswith(_TORCH)
-        if is_library or (name.startswith(ROOT) and name not in _HARNESS and "/site-packages/" not in name):
+        is_own = name.startswith(ROOT) and name not in _HARNESS and "/site-packages/" not in name
+        # A class of tensors that takes operators over passes them on: the line is that which uses it.
+        if (is_library or is_own) and frame.f_code.co_name not in ("__torch_function__", "__torch_dispatch__"):
             return name, frame.f_lineno, is_engines
         is_engines |= frame.f_code.co_name == "_engine_run_backward"
         frame = frame.f_back  # type: ignore[assignment]

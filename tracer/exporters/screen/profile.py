@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -33,7 +33,12 @@ MODULE_DEPTH = 3
 NUM_SENTENCES = 3
 _LEAST_SHARE_OF_LINE = 10
 """Per cent of the peak from which on the largest part of a line is named."""
+_PART_WIDTH = 36
+"""Characters, so that the table fits into 80 columns."""
 NUM_SHORT_LINES = 3
+
+
+_Key = TypeVar("_Key")
 
 
 class Explained(Protocol):
@@ -292,9 +297,12 @@ def print_lines(peak: Explained, console: Console, top: int) -> None:
     def with_largest(name: str, size_bytes: int) -> str:
         if size_bytes * 100 < _LEAST_SHARE_OF_LINE * peak.peak_bytes:
             return name
-        parts = _totals(peak, lambda row: _part(row) if line(row) == name else "")
-        (words, (_, count)) = next(part for part in parts if part[0])
-        return f"{name}\n  {f'{count} x ' if count > 1 else ''}{words}"
+        parts = _totals(peak, lambda row: _part(row) if line(row) == name else ())
+        words, (_, count) = next(part for part in parts if part[0])
+        number = f"{count} x " if count > 1 else ""
+        most = max((len(part) for part in name.splitlines()), default=0)
+        room = max(_PART_WIDTH, most - 2) - len(number)
+        return f"{name}\n  {number}{next((part for part in words if len(part) <= room), words[-1])}"
 
     title = f"By line; those of libraries were called from {callers.pop()}" if is_one else "By line"
     ordered = _totals(peak, line)
@@ -307,12 +315,12 @@ def print_lines(peak: Explained, console: Console, top: int) -> None:
     _print_bytes(title, "line", lines, peak.peak_bytes, console)
 
 
-def _part(row: PeakRow) -> str:
-    """What blocks are, as `activation, relu [32, 512, 2048]`."""
-    op = (row.op or "").rpartition("::")[2]
+def _part(row: PeakRow) -> tuple[str, ...]:
+    """What blocks are, as `activation, relu [32, 512, 2048]`, in longer and shorter words."""
+    kind, op = words_of(row.category), (row.op or "").rpartition("::")[2]
     shape = str(list(row.shape)) if row.shape is not None else ""
     made = " ".join(part for part in (op, shape) if part) or (row.name or "" if row.count == 1 else "")
-    return ", ".join(part for part in (words_of(row.category), made) if part)
+    return tuple(dict.fromkeys((f"{kind}, {made}" if made else kind, f"{kind}, {op}" if op else kind, kind)))
 
 
 def _caller(row: PeakRow) -> str:
@@ -327,9 +335,9 @@ def line_name(row: PeakRow) -> str:
     return source_place(row.file, row.line)
 
 
-def _totals(peak: Explained, key: Callable[[PeakRow], str]) -> list[tuple[str, tuple[int, int]]]:
+def _totals(peak: Explained, key: Callable[[PeakRow], _Key]) -> list[tuple[_Key, tuple[int, int]]]:
     """Bytes and blocks by some name, the largest first."""
-    totals: dict[str, tuple[int, int]] = {}
+    totals: dict[_Key, tuple[int, int]] = {}
     for row in peak.rows:
         size_bytes, count = totals.get(key(row), (0, 0))
         totals[key(row)] = (size_bytes + row.bytes, count + row.count)
