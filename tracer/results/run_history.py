@@ -85,11 +85,11 @@ class RunHistory:
         kind = device.partition(":")[0]
 
         def explained() -> FailedAllocation | None:
+            labelled = self.labelled(findings, known)
             columns = self.columns if labelled is self.snapshot else snapshot_in_memory(labelled or {})
             assert columns is not None
             return failed_allocation(columns, findings, known, device_type=kind, was_evaluating=was_evaluating)
 
-        labelled = self.labelled(findings, known)
         return self._or_note(explained)
 
     def _or_note(self, answer: Callable[[], _Answer]) -> _Answer | None:

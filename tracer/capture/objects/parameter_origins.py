@@ -81,7 +81,8 @@ def _note(module: nn.Module, name: str, tensor: Tensor) -> None:
     """Remember who registers a tensor; the first registration of a shared one counts, for there it was made."""
     number = id(tensor)
     if number not in _STACKS:
-        _STACKS[number] = (ref(tensor, lambda _: _STACKS.pop(number, None)), _named_lines(sys._getframe(1)))
+        forget = _STACKS.pop  # the module may be gone before the tensor, when Python ends
+        _STACKS[number] = (ref(tensor, lambda _: forget(number, None)), _named_lines(sys._getframe(1)))
 
 
 def lines_of(model: nn.Module, name: str, tensor: Tensor) -> tuple[SourceLine, ...]:
@@ -103,8 +104,23 @@ def own_line(lines: Iterable[SourceLine]) -> SourceLine | None:
 
 
 def calling_line() -> SourceLine | None:
-    """The line of the user's own code that is being run, of a library where there is none of it."""
-    return own_line(_named_lines(sys._getframe(1)))
+    """The line of the user's own code that called this program's, of a library where there is none of it.
+
+    None where this program runs the step itself.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    libraries, is_outside = None, False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_own_code(file) and is_outside:
+            break
+        is_outside |= not is_own_code(file)
+        if is_user_code(file):
+            return SourceLine(whole_path(file), frame.f_lineno)
+        if libraries is None and is_package_code(file):
+            libraries = SourceLine(whole_path(file), frame.f_lineno)
+        frame = frame.f_back
+    return libraries
 
 
 def _named_lines(frame: FrameType | None) -> tuple[SourceLine, ...]:
