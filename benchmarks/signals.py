@@ -202,7 +202,9 @@ def _problem(name: str, signal_name: str, trial: Trial, folder: Path, limit_s: f
     """What a program did that it would not do without us; "" if nothing."""
     if trial.status is None:
         return "it hung"
-    if "internal fault" in trial.output or "Exception ignored" in trial.output:
+    # Python ignores what a handler raises in a callback at a fork, as logging has one, with or without us.
+    ignored = [part.partition("TimeLimit")[0] for part in trial.output.split("Exception ignored")[1:]]
+    if "internal fault" in trial.output or any("/tracer/" in part for part in ignored):
         return "a fault of ours"
     if unreadable := _unreadable(folder):
         return unreadable
