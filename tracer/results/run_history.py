@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from tracer.analysis.profiles.failed_allocation import FailedAllocation, failed_allocation
-from tracer.analysis.profiles.findings import Findings, with_allocator_history
+from tracer.analysis.profiles.findings import CycleFindings, Findings, with_allocator_history
 from tracer.analysis.profiles.labels import label_snapshot, labels_of
 from tracer.analysis.snapshots.oom import device_out_of_memory
 from tracer.capture.objects.known_storages import KnownStorages
@@ -33,6 +33,7 @@ class RunHistory:
     def __init__(self, snapshot: dict[str, Any] | None, num_later: int | None = 0) -> None:
         """Prepare; nothing is read."""
         self.snapshot, self.num_later = snapshot, num_later
+        self._labelled: tuple[CycleFindings, dict[str, Any]] | None = None
         self.notes: list[str] = []
 
     @cached_property
@@ -60,9 +61,12 @@ class RunHistory:
         cycle = next((cycle for cycle in cycles if cycle.history is not None), None)
         if self.snapshot is None or cycle is None or cycle.history is None:
             return self.snapshot
-        labels = labels_of(cycle.recording, cycle.attribution, cycle.blocks, known=known)
-        device = cycle.history.state.device
-        return label_snapshot(self.snapshot, cycle.lifetimes, labels, cycle.history.entry, device_index=device)
+        if self._labelled is None or self._labelled[0] is not cycle:
+            labels = labels_of(cycle.recording, cycle.attribution, cycle.blocks, known=known)
+            device, entry = cycle.history.state.device, cycle.history.entry
+            labelled = label_snapshot(self.snapshot, cycle.lifetimes, labels, entry, device_index=device)
+            self._labelled = cycle, labelled
+        return self._labelled[1]
 
     @property
     def device_out_of_memory(self) -> int | None:

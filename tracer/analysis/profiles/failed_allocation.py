@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracer.analysis.profiles.findings import Findings, failure_report
+from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.held_now import held_at_failure
 from tracer.analysis.profiles.peak import PeakReport
 from tracer.analysis.snapshots.findings import replay_snapshot
@@ -24,12 +24,16 @@ class FailedAllocation:
 
     Attributes:
         first: What to try first, replayed on the recorded requests; None where they cannot be replayed.
-        in_use: What was in use then, as a peak; None where that was not recorded.
+        in_use: All blocks of that moment, as of a peak; None where it was not recorded.
     """
 
     event: OutOfMemory
     first: FirstChanges | None
     in_use: PeakReport | None
+
+    def is_at(self, peak: PeakReport) -> bool:
+        """Whether a peak was at that moment, so that its rows are what was in use then."""
+        return self.in_use is peak
 
 
 def failed_allocation(
@@ -65,11 +69,6 @@ def failed_allocation(
         event = in_evaluation(event)
     modelled = model_device(snapshot, one.state, one.replay)
     first = first_changes(replayed, one, modelled, in_evaluation=event.in_evaluation)
-    return FailedAllocation(event, first, _in_use(findings, device, known))
-
-
-def _in_use(findings: Findings | None, device: str, known: KnownStorages) -> PeakReport | None:
-    """What was in use then, where that is of a recorded cycle of the device."""
     cycles = findings.cycles if findings is not None and findings.device == device else ()
-    joined = next((cycle for cycle in cycles if cycle.history is not None), None)
-    return failure_report(joined, known) if joined is not None else None
+    in_use = next((cycle.at_failure for cycle in cycles if cycle.at_failure is not None), None)
+    return FailedAllocation(event, first, in_use)

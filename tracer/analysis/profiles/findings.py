@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from tracer.analysis.compiled.origins import compiled_origins
 from tracer.analysis.profiles.allocator_count import default_device, most_held_bytes
@@ -21,7 +22,6 @@ from tracer.analysis.profiles.peak import PeakReport, peak_position, peak_report
 from tracer.analysis.profiles.step_phases import StepPhase, step_phases
 from tracer.analysis.profiles.survivors import Survivors, find_survivors
 from tracer.analysis.profiles.torch_categories import Categories, categorize
-from tracer.arrays import Int, PerBlock
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode, CompiledGraph
@@ -36,6 +36,7 @@ class CycleFindings:
 
     `blocks` are all of `lifetimes`, classified once for every output; those of the peak are among them.
     `history` is the allocator's own, joined with the blocks; None where there is none of this cycle.
+    `at_failure` is what was in use at the last failure in that history; None where nothing failed.
     `is_whole` is False for a cycle that the end of the run, or a failure, cut short.
     """
 
@@ -51,11 +52,7 @@ class CycleFindings:
     step_phases: tuple[StepPhase, ...]
     is_whole: bool = True
     history: JoinedHistory | None = None
-
-    @property
-    def history_entry(self) -> PerBlock[Int] | None:
-        """The entry of the allocator's history that made each block, or -1; None where none was joined."""
-        return self.history.entry if self.history is not None else None
+    at_failure: PeakReport | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -243,21 +240,6 @@ def without_wrapped(findings: Findings) -> Findings:
     return replace(findings, growth=None)
 
 
-def failure_report(cycle: CycleFindings, known: KnownStorages | None) -> PeakReport | None:
-    """What was in use at the last failure in a cycle's history; None without either."""
-    if cycle.history is None or not len(entries := cycle.history.state.trace.where(Action.OOM)):
-        return None
-    return peak_report(
-        cycle.recording,
-        cycle.attribution,
-        cycle.lifetimes,
-        cycle.blocks,
-        known=known,
-        history=cycle.history,
-        entry=int(entries[-1]),
-    )
-
-
 def with_allocator_history(
     findings: Findings, snapshot: Snapshot, num_later: int = 0, *, known: KnownStorages | None = None
 ) -> Findings:
@@ -277,10 +259,19 @@ def with_allocator_history(
     history = join_history(snapshot, findings.device, cycle.lifetimes)
     if history is None:
         return findings
-    peak = peak_report(cycle.recording, cycle.attribution, cycle.lifetimes, cycle.blocks, known=known, history=history)
-    failed = failure_report(replace(cycle, history=history), known)
-    if failed is not None and failed.peak_bytes == peak.peak_bytes:  # of two moments with as much that of the failure
-        peak = failed
+    explain = partial(
+        peak_report,
+        cycle.recording,
+        cycle.attribution,
+        cycle.lifetimes,
+        cycle.blocks,
+        known=known,
+        history=history,
+    )
+    failures = history.state.trace.where(Action.OOM)
+    peak, at_failure = explain(), explain(entry=int(failures[-1])) if len(failures) else None
+    if at_failure is not None and at_failure.peak_bytes == peak.peak_bytes:
+        peak = at_failure  # of two moments with as much in use, people ask about this one
     lost_track = find_lost_track(cycle.recording, cycle.categories, cycle.attribution, peak.blocks)
-    joined = replace(cycle, peak=peak, lost_track=lost_track, history=history)
+    joined = replace(cycle, peak=peak, lost_track=lost_track, history=history, at_failure=at_failure)
     return replace(findings, cycles=(*findings.cycles[:number], joined, *findings.cycles[number + 1 :]))

@@ -26,7 +26,7 @@ Frame = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What the viewer is to show of each block, columns [B] as in `BlockLifetimes`.
+    """Texts that a viewer shows of each block, columns [B] as in `BlockLifetimes`.
 
     Attributes:
         category: A word by which the viewer colours.
@@ -92,7 +92,7 @@ def label_snapshot(
     snapshot: dict[str, Any],
     lifetimes: BlockLifetimes,
     labels: Labels,
-    entry_of: PerBlock[Int] | None,
+    entry_of: PerBlock[Int],
     *,
     device_index: int,
 ) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def label_snapshot(
         snapshot: What `torch.cuda.memory._snapshot()` returned; it is not changed.
         lifetimes: The device's blocks.
         labels: Labels of those blocks.
-        entry_of: [B] Entry that made each of them, or -1; see `allocator_join`. None where none did.
+        entry_of: [B] Entry that made each of them, or -1; see `allocator_join`.
         device_index: Which of the snapshot's traces is the device's.
 
     Returns:
@@ -136,11 +136,9 @@ def label_snapshot(
 
 
 def _joined(
-    entry_of: PerBlock[Int] | None, lifetimes: BlockLifetimes, alive: Sequence[int], trace: Sequence[Mapping[str, Any]]
+    entry_of: PerBlock[Int], lifetimes: BlockLifetimes, alive: Sequence[int], trace: Sequence[Mapping[str, Any]]
 ) -> list[tuple[int, int]]:
     """Blocks that the history has, with their entries: those of the recording, and what is alive from before it."""
-    if entry_of is None:
-        return []
     blocks = np.flatnonzero(entry_of >= 0)
     joined = list(zip(blocks.tolist(), entry_of[blocks].tolist(), strict=True))
     before = {int(lifetimes.address[block]): block for block in alive if entry_of[block] < 0}

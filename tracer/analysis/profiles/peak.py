@@ -123,11 +123,12 @@ def peak_report(
     Returns:
         The report. The first maximum wins.
     """
-    position, in_use = peak_position(lifetimes), None
-    made_at = position
+    made_at = position = peak_position(lifetimes)
+    in_use, counted_bytes = None, int(lifetimes.allocator_bytes[position])
     if history is not None and entry is not None:
         made_at, position = last_events(history, lifetimes, entry)
         in_use = in_use_after(history, lifetimes, entry, position)
+        counted_bytes = in_use.memory.allocated_bytes - in_use.pending_bytes
     elif history is not None:
         in_use = in_use_at(history, lifetimes, position)
     event = int(lifetimes.events[made_at])
@@ -142,7 +143,7 @@ def peak_report(
     return PeakReport(
         device=recording.devices[lifetimes.device],
         peak_bytes=int(blocks.size_bytes.sum()),
-        allocator_peak_bytes=int(lifetimes.allocator_bytes[position]) if entry is None else _counted(in_use, blocks),
+        allocator_peak_bytes=counted_bytes,
         counted=lifetimes.count.at(position),
         reserved_bytes=max(0, int(allocations.total_reserved_bytes[event])),
         time_ns=int(allocations.time_ns[event]),
@@ -155,11 +156,6 @@ def peak_report(
         allocator=_allocator_peak(blocks, history, in_use, lifetimes),
         threads=known.threads if known is not None else (),
     )
-
-
-def _counted(in_use: InUse | None, blocks: ClassifiedBlocks) -> int:
-    """What the allocator's segments had in use, where there is a history."""
-    return in_use.memory.allocated_bytes - in_use.pending_bytes if in_use is not None else int(blocks.size_bytes.sum())
 
 
 def _by_the_allocators_books(blocks: ClassifiedBlocks, in_use: InUse) -> ClassifiedBlocks:

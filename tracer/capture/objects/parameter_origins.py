@@ -109,24 +109,15 @@ def calling_line() -> SourceLine | None:
     None where this program runs the step itself.
     """
     frame: FrameType | None = sys._getframe(1)
-    libraries, is_outside = None, False
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if is_own_code(file) and is_outside:
-            break
-        is_outside |= not is_own_code(file)
-        if is_user_code(file):
-            return SourceLine(whole_path(file), frame.f_lineno)
-        if libraries is None and is_package_code(file):
-            libraries = SourceLine(whole_path(file), frame.f_lineno)
+    while frame is not None and is_own_code(frame.f_code.co_filename):
         frame = frame.f_back
-    return libraries
+    return own_line(_named_lines(frame, up_to_ours=True))
 
 
-def _named_lines(frame: FrameType | None) -> tuple[SourceLine, ...]:
+def _named_lines(frame: FrameType | None, *, up_to_ours: bool = False) -> tuple[SourceLine, ...]:
     """Lines of the user and of libraries, innermost first, up to the user's outermost."""
     lines, is_ours_passed, num_to_users = [], False, 0
-    while frame is not None:
+    while frame is not None and not (is_ours_passed and up_to_ours):
         file = frame.f_code.co_filename
         if is_own_code(file):
             is_ours_passed = True

@@ -93,9 +93,9 @@ def _failure(failed: FailedAllocation, peak: PeakReport) -> dict[str, Any]:
     """Why memory ran out; `rows` are what was in use then, null where that is the peak or was not recorded."""
     from tracer.exporters.json_documents.snapshot import oom_values
 
-    in_use = failed.in_use
-    rows = None if in_use is None or in_use.rows == peak.rows else [asdict(row) for row in in_use.rows]
-    return {**oom_values(failed.event), "is_peak": in_use is not None and rows is None, "rows": rows}
+    is_peak, in_use = failed.is_at(peak), failed.in_use
+    rows = None if is_peak or in_use is None else [asdict(row) for row in in_use.rows]
+    return {**oom_values(failed.event), "is_peak": is_peak, "rows": rows}
 
 
 def eager_document(diff: PeakDiff) -> dict[str, Any]:

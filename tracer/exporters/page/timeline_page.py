@@ -156,8 +156,8 @@ def _sections(
 
 
 def _failure_section(failed: FailedAllocation, peak: PeakReport) -> Section:
-    is_peak = failed.in_use is not None and failed.in_use.rows == peak.rows
-    return oom_section((failed.event,), failed.first, at_peak=failed.event.groups if is_peak else ())
+    at_peak = failed.event.groups if failed.is_at(peak) else ()
+    return oom_section((failed.event,), failed.first, at_peak=at_peak)
 
 
 def _title(device_times: TraceTimes | None, verdict: str) -> str:

@@ -98,16 +98,15 @@ def print_failure(
     """Print why memory ran out, what was in use then, and what to try first.
 
     Args:
-        failed: The failure.
         findings: Findings of the run; None where nothing was recorded.
         top: Rows of each table but that of the categories.
-        fit: How to ask for the least change with which it fits.
+        fit: A sentence on how to find the least change with which it fits.
 
     Returns:
-        Whether that was the run's peak, whose modules and lines are not printed here.
+        Whether that was the run's peak: its modules and lines are not printed here.
     """
     in_use = failed.in_use
-    is_peak = in_use is not None and findings is not None and in_use.rows == findings.worst.peak.rows
+    is_peak = findings is not None and failed.is_at(findings.worst.peak)
     print_failed_allocation(failed.event, console, top=top if in_use is None else 0, fit=fit)
     if in_use is not None:
         print_categories(in_use, console, title="What was in use then")

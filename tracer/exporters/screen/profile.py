@@ -294,15 +294,17 @@ def print_lines(peak: Explained, console: Console, top: int) -> None:
         made = line_name(row)
         return f"{made}\n  from {_caller(row)}" if row.caller_file and not is_one else made
 
+    largest: dict[str, tuple[tuple[str, ...], int]] = {}
+    for (name, part), (_, count) in _totals(peak, lambda row: (line(row), _part(row))):
+        largest.setdefault(name, (part, count))
+
     def with_largest(name: str, size_bytes: int) -> str:
         if size_bytes * 100 < _LEAST_SHARE_OF_LINE * peak.peak_bytes:
             return name
-        parts = _totals(peak, lambda row: _part(row) if line(row) == name else ())
-        words, (_, count) = next(part for part in parts if part[0])
+        words, count = largest[name]
         number = f"{count} x " if count > 1 else ""
-        most = max((len(part) for part in name.splitlines()), default=0)
-        room = max(_PART_WIDTH, most - 2) - len(number)
-        return f"{name}\n  {number}{next((part for part in words if len(part) <= room), words[-1])}"
+        room = max(_PART_WIDTH, *(len(text) - 2 for text in name.splitlines())) - len(number)
+        return f"{name}\n  {number}{next((text for text in words if len(text) <= room), words[-1])}"
 
     title = f"By line; those of libraries were called from {callers.pop()}" if is_one else "By line"
     ordered = _totals(peak, line)
@@ -316,7 +318,7 @@ def print_lines(peak: Explained, console: Console, top: int) -> None:
 
 
 def _part(row: PeakRow) -> tuple[str, ...]:
-    """What blocks are, as `activation, relu [32, 512, 2048]`, in longer and shorter words."""
+    """Words for a row, from longer to shorter: `activation, relu [32, 512, 2048]`, `activation, relu`, `activation`."""
     kind, op = words_of(row.category), (row.op or "").rpartition("::")[2]
     shape = str(list(row.shape)) if row.shape is not None else ""
     made = " ".join(part for part in (op, shape) if part) or (row.name or "" if row.count == 1 else "")

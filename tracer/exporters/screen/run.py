@@ -64,9 +64,9 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS,
     failed, findings = results.failed_allocation, results.findings
     is_peak = failed is not None and print_failure(failed, findings, console, top, fit=_fit(results))
     if findings is not None:
-        has_tables = failed is not None and failed.in_use is not None
-        shown = top if is_peak or not has_tables else 0
-        print_peak(findings, console, num_steps=num_steps, top=shown, categories=not has_tables)
+        is_elsewhere = failed is not None and failed.in_use is not None and not is_peak
+        shown = 0 if is_elsewhere else top  # two tables of modules would be taken for one another
+        print_peak(findings, console, num_steps=num_steps, top=shown, categories=not is_peak)
     if (diff := results.against_eager) is not None:
         print_against_eager(diff, eager_sentences(diff), console, top=top)
     if results.advice is not None:

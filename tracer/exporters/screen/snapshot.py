@@ -166,12 +166,15 @@ def print_failed_allocation(event: OutOfMemory, console: Console, *, top: int = 
 
     Args:
         top: Rows of the table of what was in use; 0 for no table.
-        fit: How to ask for the least change with which it fits.
+        fit: A sentence on how to find the least change with which it fits.
     """
     say(console)
     say(console, ran_out_at(event.site), style="bold")
-    _print_oom_sizes(event, console, top, fit)
-    if top and any(group.site.frame == NO_FRAMES for group in event.groups):
+    _print_oom_sizes(event, console, fit)
+    if not top:
+        return
+    _print_in_use(event, console, top)
+    if any(group.site.frame == NO_FRAMES for group in event.groups):
         say(console, "Blocks without a stack were made by autograd's own thread, in backward.")
 
 
@@ -188,8 +191,11 @@ def _print_ooms(device: DeviceFinding, console: Console, top: int) -> list[tuple
         when = since_start(event.time_us, device.first_time_us)
         say(console)
         say(console, f"Out of memory, entry {event.entry:,}{when}: {place(event.site)}", style="bold red")
-        has_table = _rows(event.groups) not in shown
-        _print_oom_sizes(event, console, top if has_table else None)
+        _print_oom_sizes(event, console)
+        if _rows(event.groups) in shown:
+            say(console, "What was in use then is what the table above shows.", indent=2)
+        else:
+            _print_in_use(event, console, top)
         shown.append(_rows(event.groups))
     if again:
         say(console)
@@ -198,8 +204,12 @@ def _print_ooms(device: DeviceFinding, console: Console, top: int) -> list[tuple
     return shown
 
 
-def _print_oom_sizes(event: OutOfMemory, console: Console, top: int | None, fit: str = "") -> None:
-    """Advice, sizes, and what was in use; None where a table above has that, 0 where one follows."""
+def _print_in_use(event: OutOfMemory, console: Console, top: int) -> None:
+    print_groups("What was in use then", event.groups, console, top)
+
+
+def _print_oom_sizes(event: OutOfMemory, console: Console, fit: str = "") -> None:
+    """Print the advice, and what was requested and free."""
     say(console, shorten_paths(event.advice), style="bold", indent=2)
     if fit:
         say(console, fit, indent=2)
@@ -215,10 +225,6 @@ def _print_oom_sizes(event: OutOfMemory, console: Console, top: int | None, fit:
     ):
         if size or name != "waiting for a stream":
             say(console, f"{name:<26}{'not recorded' if size is None else exact(size)}", indent=4)
-    if top is None:
-        say(console, "What was in use then is what the table above shows.", indent=2)
-    elif top:
-        print_groups("What was in use then", event.groups, console, top)
 
 
 def ran_out_at(site: Site) -> str:
