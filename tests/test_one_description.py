@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+import main
 from tests.processes import run_python
 from tests.snapshot.explained import explain_snapshot
 from tracer.analysis.kinds import Kind
@@ -204,10 +206,10 @@ def test_every_output_says_the_same_of_every_block(model: str, place: str, card:
 
     # What `report` writes from the kept recording is the same to the byte.
     again = tmp_path / "again"
-    reported = run_python(ROOT / "main.py", "report", folder, "--save-dir", again, folder=tmp_path)
-    assert reported.returncode == 0, reported.stderr
+    reported = CliRunner().invoke(main.app, ["report", str(folder), "--save-dir", str(again)])
+    assert reported.exit_code == 0, reported.stderr
     names = [name for name in ("peak.json", "max_mem.txt", "memory_snapshot.pkl") if (folder / name).exists()]
     assert [name for name in names if (folder / name).read_bytes() != (again / name).read_bytes()] == []
-    compared = run_python(ROOT / "main.py", "diff", folder, folder, "--json", folder=tmp_path)
+    compared = CliRunner().invoke(main.app, ["diff", str(folder), str(folder), "--json"])
     (same,) = json.loads(compared.stdout)["devices"]
     assert same["before_bytes"] == peak["peak_bytes"] and {part["bytes"] for part in same["by_category"]} == {0}

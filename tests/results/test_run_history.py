@@ -43,7 +43,7 @@ def test_a_history_becomes_columns_once(calls: Counter[str]) -> None:
     results = on_cuda(oom=True)
     assert results.findings is not None
     history = RunHistory(results.snapshot)
-    assert history.joined(results.findings, results.known).cycles[-1].history_entry is not None
+    assert history.joined(results.findings, results.known).cycles[-1].history is not None
     failed = history.failed_allocation(results.findings, results.known, "cuda:0")
     assert failed is not None
     assert failed.event.asked_bytes == 1 << 40

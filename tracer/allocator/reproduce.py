@@ -45,7 +45,7 @@ class Matched:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reproduction:
-    """What came of replaying a recording at its own settings.
+    """The outcome of a replay of a recording at its own settings.
 
     Attributes:
         end_segments: Segments at the end, with everything in them.
@@ -99,7 +99,7 @@ def compare_ends(recorded: Moment, modelled: Moment) -> tuple[Matched, Matched]:
 
 
 def _without_lives(segment: SegmentInfo) -> SegmentInfo:
-    """What both sides know: the recording tells neither lives nor where the pages of an expandable segment begin."""
+    """Columns that both sides have: recordings have no lives, and no starts of the pages of expandable segments."""
     return replace(segment, page=None, blocks=tuple(replace(block, life=-1) for block in segment.blocks))
 
 

@@ -72,7 +72,7 @@ def _reserve(allocator: AllocatorState, size: int, home: FreeBlocks) -> Block | 
 def release_cached(allocator: AllocatorState, *, default_pool: bool = True) -> None:
     """Release all that is not in use: the large pool, the small one, then private pools that nobody uses any more.
 
-    What other streams work with is waited for first.
+    Blocks that other streams still use are waited for first.
 
     Args:
         default_pool: Whether the default pools' blocks go too, and not only those of unused private pools.

@@ -93,7 +93,7 @@ def read_end(
     page: int | None = None,
     life_at: Mapping[int, int] | None = None,
 ) -> Moment:
-    """What was reserved when the snapshot was taken.
+    """Memory that was reserved when the snapshot was taken.
 
     Args:
         pools: The pool of each segment [segments].

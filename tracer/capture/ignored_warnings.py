@@ -20,7 +20,7 @@ def ignore(message: str, module: str = "", *, is_last: bool = False) -> Callable
         is_last: Whether the program's own filters come before.
 
     Returns:
-        What ends it; more than once does no harm.
+        A function that ends it; a second call does no harm.
     """
     about = re.compile(module) if module else None
     added = ("ignore", re.compile(message, re.IGNORECASE), Warning, about, 0)

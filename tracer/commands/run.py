@@ -162,7 +162,7 @@ class _Common:
 
 
 def _described(on: str | None, own: Sequence[str]) -> dict[str, str]:
-    """What to remember of a run: the script and its arguments as a shell takes them, and the card."""
+    """Settings that a run keeps: the script and its arguments as a shell takes them, and the card."""
     num_words = 2 if own[0] == "-m" else 1
     card = {"on": on} if on is not None else {}
     return {**card, "script": shlex.join(own[:num_words]), "arguments": shlex.join(own[num_words:])}

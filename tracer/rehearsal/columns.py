@@ -83,7 +83,7 @@ class Columns:
         parameters: Iterable[int] = (),
         optimizer_state: Iterable[int] = (),
     ) -> Recording:
-        """What happened from a moment on, at which no call was open."""
+        """The recording from a moment on at which no call was open."""
         log = self._log
         events = np.flatnonzero(self._time >= start_ns)
         first_op = int(np.searchsorted(self._ops[4], start_ns))

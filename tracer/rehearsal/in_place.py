@@ -28,7 +28,7 @@ _NODES: Mapping[str, Mapping[Any, Any]] = {
 
 
 def in_place_in(node: str, operator: Any) -> Any:
-    """What the formula of a node calls in the place of an operator on what it has made itself; None for the same."""
+    """The operator that a node's formula calls on tensors of its own in the place of another; None for the same one."""
     return _NODES.get(node, {}).get(operator)
 
 

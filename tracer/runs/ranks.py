@@ -315,7 +315,7 @@ def write_summary(
 
 
 def read_some(job_folder: Path, ranks: Collection[int], world_size: int) -> RanksSummary:
-    """What some ranks have left in the folder of their job, which is theirs alone."""
+    """Read the files of some ranks in the folder of their job, which is theirs alone."""
     texts = {index: _text_of(job_folder, index) for index in sorted(ranks)}
     peaks = {index: RankPeak(**json.loads(text)) for index, text in texts.items() if text is not None}
     missing = tuple(index for index in texts if index not in peaks)
@@ -413,7 +413,7 @@ def _difference_lines(summary: RanksSummary) -> list[str]:
 
 
 def peak_of_watched(rank: Rank, report: WatchReport, *, has_ended: bool) -> RankPeak:
-    """What a watched rank has to say: its peak so far, what is in use now by kind, and what was found."""
+    """The report of a watched rank: its peak so far, the memory in use now by kind, and the findings."""
     columns = report.columns
     peaks = columns.peak_bytes if report.allocated_bytes is not None else columns.most_bytes
     peak_bytes = int(peaks.max(initial=-1))

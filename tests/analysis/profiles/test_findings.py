@@ -53,4 +53,4 @@ def test_no_cycle_is_an_error() -> None:
 
 
 def test_without_a_history_no_entry_is_joined() -> None:
-    assert cycle(100).history_entry is None
+    assert cycle(100).history is None

@@ -52,6 +52,11 @@ def entries(snapshot: dict[str, Any], action: str) -> list[dict[str, Any]]:
     return [entry for entry in snapshot["device_traces"][0] if entry["action"] == action]
 
 
+def unmade(cycle: CycleFindings) -> PerBlock[Int]:
+    """[B] for a history that has made none of the blocks."""
+    return np.full(len(cycle.lifetimes.address), -1)
+
+
 def test_every_allocation_of_ours_has_a_category_and_a_line_of_text(cycle: CycleFindings, labels: Labels) -> None:
     snapshot = snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels)
     allocations = entries(snapshot, "alloc")
@@ -118,12 +123,12 @@ def test_labels_reach_the_allocators_own_entries_by_address_and_order(cycle: Cyc
 
 def test_a_snapshot_of_other_devices_stays_as_it_is(cycle: CycleFindings, labels: Labels) -> None:
     other: dict[str, Any] = {"segments": [], "device_traces": [[]]}
-    assert label_snapshot(other, cycle.lifetimes, labels, None, device_index=3) == other
+    assert label_snapshot(other, cycle.lifetimes, labels, unmade(cycle), device_index=3) == other
 
 
 def test_blocks_that_live_on_are_labelled_in_their_segments(cycle: CycleFindings, labels: Labels) -> None:
     theirs = snapshot_of_recording(cycle.recording, cycle.lifetimes)
-    labelled = label_snapshot(theirs, cycle.lifetimes, labels, None, device_index=0)
+    labelled = label_snapshot(theirs, cycle.lifetimes, labels, unmade(cycle), device_index=0)
     expected = snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels)
     assert labelled["segments"] == expected["segments"] != theirs["segments"]
 

@@ -151,7 +151,7 @@ def _rank_from_end(values: Ints) -> Ints:
 
 
 def in_use_at(history: JoinedHistory, lifetimes: BlockLifetimes, position: int) -> InUse | None:
-    """What was in use right after an event of the recording, by the allocator's own books.
+    """Blocks in use right after an event of the recording, as the allocator's history has them.
 
     Args:
         position: Position of an allocation in `BlockLifetimes.events`.
@@ -164,7 +164,7 @@ def in_use_at(history: JoinedHistory, lifetimes: BlockLifetimes, position: int) 
 
 
 def in_use_after(history: JoinedHistory, lifetimes: BlockLifetimes, entry: int, position: int) -> InUse:
-    """What was in use right after an entry of the history.
+    """Blocks in use right after an entry of the history.
 
     Args:
         position: Position in `BlockLifetimes.events` of the last allocation until then.

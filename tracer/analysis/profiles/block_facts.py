@@ -37,7 +37,7 @@ _SMALL = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Facts(Conditions):
-    """What the rules look at, columns [B]; -1 is none. Conditions of numbers are in `Conditions`.
+    """The facts that the rules look at, columns [B]; -1 is none. Conditions of numbers are in `Conditions`.
 
     Attributes:
         role: `Role` of the strongest observation of a live tensor at the block's address.
@@ -132,7 +132,7 @@ def facts_of(
     known: KnownStorages | None,
     time_ns: int,
 ) -> Facts:
-    """What the rules look at, for every block."""
+    """The columns of facts that the rules look at."""
     return _Finder(recording, attribution, lifetimes, storage_uses(recording, categories, attribution)).facts(
         category, known, time_ns
     )

@@ -248,7 +248,7 @@ def _running_count(wanted: Bools) -> Ints:
 
 
 def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Sites) -> BlockFacts:
-    """What stacks and lives say of every block; what counting says is false, see `counting.with_counts`."""
+    """The facts that follow from stacks and lives; those of counting are False here, see `counting.with_counts`."""
     born, freed = sites.facts[lives.stack], _facts_of_frees(state, lives, sites.facts)
     has_stack, begin, end = has(born, Fact.STACK), lives.begin, lives.end
     in_step = has(born, Fact.OPTIMIZER_STEP) | (has_stack & (phases.steps.containing(begin) >= 0))

@@ -23,7 +23,7 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Changed:
-    """What is replayed."""
+    """The requests of a replay, and the settings that they are made with."""
 
     settings: AllocatorSettings
     program: Program

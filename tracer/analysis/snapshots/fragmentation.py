@@ -47,7 +47,7 @@ class Usable:
 
 
 def usable_after(state: DeviceState, replay: Replay, entry: int, *, is_small: bool) -> Usable:
-    """What an allocation that failed at an entry may be served from; where no pool is named it is the default."""
+    """Reserved memory that a request which failed at an entry may use; one that names no pool is of the default."""
     trace, lives = state.trace, replay.lives
     mapped = _mapped_after(state, entry)
     own = mapped.only(

@@ -33,7 +33,7 @@ class Modelled:
     Attributes:
         device: Its index.
         settings: Settings that it was recorded under, as far as the snapshot says.
-        reproduction: What came of replaying it at these settings.
+        reproduction: The outcome of a replay at these settings.
         peak_entry: The entry with the most in use while the most was reserved; -1 for the start.
         start: What the recording began with.
         said_capacity_bytes: What was reserved and what the device had free, where a failed request says so.

@@ -96,7 +96,7 @@ def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: 
 
 
 def never_freed(replay: Replay, *, kinds: KindFinder, sites: Sites) -> tuple[Group, ...]:
-    """What was allocated in the recording and still in use at its end, by line and kind, largest first."""
+    """Blocks that the recording allocated and did not free, by line and kind, largest first."""
     lives = replay.lives
     rows = np.flatnonzero((lives.begin > BEFORE) & (lives.end == len(replay.requested_bytes) - 1))
     return group_rows(lives, rows, kinds=kinds, sites=sites)

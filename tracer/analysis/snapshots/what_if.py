@@ -234,7 +234,7 @@ def where_it_fails(failure: Failure, num_entries: int) -> str:
 
 
 def known_trouble(settings: AllocatorSettings, *, is_worse: bool) -> list[str]:
-    """What goes wrong with some settings, in sentences."""
+    """Sentences on the faults of some settings."""
     sentences = []
     if settings.expandable_segments and settings.max_split_size is not None:
         limit = settings.max_split_size

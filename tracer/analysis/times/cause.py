@@ -15,7 +15,7 @@ Weight = Callable[[WorkRow], int]
 
 
 def cause(times: TraceTimes, *, file_name: Callable[[str], str] = str) -> str:
-    """What most of the time goes to, in one or two sentences."""
+    """One or two sentences on the largest part of the time."""
     total = times.total
     parts = {
         "the GPU waits for the host to launch work": total.host_wait_ns,

@@ -136,7 +136,7 @@ def oom_values(event: OutOfMemory) -> dict[str, Any]:
 
 
 def moments_values(moments: Moments) -> dict[str, Any]:
-    """What was asked about one device, and its steps."""
+    """The moments of a device that somebody asked about, and its steps."""
     return {
         "held": [_held(moment) for moment in moments.held],
         "between": _between(moments.between) if moments.between is not None else None,

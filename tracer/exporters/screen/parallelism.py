@@ -26,7 +26,7 @@ _MADE_IN_STEPS: Final = tuple(
 
 
 def parallelism_sentences(cycle: CycleFindings) -> tuple[str, ...]:
-    """What buffers of collectives hold, with the modules that they carry, and what is in 32 bits beside 16."""
+    """Sentences on the buffers of collectives and the modules in them, and on memory in 32 bits beside 16."""
     sentences = (_communication(cycle), wide_sentence(cycle.peak.rows, cycle.peak.peak_bytes))
     return tuple(sentence for sentence in sentences if sentence is not None)
 

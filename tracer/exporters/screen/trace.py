@@ -1,4 +1,4 @@
-"""What a trace says, on a console: memory as of a run, then where the time went; of several ranks, who is slowest."""
+"""The answer about a trace on a console: memory as of a run, then the time; of several ranks, the slowest."""
 
 from __future__ import annotations
 
