@@ -123,6 +123,7 @@ def test_an_unknown_card_is_one_sentence_with_the_nearest_names(started: list[li
         (("predict", *GPT, "--answer", "train.py:12=0.5"), "--answer works only with --on"),
         (("run", "--on", "h100", "--answer", "train.py=0.5", "train.py"), "'train.py=0.5' is not an answer"),
         (("predict", "train.py", *GPT, "--on", "h100"), "--model works only without a script"),
+        (("predict", "--on", "h100", "train.py", "--batch-size", "3"), "behind two dashes: train.py -- ..."),
         (("predict", "train.py", "--advise", "--json", "--on", "l4"), "fit --each --save-dir writes it as JSON"),
         (("run", "--advise", "train.py"), "--advise tries changes on the null GPU"),
         (("run", "--advise", "--apply", "bf16", "--on", "h100", "train.py"), "changes of the script as it is"),

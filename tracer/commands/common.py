@@ -64,7 +64,7 @@ def _source(context: typer.Context, parameter: str) -> str | None:
     return source.name if source is not None else None
 
 
-def refuse(context: typer.Context, parameters: Iterable[str], where: str) -> None:
+def refuse(context: typer.Context, parameters: Iterable[str], where: str, *, hint: str = "Leave it out.") -> None:
     """An option that would have no effect is a mistake, but for one of pyproject.toml, which is for many commands.
 
     Args:
@@ -76,7 +76,7 @@ def refuse(context: typer.Context, parameters: Iterable[str], where: str) -> Non
     for parameter in parameters:
         if _source(context, parameter) == "COMMANDLINE":
             name = parameter.removeprefix("model_") if parameter == "model_input" else parameter.replace("_", "-")
-            raise UsageError(f"--{name} works only {where}.", hint="Leave it out.")
+            raise UsageError(f"--{name} works only {where}.", hint=hint)
 
 
 def snapshot_path(path: Path) -> Path:

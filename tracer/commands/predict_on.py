@@ -41,7 +41,8 @@ def check(options: Options) -> Devices | None:
     if place.device == "cpu":
         _check_cpu(options)
     if is_script:
-        refuse(options.context, (*_OF_MODELS, *_OF_SEARCHES), "without a script")
+        own = f"Leave it out; an option of the script's own stands behind two dashes: {options.script} -- ..."
+        refuse(options.context, (*_OF_MODELS, *_OF_SEARCHES), "without a script", hint=own)
         if options.advise and options.as_json:
             raise UsageError(
                 "--advise of a script cannot be printed as JSON.", hint="fit --each --save-dir writes it as JSON."
