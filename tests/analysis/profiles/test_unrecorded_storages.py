@@ -164,6 +164,19 @@ def test_rows_go_by_the_reported_free_and_the_count_by_when_it_was_let_go() -> N
     assert wrong.allocator_bytes.tolist() == [41, 2, 2, 3]
 
 
+def test_a_free_of_an_earlier_size_that_spans_another_storage_counts_no_byte_twice() -> None:
+    """The CPU's reporter says what lay there in an earlier recording: 60 bytes, of which 20 are key 0's now."""
+    recording = recording_of([*events(2), Event(80, -60, 9, at_ns=30)], [Key(120, 20, 1)])
+    lifetimes = follow_blocks(recording, None, 0)
+    assert levels_of(lifetimes) == lifetimes.allocator_bytes.tolist() == [61, 62, 22]
+
+
+def test_a_free_of_an_earlier_size_ends_where_it_is_reported_whatever_is_made_inside_of_it() -> None:
+    recording = recording_of([*events(1), Event(120, 8, 50, at_ns=20), Event(80, -60, 9, at_ns=30)], [])
+    lifetimes = follow_blocks(recording, None, 0)
+    assert levels_of(lifetimes) == lifetimes.allocator_bytes.tolist() == [61, 69, 9]
+
+
 @pytest.mark.parametrize("walks", [(-9, -5), (-5, 999)])
 def test_the_last_walk_before_the_recording_counts(walks: tuple[int, ...]) -> None:
     known = walked(known_of((-9, 900, 7, Role.HELD, ""), (-5, 100, 40, Role.HELD, "")), *walks)

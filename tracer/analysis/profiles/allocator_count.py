@@ -230,7 +230,8 @@ def _before_bytes(
     address, size_bytes = np.array(list(size_at), np.int64), np.array(list(size_at.values()), np.int64)
     size_bytes = own_bytes(address, size_bytes)
     ends = np.array([reported.get(place, end) for place in size_at], np.int64)
-    ends = np.minimum(ends, reused_at(recording, events, address, size_bytes))
+    # A free has an earlier recording's size: what is made inside of it before proves it smaller, and not yet gone.
+    ends = np.where(ends < end, ends, reused_at(recording, events, address, size_bytes))
     ends = np.minimum(ends, let_go_at(recording, known, device, events, address))
     return in_use(size_bytes, np.full(len(address), -1, np.int64), ends, end)[1:]
 

@@ -118,10 +118,13 @@ def _before(recording: Recording, known: KnownStorages | None, device: int, even
     for event in np.flatnonzero((size < 0) & (allocations.key[events] < 0)).tolist():
         if int(number[event]) not in allocated:
             address = int(allocations.address[events][event])
-            if by_address.get(address, (0, 0, 0))[1] < 0:
+            held = by_address.get(address)
+            if held is None:
+                by_address[address] = (-int(size[event]), -1, int(number[event]))
+            elif held[1:] == (-1, -1):
                 # A caching allocator hands out more than a tensor spans where the rest is too little to split off, and
                 # its free says so; the CPU's has the size of an earlier recording.
-                held_bytes = by_address[address][0] if is_cpu else -int(size[event])
+                held_bytes = held[0] if is_cpu else -int(size[event])
                 by_address[address] = (held_bytes, -1, int(number[event]))
             else:
                 others.append((address, -int(size[event]), -1, int(number[event])))
