@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -26,9 +27,22 @@ pytestmark = pytest.mark.usefixtures("usual_signals")
 PATIENCE_S = 60.0
 
 
-def never_comes_back() -> None:
-    """Wait in C for what never comes, as for another rank; unlike `sleep` it is not woken by signals."""
+def never_comes_back(number: int | None = None) -> None:
+    """Wait in C for what never comes, as for another rank; unlike `sleep` it is not woken by signals.
+
+    Args:
+        number: A signal that the process gets as soon as it waits, so that Python's handler cannot run before.
+    """
     lock = ctypes.create_string_buffer(64)
+    is_waited_for = b"\2"  # in glibc; 1: locked
+
+    def send(number: int) -> None:
+        while lock[0] != is_waited_for:
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    if number is not None:
+        threading.Thread(target=send, args=(number,), daemon=True).start()
     for _ in range(2):
         ctypes.CDLL(None).pthread_mutex_lock(lock)
 
@@ -57,8 +71,7 @@ def test_a_process_whose_main_thread_does_not_come_back_ends_by_the_signal(
 
     def blocked() -> None:
         Termination().watch()
-        threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
-        never_comes_back()
+        never_comes_back(number)
 
     def caught() -> None:
         Termination().watch()
@@ -83,8 +96,7 @@ def test_what_was_recorded_before_is_written(tmp_path: Path, monkeypatch: pytest
                 optimizer.step()
                 running.step()
                 if step == 2:
-                    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
-                    never_comes_back()
+                    never_comes_back(signal.SIGTERM)
 
     assert status_of_child(work) == -signal.SIGTERM
     assert json.loads((tmp_path / "peak.json").read_text())["peak_bytes"] > 0
