@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.first_changes import first_changes
+from tracer.analysis.snapshots.first_changes import first_changes, with_causes
 from tracer.analysis.snapshots.job import JobFinding, RankPeak
 from tracer.analysis.snapshots.modelled import model_device
 from tracer.analysis.snapshots.timeline import device_timeline
@@ -83,12 +83,12 @@ def read_page(rank: RankPeak, num_pages: int) -> dict[str, Any] | None:
         replayed = replay_snapshot(load_snapshot(Path(rank.file)), device=rank.device)
     except SnapshotError:
         return None
-    finding = explain_replayed(replayed)
     (device,) = replayed.devices
     timeline = device_timeline(replayed.snapshot, device.state, device.replay, kinds=device.kinds)
     # Each change is a replay, some seconds of a million entries: of a rank that had room, `snapshot` says it by itself.
     modelled = model_device(replayed.snapshot, device.state, device.replay) if rank.out_of_memory else None
     first = first_changes(replayed, device, modelled)
+    finding = with_causes(explain_replayed(replayed), {device.state.device: first})
     run: dict[str, str | int] = {"file": rank.file, "device": rank.device or 0}
     page = snapshot_page(replayed, finding, 0, timeline, run=run, first=first)
     shown = page_data(page, num_pages=num_pages)

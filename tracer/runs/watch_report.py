@@ -12,7 +12,9 @@ from torch import Tensor
 
 from tracer.analysis.profiles.held_now import held_now
 from tracer.analysis.snapshots.findings import ReplayedDevice, explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.first_changes import first_changes, with_cause
 from tracer.analysis.snapshots.groups import Group, group_rows
+from tracer.analysis.snapshots.modelled import model_device
 from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory, in_evaluation
 from tracer.analysis.snapshots.outlived_steps import OutlivedGroup, StepEnds, first_whole_step, outlived_groups
 from tracer.analysis.snapshots.sites import Sites
@@ -166,11 +168,16 @@ class _Explanation:
         alive = explained.replay.lives.alive_after(len(explained.state.trace) - 1)
         ends = self._moment.ends
         event = finding.oom[-1] if finding.oom and self._moment.error is not None else None
+        if event is not None:
+            event = in_evaluation(event) if self._moment.is_evaluating else event
+            modelled = model_device(columns, explained.state, explained.replay)
+            first = first_changes(replayed, explained, modelled, in_evaluation=event.in_evaluation)
+            event = with_cause(event, first)
         return _History(
             device=explained,
             sites=replayed.sites,
             groups=group_rows(explained.replay.lives, alive, kinds=explained.kinds, sites=replayed.sites),
-            out_of_memory=in_evaluation(event) if event is not None and self._moment.is_evaluating else event,
+            out_of_memory=event,
             num_steps=max(0, int(ends.step[-1]) - first_whole_step(explained, ends) + 1)
             if ends is not None and len(ends.step)
             else None,

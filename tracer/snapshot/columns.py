@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -57,6 +57,10 @@ class Trace:
         wanted = np.zeros(256, dtype=np.bool_)
         wanted[list(actions)] = True
         return np.flatnonzero(wanted[self.action])
+
+    def up_to(self, entry: int) -> Trace:
+        """The trace without what comes behind an entry."""
+        return Trace(*(getattr(self, column.name)[: entry + 1] for column in fields(self)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

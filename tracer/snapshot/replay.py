@@ -7,7 +7,7 @@ from the start of the process. Allocator order is the truth: entries are matched
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from tracer.arrays import Bools, Ints, in_use
 from tracer.block_sizes import recorded_divisions, round_sizes
 from tracer.errors import SnapshotError
 from tracer.snapshot.actions import Action
-from tracer.snapshot.columns import Blocks, DeviceState, Int32s, Trace
+from tracer.snapshot.columns import Annotations, Blocks, DeviceState, Int32s, Trace
 from tracer.snapshot.stacks import NO_STACK
 
 BEFORE = -1
@@ -118,6 +118,23 @@ def replay(state: DeviceState, settings: Mapping[str, Any]) -> Replay:
         oddities=oddities,
         peak_entry=int(failures[-1]) if len(failures) else int(np.argmax(requested_bytes)) - 1,
     )
+
+
+def as_it_failed(state: DeviceState, lives: Lives) -> tuple[DeviceState, Lives]:
+    """The recording as it was when the last request failed, if nothing was asked for behind it; else as it is.
+
+    The exception frees on its way what the program still needed, which says nothing of how long that would have lived.
+    """
+    failures = state.trace.where(Action.OOM)
+    if not len(failures) or (state.trace.where(Action.ALLOC) > failures[-1]).any():
+        return state, lives
+    trace, outlives = state.trace.up_to(int(failures[-1])), lives.end > failures[-1]
+    notes, failed_us = state.annotations, trace.time_us[-1]
+    said = np.where(notes.is_start, notes.time_us <= failed_us, notes.time_us < failed_us)
+    annotations = Annotations(notes.name[said], notes.is_start[said], notes.time_us[said])
+    end = np.where(outlives, len(trace), lives.end)
+    free_entry = np.where(lives.free_entry > failures[-1], -1, lives.free_entry)
+    return replace(state, trace=trace, annotations=annotations), replace(lives, end=end, free_entry=free_entry)
 
 
 def _live_blocks_by_address(state: DeviceState) -> Ints:

@@ -19,7 +19,7 @@ from tests.analysis.snapshots.test_findings import (
     load,
 )
 from tests.snapshot.dumps import Row, block, entry, frame, freed, segment, snapshot
-from tracer.analysis.snapshots.block_facts import BlockFacts, DevicePhases, facts_of
+from tracer.analysis.snapshots.block_facts import BlockFacts, DevicePhases, facts_of, facts_of_frees
 from tracer.analysis.snapshots.sites import Sites
 from tracer.snapshot.replay import replay
 
@@ -29,7 +29,8 @@ def facts(path: Path, trace: list[Row], segments: list[Row] | None = None) -> di
     loaded = load(path, snapshot(trace, segments))
     (state,) = loaded.devices
     sites, lives = Sites(loaded.stacks), replay(state, {}).lives
-    table = facts_of(state, lives, DevicePhases(loaded, state, sites.facts), sites)
+    freed = facts_of_frees(state, lives, sites.facts)
+    table = facts_of(state, lives, DevicePhases(loaded, state, sites.facts), sites, freed)
     rows = {address: row for row, address in enumerate(lives.addr.tolist())}
     names = BlockFacts.__dataclass_fields__
     return {

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.allocator.recorded import MIB
-from tests.allocator.recording_allocator import RecordingAllocator
 from tests.analysis.snapshots.allocator_samples import explain, fragmented, full, screen
+from tests.analysis.snapshots.recorded_program import Recorded
 from tests.snapshot.dumps import frame
-from tracer.allocator.blocks import Block
 from tracer.analysis.snapshots.first_changes import FirstChange
 
 MODULE = [
@@ -33,35 +30,6 @@ FOREACH = [frame("_multi_tensor_sgd", "/x/torch/optim/sgd.py", 9), *STEP]
 ZERO_GRAD = [frame("zero_grad", "/x/torch/optim/optimizer.py", 2), frame("main", "/home/me/train.py", 2)]
 
 
-class Recorded:
-    """A program on a modelled device, each request and free with a stack; sizes in MiB."""
-
-    def __init__(self) -> None:
-        self.allocator = RecordingAllocator()
-        self._frames: list[Any] = []
-
-    def make(self, size: int, frames: Any) -> Block:
-        block = self.allocator.allocate(size * MIB)
-        self._note(frames)
-        return block
-
-    def free(self, block: Block, frames: Any) -> None:
-        self.allocator.free(block)
-        self._note(frames)
-
-    def _note(self, frames: Any) -> None:
-        self._frames += [frames] * (len(self.allocator.history) - len(self._frames))
-
-    def changes(self) -> dict[str, FirstChange]:
-        """By their first two words."""
-        objects = self.allocator.snapshot()
-        for row, frames in zip(objects["device_traces"][0], self._frames, strict=True):
-            row["frames"] = frames
-        first = explain(objects).first
-        assert first is not None
-        return {" ".join(change.words.split()[:2]): change for change in first.changes}
-
-
 def allocated(change: FirstChange) -> tuple[int, int]:
     return change.allocated_before_bytes // MIB, change.allocated_bytes // MIB
 
@@ -73,9 +41,9 @@ def test_fused_makes_no_temporaries() -> None:
     for block in temporaries:
         program.free(block, FOREACH)
     found = program.changes()
-    assert allocated(found["give the"]) == (300, 100)
-    assert "10 blocks" in found["give the"].words
-    assert "look at" not in found  # the line of the same blocks: the first one says what to do about them
+    assert allocated(found["optimizer temporaries"]) == (300, 100)
+    assert "200.00 MiB in 10 blocks" in found["optimizer temporaries"].sentence
+    assert "largest line" not in found  # the line of the same blocks: the first one says what to do about them
     assert weights
 
 
@@ -90,9 +58,9 @@ def test_a_variable_that_lives_into_the_next_iteration() -> None:
         program.free(program.make(20, STEP), STEP)
         held = logits
     found = program.changes()
-    assert allocated(found["let go"]) == (200, 150)
-    assert found["let go"].site is not None
-    assert found["let go"].site.file == "/home/me/model.py"
+    assert allocated(found["held over the step"]) == (200, 150)
+    assert found["held over the step"].site is not None
+    assert found["held over the step"].site.file == "/home/me/model.py"
 
 
 def test_gradients_that_wait_for_zero_grad() -> None:
@@ -106,7 +74,7 @@ def test_gradients_that_wait_for_zero_grad() -> None:
         gradient = program.make(60, ACCUMULATE)
         program.free(program.make(10, STEP), STEP)
     found = program.changes()
-    assert allocated(found["call zero_grad(set_to_none=True)"]) == (220, 160)
+    assert allocated(found["gradients freed late"]) == (220, 160)
     assert weight
 
 
@@ -123,10 +91,10 @@ def test_gradients_beside_buckets_of_the_same_bytes(buckets: int) -> None:
         program.free(gradient, ZERO_GRAD)
     found = program.changes()
     if buckets < 60:
-        assert "give DistributedDataParallel" not in found
+        assert "gradients beside buckets" not in found
     else:
-        assert allocated(found["give DistributedDataParallel"]) == (230, 170)
-        assert "2 blocks of gradients" in found["give DistributedDataParallel"].words
+        assert allocated(found["gradients beside buckets"]) == (230, 170)
+        assert "2 blocks of gradients" in found["gradients beside buckets"].words
     assert kept
 
 
@@ -137,7 +105,7 @@ def test_the_loss_in_parts() -> None:
     program.free(program.make(20, BACKWARD), BACKWARD)
     program.free(log_softmax, BACKWARD)
     program.free(hidden, BACKWARD)
-    assert allocated(program.changes()["compute the"]) == (200, 140)
+    assert allocated(program.changes()["logits"]) == (200, 140)
 
 
 def test_emptying_between_phases() -> None:
@@ -147,7 +115,7 @@ def test_emptying_between_phases() -> None:
     program.free(program.make(2, BACKWARD), BACKWARD)
     program.free(program.make(125, STEP), STEP)
     found = program.changes()
-    change = next(change for words, change in found.items() if words.startswith("call torch.cuda.empty_cache"))
+    change = found["cached memory"]
     assert (change.reserved_before_bytes, change.reserved_bytes) == (246 * MIB, 126 * MIB)
 
 
@@ -157,9 +125,9 @@ def test_the_line_that_fills_the_peak_comes_last() -> None:
     for block in kept[:4]:
         program.free(block, BACKWARD)
     found = program.changes()
-    assert list(found) == ["look at"]
-    assert allocated(found["look at"]) == (220, 100)
-    assert "4 blocks there (activation)" in found["look at"].words
+    assert list(found) == ["largest line"]
+    assert allocated(found["largest line"]) == (220, 100)
+    assert "4 blocks there (activation)" in found["largest line"].words
 
 
 def test_no_more_than_three_and_none_below_a_hundredth() -> None:

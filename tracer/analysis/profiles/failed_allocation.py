@@ -11,7 +11,7 @@ from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.held_now import held_at_failure
 from tracer.analysis.profiles.peak import PeakReport
 from tracer.analysis.snapshots.findings import replay_snapshot
-from tracer.analysis.snapshots.first_changes import FirstChanges, first_changes
+from tracer.analysis.snapshots.first_changes import FirstChanges, first_changes, with_cause
 from tracer.analysis.snapshots.modelled import model_device
 from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory, in_evaluation, last_out_of_memory
 from tracer.capture.objects.known_storages import KnownStorages
@@ -71,4 +71,4 @@ def failed_allocation(
     first = first_changes(replayed, one, modelled, in_evaluation=event.in_evaluation)
     cycles = findings.cycles if findings is not None and findings.device == device else ()
     in_use = next((cycle.at_failure for cycle in cycles if cycle.at_failure is not None), None)
-    return FailedAllocation(event, first, in_use)
+    return FailedAllocation(with_cause(event, first), first, in_use)

@@ -247,9 +247,13 @@ def _running_count(wanted: Bools) -> Ints:
     return np.concatenate([[0], np.cumsum(wanted)])
 
 
-def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Sites) -> BlockFacts:
-    """The facts that follow from stacks and lives; those of counting are False here, see `counting.with_counts`."""
-    born, freed = sites.facts[lives.stack], _facts_of_frees(state, lives, sites.facts)
+def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Sites, freed: Ints) -> BlockFacts:
+    """The facts that follow from stacks and lives; those of counting are False here, see `counting.with_counts`.
+
+    Args:
+        freed: Facts of the stacks that freed the blocks [lives].
+    """
+    born = sites.facts[lives.stack]
     has_stack, begin, end = has(born, Fact.STACK), lives.begin, lives.end
     in_step = has(born, Fact.OPTIMIZER_STEP) | (has_stack & (phases.steps.containing(begin) >= 0))
     no = np.zeros(len(lives), dtype=np.bool_)
@@ -258,7 +262,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
     in_layer = has(born, Fact.LAYER)
     is_brief = brief_workspaces(state, lives, has_stack, in_layer)
     free_is_known = lives.free_entry >= 0
-    calls, lines = _calls_of_models(sites.model_calls[state.trace.stack])
+    calls, lines = calls_of_models(sites.model_calls[state.trace.stack])
     call = np.where(has(born, Fact.MODULE_FORWARD) & (begin > BEFORE), np.append(calls, -1)[np.maximum(begin, 0)], -1)
     in_a_step = phases.steps.containing(lives.free_entry) >= 0
     return BlockFacts(
@@ -316,7 +320,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
     )
 
 
-def _facts_of_frees(state: DeviceState, lives: Lives, facts: Ints) -> Ints:
+def facts_of_frees(state: DeviceState, lives: Lives, facts: Ints) -> Ints:
     """The facts of the stacks that freed the blocks.
 
     A recording with `context="alloc"` repeats at every free the stack of the allocation, which proves nothing.
@@ -348,7 +352,7 @@ def _last_before(stretches: Stretches, begin: Ints, chosen: Bools) -> Bools:
     return is_last
 
 
-def _calls_of_models(line: Ints) -> tuple[Ints, Ints]:
+def calls_of_models(line: Ints) -> tuple[Ints, Ints]:
     """The number of the call that each entry is in, or -1; and the line of each call [entries], [calls].
 
     Args:

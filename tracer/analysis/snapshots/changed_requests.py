@@ -94,14 +94,19 @@ def without_blocks(modelled: Modelled, rows: Ints) -> Changed:
     )
 
 
-def with_smaller_blocks(modelled: Modelled, rows: Ints, divisor: int) -> Changed:
+def with_smaller_blocks(modelled: Modelled, rows: Ints, divisor: int, *, with_last_failure: bool = False) -> Changed:
     """Some blocks are a fraction of their size, rounded up.
 
     Args:
         rows: Blocks, as rows of its lives.
         divisor: By which their requested bytes are divided.
+        with_last_failure: The last request that failed is smaller too.
     """
     program = modelled.program
+    if with_last_failure:
+        *others, (asked, stream) = program.history.failed
+        failed = (*others, (-(-asked // divisor), stream))
+        program = replace(program, history=replace(program.history, failed=failed))
     size = program.history.lives.requested_bytes.copy()
     size[rows] = -(-size[rows] // divisor)
     lives = replace(program.history.lives, requested_bytes=size)

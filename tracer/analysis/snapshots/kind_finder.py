@@ -11,7 +11,7 @@ import numpy as np
 
 from tracer.analysis.kinds import Evidence, Kind, kind_named
 from tracer.analysis.snapshots.backward_lines import BackwardLines
-from tracer.analysis.snapshots.block_facts import BlockFacts, DevicePhases, facts_of
+from tracer.analysis.snapshots.block_facts import BlockFacts, DevicePhases, facts_of, facts_of_frees
 from tracer.analysis.snapshots.classify_blocks import PROOFS, apply_rules
 from tracer.analysis.snapshots.counting import (
     agreed,
@@ -24,7 +24,7 @@ from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.stack_facts import Fact, has
 from tracer.arrays import Bools, Ints
 from tracer.snapshot.columns import DeviceState, Snapshot
-from tracer.snapshot.replay import BEFORE, Lives
+from tracer.snapshot.replay import BEFORE, Lives, as_it_failed
 
 _UNSAID: Final = -1
 """Instead of a kind, where a source says none."""
@@ -77,9 +77,13 @@ class KindFinder:
         held_now: HeldNow = NOTHING_HELD,
     ) -> None:
         self._held_now = held_now
-        self._snapshot, self._state, self._lives, self._sites = snapshot, state, lives, sites
+        self._snapshot, self._sites, self._is_at_end = snapshot, sites, lives.end == len(state.trace)
+        self._state, self._lives = as_it_failed(state, lives)
+        # As an exception frees what it passes, autograd lets go of what it had saved: that is known of no life's length.
+        freed, is_known = facts_of_frees(state, lives, sites.facts), self._lives.free_entry == lives.free_entry
+        self._freed = np.where(is_known, freed, freed & int(Fact.RELEASE_SAVED))
         self._held = {address: kind_named(words) for address, words in (held or {}).items()}
-        self._phases = DevicePhases(snapshot, state, sites.facts)
+        self._phases = DevicePhases(snapshot, self._state, sites.facts)
         self._together = _SharedStackKinds([self], sites)
 
     def learn_from(self, together: _SharedStackKinds) -> None:
@@ -95,6 +99,11 @@ class KindFinder:
     def backward_runs(self) -> tuple[Ints, Ints]:
         """First entry of each run of entries in backward, and the entry at which it is over; stacks show them."""
         return self._phases.backwards.start, self._phases.backwards.end
+
+    @property
+    def silent_runs(self) -> tuple[Ints, Ints]:
+        """The same of entries without a stack, where stacks are Python's alone: autograd's own threads have none."""
+        return self._phases.silences.start, self._phases.silences.end
 
     @property
     def optimizer_runs(self) -> tuple[Ints, Ints]:
@@ -151,7 +160,7 @@ class KindFinder:
         held = self._held_now
         if held is NOTHING_HELD:
             return
-        for at in np.flatnonzero(self._lives.end[rows] == len(self._state.trace)).tolist():
+        for at in np.flatnonzero(self._is_at_end[rows]).tolist():
             address = int(self._lives.addr[rows[at]])
             if (proved := held.proved(address)) is not None:
                 kind[at], evidence[at] = proved
@@ -166,7 +175,7 @@ class KindFinder:
 
     @cached_property
     def _facts(self) -> BlockFacts:
-        facts = facts_of(self._state, self._lives, self._phases, self._sites)
+        facts = facts_of(self._state, self._lives, self._phases, self._sites, self._freed)
         return with_parameters(facts, self._lives, apply_rules(facts, PROOFS)[0], self._is_of_line)
 
     def _is_of_line(self, olds: Ints, news: Ints) -> Bools:

@@ -44,6 +44,7 @@ class OutOfMemory:
         groups: What was in use, by line and kind; sums to `requested_bytes`.
         cause: Cause in a word or two.
         advice: The cause in a sentence, and what to do first.
+        allocators_advice: The same without what filled the memory, for where that is said.
         in_evaluation: The model was in evaluation mode, and kept much for a backward pass all the same.
     """
 
@@ -65,6 +66,7 @@ class OutOfMemory:
     groups: tuple[Group, ...]
     cause: Cause
     advice: str
+    allocators_advice: str = ""
     in_evaluation: bool = False
 
 
@@ -154,4 +156,5 @@ def _explain(
         groups=tuple(failure.groups),
         cause=cause_of(failure),
         advice=advice_on(failure),
+        allocators_advice=advice_on(replace(failure, is_explained=True)),
     )

@@ -39,6 +39,7 @@ class Failure:
         device_free_bytes: What the driver said was free; None if the recording does not say.
         usable: The reserved memory that this request may be served from.
         splits_all: The recording says that no block is kept whole (`max_split_size` is -1).
+        is_explained: What filled the memory is said elsewhere, with what to change.
         serves: Whether the request is served in a replay under a change; None where a replay cannot tell.
     """
 
@@ -49,6 +50,7 @@ class Failure:
     is_expandable: bool
     groups: Sequence[Group]
     splits_all: bool = False
+    is_explained: bool = False
     serves: Callable[[Trial], bool | None] = lambda _: None
 
     @property
@@ -115,6 +117,12 @@ def _fragmentation(failure: Failure) -> str:
             "for many small blocks that stay between large ones."
         )
     spare = failure.usable.free_bytes + (failure.device_free_bytes or 0) - failure.asked_bytes
+    if failure.is_explained:
+        serves = "serves" if failure.serves("expandable segments") else "does not serve"
+        return (
+            f"Free memory lies in pieces beside that: expandable_segments:True {serves} this request, with "
+            f"{format_bytes(spare)} to spare in one piece."
+        )
     advice = _if_served(
         failure,
         "expandable segments",
@@ -124,14 +132,14 @@ def _fragmentation(failure: Failure) -> str:
     fits = f"This request would have fit if the free memory were in one piece, with {format_bytes(spare)} to spare."
     if failure.serves("expandable segments") is False:
         return (
-            f"{_where_to_look(failure.groups)} {fits} A replay with expandable_segments:True fails here as well, so "
+            f"{_where_to_look(failure)} {fits} A replay with expandable_segments:True fails here as well, so "
             "that does not help."
         ).strip()
     if not failure.serves("expandable segments") or spare >= _LEAST_SHARE * failure.memory.allocated_bytes:
         return f"{fits} {advice}"
     return (
         f"{fits} {advice} If the program asks for more than that later, it runs out of memory there. "
-        f"{_where_to_look(failure.groups)}"
+        f"{_where_to_look(failure)}"
     ).strip()
 
 
@@ -171,15 +179,15 @@ def _if_served(failure: Failure, trial: Trial, advice: str, change: str) -> str:
     if served is None:
         return (
             "What helps against this acts before the recording as well, so that it cannot be tried here: record from "
-            f"the start of the program. {_where_to_look(failure.groups)}"
+            f"the start of the program. {_where_to_look(failure)}"
         ).strip()
-    return f"A replay with {change} fails here as well, so that does not help. {_where_to_look(failure.groups)}".strip()
+    return f"A replay with {change} fails here as well, so that does not help. {_where_to_look(failure)}".strip()
 
 
 def _too_little(failure: Failure) -> str:
     missing = failure.asked_bytes - failure.memory.free_bytes - (failure.device_free_bytes or 0)
     return (
-        f"{_where_to_look(failure.groups)} Fragmentation is not the cause: with all free memory in one piece, "
+        f"{_where_to_look(failure)} Fragmentation is not the cause: with all free memory in one piece, "
         f"{format_bytes(missing)} would still be missing."
     ).strip()
 
@@ -187,7 +195,7 @@ def _too_little(failure: Failure) -> str:
 def _not_known(failure: Failure) -> str:
     return (
         "The recording does not say how much the device had free. What was reserved and free would not have sufficed. "
-        f"{_where_to_look(failure.groups)}"
+        f"{_where_to_look(failure)}"
     )
 
 
@@ -202,8 +210,11 @@ _SENTENCES: Final = {
 }
 
 
-def _where_to_look(groups: Sequence[Group]) -> str:
+def _where_to_look(failure: Failure) -> str:
     """The lines that hold most, and what shrinks the kind that holds most."""
+    groups = failure.groups
+    if failure.is_explained:
+        return ""
     if not groups:
         return "Nothing else was in use: the request alone is too large."
     named = [group for group in groups if group.site.frame not in (BEFORE_RECORDING, NO_FRAMES)]

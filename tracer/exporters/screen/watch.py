@@ -19,7 +19,6 @@ from tracer.results.watch_report import END_OF_RUN, HolderName, OutlivedMemory, 
 from tracer.units import format_bytes, some
 
 _MAX_GROUPS, _MAX_KEPT = 12, 5
-_LET_GO = "without what each step leaves, see above, it would have fit. No setting of the allocator helps for long."
 
 
 def write_watch_text(report: WatchReport, path: Path) -> None:
@@ -118,9 +117,7 @@ def _out_of_memory(report: WatchReport) -> Iterator[str]:
     event = report.out_of_memory
     if event is None:
         return
-    kept_bytes = sum(group.bytes for group in report.outlived if group.bytes_per_step > 0)
-    advice = _LET_GO if kept_bytes >= event.asked_bytes else event.advice
-    yield f"{ran_out_at(event.site)}, asked for {format_bytes(event.asked_bytes)}: {advice}"
+    yield f"{ran_out_at(event.site)}, asked for {format_bytes(event.asked_bytes)}: {event.advice}"
 
 
 def finding_lines(report: WatchReport) -> Iterator[str]:

@@ -1,0 +1,279 @@
+"""Why memory is full: for each cause a program of a few blocks, what is said first, and what it comes to without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.analysis.snapshots.recorded_program import Recorded
+from tests.snapshot.dumps import frame
+from tracer.allocator.blocks import Block
+from tracer.analysis.snapshots.first_changes import FirstChange
+
+TORCH = "/x/site-packages/torch"
+BACKWARD = [frame("torch::autograd::Engine::evaluate_function(x)", "??", 0)]
+MODULE_CALL = frame("_call_impl", f"{TORCH}/nn/modules/module.py", 1)
+
+
+def line(number: int, function: str = "main", file: str = "/home/me/train.py") -> dict[str, Any]:
+    return frame(function, file, number)
+
+
+def layer(number: int, caller: int = 3) -> list[dict[str, Any]]:
+    """A line of a model's forward, called by a line of the program."""
+    return [line(number, "forward", "/home/me/model.py"), MODULE_CALL, line(caller)]
+
+
+def linear(number: int, caller: int = 3) -> list[dict[str, Any]]:
+    return [frame("forward", f"{TORCH}/nn/modules/linear.py", 9), MODULE_CALL, *layer(number, caller)]
+
+
+LOADING = [frame("restore_location", f"{TORCH}/serialization.py", 5), line(1)]
+MOVING = [frame("_apply", f"{TORCH}/nn/modules/module.py", 5), line(2)]
+STEP = [frame("step", f"{TORCH}/optim/adam.py", 5), line(5)]
+STATE = [frame("_init_group", f"{TORCH}/optim/adam.py", 4), *STEP]
+FOREACH = [frame("_multi_tensor_adam", f"{TORCH}/optim/adam.py", 9), *STEP]
+
+
+def train(program: Recorded, *, forward: int = 4, size: int = 10) -> None:
+    """A step that ends where it began."""
+    batch = program.make(size, [line(2)])
+    kept = [program.make(size, layer(7)) for _ in range(forward)]
+    gradient = program.make(size, BACKWARD)
+    for block in [*kept, gradient, batch]:
+        program.free(block, BACKWARD)
+    program.free(program.make(1, STEP), STEP)
+
+
+def first(program: Recorded) -> FirstChange:
+    return next(iter(program.changes().values()))
+
+
+def test_a_graph_that_each_step_leaves() -> None:
+    """Of 4 blocks of 10 MiB that a metric's forward keeps in each of 8 steps, 6 steps' are over: 240 MiB."""
+    program = Recorded(capacity=420)
+    for _ in range(8):
+        train(program)
+        for _ in range(4):
+            program.make(10, layer(8, caller=4))
+    program.fail(110, [line(2)])
+    change = first(program)
+    assert change.cause == "graphs kept" and change.num_served == 1
+    assert "each of 6 steps left 40.00 MiB, 240.00 MiB in 24 blocks" in change.sentence
+    assert "loss.item()" in change.words
+
+
+def test_results_that_each_iteration_leaves() -> None:
+    """Nothing is trained; what stays is one block of each pass, and not what forward makes on its way."""
+    program = Recorded(capacity=300)
+    for _ in range(10):
+        batch = program.make(10, [line(2)])
+        passing = [program.make(10, layer(7)) for _ in range(4)]
+        program.make(20, layer(9))
+        for block in [batch, *passing]:
+            program.free(block, [line(2)])
+    program.fail(80, [line(2)])
+    change = first(program)
+    assert change.cause == "results kept"
+    assert ".cpu()" in change.words
+
+
+@pytest.mark.parametrize(("caller", "cause"), [([line(9)], "results kept"), (layer(9), "cache grown by cat")])
+def test_what_is_grown_by_cat(caller: list[dict[str, Any]], cause: str) -> None:
+    """10, 20, ... 110 MiB, where the old one is freed once the new one is there."""
+    program, old = Recorded(capacity=240), None
+    for length in range(1, 12):
+        program.free(program.make(1, [line(2)]), [line(2)])
+        new = program.make(10 * length, caller)
+        if old is not None:
+            program.free(old, caller)
+        old = new
+    program.fail(150, caller)
+    found = program.changes()
+    assert next(iter(found)) == cause
+    assert "10.00 MiB at first" in found[cause].sentence
+
+
+def test_a_validation_with_gradients() -> None:
+    """Two calls of another line than the training's, each with 10 blocks kept and no backward."""
+    program = Recorded(capacity=320)
+    train(program, forward=9)
+    last: list[Block] = []
+    for _ in range(2):
+        batch = program.make(10, [line(12)])
+        kept = [program.make(12, layer(7, caller=13)) for _ in range(10)]
+        for block in last:
+            program.free(block, [line(13)])
+        last = [batch, *kept]
+    program.fail(200, [line(14)])
+    change = first(program)
+    assert change.cause == "gradients in evaluation"
+    assert "/home/me/train.py:13 without a backward behind it" in change.sentence
+    assert "torch.no_grad()" in change.words
+
+
+def test_the_first_forward_of_a_training_is_no_evaluation() -> None:
+    program = Recorded(capacity=220)
+    program.make(10, [line(2)])
+    for _ in range(20):
+        program.make(10, layer(7))
+    program.fail(10, layer(7))
+    assert "gradients in evaluation" not in program.changes()
+
+
+def test_a_checkpoint_of_which_the_model_has_a_copy() -> None:
+    """Three sets are loaded; the model copies one, and the optimizer takes over the other two."""
+    program = Recorded(capacity=200)
+    for _ in range(3):
+        for size in (20, 15):
+            program.make(size, LOADING)
+    for size in (20, 15):
+        program.make(size, MOVING)
+    program.make(40, layer(7))
+    program.fail(45, layer(8))
+    change = first(program)
+    assert change.cause == "checkpoint left"
+    assert "35.00 MiB in 2 blocks" in change.sentence
+    assert 'map_location="cpu"' in change.words
+
+
+def test_weights_that_were_loaded_to_the_device_and_are_used_there_are_no_copy() -> None:
+    program = Recorded(capacity=200)
+    for size in (40, 30):
+        program.make(size, LOADING)
+    program.make(60, layer(7))
+    program.fail(90, layer(8))
+    assert "checkpoint left" not in program.changes()
+
+
+def test_a_model_that_was_trained_before() -> None:
+    """Two models of 20 MiB, the state of the first of which (40) is of earlier steps."""
+    program = Recorded()
+    for _ in range(2):
+        program.make(20, MOVING)
+    for _ in range(2):
+        for at in range(3):
+            train(program)
+            if at == 0:
+                program.make(20, STATE)
+                program.make(20, STATE)
+    change = program.changes()["other models"]
+    assert "40.00 MiB of optimizer state" in change.sentence and "60.00 MiB in 3 blocks" in change.sentence
+    assert change.allocated_before_bytes - change.allocated_bytes == 60 << 20
+
+
+def test_the_logits_and_their_copies() -> None:
+    """100 MiB of logits, and 200 for each of two copies in full precision, the second of which fails."""
+    program = Recorded(capacity=480)
+    program.make(20, MOVING)
+    program.make(10, [line(2)])
+    program.make(10, linear(7))
+    program.make(10, linear(8))
+    program.make(100, linear(9))
+    program.make(200, [line(4)])
+    program.fail(200, [line(5)])
+    change = first(program)
+    assert change.cause == "logits"
+    assert "The logits (100.00 MiB)" in change.sentence and "200.00 MiB more were asked for" in change.sentence
+
+
+def test_a_layer_as_large_as_the_others_makes_no_logits() -> None:
+    program = Recorded(capacity=380)
+    for number in (7, 8, 9):
+        program.make(100, linear(number))
+    program.fail(100, [line(5)])
+    assert "logits" not in program.changes()
+
+
+def test_the_first_step_of_an_optimizer_and_its_temporaries() -> None:
+    program = Recorded(capacity=240)
+    program.make(40, MOVING)
+    program.free(program.make(40, layer(7)), BACKWARD)
+    program.make(40, BACKWARD)
+    for _ in range(2):
+        program.make(40, STATE)
+    program.make(40, FOREACH)
+    program.fail(60, FOREACH)
+    change = first(program)
+    assert change.cause == "optimizer temporaries"
+    assert "the optimizer's first step, which makes its state (80.00 MiB" in change.sentence
+    assert "fused=True" in change.words
+
+
+def test_what_a_traceback_holds(tmp_path: Path) -> None:
+    """The second attempt is called from the `except` of the first one's `try`."""
+    script = tmp_path / "train.py"
+    script.write_text("def main():\n    try:\n        step(8)\n    except MemoryError:\n        step(4)\n")
+    program = Recorded(capacity=210)
+
+    def attempt(call: int) -> list[dict[str, Any]]:
+        return [line(9, "step", str(script)), line(call, "main", str(script))]
+
+    for _ in range(5):
+        program.make(40, attempt(3))
+    program.fail(40, attempt(3))
+    program.fail(20, attempt(5))
+    change = first(program)
+    assert change.cause == "held by a traceback"
+    assert "200.00 MiB in 5 blocks" in change.sentence
+
+
+def test_a_library_that_asks_again_for_less_holds_nothing() -> None:
+    program = Recorded(capacity=210)
+    for _ in range(5):
+        program.make(40, layer(7))
+    program.fail(40, layer(7))
+    program.fail(20, layer(7))
+    assert "held by a traceback" not in program.changes()
+
+
+def test_attention_as_a_matrix() -> None:
+    """By the name of the function: 64 MiB of scores and of weights, beside layers of 4."""
+    scores = [line(20, "eager_attention", "/home/me/model.py"), *layer(8)]
+    program = Recorded(capacity=240)
+    for _ in range(3):
+        program.make(4, linear(7))
+    for _ in range(3):
+        program.make(64, scores)
+    program.fail(64, scores)
+    change = first(program)
+    assert change.cause == "attention matrix"
+    assert "192.00 MiB in 3 blocks" in change.sentence
+    assert "scaled_dot_product_attention" in change.words
+
+
+def test_a_batch_that_is_longer_than_all_before() -> None:
+    """Lines that made 10 MiB in three steps make 60."""
+    program = Recorded(capacity=340)
+    for _ in range(3):
+        train(program)
+    program.make(60, [line(2)])
+    for _ in range(4):
+        program.make(60, layer(7))
+    program.fail(60, layer(7))
+    change = first(program)
+    assert change.cause == "long batch"
+    assert "blocks 6 times as large as ever, 300.00 MiB in 5 blocks" in change.sentence
+
+
+def test_memory_that_streams_keep_for_themselves() -> None:
+    program = Recorded()
+    for stream in range(5):
+        program.free(program.make(50, [line(2)], stream=stream), [line(2)])
+    change = first(program)
+    assert change.cause == "stranded in streams"
+    assert (change.reserved_before_bytes, change.reserved_bytes) == (250 << 20, 50 << 20)
+
+
+def test_a_setting_is_not_first_where_memory_grows() -> None:
+    """In pieces it would be served by expandable segments, and a few steps later by nothing."""
+    program = Recorded(capacity=460)
+    for _ in range(6):
+        train(program, size=12)
+        for _ in range(4):
+            program.make(14, layer(8, caller=4))
+    program.fail(100, [line(2)])
+    causes = list(program.changes())
+    assert causes[0] == "graphs kept"

@@ -1,0 +1,186 @@
+"""What forward keeps for backward, and what a line holds in use: the causes for which something has to be given up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Final
+
+import numpy as np
+
+from tracer.analysis.kinds import Kind
+from tracer.analysis.snapshots.causes.case import Case
+from tracer.analysis.snapshots.causes.cause import Cause, GivesUp
+from tracer.analysis.snapshots.changed_requests import with_earlier_frees, with_smaller_blocks, without_blocks
+from tracer.analysis.snapshots.frames import is_python
+from tracer.analysis.snapshots.groups import group_lives
+from tracer.analysis.snapshots.sites import NO_FRAMES
+from tracer.analysis.snapshots.stack_facts import Fact, has
+from tracer.arrays import Bools, at
+from tracer.snapshot.replay import BEFORE
+from tracer.snapshot.stacks import NO_STACK
+from tracer.units import format_bytes, some
+
+_ATTENTION: Final = re.compile(r"softmax|attn|attention|scores", re.IGNORECASE)
+_ATTENTION_PERCENT: Final = 20
+_TILED: Final = re.compile(r"[/\\]diffusers[/\\]models[/\\]autoencoders[/\\]")
+_TILES: Final = 4
+_LONGER: Final = 2
+"""Times the usual size, from which on a batch is an outlier."""
+_LEAST_STEPS: Final = 3
+_STAYING: Final = (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.BUFFER, Kind.WORKSPACE, Kind.GRADIENT)
+_SHRINKS: Final = {
+    Kind.ACTIVATION: "checkpoint what it calls (torch.utils.checkpoint), run it in bfloat16, or use a smaller batch: ",
+    Kind.UNKNOWN: "use a smaller batch, or let go of what this line makes: ",
+    Kind.EVALUATION: "use a smaller batch: ",
+}
+
+
+def attention_matrix(case: Case) -> Iterator[Cause]:
+    """Scores of attention as a matrix, several blocks of one size, larger than any layer's result."""
+    lives = case.lives
+    made = np.flatnonzero((lives.begin > BEFORE) & (lives.begin <= case.entry))
+    is_layers = has(case.facts, Fact.LAYER, Fact.WORKSPACE)
+    stack = np.where(case.forward >= 0, case.forward, lives.stack)
+    passing = made[~is_layers[made] & ~case.stays[made] & has(case.sites.facts[stack[made]], Fact.MODULE_FORWARD)]
+    held = passing[lives.end[passing] > case.entry]
+    if not len(held):
+        return
+    layers = made[is_layers[made] & (lives.end[made] > case.entry)]
+    largest_layer = int(lives.requested_bytes[layers].max(initial=0))
+    size = max(case.asked_bytes, int(lives.requested_bytes[held].max()))
+    if size < 2 * largest_layer:
+        return
+    is_matrix = np.isin(lives.requested_bytes, [size // 2, size])
+    named = {number: _is_attention(case, number) for number in np.unique(stack[passing[is_matrix[passing]]]).tolist()}
+    rows = passing[is_matrix[passing] & np.array([named.get(number, False) for number in stack[passing].tolist()])]
+    held = rows[lives.end[rows] > case.entry]
+    if not case.is_much(held, percent=_ATTENTION_PERCENT):
+        return
+    yield Cause(
+        "attention matrix",
+        f"Attention makes its scores as whole matrices: {case.words(held)}{case.lines(held)}, of up to "
+        f"{format_bytes(size)} each, which grow with the square of the length.",
+        "call torch.nn.functional.scaled_dot_product_attention in place of matmul and softmax "
+        '(attn_implementation="sdpa" in transformers)',
+        lambda modelled: without_blocks(modelled, rows),
+        case.largest_site(held),
+        GivesUp.A_LITTLE,
+    )
+
+
+def _is_attention(case: Case, stack: int) -> bool:
+    """Whether a stack's line, function or file speaks of attention."""
+    site = case.sites.site(stack)
+    frames = [frame for frame in case.stacks[stack] if is_python(frame)][:4]
+    names = " ".join(f"{frame.name} {PurePath(frame.file).name}" for frame in frames)
+    return bool(_ATTENTION.search(f"{names} {case.source_at(site)}"))
+
+
+def long_batch(case: Case) -> Iterator[Cause]:
+    """The latest iteration is much larger than those before it: line by line, its blocks are."""
+    lives, starts = case.lives, case.device.kinds.optimizer_runs[0]
+    starts = starts[starts <= case.entry]
+    if len(starts) < _LEAST_STEPS:
+        return
+    step = np.searchsorted(starts, lives.begin, side="right")
+    passing = (lives.begin > BEFORE) & (lives.begin <= case.entry) & ~case.stays & has(case.facts, Fact.STACK)
+    passing &= (case.kind != Kind.GRADIENT) & ~has(case.facts, Fact.OPTIMIZER_STEP)
+    latest, earlier = passing & (step == len(starts)), np.flatnonzero(passing & (step > 0) & (step < len(starts)))
+    largest = np.zeros(len(case.stacks) + 1, np.int64)
+    np.maximum.at(largest, lives.stack[earlier], lives.requested_bytes[earlier])
+    before = largest[lives.stack]
+    rows = np.flatnonzero(latest & (before > 0) & (lives.requested_bytes >= _LONGER * before))
+    held = rows[lives.end[rows] > case.entry]
+    if not case.is_much(held, percent=25):
+        return
+    times = max(int(np.median(lives.requested_bytes[held] / before[held])), _LONGER)
+    yield Cause(
+        "long batch",
+        f"This iteration is larger than all before: the same lines make blocks {times} times as large as ever, "
+        f"{case.words(held)}{case.lines(held)}.",
+        "limit the length (or size) of a sample, or put samples of alike length into a batch by their number of tokens",
+        lambda modelled: with_smaller_blocks(modelled, rows, times),
+        case.largest_site(held),
+        GivesUp.TIME_OR_SIZE,
+    )
+
+
+def decoding_at_full_size(case: Case) -> Iterator[Cause]:
+    """Images or videos that an autoencoder of diffusers makes whole."""
+    is_tiled = case.stacks_with([bool(_TILED.search(frame.file)) for frame in case.frames])
+    rows = np.flatnonzero(is_tiled[case.lives.stack] & ~case.stays & (case.lives.begin > BEFORE))
+    held = rows[(case.lives.begin[rows] <= case.entry) & (case.lives.end[rows] > case.entry)]
+    asked = case.asked_bytes * bool(is_tiled[case.asked_stack])
+    if (case.bytes(held) + asked) * 4 < case.in_use_bytes:
+        return
+    wanted = f", and {format_bytes(asked)} more were asked for" if asked else ""
+    yield Cause(
+        "decoding at full size",
+        f"The autoencoder works on whole images: {case.words(held)}{case.lines(held)}{wanted}.",
+        "call vae.enable_tiling(), and vae.enable_slicing() for several images at once",
+        lambda modelled: with_smaller_blocks(modelled, rows, _TILES, with_last_failure=asked > 0),
+        case.largest_site(held) if len(held) else None,
+        GivesUp.A_LITTLE,
+    )
+
+
+def variables_over_the_step(case: Case) -> Iterator[Cause]:
+    """Blocks that variables hold over an optimizer's step, into the next iteration."""
+    start, lives = case.device.kinds.optimizer_runs[0], case.device.replay.lives
+    next_step = np.searchsorted(start, lives.begin, side="right")
+    has_step = (next_step < len(start)) & (lives.end > np.append(start, -1)[next_step])
+    is_held = (case.kind == Kind.HELD) | ((case.kind == Kind.ACTIVATION) & _is_freed_by_program(case))
+    rows = np.flatnonzero(is_held & has_step & case.device.kinds.met_backward)
+    if not len(rows):
+        return
+    entry = start[next_step[rows]]
+    if case.is_worth(end=(rows, entry)):
+        largest = rows[np.argmax(lives.requested_bytes[rows])]
+        yield Cause(
+            "held over the step",
+            "",
+            f"let go of {some(len(rows), 'block')} that variables keep over the optimizer's step "
+            "(del, .item(), .detach())",
+            lambda modelled: with_earlier_frees(modelled, rows, entry),
+            case.sites.site(int(lives.stack[largest])),
+        )
+
+
+def _is_freed_by_program(case: Case) -> Bools:
+    """Whether a stack says that not autograd, but the program let go of each block last."""
+    lives, trace = case.lives, case.state.trace
+    stack = at(trace.stack, lives.free_entry, NO_STACK)
+    # With `context="alloc"` a free repeats the allocation's stack.
+    is_own = (stack != lives.stack) & has(case.sites.facts[stack], Fact.STACK)
+    is_freed: Bools = is_own & ~has(case.sites.facts[stack], Fact.ENGINE, Fact.RELEASE_SAVED)
+    return is_freed
+
+
+def largest_line(case: Case) -> Iterator[Cause]:
+    """The line whose blocks fill most of the peak, of those that do not stay from step to step."""
+    lives = case.device.replay.lives
+    at_peak = lives.alive_after(case.device.replay.peak_entry)
+    groups, group_of_row = group_lives(lives, at_peak, kinds=case.device.kinds, sites=case.sites)
+    passing = [
+        (group.bytes, number)
+        for number, group in enumerate(groups)
+        if group.kind not in _STAYING and not group.is_before_recording and group.site.frame != NO_FRAMES
+    ]
+    if not passing:
+        return
+    group = groups[max(passing)[1]]
+    key = lives.stack.astype(np.int64) * (int(case.forward.max(initial=0)) + 2) + case.forward + 1
+    mine = at_peak[group_of_row == max(passing)[1]]
+    rows = np.flatnonzero(np.isin(key, key[mine]) & (case.kind == case.kind[mine[0]]) & (lives.begin > BEFORE))
+    if case.is_worth(without=rows):
+        yield Cause(
+            "largest line",
+            "",
+            f"{_SHRINKS.get(group.kind, 'look at the line that fills most of the peak: ')}this is without its "
+            f"{some(group.count, 'block')} there ({group.kind.words}), and those that it makes at other times",
+            lambda modelled: without_blocks(modelled, rows),
+            group.site,
+            GivesUp.UNKNOWN,
+        )

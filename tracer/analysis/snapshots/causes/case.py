@@ -1,0 +1,245 @@
+"""A device's recording at the moment that is to be explained: its last failure, or else its peak.
+
+Shapes: L blocks of the device, as its `Lives` have them.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from tracer.analysis.kinds import Kind
+from tracer.analysis.snapshots.block_facts import calls_of_models
+from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot
+from tracer.analysis.snapshots.frames import is_python, torch_file
+from tracer.analysis.snapshots.sites import Site, Sites
+from tracer.analysis.snapshots.stack_facts import Fact, has, is_module_call
+from tracer.arrays import Bools, Ints
+from tracer.snapshot.actions import Action
+from tracer.snapshot.columns import DeviceState, Frame, Stacks
+from tracer.snapshot.replay import BEFORE, Lives, as_it_failed
+from tracer.units import format_bytes, some
+
+_LEAST_PERCENT: Final = 1
+_SAFETENSORS: Final = "/safetensors/torch.py"
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What is known of the moment.
+
+    Attributes:
+        is_evaluating: At the end the model was in evaluation mode, and kept much for a backward pass all the same.
+    """
+
+    replayed: ReplayedSnapshot
+    device: ReplayedDevice
+    is_evaluating: bool = False
+
+    @cached_property
+    def _parts(self) -> tuple[DeviceState, Lives]:
+        return as_it_failed(self.device.state, self.device.replay.lives)
+
+    @property
+    def state(self) -> DeviceState:
+        """The device, as it was when its last request failed."""
+        return self._parts[0]
+
+    @property
+    def lives(self) -> Lives:
+        """Its blocks, likewise [L]."""
+        return self._parts[1]
+
+    @property
+    def sites(self) -> Sites:
+        """Lines of the stacks."""
+        return self.replayed.sites
+
+    @property
+    def stacks(self) -> Stacks:
+        """Stacks of the blocks."""
+        return self.replayed.snapshot.stacks
+
+    @cached_property
+    def failures(self) -> Ints:
+        """Entries of failed requests, in order."""
+        return self.state.trace.where(Action.OOM)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a request failed."""
+        return bool(len(self.failures))
+
+    @cached_property
+    def entry(self) -> int:
+        """The moment: the entry after which all this was in use."""
+        return int(self.failures[-1]) if self.has_failed else self.device.replay.peak_entry
+
+    @property
+    def asked_bytes(self) -> int:
+        """Bytes that were asked for then; 0 at a peak."""
+        return int(self.state.trace.size[self.entry]) if self.has_failed else 0
+
+    @property
+    def asked_stack(self) -> int:
+        """Stack of that request; 0, the empty one, at a peak."""
+        return int(self.state.trace.stack[self.entry]) if self.has_failed else 0
+
+    @cached_property
+    def kind(self) -> Ints:
+        """The `Kind` of every block [L]."""
+        return self.device.kinds.of(np.arange(len(self.lives)))
+
+    @cached_property
+    def facts(self) -> Ints:
+        """The `Fact`s of the stack of every block [L]."""
+        return self.sites.facts[self.lives.stack]
+
+    @cached_property
+    def forward(self) -> Ints:
+        """For blocks of backward the stack of their operation of forward, where it is certain; else -1 [L]."""
+        return self.device.kinds.backward_lines.forward_stacks(np.arange(len(self.lives)))
+
+    @cached_property
+    def in_use(self) -> Ints:
+        """Rows in use at the moment."""
+        return self.lives.alive_after(self.entry)
+
+    @cached_property
+    def in_use_bytes(self) -> int:
+        """Bytes in use then, as requested, with what was asked for."""
+        return self.bytes(self.in_use) + self.asked_bytes
+
+    @cached_property
+    def stays(self) -> Bools:
+        """Whether every block is of a kind that stays from step to step [L]."""
+        return np.isin(self.kind, (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.BUFFER, Kind.WORKSPACE))
+
+    @cached_property
+    def is_loaded(self) -> Bools:
+        """Whether torch.load or safetensors made every block [L]."""
+        return self.stacks_with([*map(_is_loading, self.frames)])[self.lives.stack]
+
+    @cached_property
+    def is_set_up(self) -> Bools:
+        """Whether every block was loaded from a file, or made or moved by modules as they are set up [L]."""
+        return self.is_loaded | has(self.facts, Fact.MODULE_SETUP)
+
+    @cached_property
+    def in_model(self) -> Bools:
+        """Whether every block was made in the forward of a module [L]."""
+        return has(self.facts, Fact.MODULE_FORWARD) & ~has(self.facts, Fact.ENGINE)
+
+    @cached_property
+    def calls(self) -> tuple[Ints, Ints]:
+        """The call of a model that every block was made in, or -1 [L]; and the line of each call, as a number."""
+        calls, lines = calls_of_models(self.sites.model_calls[self.state.trace.stack])
+        inside = self.in_model & (self.lives.begin > BEFORE)
+        return np.where(inside, np.append(calls, -1)[np.maximum(self.lives.begin, 0)], -1), lines
+
+    def bytes(self, rows: Ints) -> int:
+        """Bytes of some blocks, as requested."""
+        return int(self.lives.requested_bytes[rows].sum())
+
+    def words(self, rows: Ints) -> str:
+        """Their bytes and number, as `1.50 GiB in 3 blocks`."""
+        return f"{format_bytes(self.bytes(rows))} in {some(len(rows), 'block')}"
+
+    def is_much(self, rows: Ints, *, percent: int = 5) -> bool:
+        """Whether blocks are a share of what was in use then that is worth a sentence."""
+        return self.bytes(rows) * 100 >= self.in_use_bytes * percent
+
+    def is_share(self, rows: Ints, *, of: Ints, percent: int = 20) -> bool:
+        """Whether some blocks are a good part of others."""
+        return self.bytes(rows) * 100 >= self.bytes(of) * percent
+
+    def site(self, row: int) -> Site:
+        """The line that made a block; of backward that of its operation of forward."""
+        return self.sites.site_of_backward(int(self.lives.stack[row]), int(self.forward[row]))
+
+    def largest_site(self, rows: Ints) -> Site:
+        """The line that made most of some blocks."""
+        sums: dict[Site, int] = {}
+        for row in rows.tolist():
+            site = self.site(row)
+            sums[site] = sums.get(site, 0) + int(self.lives.requested_bytes[row])
+        return max(sums, key=lambda site: sums[site])
+
+    def lines(self, rows: Ints, most: int = 2) -> str:
+        """The lines that made most of some blocks, as ` (train.py:7, model.py:9)`; empty where none is known."""
+        sums: dict[str, int] = {}
+        for row in rows.tolist():
+            site = self.site(row)
+            if site.file is not None:
+                where = f"{site.file}:{site.line}"
+                sums[where] = sums.get(where, 0) + int(self.lives.requested_bytes[row])
+        chosen = sorted(sums, key=lambda where: -sums[where])[:most]
+        return f" ({', '.join(chosen)})" if chosen else ""
+
+    def stacks_with(self, is_wanted: Sequence[bool] | Bools) -> Bools:
+        """Which stacks have one of the wanted frames [stacks].
+
+        Args:
+            is_wanted: Of each frame of the snapshot.
+        """
+        found = np.zeros(max(len(self.stacks), 1), dtype=np.bool_)
+        stack_of = np.repeat(np.arange(len(self.stacks)), np.diff(self.stacks.offset))
+        found[stack_of[np.asarray(is_wanted, dtype=np.bool_)[self.stacks.frame_of]]] = True
+        return found
+
+    def model_call(self, row: int) -> Site | None:
+        """The line that calls the outermost module in whose forward a block was made."""
+        frames = [frame for frame in self.stacks[int(self.lives.stack[row])] if is_python(frame)]
+        inside = [at for at, frame in enumerate(frames) if is_module_call(frame)]
+        if not inside or inside[-1] + 1 == len(frames):
+            return None
+        frame = frames[inside[-1] + 1]
+        return Site(frame.name, frame.file, frame.line)
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """All distinct frames."""
+        return self.stacks.frames
+
+    def source_at(self, site: Site) -> str:
+        """A line of the program, where its file is on this machine; else empty."""
+        if site.file is None or not site.file.endswith(".py") or not Path(site.file).is_file():
+            return ""
+        return linecache.getline(site.file, site.line or 0).strip()
+
+    @cached_property
+    def last_learning(self) -> int:
+        """The last entry of a backward or of an optimizer's step before the moment; -1 where there is none."""
+        kinds = self.device.kinds
+        runs = kinds.backward_runs, kinds.silent_runs, kinds.optimizer_runs
+        starts, ends = (np.concatenate([run[at] for run in runs]) for at in (0, 1))
+        past = np.minimum(ends[starts <= self.entry], self.entry + 1)
+        return int(past.max()) - 1 if len(past) else BEFORE
+
+    def is_worth(self, *, without: Ints | None = None, end: tuple[Ints, Ints] | None = None) -> bool:
+        """Whether the most in use falls by a hundredth without some blocks, or with earlier frees of some.
+
+        A sum over blocks, which tells in a moment what a replay would take long to.
+
+        Args:
+            end: Blocks, and for each the entry at which it is freed.
+        """
+        requested, lives = self.device.replay.requested_bytes, self.device.replay.lives
+        before = int(requested.max())
+        rows, past = (without, lives.begin[without]) if without is not None else end or (np.zeros(0, np.int64),) * 2
+        change = np.zeros(len(requested) + 1, dtype=np.int64)
+        size = lives.requested_bytes[rows]
+        np.add.at(change, np.minimum(np.maximum(past, -1) + 1, len(change) - 1), -size)
+        np.add.at(change, np.minimum(lives.end[rows] + 1, len(change) - 1), size)
+        after = int((requested + np.cumsum(change)[:-1]).max())
+        return (before - after) * 100 >= before * _LEAST_PERCENT
+
+
+def _is_loading(frame: Frame) -> bool:
+    return torch_file(frame) == "serialization.py" or frame.file.replace("\\", "/").endswith(_SAFETENSORS)

@@ -1,0 +1,46 @@
+"""A reason why memory is full, with the change that removes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tracer.analysis.snapshots.changed_requests import Changed
+from tracer.analysis.snapshots.modelled import Modelled
+from tracer.analysis.snapshots.sites import Site
+
+
+class GivesUp(IntEnum):
+    """What a program gives up by a change; the less comes first."""
+
+    NOTHING = 0
+    """It lets go of what nobody needs."""
+    A_LITTLE = 1
+    """The same results by another operator, or in another order."""
+    TIME_OR_SIZE = 2
+    """Time, or a smaller batch, model or length."""
+    UNKNOWN = 3
+    """A line is named, and not how to change it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cause:
+    """What fills memory, and what to change; not replayed yet.
+
+    Attributes:
+        name: For scripts, such as `graphs kept`.
+        sentence: What holds how much; empty where the change says it all.
+        change: What to change, as an order: `call torch.cuda.empty_cache()`.
+        make: The recorded program with that change.
+        site: The line that it is about; None for none in particular.
+        postpones: It serves this request, while memory grows.
+    """
+
+    name: str
+    sentence: str
+    change: str
+    make: Callable[[Modelled], Changed]
+    site: Site | None = None
+    gives_up: GivesUp = GivesUp.NOTHING
+    postpones: bool = False

@@ -1,0 +1,104 @@
+"""Weights and optimizer state that are there twice: a loaded checkpoint, a copy, a model that is not trained now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from tracer.analysis.kinds import Kind
+from tracer.analysis.snapshots.causes.case import Case
+from tracer.analysis.snapshots.causes.cause import Cause, GivesUp
+from tracer.analysis.snapshots.changed_requests import with_earlier_frees, without_blocks
+from tracer.analysis.snapshots.stack_facts import Fact, has
+from tracer.arrays import Ints
+from tracer.units import format_bytes
+
+_LEAST_PERCENT: Final = 10
+_LEAST_SETS: Final = 2
+
+
+def checkpoint_left(case: Case) -> Iterator[Cause]:
+    """What torch.load or safetensors has put on the device, of which modules and optimizers have copies."""
+    is_loaded, is_copy = case.is_loaded[case.in_use], has(case.facts, Fact.MODULE_SETUP, Fact.OPTIMIZER_STATE)
+    copies = case.in_use[~is_loaded & (is_copy | (case.kind == Kind.PARAMETER))[case.in_use]]
+    rows = _of_sizes_in(case, case.in_use[is_loaded], copies)
+    if not len(rows) or not case.is_much(rows, percent=_LEAST_PERCENT):
+        return
+    yield Cause(
+        "checkpoint left",
+        f"A loaded checkpoint is still on the device: {case.words(rows)}{case.lines(rows)}, of which the model "
+        "(or the optimizer) has a copy of its own.",
+        'load it with map_location="cpu", and `del` it (and what holds it) once load_state_dict has copied it',
+        lambda modelled: without_blocks(modelled, rows),
+        case.largest_site(rows),
+    )
+
+
+def _of_sizes_in(case: Case, rows: Ints, copies: Ints) -> Ints:
+    """Those of some blocks for which there is a copy, each of another one."""
+    sizes = Counter(case.lives.requested_bytes[copies].tolist())
+    chosen = []
+    for row in rows.tolist():
+        size = int(case.lives.requested_bytes[row])
+        if sizes[size]:
+            sizes[size] -= 1
+            chosen.append(row)
+    return np.array(chosen, np.int64)
+
+
+def copies_of_weights(case: Case) -> Iterator[Cause]:
+    """Copies of whole models by copy.deepcopy: an average, a reference, a backup."""
+    is_copy = has(case.facts, Fact.PARAMETER_COPY)
+    rows = case.in_use[is_copy[case.in_use]]
+    if not case.is_much(rows, percent=_LEAST_PERCENT):
+        return
+    yield Cause(
+        "copies of weights",
+        f"copy.deepcopy has made further copies of the weights: {case.words(rows)}{case.lines(rows)}.",
+        "keep such copies on the host, or in fewer bits (bfloat16), or free those that are not used in a step",
+        lambda modelled: without_blocks(modelled, rows),
+        case.largest_site(rows),
+        GivesUp.A_LITTLE,
+    )
+
+
+def other_models(case: Case) -> Iterator[Cause]:
+    """Parameters and optimizer state of models that are not trained in the latest steps."""
+    lives = case.lives
+    state = case.in_use[case.kind[case.in_use] == Kind.OPTIMIZER_STATE]
+    starts, ends = case.device.kinds.optimizer_runs
+    made_in = np.searchsorted(starts, lives.begin[state], side="right") - 1
+    steps = np.unique(made_in[made_in >= 0])
+    if len(steps) < _LEAST_SETS or np.diff(steps).min() < _LEAST_SETS:
+        return  # of several optimizers that step in turn each belongs to every iteration
+    latest = int(steps[-1])
+    rows = state[made_in < latest]
+    idle = np.concatenate([rows, _parameters_of(case, rows)])
+    if not case.is_much(idle, percent=_LEAST_PERCENT):
+        return
+    over = np.full(len(idle), min(int(ends[latest - 1]), case.entry))
+    yield Cause(
+        "other models",
+        f"Models and optimizers that were trained before stay on the device: {format_bytes(case.bytes(rows))} of "
+        f"optimizer state made in earlier steps, and parameters, {case.words(idle)}{case.lines(idle)} in all.",
+        "`del` model and optimizer (and all that holds them) when their training is over, or move them to the host "
+        '(.to("cpu"))',
+        lambda modelled: with_earlier_frees(modelled, idle, over),
+        case.largest_site(idle),
+    )
+
+
+def _parameters_of(case: Case, state: Ints) -> Ints:
+    """As many parameters, from the first ones made on, as that state is for: two blocks of its size each."""
+    sizes = Counter(case.lives.requested_bytes[state].tolist())
+    is_parameter = (case.kind == Kind.PARAMETER) | has(case.facts, Fact.MODULE_SETUP)
+    chosen = []
+    for row in case.in_use[is_parameter[case.in_use]].tolist():
+        size = int(case.lives.requested_bytes[row])
+        if sizes[size] >= _LEAST_SETS:
+            sizes[size] -= _LEAST_SETS
+            chosen.append(row)
+    return np.array(chosen, np.int64)

@@ -1,0 +1,111 @@
+"""A validation or an inference that keeps what only a backward needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tracer.analysis.kinds import Kind
+from tracer.analysis.snapshots.causes.case import Case
+from tracer.analysis.snapshots.causes.cause import Cause
+from tracer.analysis.snapshots.changed_requests import without_blocks
+from tracer.arrays import Bools, Ints
+from tracer.snapshot.replay import BEFORE
+
+_LEAST_BLOCKS: Final = 8
+"""That a call of the model made: of fewer it is not certain that they are kept for a backward."""
+_KEPT_SHARE: Final = 0.4
+"""Of these, at the end of the call: without gradients all but the result, and a cache, is freed on the way."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Calls:
+    """Calls of models, in order [calls].
+
+    Attributes:
+        line: The line that calls, as a number.
+        first: First entry of each.
+        last: Entry at which it is over.
+        kept: Whether it kept at its end a good part of what it had made.
+        learns: Whether a backward ran before that line called again.
+    """
+
+    line: Ints
+    first: Ints
+    last: Ints
+    kept: Bools
+    learns: Bools
+
+
+def evaluation_with_gradients(case: Case) -> Iterator[Cause]:
+    """Calls of a model that keep their activations, from a line behind whose calls no backward comes."""
+    if case.is_evaluating:
+        rows = case.in_use[case.kind[case.in_use] == Kind.ACTIVATION]
+        rows = rows[case.lives.begin[rows] > BEFORE]
+    else:
+        rows = _kept_for_nothing(case)
+    held = rows[case.lives.end[rows] > case.entry]
+    if not len(rows) or not case.is_much(held):
+        return
+    yield Cause(
+        "gradients in evaluation",
+        f"The model is called{_by(case, held)} without a backward behind it, and forward keeps {case.words(held)}"
+        f"{case.lines(held)} for one.",
+        "evaluate under `with torch.no_grad():` (or torch.inference_mode())",
+        lambda modelled: without_blocks(modelled, rows),
+        case.largest_site(held),
+    )
+
+
+def _by(case: Case, rows: Ints) -> str:
+    """The line that calls the model, in words."""
+    site = case.model_call(int(rows[np.argmax(case.lives.requested_bytes[rows])]))
+    return f" at {site.file}:{site.line}" if site is not None else ""
+
+
+def _kept_for_nothing(case: Case) -> Ints:
+    """Blocks that calls kept for a backward that never comes."""
+    call, lines = case.calls
+    if not len(lines):
+        return np.zeros(0, np.int64)
+    calls = _calls(case, call, lines)
+    learning = np.unique(calls.line[calls.learns])
+    idle = (calls.first > case.last_learning) & calls.kept & ~np.isin(calls.line, learning)
+    # Alone, the first call of a program may be that of a training whose backward is still to come.
+    again = np.unique(calls.line[idle & (calls.last <= case.entry)])
+    idle &= (np.isin(calls.line, again) & (np.bincount(calls.line)[calls.line] > 1)) | (len(learning) > 0)
+    rows = np.flatnonzero(call >= 0)
+    rows = rows[idle[call[rows]]]
+    return rows[case.lives.end[rows] > calls.last[call[rows]]]
+
+
+def _calls(case: Case, call: Ints, lines: Ints) -> _Calls:
+    lives, number = case.lives, len(lines)
+    rows = np.flatnonzero(call >= 0)
+    first, last = np.full(number, case.entry + 1), np.zeros(number, np.int64)
+    np.minimum.at(first, call[rows], lives.begin[rows])
+    np.maximum.at(last, call[rows], lives.begin[rows])
+    last = np.minimum(last + 1, case.entry)
+    stays = rows[lives.end[rows] > last[call[rows]]]
+    size = lives.requested_bytes
+    made = np.bincount(call[rows], size[rows], minlength=number)
+    kept = np.bincount(call[stays], size[stays], minlength=number)
+    num_made, num_kept = (np.bincount(call[chosen], minlength=number) for chosen in (rows, stays))
+    keeps = (num_made >= _LEAST_BLOCKS) & (kept >= _KEPT_SHARE * made) & (num_kept >= _KEPT_SHARE * num_made)
+    return _Calls(lines, first, last, keeps, _learns(case, lines, first))
+
+
+def _learns(case: Case, line: Ints, first: Ints) -> Bools:
+    """Whether a backward began behind each call and before the same line's next one."""
+    starts = np.concatenate([case.device.kinds.backward_runs[0], case.device.kinds.silent_runs[0]])
+    starts = np.sort(starts)
+    until = np.full(len(first), case.entry + 1)
+    for number in np.unique(line).tolist():
+        mine = np.flatnonzero(line == number)
+        mine = mine[np.argsort(first[mine])]
+        until[mine[:-1]] = first[mine[1:]]
+    learns: Bools = np.searchsorted(starts, until) > np.searchsorted(starts, first)
+    return learns

@@ -1,0 +1,59 @@
+"""All causes, in the order in which they are asked about: what nobody needs first, then what has a price."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from tracer.analysis.snapshots.causes.activations import (
+    attention_matrix,
+    decoding_at_full_size,
+    largest_line,
+    long_batch,
+    variables_over_the_step,
+)
+from tracer.analysis.snapshots.causes.case import Case
+from tracer.analysis.snapshots.causes.cause import Cause
+from tracer.analysis.snapshots.causes.copies import checkpoint_left, copies_of_weights, other_models
+from tracer.analysis.snapshots.causes.earlier_failure import held_by_traceback
+from tracer.analysis.snapshots.causes.evaluation import evaluation_with_gradients
+from tracer.analysis.snapshots.causes.growth import grown_by_cat, growth
+from tracer.analysis.snapshots.causes.optimizer import (
+    gradients_beside_buckets,
+    gradients_freed_late,
+    optimizer_temporaries,
+)
+from tracer.analysis.snapshots.causes.outputs import logits
+from tracer.analysis.snapshots.causes.reserving import emptied_cache, fragmentation, stranded_in_streams
+from tracer.analysis.snapshots.modelled import Modelled
+
+_OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
+    held_by_traceback,
+    growth,
+    grown_by_cat,
+    evaluation_with_gradients,
+    checkpoint_left,
+    other_models,
+    variables_over_the_step,
+    gradients_freed_late,
+    logits,
+    optimizer_temporaries,
+    attention_matrix,
+    decoding_at_full_size,
+    copies_of_weights,
+    gradients_beside_buckets,
+    long_batch,
+    largest_line,
+)
+_OF_RESERVING: Final[tuple[Callable[[Case, Modelled], Iterator[Cause]], ...]] = (
+    stranded_in_streams,
+    fragmentation,
+    emptied_cache,
+)
+
+
+def causes_of(case: Case, modelled: Modelled) -> list[Cause]:
+    """Every cause that holds, the most avoidable first."""
+    found = [cause for ask in _OF_BLOCKS for cause in ask(case)]
+    found += [cause for look in _OF_RESERVING for cause in look(case, modelled)]
+    return found

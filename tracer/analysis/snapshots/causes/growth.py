@@ -1,0 +1,245 @@
+"""Memory that grows from one iteration of the program to the next: what each leaves behind, and what is grown by cat.
+
+An iteration is a step of the optimizer, or where none is near, what lies between two allocations of a line that runs
+once in each, outside of modules: the batch, a loss, a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tracer.analysis.kinds import Kind
+from tracer.analysis.snapshots.causes.case import Case
+from tracer.analysis.snapshots.causes.cause import Cause, GivesUp
+from tracer.analysis.snapshots.changed_requests import Changed, with_earlier_frees, without_blocks
+from tracer.analysis.snapshots.modelled import Modelled
+from tracer.analysis.snapshots.stack_facts import Fact, has
+from tracer.arrays import Bools, Ints
+from tracer.snapshot.replay import BEFORE
+from tracer.units import format_bytes
+
+_LEAST_ITERATIONS: Final = 3
+_MOST_LINES: Final = 24
+"""Of those that may run once in an iteration."""
+_NOT_THE_LOOPS: Final = (Fact.MODULE_FORWARD, Fact.ENGINE, Fact.BACKWARD_CALL, Fact.OPTIMIZER_STEP, Fact.MODULE_SETUP)
+_MOST_UNEVEN: Final = 4
+"""Times the usual distance between two iterations that leave something."""
+_KEPT_OF_FORWARD: Final = 0.25
+"""Of all that forward made, as a share: with less a graph is not what is kept."""
+_GRAPHS_BLOCKS: Final = 2
+"""Blocks that an iteration leaves at least, where it leaves a graph."""
+_LEAST_CATS: Final = 8
+_TRAINER: Final = "transformers/trainer"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grown:
+    """What iterations left behind.
+
+    Attributes:
+        starts: First entries of the iterations, in order.
+        rows: Blocks in use that are of an iteration before the last whole one.
+        iteration: The iteration of each of these.
+        are_steps: They are steps of the optimizer.
+    """
+
+    starts: Ints
+    rows: Ints
+    iteration: Ints
+    are_steps: bool
+
+    @property
+    def num_iterations(self) -> int:
+        """Iterations that left something."""
+        return len(np.unique(self.iteration))
+
+
+def growth(case: Case) -> Iterator[Cause]:
+    """What each iteration leaves: its graph, or results."""
+    grown = _most_grown(case)
+    if grown is None or not case.is_much(grown.rows):
+        return
+    number = grown.num_iterations
+    each = format_bytes(case.bytes(grown.rows) // number)
+    what = "step" if grown.are_steps else "iteration"
+    left = f"Memory grows: each of {number:,} {what}s left {each}, {case.words(grown.rows)} by now"
+    ends = grown.starts[np.minimum(grown.iteration + 1, len(grown.starts) - 1)]
+    site = case.largest_site(grown.rows)
+    if _is_graph(case, grown):
+        evaluates = not grown.are_steps and _are_never_learned(case, grown)
+        yield Cause(
+            "graphs kept",
+            f"{left}{case.lines(grown.rows)}: the graph that backward needs, held by a tensor that outlives its {what} "
+            "(a loss in a list or a running sum, a metric, an output, a hidden state, a gradient with a graph).",
+            "keep loss.item() in place of the loss, and .detach() of any other tensor that outlives its "
+            + (f"{what}; evaluate under `with torch.no_grad():`" if evaluates else what),
+            lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
+            site,
+        )
+        return
+    yield Cause(
+        "results kept",
+        f"{left}{case.lines(grown.rows)}: results that a list, a buffer or a cache keeps on the device.",
+        "move each result to the host before it is kept (.cpu()), or keep what is needed of it (.item(), .argmax())"
+        + ("; eval_accumulation_steps=1 does so in a Trainer" if _is_trainers(case, grown.rows) else ""),
+        lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
+        site,
+    )
+
+
+def _most_grown(case: Case) -> Grown | None:
+    """Of the ways to tell iterations apart the one that explains most."""
+    found = [grown for starts, are_steps in _iterations(case) if (grown := _grown(case, starts, are_steps)) is not None]
+    return max(found, key=lambda grown: (case.bytes(grown.rows), grown.are_steps), default=None)
+
+
+def _iterations(case: Case) -> Iterator[tuple[Ints, bool]]:
+    """First entries of iterations, in several ways, and whether these are steps."""
+    kinds = case.device.kinds
+    for runs in (kinds.optimizer_runs, kinds.backward_runs, kinds.silent_runs):
+        starts = runs[0][runs[0] <= case.entry]
+        if len(starts) >= _LEAST_ITERATIONS:
+            yield starts, True
+            break
+    else:
+        starts = np.zeros(0, np.int64)
+    lives, is_loops = case.lives, ~has(case.facts, *_NOT_THE_LOOPS) & has(case.facts, Fact.STACK)
+    made = np.flatnonzero(is_loops & (case.lives.begin > case.last_learning) & (lives.begin <= case.entry))
+    stack, count = np.unique(lives.stack[made], return_counts=True)
+    of_count: dict[int, int] = {}
+    for number, times in zip(stack.tolist(), count.tolist(), strict=True):
+        if times >= _LEAST_ITERATIONS and not _is_inside_steps(case, number, starts):
+            of_count[times] = number
+    for times in sorted(of_count)[:_MOST_LINES]:
+        yield np.sort(lives.begin[made][lives.stack[made] == of_count[times]]), False
+
+
+def _is_inside_steps(case: Case, stack: int, steps: Ints) -> bool:
+    """Whether a line runs several times in most steps: then it is a part of each, and not a loop around them."""
+    if len(steps) < 2:
+        return False
+    begin = case.lives.begin[(case.lives.stack == stack) & (case.lives.begin > BEFORE)]
+    inside = np.bincount(np.searchsorted(steps, begin, side="right"), minlength=len(steps) + 1)[1:-1]
+    return bool((inside >= 2).mean() > 0.5) if len(inside) else False
+
+
+def _grown(case: Case, starts: Ints, are_steps: bool) -> Grown | None:
+    """Blocks that are in use though their iteration and the one behind it are over, if most iterations left some."""
+    rows = case.in_use
+    begin = case.lives.begin[rows]
+    iteration = np.searchsorted(starts, begin, side="right") - 1
+    is_old = (iteration >= 0) & (iteration < len(starts) - 2) & ~case.stays[rows] & (case.kind[rows] != Kind.GRADIENT)
+    is_old &= ~case.is_set_up[rows]
+    rows, iteration = rows[is_old], iteration[is_old]
+    lines = _grown_lines(case, rows, iteration, max(len(starts) - 2, 1))
+    rows, iteration = rows[lines], iteration[lines]
+    if not len(rows):
+        return None
+    return Grown(starts, rows, iteration, are_steps)
+
+
+def _grown_lines(case: Case, rows: Ints, iteration: Ints, number: int) -> Bools:
+    """Which blocks are of a stack that left some in three iterations or more, at even distances up to now.
+
+    Args:
+        number: Iterations that are over.
+    """
+    stack = case.lives.stack[rows]
+    if not len(rows):
+        return np.zeros(0, np.bool_)
+    pairs = np.unique(np.stack([stack.astype(np.int64), iteration]), axis=1)
+    stacks, first = np.unique(pairs[0], return_index=True)
+    keeps = []
+    for number_of_stack, mine in zip(stacks.tolist(), np.split(pairs[1], first[1:]), strict=True):
+        gaps = np.diff(np.append(mine, number))
+        if len(mine) >= _LEAST_ITERATIONS and gaps.max() <= _MOST_UNEVEN * max(float(np.median(gaps)), 1.0):
+            keeps.append(number_of_stack)
+    return np.isin(stack, keeps)
+
+
+def _is_graph(case: Case, grown: Grown) -> bool:
+    """Whether it is a good part of what the same calls of models made, in several blocks: a graph, and not results."""
+    lives, line = case.lives, case.sites.model_calls[case.lives.stack]
+    iteration = np.searchsorted(grown.starts, lives.begin, side="right") - 1
+    in_model = grown.rows[case.in_model[grown.rows]]
+    made = np.isin(iteration, grown.iteration) & (lives.begin > BEFORE) & case.in_model & np.isin(line, line[in_model])
+    if case.is_share(grown.rows[has(case.facts[grown.rows], Fact.ENGINE)], of=grown.rows):
+        return True  # a backward that made a graph itself, create_graph=True
+    is_several = len(in_model) > _GRAPHS_BLOCKS * grown.num_iterations
+    return is_several and case.bytes(in_model) >= _KEPT_OF_FORWARD * case.bytes(np.flatnonzero(made))
+
+
+def _are_never_learned(case: Case, grown: Grown) -> bool:
+    """Whether no backward ran in these iterations."""
+    return case.last_learning < int(grown.starts[0])
+
+
+def grown_by_cat(case: Case) -> Iterator[Cause]:
+    """What one line makes again and again, each time larger than before, and lets go of the one before."""
+    lives = case.lives
+    rows = np.flatnonzero((lives.begin > BEFORE) & (lives.begin <= case.entry) & has(case.facts, Fact.STACK))
+    rows = rows[np.argsort(lives.begin[rows], kind="stable")]
+    rows = rows[~has(case.facts[rows], Fact.ENGINE, Fact.OPTIMIZER_STEP)]
+    order = np.argsort(lives.stack[rows], kind="stable")
+    rows = rows[order]
+    edges = np.flatnonzero(np.diff(lives.stack[rows])) + 1
+    grown = [mine for mine in np.split(rows, edges) if _grows(lives.requested_bytes[mine])]
+    chosen = [mine for mine in grown if (lives.end[mine] > case.entry).any()]
+    if not chosen:
+        return
+    all_rows = np.concatenate(chosen)
+    held = all_rows[lives.end[all_rows] > case.entry]
+    asked = case.asked_bytes if case.asked_stack in set(lives.stack[all_rows].tolist()) else 0
+    if not asked and not case.is_much(held, percent=20):
+        return
+    site = case.largest_site(held)
+    first, last = (int(lives.requested_bytes[max(chosen, key=case.bytes)][at]) for at in (0, -1))
+    what = f"{format_bytes(first)} at first, {format_bytes(max(last, asked))} by now"
+    sentence = (
+        f"Memory grows: {case.words(held)}{case.lines(held)} are made anew each time, larger than before ({what})"
+    )
+    if case.in_model[held].any():
+        yield Cause(
+            "cache grown by cat",
+            f"{sentence}, as a KV cache is that torch.cat grows by each token: old and new are there at once.",
+            "write into a cache of the full length made once (StaticCache in transformers), and limit length or batch",
+            lambda modelled: _in_place(modelled, case, chosen),
+            site,
+            GivesUp.TIME_OR_SIZE,
+        )
+        return
+    yield Cause(
+        "results kept",
+        f"{sentence}, as results are that torch.cat gathers on the device: old and new are there at once.",
+        "move each result to the host (.cpu()) and gather there"
+        + ("; eval_accumulation_steps=1 does so in a Trainer" if _is_trainers(case, held) else ""),
+        lambda modelled: without_blocks(modelled, all_rows),
+        site,
+    )
+
+
+def _is_trainers(case: Case, rows: Ints) -> bool:
+    return _TRAINER in "".join(frame.file for frame in case.stacks[int(case.lives.stack[rows[-1]])])
+
+
+def _grows(size: Ints) -> bool:
+    """Whether sizes only rise, in many steps."""
+    rises = np.diff(size)
+    return len(size) >= _LEAST_CATS and bool((rises >= 0).all()) and int((rises > 0).sum()) * 4 >= _LEAST_CATS
+
+
+def _in_place(modelled: Modelled, case: Case, grown: list[Ints]) -> Changed:
+    """Each block is freed right before the next one of its line and place that is larger."""
+    rows, entries = [], []
+    for mine in grown:
+        begin, end = case.lives.begin[mine], case.lives.end[mine]
+        for row, until in zip(mine.tolist(), end.tolist(), strict=True):
+            at = int(np.searchsorted(begin, until, side="left")) - 1
+            if at >= 0 and begin[at] > case.lives.begin[row]:
+                rows.append(row)
+                entries.append(int(begin[at]))
+    return with_earlier_frees(modelled, np.array(rows, np.int64), np.array(entries, np.int64))
