@@ -18,7 +18,7 @@ class Recorded:
     """Each request and free has a stack; sizes are in MiB."""
 
     def __init__(self, capacity: int | None = None) -> None:
-        self.allocator = RecordingAllocator(capacity=None if capacity is None else capacity * MIB)
+        self.allocator = RecordingAllocator(device_bytes=None if capacity is None else capacity * MIB)
         self._frames: list[Any] = []
 
     def make(self, size: int, frames: Any, *, stream: int = 0) -> Block:

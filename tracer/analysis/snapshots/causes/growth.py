@@ -233,13 +233,17 @@ def _grows(size: Ints) -> bool:
 
 
 def _in_place(modelled: Modelled, case: Case, grown: list[Ints]) -> Changed:
-    """Each block is freed right before the next one of its line and place that is larger."""
+    """Each block is freed right before a larger one takes its place, and the oldest before the request that failed."""
     rows, entries = [], []
     for mine in grown:
         begin, end = case.lives.begin[mine], case.lives.end[mine]
         for row, until in zip(mine.tolist(), end.tolist(), strict=True):
             at = int(np.searchsorted(begin, until, side="left")) - 1
-            if at >= 0 and begin[at] > case.lives.begin[row]:
+            if until <= case.entry and begin[at] > case.lives.begin[row]:
                 rows.append(row)
                 entries.append(int(begin[at]))
+        held = mine[end > case.entry]
+        if len(held) and case.asked_stack == int(case.lives.stack[mine[0]]):
+            rows.append(int(held[0]))
+            entries.append(case.entry)
     return with_earlier_frees(modelled, np.array(rows, np.int64), np.array(entries, np.int64))
