@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -671,3 +672,19 @@ def test_sizes_come_from_the_allocator_and_else_from_the_widest_tensor() -> None
     keys = read_recording(FakeResults(*roots)).keys
     assert keys.id.tolist() == [1, 2, 3, 4]
     assert keys.size_bytes.tolist() == [160, 4, 512, 0]
+
+
+def test_reading_a_tensor_without_memory_costs_no_reference_to_none() -> None:
+    """Torch gives back a None that it was not given: some 100,000 of them end Python with `deallocating None`."""
+    with torch.profiler.profile(record_shapes=True, profile_memory=True, with_stack=True) as prof:
+        torch.empty(0) + torch.empty(0)
+    found = [
+        value
+        for event in tree(prof.profiler.kineto_results.experimental_event_tree())
+        for value in getattr(event.extra_fields, "inputs", ())
+        if isinstance(value, torch_profiler.TensorFields) and torch_profiler.storage_address(value) is None
+    ]
+    before = sys.getrefcount(None)
+    for _ in range(1000):
+        torch_profiler.storage_address(found[0])
+    assert abs(sys.getrefcount(None) - before) < 100

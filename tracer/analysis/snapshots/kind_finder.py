@@ -79,7 +79,7 @@ class KindFinder:
         self._held_now = held_now
         self._snapshot, self._sites, self._is_at_end = snapshot, sites, lives.end == len(state.trace)
         self._state, self._lives = as_it_failed(state, lives)
-        # As an exception frees what it passes, autograd lets go of what it had saved: that is known of no life's length.
+        # As an exception frees what it passes, autograd lets go of what it had saved, which says what that was.
         freed, is_known = facts_of_frees(state, lives, sites.facts), self._lives.free_entry == lives.free_entry
         self._freed = np.where(is_known, freed, freed & int(Fact.RELEASE_SAVED))
         self._held = {address: kind_named(words) for address, words in (held or {}).items()}

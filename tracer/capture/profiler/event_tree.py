@@ -45,6 +45,7 @@ from tracer.capture.torch_private.torch_profiler import (
     PyCCallFields,
     TensorFields,
     device_text,
+    storage_address,
 )
 from tracer.capture.torch_private.torch_schemas import MIXED_LIST, NONE, TENSOR, TENSOR_LIST, match_schema
 from tracer.collector import paused_gc
@@ -399,7 +400,7 @@ class _Reader(EventTables):
         if allocation_id is None:
             return False
         if allocation_id not in self.storages:
-            address = tensor.storage_data_ptr
+            address = storage_address(tensor)
             if address is None or tensor.id is None:
                 return False
             self.storages[allocation_id] = (tensor.id, self.devices[self.device_texts[tensor.device]], address)

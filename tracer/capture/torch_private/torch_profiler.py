@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 import threading
@@ -68,6 +69,21 @@ def check_event_types() -> None:
         for name in names:
             if not hasattr(fields, name):
                 raise _missing(f"{fields.__name__}.{name}")
+
+
+def storage_address(fields: Any) -> int | None:
+    """Where a tensor's storage lies; None where it has no memory.
+
+    torch answers with a None whose reference it has given back: after some 100,000 of them Python deallocates None and
+    dies. One that it counts in a later version is one too many, which does no harm.
+
+    Source:
+        `strong_pointer_type_cast` in torch/csrc/profiler/python/pybind.h returns `py::none()` as a handle.
+    """
+    address: int | None = fields.storage_data_ptr
+    if address is None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(None))
+    return address
 
 
 def check_kernel_events() -> None:
