@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -100,6 +101,16 @@ def last_out_of_memory(
     """Explain the last out-of-memory event of one device, which has one."""
     entry = int(state.trace.where(Action.OOM)[-1])
     return _explain(entry, snapshot, state, replay, kinds, sites, Trials(snapshot, state, replay))
+
+
+def distinct_failures(events: Sequence[OutOfMemory]) -> tuple[OutOfMemory, ...]:
+    """The first failure of each line, as a program that tries again has little to add; of the last one's, the last."""
+    of_line: dict[Site, OutOfMemory] = {}
+    for event in events:
+        of_line.setdefault(event.site, event)
+    if events:
+        of_line[events[-1].site] = events[-1]
+    return tuple(of_line.values())
 
 
 def device_out_of_memory(snapshot: Snapshot) -> int | None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from tracer.analysis.snapshots.first_changes import FirstChange, FirstChanges
 from tracer.analysis.snapshots.groups import Group
-from tracer.analysis.snapshots.oom import OutOfMemory
-from tracer.analysis.snapshots.sites import Site
+from tracer.analysis.snapshots.oom import OutOfMemory, distinct_failures
 from tracer.exporters.page.group_tables import groups_table, site_cell
 from tracer.exporters.page.model import Cell, FileCell, Section, Table
 from tracer.units import format_bytes
@@ -57,7 +56,7 @@ def oom_sentences(events: Sequence[OutOfMemory], device: str) -> tuple[str, ...]
     )
     place = f" by {Path(first.site.file.replace(chr(92), '/')).name}:{first.site.line}" if first.site.file else ""
     sentence = f"Out of memory on {device}{times}: {format_bytes(first.asked_bytes)} were asked for{place}{free}."
-    return sentence, first.advice
+    return sentence, events[-1].advice
 
 
 def _in_use(events: Sequence[OutOfMemory], at_peak: Sequence[Group]) -> tuple[tuple[str, ...], list[Table]]:
@@ -65,21 +64,13 @@ def _in_use(events: Sequence[OutOfMemory], at_peak: Sequence[Group]) -> tuple[tu
     peak = groups_table("", at_peak).rows
     sentences: list[str] = []
     tables: list[Table] = []
-    for event in _distinct(events):
+    for event in distinct_failures(events)[:_MAX_TABLES]:
         table = groups_table(f"In use at entry {event.entry:,}", event.groups)
         if table.rows != peak:
             tables.append(table)
         elif not sentences:
             sentences.append(f"Entry {event.entry:,} failed at the peak: “What was in use” shows what filled it.")
     return tuple(sentences), tables
-
-
-def _distinct(events: Sequence[OutOfMemory]) -> list[OutOfMemory]:
-    """The first failure of each line: a program that tries again has little to add."""
-    firsts: dict[Site, OutOfMemory] = {}
-    for event in events:
-        firsts.setdefault(event.site, event)
-    return list(firsts.values())[:_MAX_TABLES]
 
 
 def _oom_row(event: OutOfMemory) -> tuple[Cell, ...]:

@@ -13,7 +13,7 @@ from tracer.analysis.kinds import meaning_of
 from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.moments import Between, Moments, StepLevel, entry_words
-from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.analysis.snapshots.oom import OutOfMemory, distinct_failures
 from tracer.analysis.snapshots.peak import Peak, Share
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, NO_PYTHON_FRAME, Site
 from tracer.exporters.screen.paths import shorten_paths, source_place
@@ -179,15 +179,10 @@ def print_failed_allocation(event: OutOfMemory, console: Console, *, top: int = 
 
 
 def _print_ooms(device: DeviceFinding, console: Console, top: int) -> list[tuple[tuple[object, ...], ...]]:
-    """The first failure of each line in full, before everything else; for the others a line. What the tables showed."""
-    seen: set[Site] = set()
+    """A failure of each line in full, before everything else; for the others a line. What the tables showed."""
     shown: list[tuple[tuple[object, ...], ...]] = []
-    again = 0
-    for event in device.oom:
-        if event.site in seen:
-            again += 1
-            continue
-        seen.add(event.site)
+    events = distinct_failures(device.oom)
+    for event in events:
         when = since_start(event.time_us, device.first_time_us)
         say(console)
         say(console, f"Out of memory, entry {event.entry:,}{when}: {place(event.site)}", style="bold red")
@@ -197,7 +192,7 @@ def _print_ooms(device: DeviceFinding, console: Console, top: int) -> list[tuple
         else:
             _print_in_use(event, console, top)
         shown.append(_rows(event.groups))
-    if again:
+    if again := len(device.oom) - len(events):
         say(console)
         failures = some(again, "more failure")
         say(console, f"{failures} at lines that had failed before (all of them: --json)", style="red")
