@@ -77,10 +77,13 @@ class ParameterOrigins:
             handle.remove()
 
 
-def _note(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Remember who registers a tensor; the first registration of a shared one counts, for there it was made."""
+def _note(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+    """Remember who registers a tensor; the first registration of a shared one counts, for there it was made.
+
+    A buffer may be None, as the weight of `nn.CrossEntropyLoss()`.
+    """
     number = id(tensor)
-    if number not in _STACKS:
+    if tensor is not None and number not in _STACKS:
         forget = _STACKS.pop  # the module may be gone before the tensor, when Python ends
         _STACKS[number] = (ref(tensor, lambda _: forget(number, None)), _named_lines(sys._getframe(1)))
 
