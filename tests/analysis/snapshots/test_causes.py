@@ -149,7 +149,7 @@ def test_weights_that_were_loaded_to_the_device_and_are_used_there_are_no_copy()
 
 
 def test_a_model_that_was_trained_before() -> None:
-    """Two models of 20 MiB, the state of the first of which (40) is of earlier steps; without them, its step is the peak."""
+    """Two models of 20 MiB, and state of the first (40) of earlier steps; without them its own step is the peak."""
     program = Recorded()
     for _ in range(2):
         program.make(20, MOVING)
@@ -255,7 +255,7 @@ def test_a_batch_that_is_longer_than_all_before() -> None:
     program.fail(60, layer(7))
     change = first(program)
     assert change.cause == "long batch"
-    assert "blocks 6 times as large as ever, 300.00 MiB in 5 blocks" in change.sentence
+    assert "blocks 6 times as large, 300.00 MiB in 5 blocks" in change.sentence
 
 
 def test_memory_that_streams_keep_for_themselves() -> None:

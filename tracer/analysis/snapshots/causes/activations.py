@@ -28,7 +28,6 @@ _TILED: Final = re.compile(r"[/\\]diffusers[/\\]models[/\\]autoencoders[/\\]")
 _TILES: Final = 4
 _LONGER: Final = 2
 """Times the usual size, from which on a batch is an outlier."""
-_LEAST_STEPS: Final = 3
 _STAYING: Final = (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.BUFFER, Kind.WORKSPACE, Kind.GRADIENT)
 _SHRINKS: Final = {
     Kind.ACTIVATION: "checkpoint what it calls (torch.utils.checkpoint), run it in bfloat16, or use a smaller batch: ",
@@ -82,12 +81,12 @@ def long_batch(case: Case) -> Iterator[Cause]:
     """The latest iteration is much larger than those before it: line by line, its blocks are."""
     lives, starts = case.lives, case.device.kinds.optimizer_runs[0]
     starts = starts[starts <= case.entry]
-    if len(starts) < _LEAST_STEPS:
+    if not len(starts):
         return
     step = np.searchsorted(starts, lives.begin, side="right")
     passing = (lives.begin > BEFORE) & (lives.begin <= case.entry) & ~case.stays & has(case.facts, Fact.STACK)
     passing &= (case.kind != Kind.GRADIENT) & ~has(case.facts, Fact.OPTIMIZER_STEP)
-    latest, earlier = passing & (step == len(starts)), np.flatnonzero(passing & (step > 0) & (step < len(starts)))
+    latest, earlier = passing & (step == len(starts)), np.flatnonzero(passing & (step < len(starts)))
     largest = np.zeros(len(case.stacks) + 1, np.int64)
     np.maximum.at(largest, lives.stack[earlier], lives.requested_bytes[earlier])
     before = largest[lives.stack]
@@ -98,7 +97,7 @@ def long_batch(case: Case) -> Iterator[Cause]:
     times = max(int(np.median(lives.requested_bytes[held] / before[held])), _LONGER)
     yield Cause(
         "long batch",
-        f"This iteration is larger than all before: the same lines make blocks {times} times as large as ever, "
+        f"This iteration is larger than those before: the same lines make blocks {times} times as large, "
         f"{case.words(held)}{case.lines(held)}.",
         "limit the length (or size) of a sample, or put samples of alike length into a batch by their number of tokens",
         lambda modelled: with_smaller_blocks(modelled, rows, times),

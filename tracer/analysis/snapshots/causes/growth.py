@@ -20,6 +20,7 @@ from tracer.analysis.snapshots.modelled import Modelled
 from tracer.analysis.snapshots.stack_facts import Fact, has
 from tracer.arrays import Bools, Ints
 from tracer.snapshot.replay import BEFORE
+from tracer.snapshot.stacks import NO_STACK
 from tracer.units import format_bytes
 
 _LEAST_ITERATIONS: Final = 3
@@ -101,7 +102,7 @@ def _iterations(case: Case) -> Iterator[tuple[Ints, bool]]:
     """First entries of iterations, in several ways, and whether these are steps."""
     kinds = case.device.kinds
     for runs in (kinds.optimizer_runs, kinds.backward_runs, kinds.silent_runs):
-        starts = runs[0][runs[0] <= case.entry]
+        starts = _behind_forwards(case, runs[0][runs[0] <= case.entry])
         if len(starts) >= _LEAST_ITERATIONS:
             yield starts, True
             break
@@ -116,6 +117,13 @@ def _iterations(case: Case) -> Iterator[tuple[Ints, bool]]:
             of_count[times] = number
     for times in sorted(of_count)[:_MOST_LINES]:
         yield np.sort(lives.begin[made][lives.stack[made] == of_count[times]]), False
+
+
+def _behind_forwards(case: Case, starts: Ints) -> Ints:
+    """Those that are the first behind a forward: one backward may be seen in several pieces."""
+    forwards = np.flatnonzero(has(case.sites.facts[case.state.trace.stack], Fact.MODULE_FORWARD))
+    last = np.searchsorted(forwards, starts)
+    return starts[np.diff(last, prepend=-1) > 0] if len(forwards) else starts
 
 
 def _is_inside_steps(case: Case, stack: int, steps: Ints) -> bool:
@@ -133,7 +141,7 @@ def _grown(case: Case, starts: Ints, are_steps: bool) -> Grown | None:
     begin = case.lives.begin[rows]
     iteration = np.searchsorted(starts, begin, side="right") - 1
     is_old = (iteration >= 0) & (iteration < len(starts) - 2) & ~case.stays[rows] & (case.kind[rows] != Kind.GRADIENT)
-    is_old &= ~case.is_set_up[rows]
+    is_old &= ~case.is_set_up[rows] & (case.lives.stack[rows] != NO_STACK)
     rows, iteration = rows[is_old], iteration[is_old]
     lines = _grown_lines(case, rows, iteration, max(len(starts) - 2, 1))
     rows, iteration = rows[lines], iteration[lines]
