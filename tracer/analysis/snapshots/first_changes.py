@@ -75,6 +75,12 @@ class FirstChanges:
         return self.changes[0] if self.changes and self.changes[0].sentence else None
 
     @property
+    def sentences(self) -> tuple[str, ...]:
+        """What the causes are, but for the one with which a failure's advice begins."""
+        rest = self.changes[1:] if self.num_failed and self.decisive is not None else self.changes
+        return tuple(change.sentence for change in rest if change.sentence)
+
+    @property
     def nothing_helps(self) -> str:
         """What there is to say without any change."""
         most = "serves a failed request" if self.num_failed else f"lowers the peak by {LEAST_PERCENT} %"

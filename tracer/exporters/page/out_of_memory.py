@@ -32,8 +32,8 @@ def oom_section(
         tuple(_oom_row(event) for event in events),
     )
     sentences, in_use = _in_use(events, at_peak)
-    if first is not None and not first.changes:
-        sentences = (*sentences, first.nothing_helps)
+    if first is not None:
+        sentences = (*sentences, *(first.sentences if first.changes else (first.nothing_helps,)))
     tried = () if first is None or not first.changes else (_first_changes_table(f"{_TRY_FIRST}: {_PEAKS}", first),)
     return Section("Out of memory", sentences, (failures, *tried, *in_use), is_alarming=True)
 
@@ -42,7 +42,7 @@ def first_changes_sections(first: FirstChanges | None) -> tuple[Section, ...]:
     """What to try first, of a recording in which nothing failed; none where no change helps."""
     if first is None or not first.changes:
         return ()
-    return (Section(_TRY_FIRST, tables=(_first_changes_table(_PEAKS.capitalize(), first),)),)
+    return (Section(_TRY_FIRST, first.sentences, tables=(_first_changes_table(_PEAKS.capitalize(), first),)),)
 
 
 def oom_sentences(events: Sequence[OutOfMemory], device: str) -> tuple[str, ...]:

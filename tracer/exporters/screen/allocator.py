@@ -12,6 +12,7 @@ from tracer.analysis.snapshots.first_changes import FirstChanges
 from tracer.analysis.snapshots.modelled import Modelled
 from tracer.analysis.snapshots.reserved import Holder, Reserved
 from tracer.analysis.snapshots.what_if import AS_RECORDED, SettingsOutcome, WhatIf, where_it_fails
+from tracer.exporters.screen.paths import shorten_paths
 from tracer.exporters.screen.snapshot import place
 from tracer.exporters.screen.text import print_table, say, table
 from tracer.units import format_bytes, some
@@ -91,6 +92,8 @@ def print_first_changes(first: FirstChanges, console: Console) -> None:
         where = f" ({place(change.site)})" if change.site is not None else ""
         grid.add_row(*map(format_bytes, sizes), *served, Text(change.words + where))
     print_table("What to try first: peaks of a replay as recorded, and with the change", grid, console)
+    for sentence in first.sentences:
+        say(console, shorten_paths(sentence), indent=2)
 
 
 def _print_what_if(what_if: WhatIf, modelled: Modelled, console: Console) -> None:

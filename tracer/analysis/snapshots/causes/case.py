@@ -133,8 +133,9 @@ class Case:
 
     @cached_property
     def in_model(self) -> Bools:
-        """Whether every block was made in the forward of a module [L]."""
-        return has(self.facts, Fact.MODULE_FORWARD) & ~has(self.facts, Fact.ENGINE)
+        """Whether every block was made in the forward of a module; not every recording has torch's call of it [L]."""
+        is_named = self.stacks_with([frame.name == "forward" and is_python(frame) for frame in self.frames])
+        return (has(self.facts, Fact.MODULE_FORWARD) | is_named[self.lives.stack]) & ~has(self.facts, Fact.ENGINE)
 
     @cached_property
     def calls(self) -> tuple[Ints, Ints]:

@@ -26,7 +26,7 @@ from tracer.units import format_bytes
 _LEAST_ITERATIONS: Final = 3
 _MOST_LINES: Final = 24
 """Of those that may run once in an iteration."""
-_NOT_THE_LOOPS: Final = (Fact.MODULE_FORWARD, Fact.ENGINE, Fact.BACKWARD_CALL, Fact.OPTIMIZER_STEP, Fact.MODULE_SETUP)
+_NOT_THE_LOOPS: Final = (Fact.ENGINE, Fact.BACKWARD_CALL, Fact.OPTIMIZER_STEP, Fact.MODULE_SETUP)
 _MOST_UNEVEN: Final = 4
 """Times the usual distance between two iterations that leave something."""
 _KEPT_OF_FORWARD: Final = 0.25
@@ -108,7 +108,7 @@ def _iterations(case: Case) -> Iterator[tuple[Ints, bool]]:
             break
     else:
         starts = np.zeros(0, np.int64)
-    lives, is_loops = case.lives, ~has(case.facts, *_NOT_THE_LOOPS) & has(case.facts, Fact.STACK)
+    lives, is_loops = case.lives, ~has(case.facts, *_NOT_THE_LOOPS) & has(case.facts, Fact.STACK) & ~case.in_model
     made = np.flatnonzero(is_loops & (case.lives.begin > case.last_learning) & (lives.begin <= case.entry))
     stack, count = np.unique(lives.stack[made], return_counts=True)
     of_count: dict[int, int] = {}
