@@ -109,9 +109,9 @@ def test_out_of_memory_comes_first(tmp_path: Path) -> None:
     first, *others = shown.sections
     assert (first.title, first.is_alarming) == ("Out of memory", True)
     # Both failures are of one line. What was in use is the peak, which is shown already.
-    assert first.sentences == ("Entry 3 failed at the peak: “What was in use” shows what filled it.",)
+    assert first.sentences == ("Entry 4 failed at the peak: “What was in use” shows what filled it.",)
     assert shown.alarm[0] == (
-        "Out of memory on device 0, 2 times: 64.00 MiB were asked for by model.py:7 with 1.00 MiB free on the device."
+        "Out of memory on device 0, 2 times: 48.00 MiB were asked for by model.py:7 with 1.00 MiB free on the device."
     )
     assert shown.alarm[1].count("Fragmentation is not the cause") == 1
     (failures,) = first.tables
@@ -141,7 +141,7 @@ def test_what_was_in_use_at_a_failure_below_the_peak_is_shown(tmp_path: Path) ->
     objects["device_traces"][0][3:3] = larger
     (section, *_) = page_of(load(tmp_path / "s", objects)).sections
     _, in_use = section.tables
-    assert (section.sentences, in_use.title) == ((), "In use at entry 6")
+    assert (section.sentences, in_use.title) == ((), "In use at entry 7")
     assert sum(int(row[0]) for row in in_use.rows if isinstance(row[0], int)) == 5 * MIB
 
 

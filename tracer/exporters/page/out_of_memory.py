@@ -46,17 +46,15 @@ def first_changes_sections(first: FirstChanges | None) -> tuple[Section, ...]:
 
 
 def oom_sentences(events: Sequence[OutOfMemory], device: str) -> tuple[str, ...]:
-    """What failed, and why, for the top of the page; none where nothing did."""
+    """What failed last, and why, for the top of the page; none where nothing did."""
     if not events:
         return ()
-    first, *_ = events
+    last = events[-1]
     times = "" if len(events) == 1 else f", {len(events)} times"
-    free = (
-        "" if first.device_free_bytes is None else f" with {format_bytes(first.device_free_bytes)} free on the device"
-    )
-    place = f" by {Path(first.site.file.replace(chr(92), '/')).name}:{first.site.line}" if first.site.file else ""
-    sentence = f"Out of memory on {device}{times}: {format_bytes(first.asked_bytes)} were asked for{place}{free}."
-    return sentence, events[-1].advice
+    free = "" if last.device_free_bytes is None else f" with {format_bytes(last.device_free_bytes)} free on the device"
+    place = f" by {Path(last.site.file.replace(chr(92), '/')).name}:{last.site.line}" if last.site.file else ""
+    sentence = f"Out of memory on {device}{times}: {format_bytes(last.asked_bytes)} were asked for{place}{free}."
+    return sentence, last.advice
 
 
 def _in_use(events: Sequence[OutOfMemory], at_peak: Sequence[Group]) -> tuple[tuple[str, ...], list[Table]]:
