@@ -103,7 +103,6 @@ def test_kinds_are_right_without_a_profiler(elsewhere: Elsewhere, where: str) ->
 
 def test_a_validation_with_gradients_on_is_told_of_no_grad(elsewhere: Elsewhere) -> None:
     advice = elsewhere(jobs_watch.runs_out_while_validating)
-    assert advice.startswith("The model is in evaluation mode, and forward keeps ")
     assert "torch.no_grad()" in advice
 
 

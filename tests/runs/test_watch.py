@@ -355,7 +355,7 @@ LEAK = OutlivedMemory("activation", "train", SourceLine("train.py", 9), 288 * MI
 @pytest.mark.parametrize("bytes_per_step", [24 * MIB, 0])
 def test_a_leak_is_said_before_memory_that_has_run_out_and_no_setting_is_then(bytes_per_step: int) -> None:
     event = SimpleNamespace(site=SimpleNamespace(frame="train", file="train.py", line=15), asked_bytes=32 * MIB)
-    event.advice = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+    event.decisive, event.advice = "", "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
     lines = short_watch_lines(
         report_of(
             event=Event("out of memory", 14, 5),
@@ -438,5 +438,5 @@ def test_every_column_is_described() -> None:
 )
 def test_where_memory_ran_out_is_said_if_it_is_known(frame: str, words: str) -> None:
     site = SimpleNamespace(frame=frame, file=None if frame == NO_FRAMES else "train.py", line=9)
-    event = SimpleNamespace(site=site, asked_bytes=MIB, advice="")
+    event = SimpleNamespace(site=site, asked_bytes=MIB, advice="", decisive="")
     assert any(line.startswith(words) for line in short_watch_lines(report_of(out_of_memory=event)))

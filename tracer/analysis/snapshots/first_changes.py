@@ -124,7 +124,7 @@ def with_cause(event: OutOfMemory, first: FirstChanges | None) -> OutOfMemory:
     )
     words = change.words[0].upper() + change.words[1:]
     sentences = (change.sentence, f"{words}: {served}.", event.allocators_advice)
-    return replace(event, advice=" ".join(filter(None, sentences)))
+    return replace(event, advice=" ".join(filter(None, sentences)), decisive=change.cause)
 
 
 def with_causes(finding: SnapshotFinding, first: Mapping[int, FirstChanges | None]) -> SnapshotFinding:

@@ -46,6 +46,7 @@ class OutOfMemory:
         cause: Cause in a word or two.
         advice: The cause in a sentence, and what to do first.
         allocators_advice: The same without what filled the memory, for where that is said.
+        decisive: Name of the cause that the advice begins with, see `causes`; empty where none is known.
         in_evaluation: The model was in evaluation mode, and kept much for a backward pass all the same.
     """
 
@@ -68,6 +69,7 @@ class OutOfMemory:
     cause: Cause
     advice: str
     allocators_advice: str = ""
+    decisive: str = ""
     in_evaluation: bool = False
 
 

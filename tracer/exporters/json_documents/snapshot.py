@@ -131,6 +131,7 @@ def oom_values(event: OutOfMemory) -> dict[str, Any]:
         "line": event.site.line,
         "stack": list(event.stack),
         "cause": event.cause,
+        "decisive": event.decisive or None,
         "advice": event.advice,
     }
 

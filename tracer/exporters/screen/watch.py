@@ -19,6 +19,7 @@ from tracer.results.watch_report import END_OF_RUN, HolderName, OutlivedMemory, 
 from tracer.units import format_bytes, some
 
 _MAX_GROUPS, _MAX_KEPT = 12, 5
+_LET_GO = "without what each step leaves, see above, it would have fit. No setting of the allocator helps for long."
 
 
 def write_watch_text(report: WatchReport, path: Path) -> None:
@@ -50,10 +51,12 @@ def growth_lines(report: WatchReport) -> tuple[str, ...]:
 
 
 def _findings(report: WatchReport, earlier: tuple[str, ...] = ()) -> Iterator[str]:
-    """What is kept comes before what any setting would change."""
+    """Why memory ran out comes first where that is known; what is kept, before what any setting would change."""
+    is_known = report.out_of_memory is not None and bool(report.out_of_memory.decisive)
+    yield from _out_of_memory(report) if is_known else ()
     yield from growth_lines(report)
     yield from earlier
-    yield from _out_of_memory(report)
+    yield from _out_of_memory(report) if not is_known else ()
     yield from _other_sentences(report)
 
 
@@ -117,7 +120,10 @@ def _out_of_memory(report: WatchReport) -> Iterator[str]:
     event = report.out_of_memory
     if event is None:
         return
-    yield f"{ran_out_at(event.site)}, asked for {format_bytes(event.asked_bytes)}: {event.advice}"
+    kept_bytes = sum(group.bytes for group in report.outlived if group.bytes_per_step > 0)
+    is_leak = kept_bytes >= event.asked_bytes and not event.decisive
+    advice = _LET_GO if is_leak else event.advice
+    yield f"{ran_out_at(event.site)}, asked for {format_bytes(event.asked_bytes)}: {advice}"
 
 
 def finding_lines(report: WatchReport) -> Iterator[str]:

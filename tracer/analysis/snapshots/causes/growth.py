@@ -34,6 +34,9 @@ _KEPT_OF_FORWARD: Final = 0.25
 _GRAPHS_BLOCKS: Final = 2
 """Blocks that an iteration leaves at least, where it leaves a graph."""
 _LEAST_CATS: Final = 8
+_EVALUATES: Final = (
+    "evaluate under `with torch.no_grad():`, and train with a backward() for each part of a batch, not for their sum"
+)
 _TRAINER: Final = "transformers/trainer"
 
 
@@ -71,13 +74,13 @@ def growth(case: Case) -> Iterator[Cause]:
     ends = grown.starts[np.minimum(grown.iteration + 1, len(grown.starts) - 1)]
     site = case.largest_site(grown.rows)
     if _is_graph(case, grown):
-        evaluates = not grown.are_steps and _are_never_learned(case, grown)
+        evaluates = case.is_evaluating or (not grown.are_steps and _are_never_learned(case, grown))
         yield Cause(
             "graphs kept",
             f"{left}{case.lines(grown.rows)}: the graph that backward needs, held by a tensor that outlives its {what} "
             "(a loss in a list or a running sum, a metric, an output, a hidden state, a gradient with a graph).",
             "keep loss.item() in place of the loss, and .detach() of any other tensor that outlives its "
-            + (f"{what}; evaluate under `with torch.no_grad():`" if evaluates else what),
+            + (f"{what}; {_EVALUATES}" if evaluates else what),
             lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
             site,
         )
