@@ -126,7 +126,7 @@ def as_it_failed(state: DeviceState, lives: Lives) -> tuple[DeviceState, Lives]:
     The exception frees on its way what the program still needed, which says nothing of how long that would have lived.
     """
     failures = state.trace.where(Action.OOM)
-    if not len(failures) or (state.trace.where(Action.ALLOC) > failures[-1]).any():
+    if not len(failures) or (lives.begin > failures[-1]).any():
         return state, lives
     trace, outlives = state.trace.up_to(int(failures[-1])), lives.end > failures[-1]
     notes, failed_us = state.annotations, trace.time_us[-1]

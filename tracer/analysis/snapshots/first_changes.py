@@ -19,6 +19,8 @@ MAX_CHANGES: Final = 3
 LEAST_PERCENT: Final = 1
 _MUCH: Final = 0.25
 """Of what the most helpful change saves."""
+_TIGHT: Final = 0.95
+"""Of the capacity: where that much is reserved under a setting, the next larger request fails."""
 _SAID_BY_THE_ALLOCATOR: Final = ("fragmentation", "stranded in streams")
 _GROWS: Final = ("graphs kept", "results kept", "cache grown by cat")
 
@@ -106,7 +108,7 @@ def first_changes(
     helping = [(cause, change) for cause, change in tried if change is not None and _helps(change, modelled)]
     most = max((change.saved_bytes for cause, change in helping if cause.gives_up < GivesUp.UNKNOWN), default=0)
     grows = any(cause.name in _GROWS and change.saved_bytes >= _MUCH * most for cause, change in helping)
-    helping.sort(key=lambda pair: _rank(*pair, grows=grows, most_bytes=most))
+    helping.sort(key=lambda pair: _rank(*pair, grows=grows, most_bytes=most, capacity=modelled.capacity))
     changes = tuple(
         change for cause, change in helping if not (cause.gives_up is GivesUp.UNKNOWN and _is_said(change, helping))
     )
@@ -142,16 +144,20 @@ def with_causes(finding: SnapshotFinding, first: Mapping[int, FirstChanges | Non
     return replace(finding, devices=tuple(devices))
 
 
-def _rank(cause: Cause, change: FirstChange, *, grows: bool, most_bytes: int) -> tuple[object, ...]:
+def _rank(
+    cause: Cause, change: FirstChange, *, grows: bool, most_bytes: int, capacity: int | None
+) -> tuple[object, ...]:
     """What lasts before what postpones; of what helps much what costs less, then what helps more.
 
     Args:
         grows: Memory grows.
         most_bytes: The most that any of the changes saves.
+        capacity: Bytes that the device had; None where the recording never reached them.
     """
+    is_tight = capacity is not None and change.reserved_bytes > _TIGHT * capacity
     return (
+        cause.postpones and (grows or is_tight),
         cause.gives_up is GivesUp.UNKNOWN,
-        cause.postpones and grows,
         -change.num_served,
         change.saved_bytes < _MUCH * most_bytes,
         cause.gives_up,

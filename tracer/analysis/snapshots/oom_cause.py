@@ -138,8 +138,8 @@ def _fragmentation(failure: Failure) -> str:
     if not failure.serves("expandable segments") or spare >= _LEAST_SHARE * failure.memory.allocated_bytes:
         return f"{fits} {advice}"
     return (
-        f"{fits} {advice} If the program asks for more than that later, it runs out of memory there. "
-        f"{_where_to_look(failure)}"
+        f"{_where_to_look(failure)} {fits} {advice} If the program asks for more than that later, it runs out of "
+        "memory there."
     ).strip()
 
 

@@ -139,10 +139,24 @@ class Case:
 
     @cached_property
     def calls(self) -> tuple[Ints, Ints]:
-        """The call of a model that every block was made in, or -1 [L]; and the line of each call, as a number."""
+        """The call of a model that every block was made in, or -1 [L]; and the line of each call, as a number.
+
+        Each begins as the first call of its line did: what frees or fails in between may be of somewhere else.
+        """
         calls, lines = calls_of_models(self.sites.model_calls[self.state.trace.stack])
-        inside = self.in_model & (self.lives.begin > BEFORE)
-        return np.where(inside, np.append(calls, -1)[np.maximum(self.lives.begin, 0)], -1), lines
+        inside = has(self.facts, Fact.MODULE_FORWARD) & ~has(self.facts, Fact.ENGINE) & (self.lives.begin > BEFORE)
+        call = np.where(inside, np.append(calls, -1)[np.maximum(self.lives.begin, 0)], -1)
+        rows = np.flatnonzero(call >= 0)
+        rows = rows[np.argsort(self.lives.begin[rows], kind="stable")]
+        known, first = np.unique(call[rows], return_index=True)
+        head = np.full(len(lines), -1)
+        head[known] = self.lives.stack[rows[first]]
+        _, earliest = np.unique(lines[known], return_index=True)
+        of_line = dict(zip(lines[known[earliest]].tolist(), head[known[earliest]].tolist(), strict=True))
+        begins = np.append(True, lines[1:] != lines[:-1])[: len(lines)]
+        begins |= head == np.array([of_line.get(line, -2) for line in lines.tolist()], np.int64)
+        number = np.cumsum(begins) - 1
+        return np.where(call >= 0, np.append(number, -1)[call], -1), lines[begins]
 
     def bytes(self, rows: Ints) -> int:
         """Bytes of some blocks, as requested."""
