@@ -38,7 +38,6 @@ class Driver(Protocol):
 
         Args:
             size: Bytes of addresses.
-            pool: The private pool that asks, or the default one.
         """
 
     def map(self, address: int, size: int) -> bool:

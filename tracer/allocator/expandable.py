@@ -12,9 +12,6 @@ def expand(allocator: AllocatorState, size: int, home: FreeBlocks) -> Block | No
 
     What was mapped before the driver ran out stays mapped, as a free block.
 
-    Args:
-        size: Rounded bytes.
-
     Source:
         `try_allocate_expandable_block`.
     """

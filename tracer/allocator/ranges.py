@@ -22,11 +22,7 @@ class Ranges:
         return bool(self._starts)
 
     def add(self, start: int, size: int) -> tuple[int, int]:
-        """Add a range that none of these overlaps; returns the one that it is part of now.
-
-        Args:
-            size: Bytes.
-        """
+        """Add a range that none of these overlaps; returns the one that it is part of now."""
         at = bisect_left(self._starts, start)
         if at < len(self._starts) and self._starts[at] == start + size:
             size += self._sizes.pop(self._starts.pop(at))
@@ -39,11 +35,7 @@ class Ranges:
         return start, size
 
     def remove(self, start: int, size: int) -> bool:
-        """Take a range away; False, and nothing happens, if it does not lie within one of these.
-
-        Args:
-            size: Bytes.
-        """
+        """Take a range away; False, and nothing happens, if it does not lie within one of these."""
         at = bisect_right(self._starts, start) - 1
         if at < 0 or self._starts[at] + self._sizes[self._starts[at]] < start + size:
             return False

@@ -36,7 +36,6 @@ def find_repeats(history: History, code: Ints, operand: Ints) -> Repeats | None:
     """The period with which most of a program repeats what it did before, and where.
 
     Args:
-        code: Codes of `Op` [operations].
         operand: The life, or what else each is about [operations].
 
     Returns:

@@ -186,11 +186,7 @@ class _Run:
         self._given_up_at: int | None = None
 
     def operations(self, begin: int, end: int) -> None:
-        """Replay a stretch of the history.
-
-        Args:
-            end: One past the last operation.
-        """
+        """Replay a stretch of the history."""
         allocator, live, group, log = self.allocator, self._live, self._group, self._log
         requests, address = self._requests, self._requests.address
         serve, give_back = allocator.serve, allocator.give_back

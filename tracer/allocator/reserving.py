@@ -112,9 +112,6 @@ def release_segment(allocator: AllocatorState, block: Block) -> None:
 def release_available(allocator: AllocatorState, size: int, home: FreeBlocks) -> bool:
     """Under `max_split_size`, release oversize blocks, as few as make room for a request.
 
-    Args:
-        size: Rounded bytes of the request.
-
     Returns:
         Whether so much was released that trying again makes sense.
 

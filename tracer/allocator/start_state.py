@@ -195,11 +195,7 @@ class _Placements:
         self._address, self._entry, self._requested = lives.addr[rows], lives.begin[rows], lives.requested_bytes[rows]
 
     def first_between(self, low: int, high: int, before: int) -> tuple[int, int] | None:
-        """Address and request of the first allocation that begins between two addresses, before some entry.
-
-        Args:
-            high: End of the range.
-        """
+        """Address and request of the first allocation that begins between two addresses, before some entry."""
         begin, end = np.searchsorted(self._address, (low, high))
         if begin == end:
             return None
@@ -267,9 +263,6 @@ def _find_halves(spans: list[Span], history: History, settings: AllocatorSetting
 
 def load(allocator: CachingAllocator, start: StartState, history: History) -> dict[int, Block]:
     """Put an allocator that has nothing yet into the start state.
-
-    Args:
-        start: What `find_start` found.
 
     Returns:
         The blocks in use, by life.

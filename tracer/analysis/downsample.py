@@ -49,7 +49,6 @@ def bucket_starts(x: Ints, num_buckets: int) -> Rows:
 
     Args:
         x: Where each row lies, in order; what steps back counts as standing still. One row at least.
-        num_buckets: At most so many are returned.
     """
     position = np.maximum.accumulate(x)
     offset, width = position - position[0], int(position[-1] - position[0])

@@ -65,7 +65,6 @@ def first_that_holds(
     """[B] `Kind` and [B] `Evidence` of each block, by the first rule that holds.
 
     Args:
-        rules: Rules in their order.
         otherwise: The evidence of a block that no rule knows; its kind is `Kind.UNKNOWN`.
     """
     kind = np.full(len(facts), Kind.UNKNOWN, np.int64)

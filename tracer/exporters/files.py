@@ -19,9 +19,6 @@ _BLOCK_BYTES = 4096
 def replacing(path: Path) -> Iterator[Path]:
     """A path to write to; it takes the place of `path` when the block ends well, and vanishes when it does not.
 
-    Args:
-        path: The file to make or replace. Its folder is made if it is missing.
-
     Raises:
         OutputError: The folder or file cannot be written.
     """

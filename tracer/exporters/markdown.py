@@ -18,9 +18,6 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#&@])")
 def write_markdown(name: str, diff: PeakDiff, sentences: Sequence[str], path: Path) -> None:
     """Write the difference of two peaks as Markdown.
 
-    Args:
-        name: Name of the compared program or test.
-
     Raises:
         OutputError: The file cannot be written.
     """

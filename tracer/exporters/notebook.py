@@ -31,8 +31,6 @@ def notebook_html(
     """HTML that brings no style sheet or script of its own; every text of the recording is escaped.
 
     Args:
-        findings: Findings of a run; None where nothing was recorded.
-        num_steps: How many steps it had, if that is known.
         page: The page that was written, to be shown in a frame; None for none.
     """
     paragraphs = "".join(f"<p>{escape(note)}</p>" for note in notes)

@@ -119,9 +119,6 @@ def memory_events(cycle: CycleFindings, *, process_id: int = 0, base_ns: int = 0
     A counter has an event where its value changes, in allocator order. A clock that steps back, as two threads' can
     by some nanoseconds, stands still instead: viewers sort by time. The total is the allocator's own count, so its
     largest value is the peak.
-
-    Args:
-        process_id: Under which viewers show the counters.
     """
     lifetimes, allocations = cycle.lifetimes, cycle.recording.allocations
     times = np.maximum.accumulate(allocations.time_ns[lifetimes.events])

@@ -52,9 +52,6 @@ class Texts:
 def trace_columns(entries: object, *, device: int, stacks: StackTable, texts: Texts, remarks: Remarks) -> Columns:
     """The entries of one device, in their order.
 
-    Args:
-        device: Index of the device.
-
     Returns:
         `action`, `addr` (an `oom` entry's free bytes on the device, or `UNKNOWN_FREE`), `size`, `stream`, `time_us` (-1
         where the recording has none) and `stack`; and, only if an entry has one, `category`, `metadata`, `pool` and

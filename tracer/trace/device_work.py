@@ -131,9 +131,6 @@ def operators_of_calls(ops: Ops, thread: Ints, start_ns: Ints, end_ns: Ints) -> 
 
     Old traces have whole microseconds, so that an operator may begin where the call of the one before it ends: an
     operator is named only if it is the innermost one at both ends of the call.
-
-    Args:
-        end_ns: End of each call.
     """
     at_start, at_end = ops.running_at(thread, start_ns), ops.running_at(thread, end_ns)
     return np.where(at_start == at_end, at_start, -1)

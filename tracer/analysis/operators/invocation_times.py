@@ -63,11 +63,7 @@ def instance_times(
     *,
     device_ns: PerOp[Int] | None = None,
 ) -> InstanceTimes:
-    """Times of one cycle's invocations.
-
-    Args:
-        device_ns: See `run_times`.
-    """
+    """Times of one cycle's invocations."""
     ops, num = recording.ops, len(instances.op)
     span = ops.end_ns - ops.start_ns
     engine, nested_in = _engine(recording)
@@ -98,7 +94,6 @@ def sum_at(rows: Rows, values: Ints, length: int) -> Ints:
 
     Args:
         rows: Row of each value, 0 to `length` - 1.
-        values: As long as `rows`.
     """
     total = np.zeros(length, np.int64)
     np.add.at(total, rows, values)

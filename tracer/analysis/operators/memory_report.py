@@ -94,12 +94,7 @@ def memory_report(
     known: KnownStorages | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> MemoryReport:
-    """Put the report together.
-
-    Args:
-        instances: Invocations in forward of the cycle with the largest peak, where they are known already.
-        parameters: Parameters of its model; none where there is no model, then there are no weights.
-    """
+    """Put the report together."""
     worst = findings.worst
     instances = instances or op_instances(worst.recording, worst.attribution)
     saved = saved_activations(worst.recording, worst.attribution, instances, worst.lifetimes, worst.blocks.kind)
@@ -136,7 +131,6 @@ def activation_entries(
 
     Args:
         instances: Its invocations in forward. [R]
-        step: The step of `instances` to report.
     """
     recording, attribution = cycle.recording, cycle.attribution
     mine = saved.of_step(step)
@@ -206,9 +200,6 @@ def weights(
 
     A gradient that was observed has the size observed. Where none was, every parameter that wants one has one of its
     own size if a step accumulated as many gradients as there are such parameters; fewer cannot be told apart.
-
-    Args:
-        parameters: Parameters of the model, in its order.
     """
     listed = tuple(parameters)
     observed = _observed_gradients(known)

@@ -140,7 +140,6 @@ def run_times(
     The n-th call of an operator from one line of one module in a step is the n-th of it in every other step.
 
     Args:
-        instances: Per cycle, its invocations in forward, where they are known already.
         device_ns: Per cycle, [O] the time that the kernels launched in each operator took on the device, those of
             operators in it included; None where it was not measured. By default from the recordings' kernels.
     """

@@ -77,7 +77,6 @@ def allocator_count(
     """Count what was allocated after each event of one device.
 
     Args:
-        device: Index in `Recording.devices`.
         events: [D] The device's events in allocator order.
         unrecorded: Unrecorded storages of the same device; what was made unseen is known by its operators only.
 

@@ -67,7 +67,6 @@ def join_history(snapshot: Snapshot, device: str, lifetimes: BlockLifetimes) -> 
 
     Args:
         snapshot: With the history of at least the end of the recording.
-        device: As `str(torch.device)` writes it.
 
     Returns:
         None if the snapshot has nothing of the device.
@@ -126,7 +125,6 @@ def pairs_from_end(address: Ints, other: Ints) -> tuple[Rows, Rows]:
 
     Args:
         address: The first list, oldest first.
-        other: The second list, oldest first.
 
     Returns:
         Positions in the first one, and as many in the second one.

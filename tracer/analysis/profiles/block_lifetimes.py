@@ -66,7 +66,6 @@ def follow_blocks(recording: Recording, known: KnownStorages | None, device: int
 
     Args:
         known: Observations. What was observed last before the first event was there before it.
-        device: Index in `Recording.devices`.
     """
     allocations = recording.allocations
     events = allocator_order(recording, device)

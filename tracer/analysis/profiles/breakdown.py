@@ -73,11 +73,7 @@ class Breakdown:
 def cycle_breakdown(
     recording: Recording, categories: Categories, timeline: MemoryTimeline, lifetimes: BlockLifetimes
 ) -> CycleBreakdown:
-    """Find both peaks of one cycle.
-
-    Args:
-        timeline: Timeline of the same recording, on the device of `lifetimes`.
-    """
+    """Find both peaks of one cycle."""
     sizes = _without_the_dead(recording, categories, timeline, lifetimes)
     tagged = int(np.argmax(sizes[:, : len(TAGGED)].sum(axis=1)))
     position = int(np.argmax(lifetimes.allocator_bytes))
@@ -115,7 +111,6 @@ def breakdown(device: str, cycles: Sequence[CycleBreakdown], *, num_left_out: in
 
     Args:
         cycles: The whole cycles, in order.
-        num_left_out: Cycles that were cut short, and are not among them.
 
     Raises:
         ValueError: There are none.

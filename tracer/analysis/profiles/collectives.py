@@ -44,7 +44,6 @@ def carried_modules(
 
     Args:
         chosen: [A] which allocations are such buffers.
-        module_names: Dotted names of live modules by `id()`.
     """
     spans, times_ns = recording.spans, recording.allocations.time_ns
     names = [modules_of_collective(recording.strings[name]) for name in spans.name.tolist()]

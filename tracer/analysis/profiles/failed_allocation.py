@@ -47,8 +47,6 @@ def failed_allocation(
     """Explain the last allocation that a device had no memory for.
 
     Args:
-        snapshot: The history, which says of each block what the recording knows.
-        findings: Findings of the run; None if nothing was recorded.
         device_type: Type of the devices in the history, such as `cuda`.
 
     Returns:

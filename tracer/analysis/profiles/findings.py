@@ -115,7 +115,6 @@ def find_in_cycle(
     """Ask all questions of one cycle.
 
     Args:
-        module_names: Dotted names of live modules by `id()`.
         device: Name; by default `default_device`.
         graphs: What torch.compile made of it; the recording has frames for the lines of their nodes.
 
@@ -244,12 +243,6 @@ def with_allocator_history(
     findings: Findings, snapshot: Snapshot, num_later: int = 0, *, known: KnownStorages | None = None
 ) -> Findings:
     """The same findings, with the peak of one cycle by the allocator's own books.
-
-    Args:
-        findings: Findings of a run.
-        snapshot: Dumped when a cycle ended.
-        num_later: How many cycles follow that one.
-        known: Live tensors observed during the run.
 
     Raises:
         SnapshotError: The snapshot contradicts itself.

@@ -49,14 +49,7 @@ class Labels:
 def labels_of(
     recording: Recording, attribution: Attribution, blocks: ClassifiedBlocks, *, known: KnownStorages | None = None
 ) -> Labels:
-    """Labels from what is known of every block.
-
-    Args:
-        recording: One cycle.
-        attribution: Attribution of the same recording.
-        blocks: One row per block.
-        known: The objects that the blocks' names are of.
-    """
+    """Labels from what is known of every block."""
     category, labels, lines = [], [], []
     files: dict[str, str] = {}  # texts of their own: pickle writes what is the same object once
     columns = (blocks.kind, blocks.phase, blocks.module, blocks.op, blocks.name, blocks.frame)
@@ -100,10 +93,7 @@ def label_snapshot(
 
     Args:
         snapshot: What `torch.cuda.memory._snapshot()` returned; it is not changed.
-        lifetimes: The device's blocks.
-        labels: Labels of those blocks.
         entry_of: [B] Entry that made each of them, or -1; see `allocator_join`.
-        device_index: Which of the snapshot's traces is the device's.
 
     Returns:
         A copy that shares what did not change.

@@ -32,9 +32,7 @@ def line_before(known: KnownStorages | None, name: int, kind: int) -> SourceLine
     """The user's line that made a block from before the recording, where somebody has seen it.
 
     Args:
-        known: Live tensors observed during the run.
         name: Row of `known.names`, or -1.
-        kind: The block's `Kind`.
     """
     if known is None or name < 0 or kind not in _HAVE_OWN_LINE:
         return None
@@ -66,9 +64,6 @@ def group_rows(
     history: JoinedHistory | None = None,
 ) -> tuple[tuple[PeakRow, ...], PerBlock[Int]]:
     """Put equal blocks together: same kind, evidence, phase, owner, name, shape and dtype. Largest first.
-
-    Args:
-        known: Observations of live tensors; None where nobody looked.
 
     Returns:
         The rows, and [B] the row of each block.

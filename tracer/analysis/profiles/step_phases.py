@@ -46,11 +46,7 @@ class StepPhase:
 
 
 def step_phases(recording: Recording, attribution: Attribution, lifetimes: BlockLifetimes) -> tuple[StepPhase, ...]:
-    """Lay out the phases of every step: in each, that which ends first comes first.
-
-    Args:
-        lifetimes: Lifetimes of one device's blocks in it; its allocator's bytes give the peak of each phase.
-    """
+    """Lay out the phases of every step: in each, that which ends first comes first."""
     event_step = attribution.allocation_step[lifetimes.events]
     event_phase = attribution.allocation_phase[lifetimes.events]
     stretches = _stretches(recording, attribution)

@@ -86,7 +86,6 @@ def find_survivors(
     was cut short, the one before neither: its last step let go of nothing yet.
 
     Args:
-        blocks: What each of them is, one row per row of `lifetimes`.
         is_complete: Whether all that was alive before the recording is among `lifetimes`.
     """
     ends = _last_events(attribution, lifetimes)[: len(attribution.step_names) - (not is_whole)]

@@ -72,7 +72,6 @@ class Categories:
 
         Args:
             keys: Rows of `Recording.keys`.
-            versions: Versions of the same storages, from 0 on.
         """
         out = np.full(len(keys), int(Category.UNTAGGED), np.int64)
         tensors = keys >= 0

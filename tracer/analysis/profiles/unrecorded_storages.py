@@ -57,7 +57,6 @@ def unrecorded_storages(
     """Find what operators used, or frees ended, or observations show, and no recorded allocation made.
 
     Args:
-        device: Index in `Recording.devices`.
         events: [D] The device's events in allocator order.
     """
     end = len(events)
@@ -164,8 +163,6 @@ def keys_not_made(recording: Recording, known: KnownStorages | None, device: int
     """Rows of `Recording.keys` on a device that no recorded allocation made, but for those in idle memory.
 
     Args:
-        known: Observations of live tensors; None where nobody looked.
-        device: Index into `recording.devices`.
         events: The device's rows of `recording.allocations`, in allocator order [D].
     """
     allocations, keys = recording.allocations, recording.keys
@@ -205,11 +202,6 @@ def unseen_keys(recording: Recording, known: KnownStorages | None, device: int, 
 
     Another thread made them, or a library outside torch, such as numpy. One whose free the CPU's allocator reports was
     made in an earlier cycle: it reports no other.
-
-    Args:
-        known: Observations of live tensors; None where nobody looked.
-        device: Index into `recording.devices`.
-        events: The device's rows of `recording.allocations`, in allocator order [D].
     """
     none = np.empty(0, np.int64)
     if last_walk_ns(recording, known, events) is None:
@@ -308,7 +300,6 @@ def reused_at(
     """[U] position of the first allocation that overlaps each storage from before; one past the last if none.
 
     Args:
-        events: The device's rows of `recording.allocations`, in allocator order [D].
         address: [U] Where each storage begins.
         size_bytes: [U] Bytes of the same storages.
     """

@@ -48,7 +48,6 @@ def explain_allocator(
     """Replay every device of a snapshot through the model.
 
     Args:
-        search_settings: Also try those that are worth it, and keep what helps.
         gpu_memory: Bytes of a GPU to ask about.
 
     Raises:

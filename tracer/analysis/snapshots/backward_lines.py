@@ -105,11 +105,7 @@ class _Operations:
     starts: list[int] = field(default_factory=list)
 
     def append(self, place: int, rows: Sequence[int]) -> None:
-        """Add a run of operations.
-
-        Args:
-            place: The run's position in forward.
-        """
+        """Add a run of operations."""
         self.places.append(place)
         self.starts.append(len(self.rows))
         self.rows += rows

@@ -191,11 +191,7 @@ _NOT_THE_PROGRAMS = (
 
 
 class DevicePhases:
-    """Steps and backward passes of one device, and what every entry's stack proves.
-
-    Args:
-        facts: Facts of every stack [stacks].
-    """
+    """Steps and backward passes of one device, and what every entry's stack proves."""
 
     def __init__(self, snapshot: Snapshot, state: DeviceState, facts: Ints) -> None:
         self._facts = facts

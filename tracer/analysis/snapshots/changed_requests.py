@@ -69,11 +69,7 @@ def freeing_at_once(modelled: Modelled) -> Changed:
 
 
 def without_blocks(modelled: Modelled, rows: Ints) -> Changed:
-    """Some blocks are never asked for; what frees them then has nothing to free.
-
-    Args:
-        rows: Blocks, as rows of its lives.
-    """
+    """Some blocks are never asked for; what frees them then has nothing to free."""
     program = modelled.program
     lives = program.history.lives
     dropped = np.zeros(len(lives), dtype=np.bool_)
@@ -95,12 +91,7 @@ def without_blocks(modelled: Modelled, rows: Ints) -> Changed:
 
 
 def with_smaller_blocks(modelled: Modelled, rows: Ints, divisor: int) -> Changed:
-    """Some blocks are a fraction of their size, rounded up.
-
-    Args:
-        rows: Blocks, as rows of its lives.
-        divisor: By which their requested bytes are divided.
-    """
+    """Some blocks are a fraction of their size, rounded up."""
     program = modelled.program
     size = program.history.lives.requested_bytes.copy()
     size[rows] = -(-size[rows] // divisor)
@@ -109,11 +100,7 @@ def with_smaller_blocks(modelled: Modelled, rows: Ints, divisor: int) -> Changed
 
 
 def with_earlier_frees(modelled: Modelled, rows: Ints, entry: Ints) -> Changed:
-    """Some blocks are freed right before an entry each; what frees them later finds nothing to free.
-
-    Args:
-        rows: Blocks, as rows of its lives.
-    """
+    """Some blocks are freed right before an entry each; what frees them later finds nothing to free."""
     return _with_operations(modelled, Op.FREE, rows, entry)
 
 

@@ -49,9 +49,6 @@ class Group:
 def group_rows(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> tuple[Group, ...]:
     """Gather rows by kind, line, and whether they were there before the recording; largest first.
 
-    Args:
-        rows: Rows to gather.
-
     Returns:
         Groups whose bytes and counts sum to those of the rows.
     """
@@ -64,11 +61,7 @@ def group_rows(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> 
 
 
 def group_lives(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> tuple[tuple[Group, ...], Ints]:
-    """The same in no order and without callers, and the number of the group of each row.
-
-    Args:
-        rows: Rows to gather.
-    """
+    """The same in no order and without callers, and the number of the group of each row."""
     members, keys, group_of_row = _gathered(lives, rows, kinds=kinds, sites=sites)
     return tuple(_group(key, mine, sites) for key, mine in zip(keys, members, strict=True)), group_of_row
 

@@ -110,9 +110,6 @@ class JobFinding:
 def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> RankPeak:
     """Sum up one rank's recording: its worst device.
 
-    Args:
-        device: Index of the only device to look at; None means all.
-
     Raises:
         SnapshotError: The recording has no such device, or contradicts itself.
     """

@@ -58,10 +58,6 @@ class KindFinder:
     """Decides the kinds of one device's blocks. Built once, asked for any rows of its `Lives`.
 
     Args:
-        snapshot: All of it.
-        state: The device's part.
-        lives: Lives of the same device.
-        sites: Sites of the same snapshot.
         held: Kinds by address of what the program held when the history began.
         held_now: What it held when the snapshot was taken.
     """
@@ -212,13 +208,6 @@ def kind_finders(
     """A finder for each device; what a stack allocates on one of them counts on all.
 
     `held_now` is by the device's index.
-
-    Args:
-        snapshot: The whole snapshot.
-        devices: Each device and its blocks.
-        sites: Sites of the same snapshot.
-        held: Kinds by address of what the program held when the history began.
-        held_now: By index of the device, what the program held when the snapshot was taken.
     """
     now = held_now or {}
     finders = tuple(

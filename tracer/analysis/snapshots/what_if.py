@@ -109,7 +109,6 @@ def what_if(
     """Replay a history under other settings, each time from a clean allocator.
 
     Args:
-        search: Also try those that are `WORTH_TRYING` and that the recording's torch knows, and keep what helps.
         gpu_memory: Bytes that the allocator can have; None asks only for what is needed.
 
     Raises:

@@ -79,7 +79,6 @@ def explain_steps(columns: StepColumns, *, limit_bytes: int | None, has_allocato
     """Say what a run's counters show.
 
     Args:
-        columns: One row a step, or for several.
         limit_bytes: What this process can have on the device, or of the host where there is no device.
         has_allocator: Whether what is in use is an allocator's count, and not resident memory.
     """

@@ -97,11 +97,7 @@ class JobTimes:
 
 
 def compare_ranks(ranks: Sequence[RankTimes], problems: Sequence[tuple[str, str]] = ()) -> JobTimes:
-    """Put the ranks of a job beside each other.
-
-    Args:
-        problems: Files that could not be read, and why.
-    """
+    """Put the ranks of a job beside each other."""
     ordered = sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.file))
     waited, waited_for, num_last = np.zeros((3, len(ordered)), np.int64)
     members: dict[tuple[str, str], list[int]] = defaultdict(list)

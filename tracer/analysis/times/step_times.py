@@ -110,8 +110,6 @@ def host_waits(work: DeviceWork, first_ns: int, last_ns: int) -> HostWaits:
 
     Args:
         work: Work of one device, in order of its starts.
-        first_ns: Begin of the range to look at.
-        last_ns: End of it.
     """
     start, end = _idle(work, first_ns, last_ns)
     following = np.searchsorted(work.start_ns, end, side="left")

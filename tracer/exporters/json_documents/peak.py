@@ -44,14 +44,7 @@ def peak_document(
     graph_pools: Sequence[GraphPool] = (),
     failed: FailedAllocation | None = None,
 ) -> dict[str, Any]:
-    """The document for the cycle with the largest peak; docs/files.md describes its keys.
-
-    Args:
-        peaks: One report per cycle, at least one.
-        recordings: Recordings of the same cycles; without them rows have no stacks.
-        against_eager: From the same run without compilation to this one.
-        values_read: Values that the program read from a device that computes nothing.
-    """
+    """The document for the cycle with the largest peak; docs/files.md describes its keys."""
     from tracer.analysis.profiles.peak import worst_of  # reading peak.json back does not wait for torch
 
     cycle = worst_of(peaks)
@@ -99,11 +92,7 @@ def _failure(failed: FailedAllocation, peak: PeakReport) -> dict[str, Any]:
 
 
 def eager_document(diff: PeakDiff) -> dict[str, Any]:
-    """What compiling changes.
-
-    Args:
-        diff: From the run without compilation to the compiled one.
-    """
+    """What compiling changes."""
     changes = []
     for change in diff.changes["line"]:
         category, module, op, where = change.name

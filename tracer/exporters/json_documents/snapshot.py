@@ -29,15 +29,7 @@ def snapshot_json(
     more: Mapping[int, Mapping[str, Any]] | None = None,
     command: str | None = None,
 ) -> str:
-    """The findings as a JSON text; every device's groups sum to its `peak_requested_bytes`.
-
-    Args:
-        finding: What `explain_replayed` returned.
-        file: The snapshot's name, as the person gave it.
-        allocator: What `explain_allocator` returned for the same devices.
-        more: Other values of a device, by its index.
-        command: The command that made the document.
-    """
+    """The findings as a JSON text; every device's groups sum to its `peak_requested_bytes`."""
     modelled = {
         allocator_finding.device: {"allocator": allocator_values(allocator_finding)} for allocator_finding in allocator
     }

@@ -82,11 +82,7 @@ def _in_us(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def trace_job_json(job: JobTimes, *, command: str | None = None) -> str:
-    """Several ranks beside each other as a JSON text.
-
-    Args:
-        job: What `compare_ranks` returned.
-    """
+    """Several ranks beside each other as a JSON text."""
     slowest = job.slowest
     values = {
         **json_header("trace job", VERSION, torch=None, command=command),

@@ -89,9 +89,6 @@ def _places(blocks: PageBlocks, rows: Rows) -> Packed | None:
 def space_json(space: PageSpace, kept_rows: Rows) -> dict[str, Any]:
     """The reserved ranges that are seen at the kept rows of the timeline.
 
-    Args:
-        kept_rows: Rows of the timeline that the page keeps, ascending.
-
     Returns:
         `ranges` with the columns first position, how many positions, address, bytes, home, expandable or not; before
         the position `known_from` they are not known.

@@ -41,11 +41,7 @@ def page_json(data: Mapping[str, Any]) -> str:
 
 
 def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
-    """Everything that the page shows of one device, as JSON values; times count from the origin.
-
-    Args:
-        num_pages: How many share the room that there is.
-    """
+    """Everything that the page shows of one device, as JSON values; times count from the origin."""
     origin = _origin(page)
     timeline, blocks, rows = _long_columns(page, origin, num_pages)
     data = {

@@ -95,7 +95,6 @@ def write_prepared(
     Args:
         pages: What `page_data` returned, at least one.
         shown: Position of the one that is shown first.
-        names: See `write_pages`.
 
     Raises:
         OutputError: The file cannot be written.

@@ -31,7 +31,6 @@ def relative_paths(data: Any, names: Names = lambda path: None) -> Any:
     """JSON values of a page with every path in them as a page names it.
 
     Args:
-        data: What `page_data` returned.
         names: Names of files of the project, where more is known of it than that it lies below the working directory.
     """
     read = cache(partial(readable_text, names=names))

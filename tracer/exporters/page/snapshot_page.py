@@ -59,7 +59,6 @@ def write_snapshot_page(
     """Write the page of a snapshot's devices, with the worst one in front.
 
     Args:
-        finding: What `explain_replayed` returned for it.
         timelines: Timelines that are there already, by position of the device.
         first: What to try first, by index of the device.
 
@@ -90,7 +89,6 @@ def snapshot_page(
     """The content for one device.
 
     Args:
-        finding: What `explain_replayed` returned for it.
         shown: Position of the device in both.
         first: What to try first on that device; None where nothing can be replayed.
     """

@@ -14,11 +14,7 @@ from tracer.exporters.page.model import PageSpace
 def page_space(
     ranges: AddressRanges, made_at: Ints, freed_at: Ints, text: Callable[[int], str], *, known_from: int = 0
 ) -> PageSpace:
-    """Reserved ranges by stream and pool.
-
-    Args:
-        made_at: See `PageSpace`, as `freed_at` and `known_from`.
-    """
+    """Reserved ranges by stream and pool."""
     columns = np.stack([ranges.stream, ranges.pool, ~ranges.is_small | ranges.is_expandable], axis=1)
     homes, home = np.unique(columns, axis=0, return_inverse=True)
     return PageSpace(

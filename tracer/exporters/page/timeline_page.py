@@ -79,9 +79,6 @@ def timeline_page(
 
     Args:
         caveat: What has to be said before anything else; empty for a run like any other.
-        notes: Sentences on what could not be measured.
-        against_eager: From the same run without compilation to this one.
-        device_times: Where the time of the device went, where a trace has told.
     """
     cycle = findings.worst
     recording, lifetimes, peak = cycle.recording, cycle.lifetimes, cycle.peak

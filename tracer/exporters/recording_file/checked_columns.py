@@ -49,8 +49,6 @@ class Columns:
         """A column of integers, all of them from `low` to `high`.
 
         Args:
-            low: The smallest value allowed.
-            high: The largest value allowed.
             length: How many rows there have to be; None for any.
 
         Raises:
@@ -63,10 +61,6 @@ class Columns:
 
     def bytes_column(self, name: str, *, low: int = 0, length: int | None = None) -> Ints:
         """A column of sizes, which can be summed in 64 bits.
-
-        Args:
-            low: The smallest value allowed.
-            length: How many rows there have to be; None for any.
 
         Raises:
             RecordingError: There is no such column, or it is not so.

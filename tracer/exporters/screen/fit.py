@@ -52,11 +52,7 @@ def _what(trial: FitTrial) -> str:
 
 
 def print_search(report: FitReport, trials: Sequence[FitTrial], commands: Sequence[str], console: Console) -> None:
-    """Print a table of trials, and commands to paste below it.
-
-    Args:
-        trials: In the order in which they are shown; those that made no difference are left out.
-    """
+    """Print a table of trials, and commands to paste below it."""
     is_job = any(trial.ranks for trial in trials)
     shown = table("peak", "reserved", "left")
     shown.add_column("with")

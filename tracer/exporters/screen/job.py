@@ -20,13 +20,7 @@ _MOST_NAMED = 3
 
 
 def print_job(finding: JobFinding, console: Console, *, top: int = 10) -> None:
-    """Print what was found out about a job.
-
-    Args:
-        finding: What `explain_job` returned.
-        console: Where to print; file names are never read as markup.
-        top: Rows of the table of differences.
-    """
+    """Print what was found out about a job."""
     for line in (*alarm_sentences(finding), *answer_sentences(finding)):
         say(console, line)
     if finding.worst is not None:

@@ -67,12 +67,7 @@ def _of_modules(found: Counter[str]) -> str:
 
 
 def wide_sentence(rows: Iterable[PeakRow], peak_bytes: int) -> str | None:
-    """The line with most bytes of float32 that a step makes where it makes 16 bits too, as of logits that were cast.
-
-    Args:
-        rows: The rows of a peak.
-        peak_bytes: The peak; a line of less than a tenth of it is not named.
-    """
+    """The line with most bytes of float32 that a step makes where it makes 16 bits too, as of logits that were cast."""
     made = [row for row in rows if row.category in _MADE_IN_STEPS]
     narrow = Counter[str]()
     wide: dict[tuple[str, int | None], list[PeakRow]] = {}

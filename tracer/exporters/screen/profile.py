@@ -64,8 +64,6 @@ def print_peak(
     """Headline, and the peak by category, module and line, then what else there is to say. Readable in 80 columns.
 
     Args:
-        num_steps: How many steps the run had, if that is known.
-        top: Rows of each table but the first; what the others hold together is said.
         categories: Whether to print the first table.
     """
     peak = findings.worst.peak
@@ -94,7 +92,6 @@ def print_rows(peak: Explained, console: Console, top: int, *, categories: bool 
     """Print the peak by category, module and line.
 
     Args:
-        top: Rows of each table but the first; 0 for the first alone.
         categories: Whether to print the first.
     """
     if categories:
@@ -105,11 +102,7 @@ def print_rows(peak: Explained, console: Console, top: int, *, categories: bool 
 
 
 def short_screen(findings: Findings, num_steps: int | None = None) -> tuple[str, ...]:
-    """The answer in a few lines: the headline, the largest lines of source, what grows.
-
-    Args:
-        num_steps: How many steps it had, if that is known.
-    """
+    """The answer in a few lines: the headline, the largest lines of source, what grows."""
     peak = findings.worst.peak
     lines = _line_totals(peak.rows)
     width = max((len(name) for name, _ in lines), default=0)
@@ -224,11 +217,7 @@ def _known_otherwise(size_bytes: int, known_bytes: int) -> str:
 
 
 def headline(findings: Findings, num_steps: int | None = None) -> str:
-    """The answer in one sentence.
-
-    Args:
-        num_steps: How many steps it had, if that is known.
-    """
+    """The answer in one sentence."""
     peak, graph_bytes = findings.worst.peak, findings.graph_bytes
     largest, size_bytes = next(iter(peak.by_category().items()))
     step = f"of {step_words(peak.step, num_steps)}" if peak.step else ""

@@ -26,11 +26,7 @@ _MAX_NAME = 60
 
 
 def print_trace(report: TraceReport, console: Console, *, top: int) -> None:
-    """Print all of it.
-
-    Args:
-        top: Rows of each table.
-    """
+    """Print all of it."""
     say(console, report.file, style="bold")
     for note in (*report.notes, *report.missing):
         say(console, f"Note: {note}", style="yellow")
@@ -41,11 +37,7 @@ def print_trace(report: TraceReport, console: Console, *, top: int) -> None:
 
 
 def print_times(times: TraceTimes, console: Console, *, top: int) -> None:
-    """Print the cause, the steps, who launched what, and the kernels.
-
-    Args:
-        top: Rows of each table.
-    """
+    """Print the cause, the steps, who launched what, and the kernels."""
     say_wrapped(console, f"Time on GPU {times.device}: {cause(times, file_name=short_path)}", style="bold")
     if times.other_devices:
         others = ", ".join(map(str, times.other_devices))
@@ -141,11 +133,7 @@ _MAX_ROWS = 64
 
 
 def print_trace_job(job: JobTimes, console: Console) -> None:
-    """Print who is slowest, and a row for each rank.
-
-    Args:
-        job: What `compare_ranks` returned.
-    """
+    """Print who is slowest, and a row for each rank."""
     say_wrapped(console, slowest_sentence(job), style="bold")
     for file, problem in job.problems:
         say(console, f"Not read, {file}: {problem}", style="yellow")

@@ -133,7 +133,6 @@ def write_memory_report(report: MemoryReport, path: Path, *, relative: RelativeN
     """Write the memory report.
 
     Args:
-        path: The file to make or replace.
         relative: A file's path from the root of the user's project, or None for a file that is not of the project,
             whose frames are left out.
 
@@ -170,7 +169,6 @@ def insert_entries(
     """Fill the tables that the originals' readers know.
 
     Args:
-        connection: With `TABLES` made.
         frames: Frames of the weights, then of the activations: ordering, path and line of each frame.
     """
     insert(connection, "entry_types", ((WEIGHT, "Weight"), (ACTIVATION, "Activation")))

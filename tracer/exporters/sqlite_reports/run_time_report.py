@@ -124,7 +124,6 @@ def write_run_time_report(
     """Write the run-time report.
 
     Args:
-        path: The file to make or replace.
         relative: A file's path from the root of the user's project, or None for a file that is not of the project,
             whose frames are left out.
 

@@ -21,9 +21,7 @@ def write_database(path: Path, fill: Callable[[sqlite3.Connection], None], *, us
     """Write a database file whole or not at all.
 
     Args:
-        path: The file to make or replace.
         fill: Makes the tables and puts in the rows; everything that it does is one transaction.
-        user_version: SQLite's number for the layout of the file.
 
     Raises:
         OutputError: It cannot be written.
