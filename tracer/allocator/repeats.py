@@ -18,17 +18,14 @@ _FACTOR = np.uint64(6364136223846793005)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeats:
-    """Stretches of a program in which each operation is the one a period before, about the life that is as old.
-
-    Attributes:
-        stretches: First position and the one behind the last, ascending and disjoint, each of two periods at least.
-        made: Position of the request of each life; -1 for what was there before, and what is never asked for [lives].
-        gone: Position of the last operation about each life; behind the program's end for what is never freed [lives].
-    """
+    """Stretches of a program in which each operation is the one a period before, about the life that is as old."""
 
     period: int
+    # First position and the one behind the last, ascending and disjoint, each of two periods at least.
     stretches: tuple[tuple[int, int], ...]
+    # Position of the request of each life; -1 for what was there before, and what is never asked for [lives].
     made: Ints
+    # Position of the last operation about each life; behind the program's end for what is never freed [lives].
     gone: Ints
 
 

@@ -18,26 +18,20 @@ _MAX_MB = (1 << 44) - 1  # what torch clamps sizes to, so that they fit 64 bits
 
 @dataclass(frozen=True, slots=True)
 class AllocatorSettings:
-    """What decides how the allocator cuts and keeps memory. Sizes are bytes.
+    """What decides how the allocator cuts and keeps memory. Sizes are bytes."""
 
-    Attributes:
-        expandable_segments: Segments grow in place, page by page.
-        max_split_size: Blocks of this size and above are not split; None for no limit.
-        max_non_split_rounding_size: How much larger than a request an unsplit block may be that serves it.
-        large_segment_size: Segment for requests between 1 and 10 MiB; page of large expandable segments.
-        garbage_collection_threshold: Share of the memory limit above which old cached segments are released; 0 for
-            never. It acts only where a memory fraction is set.
-        roundup_power2_divisions: Into how many steps each power of two from 1 MiB on is divided; 0 and 1 for 512 bytes.
-        per_process_memory_fraction: Share of the device that the process may reserve.
-    """
-
-    expandable_segments: bool = False
-    max_split_size: int | None = None
+    expandable_segments: bool = False  # Segments grow in place, page by page
+    max_split_size: int | None = None  # Blocks of this size and above are not split; None for no limit
+    # How much larger than a request an unsplit block may be that serves it.
     max_non_split_rounding_size: int = LARGE_SEGMENT_BYTES
+    # Segment for requests between 1 and 10 MiB; page of large expandable segments.
     large_segment_size: int = LARGE_SEGMENT_BYTES
+    # Share of the memory limit above which old cached segments are released; 0 for never. It acts only where a memory
+    # fraction is set.
     garbage_collection_threshold: float = 0.0
+    # Into how many steps each power of two from 1 MiB on is divided; 0 and 1 for 512 bytes.
     roundup_power2_divisions: tuple[int, ...] = NO_DIVISIONS
-    per_process_memory_fraction: float = 1.0
+    per_process_memory_fraction: float = 1.0  # Share of the device that the process may reserve
 
 
 def parse_settings(text: str) -> AllocatorSettings:

@@ -22,37 +22,26 @@ _Home = tuple[PoolId, int, bool]  # pool, stream, is small
 
 @dataclass(slots=True)
 class Span:
-    """A segment, or a mapped part of an expandable one, that was there at the start.
-
-    Attributes:
-        is_small: Which half of the pool; None until it is known.
-        base: Where the expandable segment begins that it is part of; None for a plain segment.
-        lives: Number, address and size of the blocks in it, by address.
-    """
+    """A segment, or a mapped part of an expandable one, that was there at the start."""
 
     address: int
     size: int
     stream: int
     pool: PoolId
-    is_small: bool | None
-    base: int | None = None
+    is_small: bool | None  # Which half of the pool; None until it is known
+    base: int | None = None  # Where the expandable segment begins that it is part of; None for a plain segment
+    # Number, address and size of the blocks in it, by address.
     lives: list[tuple[int, int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StartState:
-    """What was there before the first entry.
-
-    Attributes:
-        reserved_bytes: The sum of the spans.
-        num_unclear_sizes: Blocks whose size nothing tells; they count with their rounded request.
-        num_contradictions: Entries that do not fit the end state.
-    """
+    """What was there before the first entry."""
 
     spans: tuple[Span, ...]
-    reserved_bytes: int
-    num_unclear_sizes: int
-    num_contradictions: int
+    reserved_bytes: int  # The sum of the spans
+    num_unclear_sizes: int  # Blocks whose size nothing tells; they count with their rounded request
+    num_contradictions: int  # Entries that do not fit the end state
 
 
 def find_start(state: DeviceState, history: History, settings: AllocatorSettings) -> StartState:

@@ -20,26 +20,16 @@ class KeptBlocks:
     """What is known of a recording's blocks at its kept rows.
 
     Positions are indices into the kept rows; a block is in use at those with `first <= position < last`.
-
-    Attributes:
-        block: Blocks that stay one by one, by their first position.
-        first: The first kept row at which each is in use.
-        last: The first kept row at which it no longer is; the number of kept rows if it is in use at the last one.
-        smaller_than_bytes: Blocks below this size are grouped; 0 if none is.
-        change_group: Group of each change, by position.
-        change_at: Position at which the change is first seen.
-        change_bytes: By how much the group's small blocks grew.
-        change_count: By how many they became more.
     """
 
-    block: Rows
-    first: Ints
-    last: Ints
-    smaller_than_bytes: int
-    change_group: Ints
-    change_at: Ints
-    change_bytes: Ints
-    change_count: Ints
+    block: Rows  # Blocks that stay one by one, by their first position
+    first: Ints  # The first kept row at which each is in use
+    last: Ints  # The first kept row at which it no longer is; the number of kept rows if it is in use at the last one
+    smaller_than_bytes: int  # Blocks below this size are grouped; 0 if none is
+    change_group: Ints  # Group of each change, by position
+    change_at: Ints  # Position at which the change is first seen
+    change_bytes: Ints  # By how much the group's small blocks grew
+    change_count: Ints  # By how many they became more
 
 
 def keep_blocks(

@@ -26,16 +26,11 @@ class HasLength(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A row of a table of rules, decided for B blocks at a time.
-
-    Attributes:
-        kind: What it is, or the name of a column of kinds [B].
-        when: Conditions, all of which have to hold; without any, the rule holds for every block.
-    """
+    """A row of a table of rules, decided for B blocks at a time."""
 
     evidence: Evidence
-    kind: Kind | str
-    when: tuple[str, ...] = ()
+    kind: Kind | str  # What it is, or the name of a column of kinds [B]
+    when: tuple[str, ...] = ()  # Conditions, all of which have to hold; without any, the rule holds for every block
 
     def holds(self, facts: HasLength) -> PerBlock[Bool]:
         """[B] for which blocks."""

@@ -30,23 +30,14 @@ NOT_SAID: Final = "not in the trace"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceReport:
-    """A trace, explained.
+    """A trace, explained."""
 
-    Attributes:
-        file: Its name, as the person gave it.
-        results: What it says of memory, as the results of a run; None where it has no allocations.
-        times: Where the time of the device went; None where nothing ran on one.
-        rank: The rank that wrote it, in a job; None where the trace does not say.
-        notes: What was odd in the file, in sentences.
-        missing: What the file does not have, in sentences.
-    """
-
-    file: str
-    results: RunResults | None
-    times: TraceTimes | None
-    rank: int | None
-    notes: tuple[str, ...]
-    missing: tuple[str, ...]
+    file: str  # Its name, as the person gave it
+    results: RunResults | None  # What it says of memory, as the results of a run; None where it has no allocations
+    times: TraceTimes | None  # Where the time of the device went; None where nothing ran on one
+    rank: int | None  # The rank that wrote it, in a job; None where the trace does not say
+    notes: tuple[str, ...]  # What was odd in the file, in sentences
+    missing: tuple[str, ...]  # What the file does not have, in sentences
 
 
 def explain_trace(path: Path, *, device: str | None = None, command: str = "") -> TraceReport:

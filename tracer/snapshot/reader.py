@@ -35,24 +35,16 @@ OUT_OF_MEMORY_STATUS = 77
 
 @dataclass(slots=True)
 class RawSnapshot:
-    """The columns by name, and what is not a column.
+    """The columns by name, and what is not a column."""
 
-    Attributes:
-        columns: `trace.<device>.<key>`, `segment.<key>`, `block.<key>`, `annotation.<key>` and those of `StackTable`.
-        texts: Names of annotations, categories, metadata and pools.
-        devices: Index of every device that has a trace, even an empty one.
-        settings: What the snapshot says of the allocator's settings.
-        has_host_memory: Pinned host memory was recorded too.
-        remarks: What was odd and could be done without, in sentences.
-    """
-
+    # `trace.<device>.<key>`, `segment.<key>`, `block.<key>`, `annotation.<key>` and those of `StackTable`.
     columns: dict[str, array[int]]
     strings: list[str]
-    texts: list[str]
-    devices: list[int]
-    settings: dict[str, Any] = field(default_factory=dict)
-    has_host_memory: bool = False
-    remarks: list[str] = field(default_factory=list)
+    texts: list[str]  # Names of annotations, categories, metadata and pools
+    devices: list[int]  # Index of every device that has a trace, even an empty one
+    settings: dict[str, Any] = field(default_factory=dict)  # What the snapshot says of the allocator's settings
+    has_host_memory: bool = False  # Pinned host memory was recorded too
+    remarks: list[str] = field(default_factory=list)  # What was odd and could be done without, in sentences
 
 
 def read_raw(path: Path) -> RawSnapshot:

@@ -29,22 +29,14 @@ _MAX_BASE_NS = 1 << 62
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceFile:
-    """A trace that was read.
+    """A trace that was read."""
 
-    Attributes:
-        recording: What it has of operators, calls and memory, as a run's recording has it.
-        process_id: Number of the process that has most operators.
-        header: The values beside the events.
-        remarks: What was odd in the file and how it was read, in sentences.
-        missing: What the file does not have, each with the option that brings it, in sentences.
-    """
-
-    recording: Recording
+    recording: Recording  # What it has of operators, calls and memory, as a run's recording has it
     work: DeviceWork
-    process_id: int
-    header: Mapping[str, Any]
-    remarks: tuple[str, ...]
-    missing: tuple[str, ...]
+    process_id: int  # Number of the process that has most operators
+    header: Mapping[str, Any]  # The values beside the events
+    remarks: tuple[str, ...]  # What was odd in the file and how it was read, in sentences
+    missing: tuple[str, ...]  # What the file does not have, each with the option that brings it, in sentences
 
     @property
     def has_memory(self) -> bool:

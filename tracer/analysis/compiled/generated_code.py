@@ -51,20 +51,13 @@ class _Statement:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A generated function.
+    """A generated function."""
 
-    Attributes:
-        first_line: Line of its `def`.
-        statements: Statements in order, those inside of `with` blocks too.
-        returned: The name behind each thing that it returns, in order; "" for a constant.
-        parameters: Names that it takes its arguments apart into.
-    """
-
-    first_line: int
+    first_line: int  # Line of its `def`
     last_line: int
-    statements: tuple[_Statement, ...]
-    returned: tuple[str, ...]
-    parameters: tuple[str, ...]
+    statements: tuple[_Statement, ...]  # Statements in order, those inside of `with` blocks too
+    returned: tuple[str, ...]  # The name behind each thing that it returns, in order; "" for a constant
+    parameters: tuple[str, ...]  # Names that it takes its arguments apart into
 
     def made_at(self, line: int) -> str | None:
         """The name of what is made at a line: what it assigns, or what its kernel writes last."""

@@ -37,23 +37,14 @@ class HowSaved(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedActivations:
-    """Saved storages, each once in a step. Columns [T].
+    """Saved storages, each once in a step. Columns [T]."""
 
-    Attributes:
-        block: Row in `BlockLifetimes`.
-        row: Row in `OpInstances`: the first invocation that saved it.
-        step: Index of the step.
-        size_bytes: As the allocator handed it out.
-        is_input: It is the batch.
-        evidence: `HowSaved`.
-    """
-
-    block: PerSavedTensor[Int]
-    row: PerSavedTensor[Int]
-    step: PerSavedTensor[Int]
-    size_bytes: PerSavedTensor[Int]
-    is_input: PerSavedTensor[Bool]
-    evidence: PerSavedTensor[Int]
+    block: PerSavedTensor[Int]  # Row in `BlockLifetimes`
+    row: PerSavedTensor[Int]  # Row in `OpInstances`: the first invocation that saved it
+    step: PerSavedTensor[Int]  # Index of the step
+    size_bytes: PerSavedTensor[Int]  # As the allocator handed it out
+    is_input: PerSavedTensor[Bool]  # It is the batch
+    evidence: PerSavedTensor[Int]  # `HowSaved`
 
     def of_step(self, step: int) -> SavedActivations:
         """The activations that one step saved."""

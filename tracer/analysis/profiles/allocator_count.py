@@ -23,22 +23,15 @@ from tracer.capture.recording import Recording
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllocatorCount:
-    """After each of a device's events, columns [D]; the parts sum to the total.
+    """After each of a device's events, columns [D]; the parts sum to the total."""
 
-    Attributes:
-        counter_bytes: By torch's allocator: its running total; the CPU's, of what it gave out since the recording
-            began.
-        mapped_bytes: Bytes of files and shared memory that torch mapped since then; the CPU only.
-        before_bytes: Bytes of storages that were there before the recording, until they must be gone; the CPU only.
-        unseen_bytes: Bytes of storages that were made where the profiler does not record; the CPU only.
-        is_walked: Whether all that Python could reach was looked at right before the recording.
-    """
-
+    # By torch's allocator: its running total; the CPU's, of what it gave out since the recording began.
     counter_bytes: PerEvent[Int]
-    mapped_bytes: PerEvent[Int]
+    mapped_bytes: PerEvent[Int]  # Bytes of files and shared memory that torch mapped since then; the CPU only
+    # Bytes of storages that were there before the recording, until they must be gone; the CPU only.
     before_bytes: PerEvent[Int]
-    unseen_bytes: PerEvent[Int]
-    is_walked: bool
+    unseen_bytes: PerEvent[Int]  # Bytes of storages that were made where the profiler does not record; the CPU only
+    is_walked: bool  # Whether all that Python could reach was looked at right before the recording
 
     @property
     def total_bytes(self) -> PerEvent[Int]:

@@ -20,16 +20,12 @@ from tracer.snapshot.columns import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class FailedAllocation:
-    """An allocation that a device had no memory for.
-
-    Attributes:
-        first: What to try first, replayed on the recorded requests; None where they cannot be replayed.
-        in_use: All blocks of that moment, as of a peak; None where it was not recorded.
-    """
+    """An allocation that a device had no memory for."""
 
     event: OutOfMemory
+    # What to try first, replayed on the recorded requests; None where they cannot be replayed.
     first: FirstChanges | None
-    in_use: PeakReport | None
+    in_use: PeakReport | None  # All blocks of that moment, as of a peak; None where it was not recorded
 
     def is_at(self, peak: PeakReport) -> bool:
         """Whether a peak was at that moment, so that its rows are what was in use then."""

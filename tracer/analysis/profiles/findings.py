@@ -57,24 +57,16 @@ class CycleFindings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Findings:
-    """What a run's cycles say about one device.
+    """What a run's cycles say about one device."""
 
-    Attributes:
-        device: Name as `str(torch.device)` writes it.
-        cycles: One or more, in order.
-        breakdown: Means over the cycles in `averaged`.
-        growth: What stays from step to step, or None.
-        other_devices: The most that the allocator of each other accelerator had handed out, by name, largest first.
-        graph_pools: What CUDA graphs work in, the largest first.
-    """
-
-    device: str
-    cycles: tuple[CycleFindings, ...]
-    breakdown: Breakdown
-    growth: Growth | None = None
+    device: str  # Name as `str(torch.device)` writes it
+    cycles: tuple[CycleFindings, ...]  # One or more, in order
+    breakdown: Breakdown  # Means over the cycles in `averaged`
+    growth: Growth | None = None  # What stays from step to step, or None
+    # The most that the allocator of each other accelerator had handed out, by name, largest first.
     other_devices: Mapping[str, int] = field(default_factory=dict)
     compiled: CompiledCode = NOTHING_COMPILED
-    graph_pools: tuple[GraphPool, ...] = ()
+    graph_pools: tuple[GraphPool, ...] = ()  # What CUDA graphs work in, the largest first
 
     @property
     def worst(self) -> CycleFindings:

@@ -26,15 +26,11 @@ class GrowingPlace:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Blocks that outlive the step after their own, more in every step or in every cycle.
+    """Blocks that outlive the step after their own, more in every step or in every cycle."""
 
-    Attributes:
-        bytes_per_step: By which they become more: the mean over judged steps, which are all but each cycle's last.
-        places: Which sites' blocks these are, largest first. What was let go of in exchange is taken off sites that
-            made blocks of the same size.
-    """
-
-    bytes_per_step: int
+    bytes_per_step: int  # By which they become more: the mean over judged steps, which are all but each cycle's last
+    # Which sites' blocks these are, largest first. What was let go of in exchange is taken off sites that made blocks
+    # of the same size.
     places: tuple[GrowingPlace, ...]
 
 

@@ -26,18 +26,14 @@ Frame = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Texts that a viewer shows of each block, columns [B] as in `BlockLifetimes`.
+    """Texts that a viewer shows of each block, columns [B] as in `BlockLifetimes`."""
 
-    Attributes:
-        category: A word by which the viewer colours.
-        frame: On top of the stack. The viewer shows its text; its file, which is none, names the kind to whoever reads
-            the snapshot.
-        line: The user's line that a block belongs to, where its own stack tells of another or none: of what backward
-            made that of forward, of what was there before the recording that which made it. None for other blocks.
-    """
-
-    category: Sequence[str]
+    category: Sequence[str]  # A word by which the viewer colours
+    # On top of the stack. The viewer shows its text; its file, which is none, names the kind to whoever reads the
+    # snapshot.
     frame: Sequence[Frame]
+    # The user's line that a block belongs to, where its own stack tells of another or none: of what backward made that
+    # of forward, of what was there before the recording that which made it. None for other blocks.
     line: Sequence[Frame | None]
 
     def stack(self, block: int, frames: Sequence[Frame]) -> list[Frame]:

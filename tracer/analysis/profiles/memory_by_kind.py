@@ -12,15 +12,11 @@ from tracer.arrays import Int, PerEvent, in_use
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KindLevel:
-    """Bytes of one kind over a recording.
-
-    Attributes:
-        values_bytes: [D] Bytes alive after each of `BlockLifetimes.events`.
-    """
+    """Bytes of one kind over a recording."""
 
     kind: Kind
     before_bytes: int
-    values_bytes: PerEvent[Int]
+    values_bytes: PerEvent[Int]  # [D] Bytes alive after each of `BlockLifetimes.events`
 
 
 def memory_by_kind(lifetimes: BlockLifetimes, blocks: ClassifiedBlocks) -> tuple[KindLevel, ...]:

@@ -53,18 +53,12 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Categories:
-    """The category of every version of every tensor storage in a recording.
+    """The category of every version of every tensor storage in a recording."""
 
-    Attributes:
-        flow: Versions of storages, which the timeline follows.
-        of_slot: [V] Category of each slot.
-        known_slots: [V] Slots that the data flow or a rule by id has named; torch lists only these.
-        depends_on_parameter: [K] Whether a gradient or parameter went into it, or into a storage of the same id.
-    """
-
-    flow: Flow
-    of_slot: PerSlot[Int]
-    known_slots: PerSlot[Bool]
+    flow: Flow  # Versions of storages, which the timeline follows
+    of_slot: PerSlot[Int]  # [V] Category of each slot
+    known_slots: PerSlot[Bool]  # [V] Slots that the data flow or a rule by id has named; torch lists only these
+    # [K] Whether a gradient or parameter went into it, or into a storage of the same id.
     depends_on_parameter: PerKey[Bool]
 
     def of(self, keys: Ints, versions: Ints) -> Ints:

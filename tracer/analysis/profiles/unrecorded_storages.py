@@ -31,24 +31,17 @@ MAX_ROUNDING_BYTES = 512
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnrecordedStorages:
-    """Storages without a recorded allocation, as columns [U].
+    """Storages without a recorded allocation, as columns [U]."""
 
-    Attributes:
-        address: [U]
-        size_bytes: [U] As the allocator rounds it, where it is known to round.
-        key: [U] Row in `Recording.keys`, or -1.
-        made_at: [U] -1 for what was there before. Of what was made unseen, the first event of the step that used it.
-        freed_at: [U] Position of the recorded free, or of the event by which it must have been gone; one past the last
-            where it lives on.
-        died_unseen: [U] There before, and freed without a record of it.
-    """
-
-    address: PerUnrecorded[Int]
-    size_bytes: PerUnrecorded[Int]
-    key: PerUnrecorded[Int]
+    address: PerUnrecorded[Int]  # [U]
+    size_bytes: PerUnrecorded[Int]  # [U] As the allocator rounds it, where it is known to round
+    key: PerUnrecorded[Int]  # [U] Row in `Recording.keys`, or -1
+    # [U] -1 for what was there before. Of what was made unseen, the first event of the step that used it.
     made_at: PerUnrecorded[Int]
+    # [U] Position of the recorded free, or of the event by which it must have been gone; one past the last where it
+    # lives on.
     freed_at: PerUnrecorded[Int]
-    died_unseen: PerUnrecorded[Bool]
+    died_unseen: PerUnrecorded[Bool]  # [U] There before, and freed without a record of it
 
 
 def unrecorded_storages(

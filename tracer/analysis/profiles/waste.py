@@ -49,29 +49,22 @@ class WasteKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Memory at the peak that is kept for one cause.
-
-    Attributes:
-        line: The user's line where the model or function was called, or gradients were let go of; None where what is
-            kept is from before the recording.
-        addresses: Addresses of such blocks that are alive at the end of the last cycle, the oldest first.
-        sizes_bytes: Bytes of these.
-        path: How it is held, as `losses[...] -> graph of the tensor`; empty where nobody looked, or nothing holds it.
-        variable: Where that path begins.
-        held_at: The line that puts it there; None where that is not known.
-        is_batch: Whether it is inputs alone, and no result.
-    """
+    """Memory at the peak that is kept for one cause."""
 
     kind: WasteKind
     bytes: int
     count: int
+    # The user's line where the model or function was called, or gradients were let go of; None where what is kept is
+    # from before the recording.
     line: SourceLine | None
+    # Addresses of such blocks that are alive at the end of the last cycle, the oldest first.
     addresses: tuple[int, ...] = ()
-    sizes_bytes: tuple[int, ...] = ()
+    sizes_bytes: tuple[int, ...] = ()  # Bytes of these
+    # How it is held, as `losses[...] -> graph of the tensor`; empty where nobody looked, or nothing holds it.
     path: str = ""
-    variable: str = ""
-    held_at: SourceLine | None = None
-    is_batch: bool = False
+    variable: str = ""  # Where that path begins
+    held_at: SourceLine | None = None  # The line that puts it there; None where that is not known
+    is_batch: bool = False  # Whether it is inputs alone, and no result
 
     @property
     def place(self) -> SourceLine | None:
@@ -81,14 +74,10 @@ class Waste:
 
 @dataclass(frozen=True, slots=True)
 class WasteRule:
-    """A row of the table: of which blocks it says what keeps them.
-
-    Attributes:
-        when: Names of columns of `IdleBlocks`, as conditions of `tracer.analysis.rules`.
-    """
+    """A row of the table: of which blocks it says what keeps them."""
 
     kind: WasteKind
-    when: tuple[str, ...]
+    when: tuple[str, ...]  # Names of columns of `IdleBlocks`, as conditions of `tracer.analysis.rules`
 
 
 RULES: tuple[WasteRule, ...] = (

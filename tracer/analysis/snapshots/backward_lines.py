@@ -94,13 +94,9 @@ class _Run:
 
 @dataclass(slots=True)
 class _Operations:
-    """The operations of one name in forward.
+    """The operations of one name in forward."""
 
-    Attributes:
-        rows: The first block of each, in their order.
-    """
-
-    rows: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)  # The first block of each, in their order
     places: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
 
@@ -124,17 +120,11 @@ class _Operations:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """What came of one backward pass.
+    """What came of one backward pass."""
 
-    Attributes:
-        forward: For a block of backward a block of its operation of forward.
-        contradicted: Runs that were found and whose number or sizes cannot be those of the operations.
-        found: Runs that were found.
-    """
-
-    forward: dict[int, int]
-    contradicted: int = 0
-    found: int = 0
+    forward: dict[int, int]  # For a block of backward a block of its operation of forward
+    contradicted: int = 0  # Runs that were found and whose number or sizes cannot be those of the operations
+    found: int = 0  # Runs that were found
 
 
 class BackwardLines:

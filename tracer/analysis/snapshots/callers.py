@@ -10,15 +10,10 @@ from tracer.analysis.snapshots.sites import Site, Sites
 
 @dataclass(frozen=True, slots=True)
 class CallerShare:
-    """The blocks of a group that have one caller.
+    """The blocks of a group that have one caller."""
 
-    Attributes:
-        site: The caller's line; of blocks that have none, where others have one, None.
-        bytes: What they were asked for, together.
-    """
-
-    site: Site | None
-    bytes: int
+    site: Site | None  # The caller's line; of blocks that have none, where others have one, None
+    bytes: int  # What they were asked for, together
     count: int
 
 

@@ -36,16 +36,13 @@ def diff_snapshots(before: Snapshot, after: Snapshot) -> tuple[PeakDiff, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PeakSide:
-    """A device's peak, as one of the two sides that are compared.
+    """A device's peak, as one of the two sides that are compared."""
 
-    Attributes:
-        by_key: Bytes and number of its blocks, by kind and stack without lines.
-        own_peaks: The most that each kind and stack had in use at once, also those that the peak has nothing of; a
-            kind as a whole has no stack. Empty where that was not asked for.
-    """
-
+    # Bytes and number of its blocks, by kind and stack without lines.
     by_key: Mapping[Key, tuple[int, int]] = field(default_factory=dict)
     phase: str = ""
+    # The most that each kind and stack had in use at once, also those that the peak has nothing of; a kind as a whole
+    # has no stack. Empty where that was not asked for.
     own_peaks: Mapping[Key, int] = field(default_factory=dict)
 
     @property

@@ -17,25 +17,18 @@ from tracer.snapshot.replay import BEFORE, Lives
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Blocks of one kind that one line allocated.
+    """Blocks of one kind that one line allocated."""
 
-    Attributes:
-        bytes: What they were asked for, together.
-        evidence: Why they are of that kind; of the most bytes, where several rules agree.
-        site: The line to blame; of backward that of its operation of forward, where it is certain, and says so.
-        stack: The stack of the most bytes, innermost frame first, without unwinder, allocator and interpreter.
-        is_before_recording: They were there before the first entry.
-        callers: The same blocks by the first frame above the line that tells their stacks apart; empty where none does,
-            and where that was not asked for.
-    """
-
-    bytes: int
+    bytes: int  # What they were asked for, together
     count: int
     kind: Kind
-    evidence: str
-    site: Site
+    evidence: str  # Why they are of that kind; of the most bytes, where several rules agree
+    site: Site  # The line to blame; of backward that of its operation of forward, where it is certain, and says so
+    # The stack of the most bytes, innermost frame first, without unwinder, allocator and interpreter.
     stack: tuple[str, ...]
-    is_before_recording: bool
+    is_before_recording: bool  # They were there before the first entry
+    # The same blocks by the first frame above the line that tells their stacks apart; empty where none does, and where
+    # that was not asked for.
     callers: tuple[CallerShare, ...] = ()
 
     @property

@@ -32,17 +32,11 @@ _UNSAID: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class HeldNow:
-    """What a process holds at the moment of its snapshot, by the address of the memory.
+    """What a process holds at the moment of its snapshot, by the address of the memory."""
 
-    Attributes:
-        named: Kinds of what modules, optimizers and batches hold.
-        kept_by_graphs: What autograd keeps for a backward.
-        reached: All else that Python reaches as a tensor: held, where no rule knows better.
-    """
-
-    named: Mapping[int, Kind] = field(default_factory=dict)
-    kept_by_graphs: Collection[int] = frozenset()
-    reached: Collection[int] = frozenset()
+    named: Mapping[int, Kind] = field(default_factory=dict)  # Kinds of what modules, optimizers and batches hold
+    kept_by_graphs: Collection[int] = frozenset()  # What autograd keeps for a backward
+    reached: Collection[int] = frozenset()  # All else that Python reaches as a tensor: held, where no rule knows better
 
     def proved(self, address: int) -> tuple[Kind, Evidence] | None:
         """Return the proved kind of the memory at an address, and its evidence; None if nothing proves it."""

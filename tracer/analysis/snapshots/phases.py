@@ -16,15 +16,10 @@ FAR: Final = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretches:
-    """Stretches of one kind, as ranges of entries [stretches].
+    """Stretches of one kind, as ranges of entries [stretches]."""
 
-    Attributes:
-        start: First entry of each, ascending.
-        end: The entry from which on it is over; beyond the trace if the recording ends in it.
-    """
-
-    start: Ints
-    end: Ints
+    start: Ints  # First entry of each, ascending
+    end: Ints  # The entry from which on it is over; beyond the trace if the recording ends in it
 
     def containing(self, entry: Ints) -> Ints:
         """The stretch that each entry lies in, or -1."""

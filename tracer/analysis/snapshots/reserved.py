@@ -39,53 +39,34 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class ReservedRow:
-    """Reserved bytes of one pool and stream for one reason.
+    """Reserved bytes of one pool and stream for one reason."""
 
-    Attributes:
-        pool: `large` or `small`, and the number of a private pool.
-        stream: The stream; 0 is the default one.
-        count: Blocks or free pieces.
-    """
-
-    pool: str
-    stream: int
+    pool: str  # `large` or `small`, and the number of a private pool
+    stream: int  # The stream; 0 is the default one
     reason: Reason
     bytes: int
-    count: int
+    count: int  # Blocks or free pieces
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Lines whose blocks keep free memory in segments that could be given back without them.
+    """Lines whose blocks keep free memory in segments that could be given back without them."""
 
-    Attributes:
-        sites: The lines; none where blocks of more than three lines share the segments.
-        free_bytes: What would be free for others if their blocks lay elsewhere.
-        held_bytes: What their blocks take there.
-        num_segments: Segments, and pages of expandable ones.
-    """
-
-    sites: tuple[Site, ...]
-    free_bytes: int
-    held_bytes: int
-    num_segments: int
+    sites: tuple[Site, ...]  # The lines; none where blocks of more than three lines share the segments
+    free_bytes: int  # What would be free for others if their blocks lay elsewhere
+    held_bytes: int  # What their blocks take there
+    num_segments: int  # Segments, and pages of expandable ones
     num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """All reserved memory at one moment.
+    """All reserved memory at one moment."""
 
-    Attributes:
-        entry: The entry after which; -1 for the start of the recording, None for when the snapshot was taken.
-        rows: By pool, stream and reason; they sum to the bytes.
-        holders: What keeps the free memory of `HELD` rows, and they sum to those; largest first.
-    """
-
-    entry: int | None
+    entry: int | None  # The entry after which; -1 for the start of the recording, None for when the snapshot was taken
     bytes: int
-    rows: tuple[ReservedRow, ...]
-    holders: tuple[Holder, ...]
+    rows: tuple[ReservedRow, ...]  # By pool, stream and reason; they sum to the bytes
+    holders: tuple[Holder, ...]  # What keeps the free memory of `HELD` rows, and they sum to those; largest first
 
 
 def reserved_at_peak(modelled: Modelled, sites: Sites) -> Reserved | None:

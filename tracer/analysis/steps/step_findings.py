@@ -20,16 +20,11 @@ LEAST_RESIDENT_BYTES: Final = 48 << 20
 
 @dataclass(frozen=True, slots=True)
 class GrowthOverSteps:
-    """What is in use at the ends of steps becomes more and more.
-
-    Attributes:
-        limit_bytes: What there is for this process; None where nobody says.
-        end_step: The step in which it ends if it goes on; None without a limit.
-    """
+    """What is in use at the ends of steps becomes more and more."""
 
     trend: Trend
-    limit_bytes: int | None
-    end_step: int | None
+    limit_bytes: int | None  # What there is for this process; None where nobody says
+    end_step: int | None  # The step in which it ends if it goes on; None without a limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,36 +38,25 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Fragmenting:
-    """What is reserved grows, and what is in use does not.
-
-    Attributes:
-        in_use_bytes: The most that was seen in use at the end.
-    """
+    """What is reserved grows, and what is in use does not."""
 
     trend: Trend
-    in_use_bytes: int
+    in_use_bytes: int  # The most that was seen in use at the end
 
 
 @dataclass(frozen=True, slots=True)
 class StepFindings:
-    """What a run's counters say; None is nothing to say.
-
-    Attributes:
-        growth: Growth of the bytes in use at ends of steps.
-        evaluation: Evaluation holds notably more than training does.
-        first_steps: The first step held notably more than later ones, or later ones more than it.
-        fragmenting: Reserved memory grows alone.
-        host_growth: Resident memory of the process grows, on a device whose own memory is counted apart.
-        num_retries: Requests for which the cache was emptied during the run.
-    """
+    """What a run's counters say; None is nothing to say."""
 
     num_steps: int
-    growth: GrowthOverSteps | None = None
-    evaluation: Comparison | None = None
+    growth: GrowthOverSteps | None = None  # Growth of the bytes in use at ends of steps
+    evaluation: Comparison | None = None  # Evaluation holds notably more than training does
+    # The first step held notably more than later ones, or later ones more than it.
     first_steps: Comparison | None = None
-    fragmenting: Fragmenting | None = None
+    fragmenting: Fragmenting | None = None  # Reserved memory grows alone
+    # Resident memory of the process grows, on a device whose own memory is counted apart.
     host_growth: Trend | None = None
-    num_retries: int = 0
+    num_retries: int = 0  # Requests for which the cache was emptied during the run
 
 
 def explain_steps(columns: StepColumns, *, limit_bytes: int | None, has_allocator: bool = True) -> StepFindings:

@@ -22,13 +22,9 @@ LEAST_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Growth that goes on.
+    """Growth that goes on."""
 
-    Attributes:
-        bytes_per_step: The median of the slopes between all pairs of points.
-    """
-
-    bytes_per_step: float
+    bytes_per_step: float  # The median of the slopes between all pairs of points
     first_step: int
     last_step: int
     last_bytes: int

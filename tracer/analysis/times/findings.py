@@ -21,24 +21,16 @@ from tracer.trace.device_work import DeviceWork
 
 @dataclass(frozen=True, slots=True)
 class TraceTimes:
-    """Time of one device, by step, launcher and kernel.
+    """Time of one device, by step, launcher and kernel."""
 
-    Attributes:
-        device: Index of the device.
-        steps: Times of each step, in order.
-        rows: Times by who launched the work, the longest first; they sum to `work_ns`.
-        kernels: Times by kernel name and who launched it, the longest first; they sum to `work_ns`.
-        collectives: Kernels of collectives, to be compared with other ranks'.
-    """
-
-    device: int
-    steps: tuple[StepTimes, ...]
-    rows: tuple[WorkRow, ...]
-    kernels: tuple[KernelRow, ...]
+    device: int  # Index of the device
+    steps: tuple[StepTimes, ...]  # Times of each step, in order
+    rows: tuple[WorkRow, ...]  # Times by who launched the work, the longest first; they sum to `work_ns`
+    kernels: tuple[KernelRow, ...]  # Times by kernel name and who launched it, the longest first; they sum to `work_ns`
     work_ns: int
     streams: tuple[StreamTimes, ...]
     other_devices: tuple[int, ...]
-    collectives: Collectives
+    collectives: Collectives  # Kernels of collectives, to be compared with other ranks'
     lanes: tuple[WorkLane, ...]
 
     @property

@@ -13,14 +13,10 @@ from tracer.trace.device_work import DeviceWork
 
 @dataclass(frozen=True, slots=True)
 class StreamTimes:
-    """Time of one stream's work, in nanoseconds; work that overlaps is added up.
-
-    Attributes:
-        name: `default`, or the only sort of work on it: `collectives`, `copies`; else empty.
-    """
+    """Time of one stream's work, in nanoseconds; work that overlaps is added up."""
 
     stream: int
-    name: str
+    name: str  # `default`, or the only sort of work on it: `collectives`, `copies`; else empty
     compute_ns: int
     communication_ns: int
     copies_ns: int
@@ -67,24 +63,15 @@ MOST_LANES: Final = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkLane:
-    """Work of one stream, as S spans in ascending order.
-
-    Attributes:
-        start_ns: [S] Start on the recording's clock.
-        end_ns: [S] End on the same clock.
-        sort: [S] Index in `SORTS`.
-        name: [S] Index in `names`, of the longest kernel in the span.
-        count: [S] How many kernels, copies and fills it stands for.
-        busy_ns: [S] Time that these take together.
-    """
+    """Work of one stream, as S spans in ascending order."""
 
     stream: int
-    start_ns: Ints
-    end_ns: Ints
-    sort: Ints
-    name: Ints
-    count: Ints
-    busy_ns: Ints
+    start_ns: Ints  # [S] Start on the recording's clock
+    end_ns: Ints  # [S] End on the same clock
+    sort: Ints  # [S] Index in `SORTS`
+    name: Ints  # [S] Index in `names`, of the longest kernel in the span
+    count: Ints  # [S] How many kernels, copies and fills it stands for
+    busy_ns: Ints  # [S] Time that these take together
     names: tuple[str, ...]
 
 

@@ -51,16 +51,11 @@ KEY_LISTS = ("gradient_keys", "parameter_keys", "optimizer_state_keys")
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """A column of rows of another table.
-
-    Attributes:
-        can_lack: Whether -1 stands for none.
-        is_before: Whether the row is one before the column's own, as that of what encloses it.
-    """
+    """A column of rows of another table."""
 
     table: str
-    can_lack: bool = True
-    is_before: bool = False
+    can_lack: bool = True  # Whether -1 stands for none
+    is_before: bool = False  # Whether the row is one before the column's own, as that of what encloses it
 
 
 INDEXES: dict[str, Index] = {
