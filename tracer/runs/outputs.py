@@ -28,10 +28,9 @@ from tracer.exporters.memory_snapshot import (
     write_memory_snapshot,
 )
 from tracer.exporters.page.html import write_pages
-from tracer.exporters.page.model import SlowModule
+from tracer.exporters.page.model import SlowModule, without_times
 from tracer.exporters.page.snapshot_page import write_snapshot_page
 from tracer.exporters.page.timeline_page import slow_modules, timeline_page
-from tracer.exporters.page.untimed import without_times
 from tracer.exporters.recording_file.kept_run_file import save_kept_run
 from tracer.exporters.screen.values import values_lines
 from tracer.exporters.sqlite_reports.memory_report import write_memory_report

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
-from tracer.analysis.snapshots.callers import CallerShare, callers_of
 from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites
 from tracer.arrays import Ints
@@ -132,3 +131,39 @@ def _group(key: tuple[Kind, Site, bool], parts: list[_Part], sites: Sites) -> Gr
         stack=sites.readable(largest.stack),
         is_before_recording=is_before,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CallerShare:
+    """The blocks of a group that have one caller."""
+
+    site: Site | None  # The caller's line; of blocks that have none, where others have one, None
+    bytes: int  # What they were asked for, together
+    count: int
+
+
+def callers_of(stacks: Sequence[tuple[int, int, int]], sites: Sites) -> tuple[CallerShare, ...]:
+    """Divide blocks of one line by the first frame above it in which their stacks differ; largest first.
+
+    Returns:
+        Shares that sum to the blocks; none where nothing differs.
+    """
+    if len(stacks) < 2:
+        return ()
+    of_stack = [sites.callers(stack) for stack, _, _ in stacks]
+    depth = _first_difference(of_stack)
+    if depth is None:
+        return ()
+    sums: dict[Site | None, tuple[int, int]] = {}
+    for callers, (_, size, count) in zip(of_stack, stacks, strict=True):
+        site = callers[depth] if depth < len(callers) else None
+        total, number = sums.get(site, (0, 0))
+        sums[site] = total + size, number + count
+    shares = (CallerShare(site, size, count) for site, (size, count) in sums.items())
+    return tuple(sorted(shares, key=lambda share: (-share.bytes, str(share.site))))
+
+
+def _first_difference(of_stack: Sequence[tuple[Site, ...]]) -> int | None:
+    shortest, longest = min(map(len, of_stack)), max(map(len, of_stack))
+    differing = (depth for depth in range(shortest) if len({callers[depth] for callers in of_stack}) > 1)
+    return next(differing, shortest if shortest < longest else None)

@@ -18,7 +18,7 @@ from tracer.units import MIB, NS_PER_US
 
 if TYPE_CHECKING:
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
-    from tracer.analysis.profiles.graph_pool import GraphPool
+    from tracer.analysis.profiles.findings import GraphPool
     from tracer.analysis.profiles.peak import PeakReport
     from tracer.capture.recording import Recording
     from tracer.capture.run_origin import RunOrigin
@@ -146,7 +146,7 @@ def graph_pool_from(document: Document) -> GraphPool:
     Raises:
         TracerError: It is none, or its rows do not sum to its peak.
     """
-    from tracer.analysis.profiles.graph_pool import GraphPool
+    from tracer.analysis.profiles.findings import GraphPool
 
     pool = document.record(GraphPool)
     _check_sum(document, pool.rows, pool.peak_bytes)

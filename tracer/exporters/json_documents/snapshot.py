@@ -9,9 +9,8 @@ from typing import Any
 
 from tracer.allocator.reproduce import Reproduction
 from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
-from tracer.analysis.snapshots.callers import CallerShare
 from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
-from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.groups import CallerShare, Group
 from tracer.analysis.snapshots.moments import Between, Held, LastBefore, Moments
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.reserved import Reserved

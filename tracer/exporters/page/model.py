@@ -1,14 +1,14 @@
 """What the page shows, as plain findings: the same shape for profiler recordings and allocator snapshots.
 
 Bytes and nanoseconds throughout. Everything but title and device may be left empty: the page then says that it is not
-known, or leaves the section out.
+known, or leaves the section out. Where times mean nothing, everything stands at its position in the order of events.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -301,3 +301,31 @@ class Page:
                 raise ValueError(f"{series.name}: {len(self.times)} times, but {len(series.values_bytes)} values")
         if self.counted_bytes is not None and len(self.counted_bytes) != len(self.times):
             raise ValueError(f"{len(self.times)} times, but {len(self.counted_bytes)} counts")
+
+
+def without_times(page: Page) -> Page:
+    """The same page on an axis of events, without durations."""
+    drawn = np.maximum.accumulate(page.times) if len(page.times) else page.times
+
+    def positions(times: Ints) -> Ints:
+        """The row of each time, the first of those that tie."""
+        return np.searchsorted(drawn, times).astype(np.int64)
+
+    def position(time: int) -> int:
+        return int(np.searchsorted(drawn, time))
+
+    peak = page.peak
+    return replace(
+        page,
+        axis="entry",
+        times=np.arange(len(page.times), dtype=np.int64),
+        lines=tuple(replace(line, times=positions(line.times)) for line in page.lines),
+        marks=tuple(
+            replace(mark, time=mark.row if mark.row is not None else position(mark.time)) for mark in page.marks
+        ),
+        bands=tuple(replace(band, start=position(band.start), end=position(band.end)) for band in page.bands),
+        peak=None if peak is None else replace(peak, time=peak.row),
+        timings=(),
+        clock="",
+        slow_modules=(),
+    )

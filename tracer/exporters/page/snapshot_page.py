@@ -17,7 +17,7 @@ from tracer.analysis.snapshots.groups import Group, group_lives
 from tracer.analysis.snapshots.peak import Peak
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site
 from tracer.analysis.snapshots.timeline import START, DeviceTimeline, device_timeline
-from tracer.exporters.page.group_tables import groups_table
+from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.model import (
     Band,
@@ -33,8 +33,7 @@ from tracer.exporters.page.model import (
     Series,
     Table,
 )
-from tracer.exporters.page.out_of_memory import first_changes_sections, oom_section, oom_sentences
-from tracer.exporters.page.space import page_space
+from tracer.exporters.page.out_of_memory import first_changes_sections, groups_table, oom_section, oom_sentences
 from tracer.units import format_bytes
 
 _BANDS: Final[Mapping[str, BandKind]] = {

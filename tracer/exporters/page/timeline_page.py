@@ -27,6 +27,7 @@ from tracer.arrays import Int, PerBlock
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX
+from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.model import (
     Band,
     BandKind,
@@ -48,7 +49,6 @@ from tracer.exporters.page.model import (
 )
 from tracer.exporters.page.out_of_memory import oom_section, oom_sentences
 from tracer.exporters.page.snapshot_page import reserved_table
-from tracer.exporters.page.space import page_space
 from tracer.exporters.page.times import time_lanes, time_section, time_sentence
 from tracer.exporters.page.words import headline
 from tracer.exporters.python_stacks import PythonStacks
