@@ -16,11 +16,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#&@])")
 
 
 def write_markdown(name: str, diff: PeakDiff, sentences: Sequence[str], path: Path) -> None:
-    """Write the difference of two peaks as Markdown.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+    """Write the difference of two peaks as Markdown."""
     write_atomically(path, "\n".join(_lines(name, diff, sentences)) + "\n")
 
 

@@ -38,9 +38,5 @@ def advice_values(report: AdviceReport, *, computed: bool) -> dict[str, Any]:
 
 
 def write_advice_json(report: AdviceReport, path: Path, *, computed: bool = True) -> None:
-    """Write advice.json; arguments as of `advice_values`.
-
-    Raises:
-        OutputError: It cannot be written.
-    """
+    """Write advice.json; arguments as of `advice_values`."""
     write_atomically(path, json.dumps(advice_values(report, computed=computed), indent=1) + "\n")

@@ -19,11 +19,7 @@ _FIRST = "Write it first, with --update, or --gpu-memory-update in pytest; or na
 
 
 def write_baseline(peaks: Mapping[str, SavedPeak], path: Path) -> None:
-    """Write it, in an order that versions of it can be compared line by line.
-
-    Raises:
-        OutputError: It cannot be written.
-    """
+    """Write it, in an order that versions of it can be compared line by line."""
     named = {name: saved_peak_document(peaks[name]) for name in sorted(peaks)}
     document = {"format": _FORMAT, "version": VERSION, "peaks": named}
     write_atomically(path, json.dumps(document, indent=1) + "\n")

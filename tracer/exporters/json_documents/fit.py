@@ -36,11 +36,7 @@ def fit_values(report: FitReport) -> dict[str, Any]:
 
 
 def write_fit_json(report: FitReport, path: Path) -> None:
-    """Write fit.json, the trials of a script's changes.
-
-    Raises:
-        OutputError: It cannot be written.
-    """
+    """Write fit.json, the trials of a script's changes."""
     write_atomically(path, json.dumps(fit_values(report), indent=1) + "\n")
 
 

@@ -20,11 +20,7 @@ VERSION = 1
 
 
 def write_watch_json(report: WatchReport, path: Path) -> None:
-    """Write watch.json.
-
-    Raises:
-        OutputError: watch.json cannot be written.
-    """
+    """Write watch.json."""
     write_atomically(path, json.dumps(watch_values(report), indent=1) + "\n")
 
 

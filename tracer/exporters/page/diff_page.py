@@ -21,11 +21,7 @@ _COLUMNS = {"line": ("category", "module", "operator", "line"), "stack": ("kind"
 
 
 def write_diff_page(diffs: Sequence[PeakDiff], path: Path, *, before: str, after: str) -> None:
-    """Write the page of two peaks, of all devices; it opens with the one that changed most.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+    """Write the page of two peaks, of all devices; it opens with the one that changed most."""
     shown = max(range(len(diffs)), key=lambda number: abs(diffs[number].bytes), default=0)
     write_pages(diff_pages(diffs, before=before, after=after), path, shown=shown)
 

@@ -73,9 +73,6 @@ def write_pages(
         shown: Position of the device that is shown first.
         names: What files of the project are called; by default as below the working directory.
         root: From where they are named; by default the working directory.
-
-    Raises:
-        OutputError: The file cannot be written.
     """
     data = [page_data(page, num_pages=len(pages)) for page in pages]
     write_prepared(data, path, shown=shown, names=names, root=root)
@@ -95,9 +92,6 @@ def write_prepared(
     Args:
         pages: What `page_data` returned, at least one.
         shown: Position of the one that is shown first.
-
-    Raises:
-        OutputError: The file cannot be written.
     """
     up, named = folders_up(path, root or working_folder()), relative_paths(pages, names)
     data = {"shown": shown, "selector": selector, "up": up, "pages": named}

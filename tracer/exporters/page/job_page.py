@@ -42,9 +42,6 @@ def write_job_page(
     Args:
         finding: What `explain_job` returned; at least one rank can be read.
         single: Pages of single ranks by `RankPeak.name`, in the order in which to offer them.
-
-    Raises:
-        OutputError: The file cannot be written.
     """
     page = replace(job_page(finding, single, run=run), caveat=caveat)
     write_prepared([page_data(page), *single.values()], path, selector="rank")

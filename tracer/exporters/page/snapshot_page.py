@@ -60,9 +60,6 @@ def write_snapshot_page(
     Args:
         timelines: Timelines that are there already, by position of the device.
         first: What to try first, by index of the device.
-
-    Raises:
-        OutputError: The file cannot be written.
     """
     known = timelines or {}
     pages = []

@@ -61,9 +61,6 @@ class Columns:
 
         Args:
             length: How many rows there have to be; None for any.
-
-        Raises:
-            RecordingError: There is no such column, or it is not so.
         """
         column = np.ascontiguousarray(self._take(name, "i", length), np.int64)
         if len(column) and not (low <= int(column.min()) and int(column.max()) <= high):
@@ -71,11 +68,7 @@ class Columns:
         return column
 
     def bytes_column(self, name: str, *, low: int = 0, length: int | None = None) -> Ints:
-        """A column of sizes, which can be summed in 64 bits.
-
-        Raises:
-            RecordingError: There is no such column, or it is not so.
-        """
+        """A column of sizes, which can be summed in 64 bits."""
         column = self.ints(name, low=low, high=MAX_BYTES, length=length)
         if float(np.abs(column).sum(dtype=np.float64)) > MAX_NUMBER:
             raise RecordingError(f"Column {name} has more bytes than there are.", hint=DAMAGED)
@@ -87,9 +80,6 @@ class Columns:
         Args:
             total: Rows of all pieces together.
             length: How many pieces there have to be; None for any.
-
-        Raises:
-            RecordingError: There is no such column, or it is not so.
         """
         column = self.ints(name, low=0, high=total, length=length)
         if (np.diff(column) < 0).any() or (int(column[-1]) if len(column) else 0) != total:
@@ -140,11 +130,7 @@ _ENCRYPTED = 1
 
 
 def write_columns(path: Path, columns: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write columns, whole or not at all; equal columns make equal files.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+    """Write columns, whole or not at all; equal columns make equal files."""
     with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, column in columns.items():
             # An entry of one's own has no date, and a column may be larger than 2 GiB.

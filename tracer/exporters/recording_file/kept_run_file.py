@@ -172,11 +172,7 @@ def load_kept_run(path: Path) -> KeptRun:
 
 
 def kept_run_from(columns: Columns) -> KeptRun:
-    """The run of which these are the columns.
-
-    Raises:
-        RecordingError: They are those of none.
-    """
+    """The run of which these are the columns."""
     document = Document(columns.blob("run"), RECORDING)
     document.check_format(FORMAT, VERSION, "a recording of this program")
     cycles = document.documents("cycles", at_most=MAX_CYCLES)

@@ -123,11 +123,7 @@ def object_columns(name: str, root: Any) -> dict[str, npt.NDArray[Any]]:
 
 
 def object_from(columns: Columns, name: str) -> Any:
-    """The object that was stored in these columns.
-
-    Raises:
-        RecordingError: They are those of none.
-    """
+    """The object that was stored in these columns."""
     codes = columns.ints(f"{name}.code", low=0, high=max(Code))
     values = columns.ints(f"{name}.value", low=-(1 << 63), high=(1 << 63) - 1, length=len(codes))
     items = columns.ints(f"{name}.items", low=0, high=len(codes) - 1).tolist()

@@ -120,9 +120,6 @@ def recording_from(columns: Columns, prefix: str, *, num_events: int) -> Recordi
 
     Args:
         prefix: Before the names of this recording's, as `recording_columns` was given it.
-
-    Raises:
-        RecordingError: They are those of none.
     """
     reader = _Reader(columns, prefix)
     tables: dict[str, Any] = {name: reader.table(name, kind) for name, kind in TABLES.items() if name != "kernels"}
@@ -240,11 +237,7 @@ def known_columns(known: KnownStorages) -> Arrays:
 
 
 def known_from(columns: Columns) -> KnownStorages:
-    """What was observed, of which these are the columns.
-
-    Raises:
-        RecordingError: They are those of nothing.
-    """
+    """What was observed, of which these are the columns."""
     names, devices = columns.texts("known.names"), columns.texts("known.devices")
     length, num_ends = columns.length("known.time_ns"), columns.length("known.ends_ns")
     return KnownStorages(

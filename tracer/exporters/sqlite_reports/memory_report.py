@@ -124,9 +124,6 @@ def write_memory_report(report: MemoryReport, path: Path, *, relative: RelativeN
     Args:
         relative: A file's path from the root of the user's project, or None for a file that is not of the project,
             whose frames are left out.
-
-    Raises:
-        OutputError: The file cannot be written.
     """
     rows = entry_rows(
         peak_bytes=report.peak_bytes,

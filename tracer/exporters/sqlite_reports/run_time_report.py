@@ -115,9 +115,6 @@ def write_run_time_report(
     Args:
         relative: A file's path from the root of the user's project, or None for a file that is not of the project,
             whose frames are left out.
-
-    Raises:
-        OutputError: The file cannot be written.
     """
     rows = list(enumerate(report.rows, start=1))
     device = {} if report.device is None else asdict(report.device)

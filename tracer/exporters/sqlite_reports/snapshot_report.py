@@ -82,11 +82,7 @@ EXTRA_TABLES = (
 
 
 def write_snapshot_report(report: SnapshotReport, path: Path) -> None:
-    """Write the report; a file that is there is replaced.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+    """Write the report; a file that is there is replaced."""
     entries = (*report.weights, *report.activations)
     levels, devices = report.levels, report.finding.devices
     counts = [(WEIGHT, number, weight.count) for number, weight in enumerate(report.weights, start=1)]
