@@ -20,8 +20,9 @@ from tracer.analysis.snapshots.oom import device_out_of_memory
 from tracer.capture.device.allocator_history import snapshot_without_times
 from tracer.errors import MissingPackageError, OutputError, TracerError
 from tracer.exporters.cuda_timing import write_cuda_timing
+from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.advice import write_advice_json
-from tracer.exporters.json_documents.peak import write_peak_json
+from tracer.exporters.json_documents.peak import peak_document
 from tracer.exporters.max_mem import write_max_mem
 from tracer.exporters.memory_snapshot import (
     snapshot_of_recording,
@@ -335,9 +336,8 @@ def _recording_size(results: RunResults, path: Path) -> str:
 
 def _write_peak_json(material: Material, path: Path) -> None:
     results, findings = material.results, material.findings
-    write_peak_json(
+    document = peak_document(
         findings.peaks,
-        path,
         recordings=[cycle.recording for cycle in findings.cycles],
         origin=results.origin,
         against_eager=results.against_eager,
@@ -345,6 +345,7 @@ def _write_peak_json(material: Material, path: Path) -> None:
         graph_pools=findings.graph_pools,
         failed=results.failed_allocation,
     )
+    write_json(path, document)
 
 
 _RECORDING = Output(files.RECORDING, _write_recording, _is_to_be_kept, _recording_size)

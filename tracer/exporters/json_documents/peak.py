@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,6 @@ from tracer.analysis.peak_diff import PeakDiff, SavedPeak
 from tracer.analysis.peak_row import PeakRow
 from tracer.errors import SnapshotError
 from tracer.exporters.document import Document, Source, read_document
-from tracer.exporters.files import write_atomically
 from tracer.exporters.json_documents.header import json_header
 from tracer.units import MIB, NS_PER_US
 
@@ -109,30 +107,6 @@ def eager_document(diff: PeakDiff) -> dict[str, Any]:
             }
         )
     return {"peak_bytes": diff.before.bytes, "phase": diff.before.phase, "changes": changes}
-
-
-def write_peak_json(
-    peaks: Sequence[PeakReport],
-    path: Path,
-    *,
-    recordings: Sequence[Recording] = (),
-    origin: RunOrigin | None = None,
-    against_eager: PeakDiff | None = None,
-    values_read: ValuesRead | None = None,
-    graph_pools: Sequence[GraphPool] = (),
-    failed: FailedAllocation | None = None,
-) -> None:
-    """Write peak.json; arguments as of `peak_document`."""
-    document = peak_document(
-        peaks,
-        recordings=recordings,
-        origin=origin,
-        against_eager=against_eager,
-        values_read=values_read,
-        graph_pools=graph_pools,
-        failed=failed,
-    )
-    write_atomically(path, json.dumps(document, indent=1) + "\n")
 
 
 def graph_pool_document(pool: GraphPool) -> dict[str, Any]:
