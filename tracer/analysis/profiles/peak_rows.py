@@ -14,7 +14,7 @@ from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.analysis.profiles.source_lines import line_of_frame
 from tracer.analysis.profiles.torch_categories import Category
-from tracer.arrays import Int, PerBlock, Rows, at
+from tracer.arrays import Int, PerBlock, Rows, at, largest_first
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.sources.source_line import SourceLine
@@ -62,32 +62,12 @@ def group_rows(
     blocks: ClassifiedBlocks,
     *,
     history: JoinedHistory | None = None,
+    by_step: bool = True,
 ) -> tuple[tuple[PeakRow, ...], PerBlock[Int]]:
     """Put equal blocks together: same kind, evidence, phase, owner, name, shape and dtype. Largest first.
 
     Returns:
         The rows, and [B] the row of each block.
-    """
-    rows, row_of = group_blocks(recording, attribution, known, blocks, history=history)
-    order = sorted(range(len(rows)), key=lambda row: -rows[row].bytes)
-    place = np.empty(len(rows), np.int64)
-    place[order] = np.arange(len(rows))
-    return tuple(rows[row] for row in order), place[row_of]
-
-
-def group_blocks(
-    recording: Recording,
-    attribution: Attribution,
-    known: KnownStorages | None,
-    blocks: ClassifiedBlocks,
-    *,
-    history: JoinedHistory | None = None,
-    by_step: bool = True,
-) -> tuple[tuple[PeakRow, ...], PerBlock[Int]]:
-    """Put equal blocks together, and say in which row each block is.
-
-    Returns:
-        The rows in the order of their first blocks, and [B] the row of each block.
     """
     columns = _columns_that_tell_apart(recording, attribution, blocks, by_step=by_step)
     code, first = _codes(columns, len(blocks.size_bytes))
@@ -110,7 +90,7 @@ def group_blocks(
         PeakRow(total, count, *key, requested_bytes if not unknown else None, shape, dtype)  # type: ignore[arg-type, call-arg]
         for (*key, shape, dtype), (total, count, requested_bytes, unknown) in zip(number, sums, strict=True)
     ]
-    return tuple(rows), row
+    return largest_first(rows, row)
 
 
 def _columns_that_tell_apart(

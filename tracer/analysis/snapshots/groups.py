@@ -10,7 +10,7 @@ import numpy as np
 from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
 from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites
-from tracer.arrays import Ints
+from tracer.arrays import Ints, largest_first
 from tracer.snapshot.replay import BEFORE, Lives
 
 
@@ -53,9 +53,9 @@ def group_rows(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> 
 
 
 def group_lives(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> tuple[tuple[Group, ...], Ints]:
-    """The same in no order and without callers, and the number of the group of each row."""
+    """The same without callers, and the number of the group of each row."""
     members, keys, group_of_row = _gathered(lives, rows, kinds=kinds, sites=sites)
-    return tuple(_group(key, mine, sites) for key, mine in zip(keys, members, strict=True)), group_of_row
+    return largest_first([_group(key, mine, sites) for key, mine in zip(keys, members, strict=True)], group_of_row)
 
 
 def _gathered(

@@ -28,13 +28,12 @@ from tracer.exporters.page.model import (
     Page,
     PageBlocks,
     PagePeak,
-    PageSpace,
     Section,
     Series,
     Table,
 )
 from tracer.exporters.page.out_of_memory import first_changes_sections, groups_table, oom_section, oom_sentences
-from tracer.units import format_bytes
+from tracer.units import format_bytes, some
 
 _BANDS: Final[Mapping[str, BandKind]] = {
     "region": "step",
@@ -88,24 +87,14 @@ def snapshot_page(
         shown: Position of the device in both.
         first: What to try first on that device; None where nothing can be replayed.
     """
-    device = finding.devices[shown]
-    has_history = device.entries > 0
-    return Page(
+    device, replayed_device = finding.devices[shown], replayed.devices[shown]
+    page = Page(
         title="Memory of an allocator snapshot",
         device=f"device {device.device}",
         source="snapshot",
-        subtitle=f"{device.entries:,} {'entry' if device.entries == 1 else 'entries'}"
-        if has_history
-        else "no history, only the state",
+        subtitle="no history, only the state",
         axis=timeline.axis,
         origin=0,
-        times=timeline.times if has_history else timeline.times[:0],
-        series=_series(timeline) if has_history else (),
-        lines=_lines(timeline) if has_history else (),
-        counted_bytes=replayed.devices[shown].replay.requested_bytes if has_history else None,
-        blocks=_blocks(replayed, device, shown) if has_history else None,
-        space=_space(replayed, shown) if has_history else None,
-        marks=_marks(device, timeline) if has_history else (),
         bands=tuple(
             Band(_BANDS[stretch.phase], stretch.name, stretch.start, stretch.end) for stretch in timeline.stretches
         ),
@@ -115,6 +104,23 @@ def snapshot_page(
         notes=(*finding.notes, *device.notes, *_left_out(timeline)),
         sections=(*_what_helps(device, first), *_sections(finding, shown)),
         headline_notes=_rounded(device.peak),
+    )
+    if not device.entries:
+        return page
+    ranges = address_ranges(replayed_device.state)
+    return replace(
+        page,
+        subtitle=some(device.entries, "entry"),
+        times=timeline.times,
+        series=tuple(Series(curve.kind.name, curve.bytes) for curve in timeline.curves),
+        lines=(
+            Curve("allocated", timeline.times, timeline.allocated_bytes),
+            Curve("reserved", timeline.times, timeline.reserved_bytes),
+        ),
+        counted_bytes=replayed_device.replay.requested_bytes,
+        blocks=_blocks(replayed, device, shown),
+        space=page_space(ranges, ranges.begin + 1, ranges.end + 1, replayed.snapshot.text),
+        marks=_marks(device, timeline),
     )
 
 
@@ -131,25 +137,16 @@ def _blocks(replayed: ReplayedSnapshot, device: DeviceFinding, shown: int) -> Pa
     replayed_device = replayed.devices[shown]
     lives = replayed_device.replay.lives
     groups, group = group_lives(lives, np.arange(len(lives)), kinds=replayed_device.kinds, sites=replayed.sites)
-    order = sorted(range(len(groups)), key=lambda number: -groups[number].bytes)
-    rank = np.empty(len(groups), np.int64)
-    rank[order] = np.arange(len(groups))
     return PageBlocks(
-        groups=tuple(_row(groups[number], device) for number in order),
-        group=rank[group],
+        groups=tuple(_row(one, device) for one in groups),
+        group=group,
         size_bytes=lives.requested_bytes,
         made_at=lives.begin + 1,
         freed_at=lives.end + 1,
-        stacks=tuple(groups[number].stack for number in order),
+        stacks=tuple(one.stack for one in groups),
         address=lives.addr,
         allocated_bytes=lives.allocated_bytes,
     )
-
-
-def _space(replayed: ReplayedSnapshot, shown: int) -> PageSpace:
-    """The reserved ranges of one device."""
-    ranges = address_ranges(replayed.devices[shown].state)
-    return page_space(ranges, ranges.begin + 1, ranges.end + 1, replayed.snapshot.text)
 
 
 def _left_out(timeline: DeviceTimeline) -> tuple[str, ...]:
@@ -157,17 +154,6 @@ def _left_out(timeline: DeviceTimeline) -> tuple[str, ...]:
     return tuple(
         f"The stretches of {words.get(phase, phase)} are too many to be drawn below the timeline."
         for phase in timeline.left_out
-    )
-
-
-def _series(timeline: DeviceTimeline) -> tuple[Series, ...]:
-    return tuple(Series(curve.kind.name, curve.bytes) for curve in timeline.curves)
-
-
-def _lines(timeline: DeviceTimeline) -> tuple[Curve, ...]:
-    return (
-        Curve("allocated", timeline.times, timeline.allocated_bytes),
-        Curve("reserved", timeline.times, timeline.reserved_bytes),
     )
 
 

@@ -20,7 +20,7 @@ from tracer.analysis.profiles.failed_allocation import FailedAllocation
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.memory_by_kind import memory_by_kind
 from tracer.analysis.profiles.peak import PeakReport
-from tracer.analysis.profiles.peak_rows import LOOP_OWNER, group_blocks
+from tracer.analysis.profiles.peak_rows import LOOP_OWNER, group_rows
 from tracer.analysis.profiles.reserved_ranges import reserved_ranges
 from tracer.analysis.times.findings import TraceTimes
 from tracer.arrays import Int, PerBlock
@@ -137,21 +137,6 @@ def _page_peak(cycle: CycleFindings) -> PagePeak:
     )
 
 
-def _sections(
-    peak: PeakReport,
-    failure: tuple[Section, ...],
-    against_eager: PeakDiff | None,
-    device_times: TraceTimes | None,
-) -> tuple[Section, ...]:
-    """Sections below the timeline, in their order; each is left out where there is nothing for it."""
-    return (
-        *failure,
-        *(() if against_eager is None else (_eager_section(against_eager),)),
-        *_reserved_section(peak),
-        *(() if device_times is None else (time_section(device_times),)),
-    )
-
-
 def _failure_section(failed: FailedAllocation, peak: PeakReport) -> Section:
     at_peak = failed.event.groups if failed.is_at(peak) else ()
     return oom_section((failed.event,), failed.first, at_peak=at_peak)
@@ -210,11 +195,7 @@ def _blocks(cycle: CycleFindings, known: KnownStorages | None) -> PageBlocks:
     blocks, made_at, freed_at = cycle.blocks, lifetimes.made_at, lifetimes.freed_at
     if cycle.peak.allocator is not None:
         blocks, made_at, freed_at = _with_history(cycle)
-    groups, group = group_blocks(cycle.recording, cycle.attribution, known, blocks, by_step=False)
-    order = sorted(range(len(groups)), key=lambda number: -groups[number].bytes)
-    rank = np.empty(len(groups), np.int64)
-    rank[order] = np.arange(len(groups))
-    groups, group = tuple(groups[number] for number in order), rank[group]
+    groups, group = group_rows(cycle.recording, cycle.attribution, known, blocks, by_step=False)
     stacks = _stacks(cycle.recording, blocks, group, len(groups))
     address = blocks.address if cycle.history is not None else None
     return PageBlocks(groups, group, blocks.size_bytes, made_at, freed_at, stacks, address=address)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from tracer.exporters.screen.text import print_table, say, table
+from tracer.exporters.screen.text import print_rows, say
 from tracer.results.fit import FitReport, FitTrial
 from tracer.units import format_bytes
 
@@ -54,14 +54,13 @@ def _what(trial: FitTrial) -> str:
 def print_search(report: FitReport, trials: Sequence[FitTrial], commands: Sequence[str], console: Console) -> None:
     """Print a table of trials, and commands to paste below it."""
     is_job = any(trial.ranks for trial in trials)
-    shown = table("peak", "reserved", "left")
-    shown.add_column("with")
-    if is_job:
-        shown.add_column("peak by rank")
-    for trial in trials:
-        if not trial.in_vain:
-            shown.add_row(*_row(trial, report.usable_bytes), *([_by_rank(trial)] if is_job else []))
-    print_table(f"Tried on {report.device}, the cheapest that fits first", shown, console)
+    rows = [
+        (*_row(trial, report.usable_bytes), *([_by_rank(trial)] if is_job else []))
+        for trial in trials
+        if not trial.in_vain
+    ]
+    title, words = f"Tried on {report.device}, the cheapest that fits first", ("with", "peak by rank")[: 1 + is_job]
+    print_rows(title, ("peak", "reserved", "left"), rows, console, words=words)
     if commands:
         say(console)
         say(console, "Commands for those that fit, in that order:")

@@ -21,7 +21,7 @@ from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 from tracer.capture.torch_names import step_words
 from tracer.exporters.screen.parallelism import parallelism_sentences
 from tracer.exporters.screen.paths import short_path, source_place
-from tracer.exporters.screen.text import print_table, say_wrapped
+from tracer.exporters.screen.text import print_table, say_wrapped, table
 from tracer.units import format_bytes, some
 
 NUM_ROWS = 8
@@ -179,7 +179,7 @@ def _print_phases(cycle: CycleFindings, console: Console) -> None:
         rows = sorted([*rows, (peak.time_ns, peak.step or "", peak.phase, peak.peak_bytes)])
     if len(rows) < 2:  # the headline says as much
         return
-    phases = Table(box=None, padding=(0, 1), pad_edge=False)
+    phases = table()
     for label in ("step", "phase", "most bytes", ""):
         phases.add_column(label, justify="right" if label == "most bytes" else "left")
     for _, step, phase, peak_bytes in rows:
@@ -364,7 +364,7 @@ def _print_bytes(
 def print_timings(timings: PhaseTimings, console: Console) -> None:
     """Print mean and spread of each phase."""
     num_steps = len(timings.durations_ms[PHASES[0]])
-    times = Table(box=None, padding=(0, 1), pad_edge=False)
+    times = table()
     times.add_column("phase")
     times.add_column("ms", justify="right")
     times.add_column("±", justify="right")
