@@ -22,16 +22,12 @@ class Op(IntEnum):
     """What happens at one step of a history."""
 
     ALLOC = 0
-    FREE = 1
-    """Request and completion of a free with nothing between them."""
+    FREE = 1  # Request and completion of a free with nothing between them
     REQUEST_FREE = 2
     COMPLETE_FREE = 3
-    SEGMENT = 4
-    """The allocator took something from the driver, or gave it back."""
-    OOM = 5
-    """A request that failed."""
-    RELEASE = 6
-    """The program emptied the cache."""
+    SEGMENT = 4  # The allocator took something from the driver, or gave it back
+    OOM = 5  # A request that failed
+    RELEASE = 6  # The program emptied the cache
 
 
 class SegmentEvent(NamedTuple):

@@ -9,8 +9,7 @@ import numpy as np
 from tracer.allocator.history import History, Op
 from tracer.arrays import Bools, Ints
 
-_WINDOW = 32
-"""Operations in a row that are looked for again further back."""
+_WINDOW = 32  # Operations in a row that are looked for again further back
 _NUM_DISTANCES = 8
 _FACTOR = np.uint64(6364136223846793005)
 """Of a rolling hash modulo 2**64; it only proposes distances, each of which is then checked."""

@@ -16,27 +16,18 @@ class Kind(IntEnum):
     PARAMETER = 0
     OPTIMIZER_STATE = 1
     INPUT = 2
-    TEMPORARY = 3
-    """Made and freed in one phase, and seen as a tensor."""
-    ACTIVATION = 4
-    """Made in forward and kept for backward."""
-    GRADIENT = 5
-    """Of a parameter."""
-    AUTOGRAD_DETAIL = 6
-    """Made in backward: gradients of activations, intermediate results."""
-    WORKSPACE = 7
-    """Never seen as a tensor: an operator's own scratch memory."""
+    TEMPORARY = 3  # Made and freed in one phase, and seen as a tensor
+    ACTIVATION = 4  # Made in forward and kept for backward
+    GRADIENT = 5  # Of a parameter
+    AUTOGRAD_DETAIL = 6  # Made in backward: gradients of activations, intermediate results
+    WORKSPACE = 7  # Never seen as a tensor: an operator's own scratch memory
     BUFFER = 8
-    BEFORE_RECORDING = 9
-    """Allocated before the recording began; its role is unknown."""
+    BEFORE_RECORDING = 9  # Allocated before the recording began; its role is unknown
     UNKNOWN = 10
-    EVALUATION = 11
-    """Made in forward with gradients off."""
-    HELD = 12
-    """Kept by Python, in a variable, a list or a cache; no backward uses it."""
+    EVALUATION = 11  # Made in forward with gradients off
+    HELD = 12  # Kept by Python, in a variable, a list or a cache; no backward uses it
 
-    COMMUNICATION = 13
-    """Buffers of collectives: what FSDP gathers and reduces, and DDP's buckets."""
+    COMMUNICATION = 13  # Buffers of collectives: what FSDP gathers and reduces, and DDP's buckets
 
     @property
     def words(self) -> str:

@@ -20,8 +20,7 @@ from tracer.exporters.screen.profile import headline, line_name
 from tracer.units import format_bytes
 
 NUM_ROWS = 10
-_MAX_PAGE_BYTES = 8 << 20
-"""A larger page is not put into the notebook, which would be saved with it."""
+_MAX_PAGE_BYTES = 8 << 20  # A larger page is not put into the notebook, which would be saved with it
 _LIGHT, _OTHER = 0, ("#9aa1aa", "#9aa1aa")
 
 

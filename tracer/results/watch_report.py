@@ -17,8 +17,7 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns
 from tracer.capture.values_read import ValuesRead
 
-END_OF_RUN: Final = "the end of the run"
-"""The event of a run that has ended by itself."""
+END_OF_RUN: Final = "the end of the run"  # The event of a run that has ended by itself
 
 
 @dataclass(frozen=True, slots=True)

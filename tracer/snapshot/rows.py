@@ -19,8 +19,7 @@ from tracer.snapshot.values import INT64_MAX, MISSING, Columns, Row, Where, as_r
 _CHUNK = 1024
 # What an entry of an unknown action, or a note, may lack.
 _WITHOUT_MEMORY: Final = (Action.SNAPSHOT, Action.UNKNOWN, Action.ANNOTATE)
-UNKNOWN_FREE: Final = -1
-"""Of an `oom` entry that does not say how much the device had free."""
+UNKNOWN_FREE: Final = -1  # Of an `oom` entry that does not say how much the device had free
 _ODD_STREAM = "A stream is no number of a stream and is read as 0"
 _ODD_TIME = "A time is no number of microseconds and is read as near as can be"
 _ODD_STACK = "A stack is no list of frames and is left out"

@@ -43,8 +43,7 @@ _PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
 
-Place = tuple[str, int, str]
-"""File, line and function."""
+Place = tuple[str, int, str]  # File, line and function
 
 
 class Called(NamedTuple):

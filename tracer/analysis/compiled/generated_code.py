@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from tracer.capture.sources.remembered import remembered
 
-END = 1 << 40
-"""A line behind every function's last: all of it has run."""
+END = 1 << 40  # A line behind every function's last: all of it has run
 # They check or look at memory, and compute nothing.
 _NO_KERNELS = ("assert_", "reinterpret_tensor", "check_", "del ", "print", "get_raw_stream", "start_graph", "end_graph")
 _ALLOCATES = ("empty_strided", "empty", "new_empty", "alloc_from_pool", "rand_strided")
@@ -32,12 +31,9 @@ class _Statement:
     first_line: int
     last_line: int
     target: str | None
-    same_as: str | None
-    """The name whose storage the target shows, where the statement makes nothing new."""
-    is_reuse: bool
-    """Whether that name goes, and the target takes its storage over."""
-    item_of: str | None
-    """The name of several things of which the target is one."""
+    same_as: str | None  # The name whose storage the target shows, where the statement makes nothing new
+    is_reuse: bool  # Whether that name goes, and the target takes its storage over
+    item_of: str | None  # The name of several things of which the target is one
     callee: str | None
     arguments: tuple[str, ...]
 

@@ -31,8 +31,7 @@ class HowSaved(IntEnum):
     """How a storage is known to be saved."""
 
     READ_IN_BACKWARD = 0
-    FREED_IN_BACKWARD = 1
-    """No node read it, but the graph let go of it."""
+    FREED_IN_BACKWARD = 1  # No node read it, but the graph let go of it
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -37,8 +37,7 @@ class Phase(IntEnum):
     FORWARD = 0
     BACKWARD = 1
     OPTIMIZER = 2
-    OTHER = 3
-    """Data, metrics and whatever else lies between."""
+    OTHER = 3  # Data, metrics and whatever else lies between
 
 
 @dataclass(frozen=True, slots=True, eq=False)

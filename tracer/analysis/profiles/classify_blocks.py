@@ -129,31 +129,20 @@ class ClassifiedBlocks:
 
     size_bytes: PerBlock[Int]
     address: PerBlock[Int]
-    allocation: PerBlock[Int]
-    """Row in `Recording.allocations`, or -1."""
-    key: PerBlock[Int]
-    """Row in `Recording.keys`, or -1."""
+    allocation: PerBlock[Int]  # Row in `Recording.allocations`, or -1
+    key: PerBlock[Int]  # Row in `Recording.keys`, or -1
     kind: PerBlock[Int]
     torch_category: PerBlock[Int]
     evidence: PerBlock[Int]
-    phase: PerBlock[Int]
-    """Phase in which it was made; -1 before recording, and for what was made unseen."""
-    step: PerBlock[Int]
-    """Step in which it was made; of what was made unseen, the one that used it; -1 before recording."""
-    module: PerBlock[Int]
-    """Index in `Attribution.modules`, or -1."""
-    op: PerBlock[Int]
-    """Row in `Recording.ops`, or -1."""
-    frame: PerBlock[Int]
-    """Row in `Recording.frames`, or -1."""
-    caller: PerBlock[Int]
-    """Row in `Recording.frames` of the user's line that led to a library's, or -1."""
-    name: PerBlock[Int]
-    """Index in `KnownStorages.names`, or -1."""
-    requested_bytes: PerBlock[Int]
-    """Requested, before rounding; -1 where that is not known."""
-    stack: PerBlock[Int]
-    """Number of the allocator's stack of what was there before and in no tensor; else -1."""
+    phase: PerBlock[Int]  # Phase in which it was made; -1 before recording, and for what was made unseen
+    step: PerBlock[Int]  # Step in which it was made; of what was made unseen, the one that used it; -1 before recording
+    module: PerBlock[Int]  # Index in `Attribution.modules`, or -1
+    op: PerBlock[Int]  # Row in `Recording.ops`, or -1
+    frame: PerBlock[Int]  # Row in `Recording.frames`, or -1
+    caller: PerBlock[Int]  # Row in `Recording.frames` of the user's line that led to a library's, or -1
+    name: PerBlock[Int]  # Index in `KnownStorages.names`, or -1
+    requested_bytes: PerBlock[Int]  # Requested, before rounding; -1 where that is not known
+    stack: PerBlock[Int]  # Number of the allocator's stack of what was there before and in no tensor; else -1
 
     def take(self, rows: Rows) -> Self:
         """Some of these, in the order of the rows."""

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from tracer.analysis.profiles.survivors import Site, Survivors
 
-_ENOUGH_STEPS = 4
-"""From so many on it is no chance that each of them left something."""
+_ENOUGH_STEPS = 4  # From so many on it is no chance that each of them left something
 
 
 @dataclass(frozen=True, slots=True)

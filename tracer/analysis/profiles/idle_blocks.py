@@ -36,8 +36,7 @@ _LASTING = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE, Kind.WORKSPACE, K
 _NO_COPIES = (Kind.OPTIMIZER_STATE, Kind.GRADIENT, Kind.WORKSPACE, Kind.COMMUNICATION)
 _ENOUGH_OF_A_COPY = 0.9
 _AS_HIGH = 0.99
-_LEFT_BEHIND = 0.5
-"""Of what a backward pass used: more than that stays only if its graph does."""
+_LEFT_BEHIND = 0.5  # Of what a backward pass used: more than that stays only if its graph does
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,8 +20,7 @@ from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.errors import SnapshotError
 
-Frame = dict[str, Any]
-"""`name`, `filename` and `line`, as a snapshot has them."""
+Frame = dict[str, Any]  # `name`, `filename` and `line`, as a snapshot has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +68,7 @@ def labels_of(
     return Labels(category, labels, lines)
 
 
-NO_MODULE = "no module"
-"""In a label, of what was made in none."""
+NO_MODULE = "no module"  # In a label, of what was made in none
 
 # The viewer needs this word on at least one entry as soon as one has a category: without it, its own way to add the
 # word throws (torch/utils/viz/MemoryViz.js, annotate_snapshot).

@@ -19,8 +19,7 @@ from tracer.capture.torch_names import ENGINE_PREFIX, OPTIMIZER_PREFIXES, ZERO_G
 
 _ADDS: Final = ("aten::add_", "aten::add")
 ELEMENT_BYTES: Final = (1, 2, 4, 8, 16)
-BLOCK_BYTES: Final = 512
-"""What accelerators' allocators round to; the CPU's does not."""
+BLOCK_BYTES: Final = 512  # What accelerators' allocators round to; the CPU's does not
 
 
 def freed_by_zero_grad(recording: Recording, freed_ns: Ints) -> PerBlock[Bool]:

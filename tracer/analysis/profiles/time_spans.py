@@ -6,8 +6,7 @@ import numpy as np
 
 from tracer.arrays import Ints
 
-TimeSpans = tuple[Ints, Ints]
-"""Starts and ends, in order."""
+TimeSpans = tuple[Ints, Ints]  # Starts and ends, in order
 
 
 def merged(start: Ints, end: Ints) -> TimeSpans:

@@ -37,18 +37,12 @@ class Category(IntEnum):
 class Flow:
     """The data flow with versions: slot = one version of one key. Nodes [N], edges [X], slots [V]."""
 
-    slot_offset: Ints
-    """[K + 1]: the slots of key k are `slot_offset[k] : slot_offset[k + 1]`, version by version."""
-    edge_version: PerEdge[Int]
-    """[X]: the key's version when the node ran; for an allocation -1."""
-    inputs: list[list[int]]
-    """Per node, the slots it found."""
-    outputs: list[list[int]]
-    """Per node, the slots it left."""
-    intermediate_keys: Rows
-    """Keys that one node allocated and freed."""
-    known_slots: PerSlot[Bool]
-    """[V]: slots that some node found, left or used up."""
+    slot_offset: Ints  # [K + 1]: the slots of key k are `slot_offset[k] : slot_offset[k + 1]`, version by version
+    edge_version: PerEdge[Int]  # [X]: the key's version when the node ran; for an allocation -1
+    inputs: list[list[int]]  # Per node, the slots it found
+    outputs: list[list[int]]  # Per node, the slots it left
+    intermediate_keys: Rows  # Keys that one node allocated and freed
+    known_slots: PerSlot[Bool]  # [V]: slots that some node found, left or used up
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,29 +22,20 @@ from tracer.arrays import Rows
 from tracer.capture.recording import CallKind, Recording
 from tracer.capture.sources.source_line import SourceLine
 
-LEAST_SHARE = 0.01
-"""Of the peak: less is not worth a line."""
+LEAST_SHARE = 0.01  # Of the peak: less is not worth a line
 
 
 class WasteKind(IntEnum):
     """What keeps memory that nobody needs."""
 
-    WEIGHTS = 0
-    """A second copy of the weights, which no recorded step has used."""
-    GRAPH = 1
-    """A graph that no backward pass goes through, over the end of its step."""
-    EVALUATION = 2
-    """The same within a call of a model whose result nobody differentiates."""
-    RETAINED = 3
-    """A graph that a backward pass has gone through."""
-    GRADIENTS = 4
-    """Gradients that the optimizer has used already."""
-    WIDENED = 5
-    """A float32 copy of logits in 16 bits."""
-    TENSORS = 6
-    """Results that are held in a container or an attribute."""
-    VARIABLE = 7
-    """Results that a variable holds until the next ones take their place."""
+    WEIGHTS = 0  # A second copy of the weights, which no recorded step has used
+    GRAPH = 1  # A graph that no backward pass goes through, over the end of its step
+    EVALUATION = 2  # The same within a call of a model whose result nobody differentiates
+    RETAINED = 3  # A graph that a backward pass has gone through
+    GRADIENTS = 4  # Gradients that the optimizer has used already
+    WIDENED = 5  # A float32 copy of logits in 16 bits
+    TENSORS = 6  # Results that are held in a container or an attribute
+    VARIABLE = 7  # Results that a variable holds until the next ones take their place
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,8 @@ NONE, SEVERAL = -1, -2
 _MAX_ASSIGNMENTS = 4
 _NUM_LATEST = 4
 """Blocks of a forward that may be temporary still: what a module has made and not handed on yet, and a residual."""
-_LEAST_KEPT = 3
-"""One in so many of the earlier blocks is in use where a forward keeps them for backward."""
-_LEAST_SEEN = 12
-"""Of fewer, a cache of keys and values and what the first layer works with may be as many."""
+_LEAST_KEPT = 3  # One in so many of the earlier blocks is in use where a forward keeps them for backward
+_LEAST_SEEN = 12  # Of fewer, a cache of keys and values and what the first layer works with may be as many
 _GONE_PER_HELD = 8
 """Results that a program holds are few; of two models in a step, the second backward's activations are as many."""
 

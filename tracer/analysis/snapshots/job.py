@@ -15,8 +15,7 @@ from tracer.analysis.snapshots.rank_role import RankRole, rank_of, role_of_file,
 from tracer.snapshot.columns import Snapshot
 from tracer.units import some
 
-ALIKE: Final = 0.02
-"""Ranks whose kinds differ by less than this part of the peak are one group."""
+ALIKE: Final = 0.02  # Ranks whose kinds differ by less than this part of the peak are one group
 _FEW: Final = 4
 
 

@@ -26,8 +26,7 @@ from tracer.arrays import Bools, Ints
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Lives
 
-_UNSAID: Final = -1
-"""Instead of a kind, where a source says none."""
+_UNSAID: Final = -1  # Instead of a kind, where a source says none
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from tracer.arrays import Floats, Int, Ints, PerSteps
 from tracer.arrays import Int as _Int
 from tracer.capture.step_columns import NOT_SEEN, StepColumns
 
-MIN_ROWS = 24
-"""Fewer rows say nothing about a trend."""
+MIN_ROWS = 24  # Fewer rows say nothing about a trend
 _WARM_UP_SHARE, _MIN_WARM_UP_ROWS = 0.1, 3
 _NUM_WINDOWS = 8
 _MIN_RISES = 3
@@ -99,8 +98,7 @@ def _median_slope(step: Ints, size_bytes: Ints) -> float:
     return float(np.median((y[second] - y[first]) / (x[second] - x[first])))
 
 
-_NOTABLE: Final = 0.1
-"""Less than a tenth more is no news."""
+_NOTABLE: Final = 0.1  # Less than a tenth more is no news
 _LEAST_BYTES: Final = 1 << 20
 LEAST_RESIDENT_BYTES: Final = 48 << 20
 """Resident memory rises a little in any process, and by as much as the recorder's own history."""

@@ -65,8 +65,7 @@ def _name(is_default: bool, counts: list[int]) -> str:
 
 WorkSort = Literal["computes", "collectives", "copies"]
 SORTS: Final[tuple[WorkSort, ...]] = ("computes", "collectives", "copies")
-MOST_SPANS: Final = 6000
-"""Of one lane: more than a wide screen has pixels."""
+MOST_SPANS: Final = 6000  # Of one lane: more than a wide screen has pixels
 MOST_LANES: Final = 8
 
 

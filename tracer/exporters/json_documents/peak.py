@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 
 NAME, VERSION = "peak", 1
 FORMAT = f"torch-timeline {NAME}"
-MAX_STACKS, MAX_FRAMES = 200, 40
-"""Of the largest rows, and of each stack the innermost: less than 1 MB."""
-MAX_BYTES = 256 * MIB
-"""Of a file to be read: a row has some 400 bytes, so this is half a million rows."""
+MAX_STACKS, MAX_FRAMES = 200, 40  # Of the largest rows, and of each stack the innermost: less than 1 MB
+MAX_BYTES = 256 * MIB  # Of a file to be read: a row has some 400 bytes, so this is half a million rows
 MAX_ROWS = 1_000_000
 _DAMAGED = "The file is damaged or of another program; profile the run again."
 

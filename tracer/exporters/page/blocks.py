@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
 
 
-MOST_BLOCKS: Final = 120_000
-"""Shown one by one; smaller ones are grouped."""
+MOST_BLOCKS: Final = 120_000  # Shown one by one; smaller ones are grouped
 MAX_STACK_FRAMES: Final = 40
 _MAX_STACKS: Final = 1000
 _PYTHON_FRAME = re.compile(r" \([^()]*:\d+\)$")

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
 
 MAX_TIMELINE_CHARS = 700_000
-MAX_BLOCKS_CHARS = 2_500_000
-"""With the longest tables the page stays below 5 MB, which a file share carries at once."""
+MAX_BLOCKS_CHARS = 2_500_000  # With the longest tables the page stays below 5 MB, which a file share carries at once
 MAX_PEAK_ROWS = 1000
 MAX_OTHER_ROWS = 500
 MAX_BANDS = 3000

@@ -24,8 +24,7 @@ MarkKind = Literal["peak", "tagged", "oom"]
 Source = Literal["profile", "snapshot"]
 BandKind = Literal["step", "forward", "backward", "optimizer"]
 RankState = Literal["readable", "unreadable", "missing"]
-Selector = Literal["device", "rank"]
-"""What a page's parts are chosen by, where it has several."""
+Selector = Literal["device", "rank"]  # What a page's parts are chosen by, where it has several
 
 _COLOR = re.compile(r"#[0-9a-fA-F]{6}|[a-z]+")
 
@@ -67,8 +66,7 @@ class Mark:
     label: str
     time: int
     bytes: int
-    row: int | None = None
-    """Of `Page.times`, where several rows have this time."""
+    row: int | None = None  # Of `Page.times`, where several rows have this time
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +160,7 @@ class FileCell:
     line: int | None = None
 
 
-Cell = int | str | FileCell
-"""Of a table: bytes, words, or a line of a file."""
+Cell = int | str | FileCell  # Of a table: bytes, words, or a line of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +183,7 @@ class Section:
     title: str
     sentences: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
-    is_alarming: bool = False
-    """Whether it belongs to what ended the program, which the page says first."""
+    is_alarming: bool = False  # Whether it belongs to what ended the program, which the page says first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -252,8 +248,7 @@ class SlowModule:
     module: str
     forward_ns: float | None = None
     backward_ns: float | None = None
-    peak_bytes: int | None = None
-    """What the module held at the peak."""
+    peak_bytes: int | None = None  # What the module held at the peak
     calls: int | None = None
 
 

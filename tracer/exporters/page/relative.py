@@ -23,8 +23,7 @@ _WHOLE = re.compile(r"(?:/|torch/|[A-Za-z]:[\\/])[^\s:()\"'<>]*(?: [^\s:()\"'<>]
 _IN_WORDS = re.compile(r"(?<![\w/.~-])(?:(?:/[^\s:()\"',;]+){2,}|[A-Za-z]:\\[^\s:()\"',;]+)")
 
 
-Names = Callable[[str], str | None]
-"""What the project calls a file, or None for one that is not of it."""
+Names = Callable[[str], str | None]  # What the project calls a file, or None for one that is not of it
 
 
 def relative_paths(data: Any, names: Names = lambda path: None) -> Any:

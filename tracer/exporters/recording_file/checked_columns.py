@@ -28,8 +28,7 @@ Bytes8 = npt.NDArray[np.uint8]
 
 DAMAGED = "The file is damaged or of another program; profile again with --keep-recording."
 RECORDING = Source("The recording", RecordingError, DAMAGED)
-MAX_BYTES = 1 << 50
-"""Of one block or of all together: more than any machine has, and far from where 64 bits end."""
+MAX_BYTES = 1 << 50  # Of one block or of all together: more than any machine has, and far from where 64 bits end
 MAX_NUMBER = 1 << 62
 
 

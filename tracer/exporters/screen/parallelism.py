@@ -14,8 +14,7 @@ from tracer.exporters.python_stacks import PythonStacks
 from tracer.exporters.screen.paths import source_place
 from tracer.units import format_bytes, some
 
-LEAST_PERCENT: Final = 1
-"""Of the peak; less is not said."""
+LEAST_PERCENT: Final = 1  # Of the peak; less is not said
 LEAST_WIDE_PERCENT: Final = 10
 NUM_MODULES: Final = 2
 OTHER: Final = "other buffers of collectives"

@@ -20,8 +20,7 @@ from rich.text import Text
 from tracer.exporters.screen.terminal import visible
 from tracer.units import format_bytes
 
-_UNLIMITED = 10_000
-"""Columns: more than any table has."""
+_UNLIMITED = 10_000  # Columns: more than any table has
 
 
 def say(console: Console, line: str = "", *, style: str = "", indent: int = 0) -> None:

@@ -57,8 +57,7 @@ TABLES = (
 )""",
 )
 
-FORMAT, VERSION = "torch-timeline memory report", 1
-"""Of the tables that are not the originals'."""
+FORMAT, VERSION = "torch-timeline memory report", 1  # Of the tables that are not the originals'
 EXTRA_TABLES = (
     """CREATE TABLE weight_details (
   weight_id INTEGER PRIMARY KEY,

@@ -31,8 +31,7 @@ TABLES = (
 )""",
 )
 
-FORMAT, VERSION = "torch-timeline run-time report", 1
-"""Of the tables that are not the originals'."""
+FORMAT, VERSION = "torch-timeline run-time report", 1  # Of the tables that are not the originals'
 EXTRA_TABLES = (
     """CREATE TABLE run_time_details (
   entry_id INTEGER PRIMARY KEY,

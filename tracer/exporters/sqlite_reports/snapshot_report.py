@@ -10,8 +10,7 @@ from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.exporters.sqlite_reports.memory_report import ACTIVATION, TABLES, USER_VERSION, WEIGHT, entry_rows
 from tracer.exporters.sqlite_reports.sqlite_file import write_database
 
-FORMAT, VERSION = "torch-timeline snapshot report", 1
-"""Of the tables that are not the originals'."""
+FORMAT, VERSION = "torch-timeline snapshot report", 1  # Of the tables that are not the originals'
 EXTRA_TABLES = (
     """CREATE TABLE entry_counts (
   entry_type INTEGER NOT NULL,
