@@ -10,8 +10,8 @@ import numpy as np
 from tracer.allocator.blocks import PENDING, USED, Block, FreeBlocks, PoolId, VirtualRange
 from tracer.allocator.caching_allocator import CachingAllocator
 from tracer.allocator.driver import Ranges
-from tracer.allocator.expandable import new_range
 from tracer.allocator.history import History, SegmentEvent
+from tracer.allocator.reserving import new_range
 from tracer.allocator.settings import AllocatorSettings
 from tracer.block_sizes import SMALL_BYTES, SMALL_SEGMENT_BYTES, round_size, round_sizes
 from tracer.snapshot.columns import DeviceState

@@ -20,13 +20,13 @@ from typing import IO, Literal, TypedDict
 
 import numpy as np
 
+from tracer.analysis.profiles.classify_blocks import memory_by_kind
 from tracer.analysis.profiles.findings import CycleFindings
-from tracer.analysis.profiles.memory_by_kind import memory_by_kind
 from tracer.arrays import Ints
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.errors import RecordingError
 from tracer.exporters.files import replacing
-from tracer.trace.head import trace_head
+from tracer.trace.text import trace_head
 from tracer.units import format_bytes
 
 _MAX_HEAD_BYTES = 64 << 20

@@ -14,8 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.analysis.profiles.observed_storages import last_walk_ns, let_go_at, rows_before
-from tracer.analysis.profiles.shared_memory import own_bytes
-from tracer.analysis.profiles.unrecorded_storages import UnrecordedStorages, keys_not_made, reused_at, unseen_keys
+from tracer.analysis.profiles.unrecorded_storages import (
+    UnrecordedStorages,
+    keys_not_made,
+    own_bytes,
+    reused_at,
+    unseen_keys,
+)
 from tracer.arrays import Bool, Int, PerEvent, in_use
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording

@@ -2,11 +2,15 @@
 
 A walk over all that Python can reach, right before a recording, tells the two apart. Without a walk, as behind the bare
 `TimelineTracer`, everything without an allocation is taken to have been there before.
+
+Storages may lie in one another, as a slice of an array does: their bytes are there once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 
@@ -17,8 +21,7 @@ from tracer.analysis.profiles.observed_storages import (
     observations_of,
     observed_before,
 )
-from tracer.analysis.profiles.shared_memory import own_bytes
-from tracer.arrays import Bool, Int, PerEvent, PerNode, PerUnrecorded, Rows
+from tracer.arrays import Bool, Int, Ints, PerEvent, PerNode, PerUnrecorded, Rows
 from tracer.capture.objects.known_storages import BATCH, KnownStorages
 from tracer.capture.recording import Recording
 
@@ -312,3 +315,32 @@ def reused_at(
         np.minimum.at(died, order[at], allocated[row])
         at = at - 1
     return died
+
+
+def own_bytes(address: Ints, size_bytes: Ints) -> Ints:
+    """Return the bytes of each piece of memory that lie in no piece which begins later: together, all bytes once.
+
+    0 to 10, and within it 2 to 4 and 5 to 6: 7, 2, 1. Of pieces that begin at one address, the longer one has the rest.
+
+    Args:
+        address: [U] Where each begins.
+        size_bytes: [U]
+    """
+    order = np.lexsort((-size_bytes, address))
+    start, stop = address[order], (address + size_bytes)[order]
+    if not len(start) or (start[1:] >= np.maximum.accumulate(stop)[:-1]).all():
+        return np.asarray(size_bytes, np.int64)
+    own, innermost, row = [0] * len(start), list[int](), 0
+    begins, ends = start.tolist(), stop.tolist()
+    points = sorted({*begins, *ends})
+    for point, following in pairwise(points):
+        while row < len(begins) and begins[row] == point:
+            heappush(innermost, -row)
+            row += 1
+        while innermost and ends[-innermost[0]] <= point:
+            heappop(innermost)
+        if innermost:
+            own[-innermost[0]] += following - point
+    result = np.empty(len(own), np.int64)
+    result[order] = own
+    return result

@@ -13,12 +13,11 @@ from tracer.analysis.operators.run_times import RunTimes
 from tracer.analysis.peak_diff import Change, PeakDiff
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.caveats import counted, graph_sentences, growth_sentences, left_out, not_recorded, unseen
-from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
+from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, memory_by_kind
 from tracer.analysis.profiles.compiled_words import compiled_sentences
 from tracer.analysis.profiles.eager_comparison import eager_sentences
 from tracer.analysis.profiles.failed_allocation import FailedAllocation
 from tracer.analysis.profiles.findings import CycleFindings, Findings
-from tracer.analysis.profiles.memory_by_kind import memory_by_kind
 from tracer.analysis.profiles.peak import PeakReport
 from tracer.analysis.profiles.peak_rows import LOOP_OWNER, group_rows
 from tracer.analysis.profiles.reserved_ranges import reserved_ranges
