@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tracer.analysis.kinds import words_of
-from tracer.analysis.peak_diff import Change, PeakDiff
+from tracer.analysis.peak_diff import PeakDiff
 from tracer.exporters.files import write_atomically
 from tracer.units import format_bytes
 
@@ -35,13 +35,9 @@ def _lines(name: str, diff: PeakDiff, sentences: Sequence[str]) -> Iterator[str]
     yield "| change | category | module | operator | line |"
     yield "|---:|---|---|---|---|"
     for change in changes[:_NUM_ROWS]:
-        yield _row(change)
+        yield f"| {_signed(change.bytes)} | " + " | ".join(map(_plain, map(words_of, change.name))) + " |"
     if rest := changes[_NUM_ROWS:]:
         yield f"| {_signed(sum(change.bytes for change in rest))} | | | | {len(rest)} more |"
-
-
-def _row(change: Change) -> str:
-    return f"| {_signed(change.bytes)} | " + " | ".join(map(_plain, map(words_of, change.name))) + " |"
 
 
 def _signed(size_bytes: int) -> str:

@@ -146,7 +146,7 @@ def _key(
         Kind(kind).name,
         Category(tag).name if tag != Category.UNTAGGED else None,
         EVIDENCE_TEXT[Evidence(evidence)],
-        Phase(phase).name.lower() if phase >= 0 else _unrecorded_phase(step),
+        Phase(phase).name.lower() if phase >= 0 else ("before recording" if step == -1 else "not recorded"),
         owner,
         origin.words if origin is not None else node_name(recording.strings[op]) if op >= 0 else None,
         *(line_of_frame(recording, frame) or line_before(known, name, kind) or _line_in_history(history, stack)),
@@ -165,11 +165,6 @@ def _line_in_history(history: JoinedHistory | None, stack: int) -> tuple[str | N
         return None, None
     site = history.sites.site(stack)
     return site.file, site.line
-
-
-def _unrecorded_phase(step: int) -> str:
-    """Text in the phase column for a block whose allocation was not recorded."""
-    return "before recording" if step == -1 else "not recorded"
 
 
 def _owner(label: str | None, kind: int) -> str | None:

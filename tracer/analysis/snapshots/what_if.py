@@ -150,10 +150,6 @@ def _row(modelled: Modelled, text: str, settings: AllocatorSettings, gpu_memory:
     )
 
 
-def _without_limit(settings: AllocatorSettings) -> AllocatorSettings:
-    return replace(settings, per_process_memory_fraction=1.0)
-
-
 def _has_limit(settings: AllocatorSettings) -> bool:
     return settings.per_process_memory_fraction < 1
 
@@ -175,7 +171,7 @@ def _smallest(
         return None
     least = smallest_capacity(
         program,
-        _without_limit(settings),
+        replace(settings, per_process_memory_fraction=1.0),
         unlimited=unlimited,
         resolution=_search_step(program, unlimited),
         torch_version=version,

@@ -93,7 +93,7 @@ def host_waits(work: DeviceWork, first_ns: int, last_ns: int) -> HostWaits:
     Args:
         work: Work of one device, in order of its starts.
     """
-    start, end = _idle(work, first_ns, last_ns)
+    start, end = gaps(work.start_ns, work.end_ns, first_ns, last_ns)
     following = np.searchsorted(work.start_ns, end, side="left")
     is_last = following == len(work)
     launched = np.append(work.launched_ns, last_ns)[following]
@@ -101,7 +101,3 @@ def host_waits(work: DeviceWork, first_ns: int, last_ns: int) -> HostWaits:
     waited = stop > start
     rows = np.where(is_last, -1, following)
     return HostWaits(start[waited], stop[waited], rows[waited])
-
-
-def _idle(work: DeviceWork, first_ns: int, last_ns: int) -> TimeSpans:
-    return gaps(work.start_ns, work.end_ns, first_ns, last_ns)

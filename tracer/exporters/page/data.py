@@ -17,7 +17,7 @@ from tracer.analysis.downsample import reduce_rows
 from tracer.analysis.kinds import meaning_of, words_of
 from tracer.arrays import Ints, Rows
 from tracer.exporters.page.blocks import MOST_BLOCKS, blocks_json, space_json, stacks_json
-from tracer.exporters.page.model import Curve, Mark, Page, PageLane, PagePeak, Section, Table
+from tracer.exporters.page.model import Curve, Page, PageLane, PagePeak, Section, Table
 from tracer.exporters.page.pack import packed
 from tracer.exporters.page.relative import mapped
 from tracer.exporters.page.words import CATEGORY_COLORS, CATEGORY_WORDS, headline
@@ -51,7 +51,7 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
         "headline": page.answer or headline(page),
         "axis": page.axis,
         "timeline": timeline,
-        "marks": [_mark(mark, origin, rows) for mark in page.marks],
+        "marks": [asdict(replace(mark, time=mark.time - origin, row=_position(mark.row, rows))) for mark in page.marks],
         "bands": [
             asdict(replace(band, start=band.start - origin, end=band.end - origin)) for band in page.bands[:MAX_BANDS]
         ],
@@ -85,10 +85,6 @@ def _origin(page: Page) -> int:
         return page.origin
     firsts = [int(times[0]) for times in (page.times, *(line.times for line in page.lines)) if len(times)]
     return min(firsts, default=0)
-
-
-def _mark(mark: Mark, origin: int, rows: Rows) -> dict[str, Any]:
-    return asdict(replace(mark, time=mark.time - origin, row=_position(mark.row, rows)))
 
 
 def _lane(lane: PageLane, origin: int) -> dict[str, Any]:

@@ -150,7 +150,7 @@ class _Names:
         """Every name that stands in a column, so that sentences lose it too."""
         for row in _rows(page):
             self.row(row)
-        for stacks in _stacks(page):
+        for stacks in (part["stacks"] for part in (page["peak"], page["blocks"]) if part):
             for frame in stacks["frames"]:
                 self.frame(frame)
         for label in filter(None, map(_LABEL.fullmatch, _texts(page))):
@@ -283,10 +283,6 @@ def _rows(page: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
         yield from page["peak"]["rows"]
     if page["blocks"]:
         yield from _groups(page["blocks"])
-
-
-def _stacks(page: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    return (part["stacks"] for part in (page["peak"], page["blocks"]) if part)
 
 
 def _modules(page: Mapping[str, Any]) -> Iterable[str]:

@@ -15,7 +15,7 @@ from tracer.analysis.snapshots.findings import DeviceFinding, ReplayedSnapshot, 
 from tracer.analysis.snapshots.first_changes import FirstChanges
 from tracer.analysis.snapshots.groups import Group, group_lives
 from tracer.analysis.snapshots.peak import Peak
-from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES
 from tracer.analysis.snapshots.timeline import START, DeviceTimeline, device_timeline
 from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.html import write_pages
@@ -196,15 +196,10 @@ def _row(group: Group, device: DeviceFinding) -> PeakRow:
         evidence=group.evidence,
         phase=phase if device.entries else "not known",
         module=None,
-        op=_function(group.site),
+        op=(NO_FRAMES if group.site.frame == BEFORE_RECORDING else group.site.frame),
         file=group.site.file,
         line=group.site.line,
     )
-
-
-def _function(site: Site) -> str:
-    """The deciding frame; where it is no line of Python, that is said by the page."""
-    return NO_FRAMES if site.frame == BEFORE_RECORDING else site.frame
 
 
 # ----------------------------------------------------------------------------------------------------- other findings
