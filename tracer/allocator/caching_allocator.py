@@ -28,7 +28,6 @@ class CachingAllocator(AllocatorState):
 
         Args:
             size: Bytes asked for, before rounding.
-            pool: A private pool, or the default one.
 
         Raises:
             OutOfMemoryError: There is none.

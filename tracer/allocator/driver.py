@@ -92,18 +92,13 @@ class Driver(Protocol):
 
         Args:
             size: Bytes, of a whole segment.
-            pool: The private pool that asks, or the default one.
         """
 
     def release(self, address: int, size: int) -> None:
         """Release a segment (`cudaFree`)."""
 
     def reserve_range(self, size: int, stream: int, pool: PoolId) -> int:
-        """Addresses for an expandable segment, without memory behind them (`cuMemAddressReserve`).
-
-        Args:
-            size: Bytes of addresses.
-        """
+        """Addresses for an expandable segment, without memory behind them (`cuMemAddressReserve`)."""
 
     def map(self, address: int, size: int) -> bool:
         """Map memory at addresses; False if there is none left (`cuMemCreate`, `cuMemMap`)."""

@@ -31,9 +31,6 @@ class Repeats:
 def find_repeats(history: History, code: Ints, operand: Ints) -> Repeats | None:
     """The period with which most of a program repeats what it did before, and where.
 
-    Args:
-        operand: The life, or what else each is about [operations].
-
     Returns:
         None where nothing repeats.
     """

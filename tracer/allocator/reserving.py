@@ -139,9 +139,6 @@ class OutOfMemoryError(Exception):
 def new_block(allocator: AllocatorState, size: int, home: FreeBlocks) -> Block:
     """Reserve more; where the driver has none, release what is cached, first little and then all.
 
-    Args:
-        size: Bytes, rounded already.
-
     Returns:
         A block that is in no list and large enough.
 

@@ -27,11 +27,7 @@ _LIGHT, _OTHER = 0, ("#9aa1aa", "#9aa1aa")
 def notebook_html(
     findings: Findings | None, num_steps: int | None = None, *, notes: Sequence[str] = (), page: Path | None = None
 ) -> str:
-    """HTML that brings no style sheet or script of its own; every text of the recording is escaped.
-
-    Args:
-        page: The page that was written, to be shown in a frame; None for none.
-    """
+    """HTML that brings no style sheet or script of its own; every text of the recording is escaped."""
     paragraphs = "".join(f"<p>{escape(note)}</p>" for note in notes)
     if findings is None:
         return f"<p>Nothing was recorded.</p>{paragraphs}"

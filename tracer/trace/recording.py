@@ -115,7 +115,6 @@ def recording_of(tables: TraceTables, rows: HostRows, base_ns: int, text_of: Tex
     """The recording that a trace has, and what ran on devices.
 
     Args:
-        rows: Rows of these tables, in order.
         text_of: The source of a file by its name in the trace, where lines of operators may be read from it.
     """
     reader = _Reader(tables)

@@ -75,11 +75,7 @@ def instance_times(
 
 
 def sum_at(rows: Rows, values: Ints, length: int) -> Ints:
-    """[length] the sum of the values of each row.
-
-    Args:
-        rows: Row of each value, 0 to `length` - 1.
-    """
+    """[length] the sum of the values of each row."""
     total = np.zeros(length, np.int64)
     np.add.at(total, rows, values)
     return total

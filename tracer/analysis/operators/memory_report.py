@@ -108,11 +108,7 @@ def _step_to_show(cycle: CycleFindings, instances: OpInstances, saved: SavedActi
 def activation_entries(
     cycle: CycleFindings, instances: OpInstances, saved: SavedActivations, step: int
 ) -> tuple[ActivationEntry, ...]:
-    """An entry per invocation in a step that saves something, in program order.
-
-    Args:
-        instances: Its invocations in forward. [R]
-    """
+    """An entry per invocation in a step that saves something, in program order."""
     recording, attribution = cycle.recording, cycle.attribution
     mine = saved.of_step(step)
     counts: dict[tuple[int, int, int], int] = {}

@@ -65,11 +65,7 @@ def saved_activations(
     lifetimes: BlockLifetimes,
     kinds: PerBlock[Int],
 ) -> SavedActivations:
-    """Find every storage that a forward keeps for its backward.
-
-    Args:
-        kinds: [B] What each of them is; the same as everywhere else.
-    """
+    """Find every storage that a forward keeps for its backward."""
     eligible = _eligible(recording, attribution, instances, lifetimes, kinds)
     block, row, evidence = _holders(recording, attribution, instances, lifetimes)
     good = eligible[block] & _made_before(recording, instances, lifetimes, block, row)

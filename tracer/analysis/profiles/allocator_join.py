@@ -136,9 +136,6 @@ def _rank_from_end(values: Ints) -> Ints:
 def in_use_at(history: JoinedHistory, lifetimes: BlockLifetimes, position: int) -> InUse | None:
     """Blocks in use right after an event of the recording, as the allocator's history has them.
 
-    Args:
-        position: Position of an allocation in `BlockLifetimes.events`.
-
     Returns:
         None if the history does not reach back to that event.
     """

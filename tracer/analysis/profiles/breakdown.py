@@ -99,9 +99,6 @@ def _without_the_dead(
 def breakdown(device: str, cycles: Sequence[CycleBreakdown], *, num_left_out: int = 0) -> Breakdown:
     """Put cycles together.
 
-    Args:
-        cycles: The whole cycles, in order.
-
     Raises:
         ValueError: There are none.
     """

@@ -41,9 +41,6 @@ def find_growth(cycles: Sequence[Survivors]) -> Growth | None:
     every cycle, two at least, leaves more, one site among what it leaves, and the next cycle begins with that still
     there: something is kept in every second step. Of what only the first step makes, none holds.
 
-    Args:
-        cycles: Cycles of one device, in order.
-
     Returns:
         None where it does not grow.
     """

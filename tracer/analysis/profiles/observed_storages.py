@@ -32,9 +32,6 @@ def is_idle(
     Tensors that CUDA graphs leave behind lie in unused memory of a private pool, others of the CPU in a mapped file;
     operators use both.
 
-    Args:
-        events: The device's rows of `recording.allocations`, in allocator order [D].
-
     Returns:
         As long as `address`.
     """

@@ -40,11 +40,7 @@ def line_before(known: KnownStorages | None, name: int, kind: int) -> SourceLine
 
 
 def origin_of(attribution: Attribution, allocation: int) -> Origin | None:
-    """Origin of a block of a compiled region; None for any other block.
-
-    Args:
-        allocation: Row of `Recording.allocations`; -1 for a block that none recorded.
-    """
+    """Origin of a block of a compiled region; None for any other block."""
     origins = attribution.origins
     row = int(origins.row[allocation]) if origins is not None and allocation >= 0 else -1
     return origins.origins[row] if origins is not None and row >= 0 else None

@@ -194,11 +194,7 @@ class _Followed:
         self.reader_keys = edges.edge_key[self.readers]
 
     def leads_to(self, node: int, wanted: PerNode[Bool]) -> bool:
-        """Whether a node's results reach a wanted node; also true if that is not found out within a limit.
-
-        Args:
-            node: Row of the node to begin with.
-        """
+        """Whether a node's results reach a wanted node; also true if that is not found out within a limit."""
         work, seen = [node], {node}
         while work:
             if len(seen) > _MAX_NODES_FOLLOWED:

@@ -38,9 +38,6 @@ def explain_allocator(
 ) -> tuple[AllocatorFinding, ...]:
     """Replay every device of a snapshot through the model.
 
-    Args:
-        gpu_memory: Bytes of a GPU to ask about.
-
     Raises:
         SettingsError: torch would not start with some of the settings.
     """

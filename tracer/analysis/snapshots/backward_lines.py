@@ -107,12 +107,7 @@ class _Operations:
         self.rows += rows
 
     def range(self, low: int, high: int) -> tuple[int, int]:
-        """Numbers of the first operation of some runs, and of the one past their last.
-
-        Args:
-            low: Position of the first run.
-            high: Position of the last run.
-        """
+        """Numbers of the first operation of some runs, and of the one past their last."""
         past = bisect_right(self.places, high)
         end = self.starts[past] if past < len(self.starts) else len(self.rows)
         return self.starts[bisect_left(self.places, low)], end

@@ -67,11 +67,7 @@ def _is_pending_at_end(state: DeviceState, replay: Replay, rows: Ints) -> Bools:
 
 
 def fragmentation_after(state: DeviceState, replay: Replay, entry: int) -> Fragmentation:
-    """The state of the reserved memory right after an entry; after -1 means at the start of the recording.
-
-    Args:
-        entry: Entry of the history; -1 for its start.
-    """
+    """The state of the reserved memory right after an entry; after -1 means at the start of the recording."""
     rows = replay.lives.alive_after(entry)
     reserved = int(replay.reserved_bytes[entry + 1])
     allocated = int(replay.lives.allocated_bytes[rows].sum())

@@ -65,11 +65,7 @@ def snapshot_report(
     *,
     settings: Mapping[str, object],
 ) -> SnapshotReport:
-    """Gather the report of one device.
-
-    Args:
-        shown: Position of the device in both.
-    """
+    """Gather the report of one device."""
     device, sites = replayed.devices[shown], replayed.sites
     lives = device.replay.lives
     rows = lives.alive_after(device.replay.peak_entry)

@@ -123,11 +123,7 @@ class _LaterUses:
         return bool(len(begins)) if until is None else bool((begins < until).any())
 
     def of_pages(self, block: BlockInfo, low: int, page: int, num_pages: int) -> int:
-        """Number of whole free pages inside a block that are used again.
-
-        Args:
-            page: Bytes of a page.
-        """
+        """Number of whole free pages inside a block that are used again."""
         first, last = np.searchsorted(self._address, (block.address, block.address + block.size))
         if first == last:
             return 0

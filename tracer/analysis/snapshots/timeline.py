@@ -118,9 +118,6 @@ def forward_runs(
 ) -> tuple[Ints, Ints]:
     """What lies before each backward, from the first activation in it; and what the recording ends in, likewise.
 
-    Args:
-        activations: Entries at which one was made, ascending.
-
     Returns:
         As of the others.
     """

@@ -69,8 +69,6 @@ def write_pages(
     """Write one page of several devices, with a selector.
 
     Args:
-        pages: One for each device, at least one.
-        shown: Position of the device that is shown first.
         names: What files of the project are called; by default as below the working directory.
         root: From where they are named; by default the working directory.
     """
@@ -87,12 +85,7 @@ def write_prepared(
     names: Names = lambda path: None,
     root: Path | None = None,
 ) -> None:
-    """Write pages whose data were made elsewhere, each with its share of the room.
-
-    Args:
-        pages: What `page_data` returned, at least one.
-        shown: Position of the one that is shown first.
-    """
+    """Write pages whose data were made elsewhere, each with its share of the room."""
     up, named = folders_up(path, root or working_folder()), relative_paths(pages, names)
     data = {"shown": shown, "selector": selector, "up": up, "pages": named}
     write_atomically(path, html_of_data(data).encode())

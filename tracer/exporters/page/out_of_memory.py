@@ -22,7 +22,6 @@ def oom_section(
     """What failed and why, what to try first, and what was in use; there is at least one event.
 
     Args:
-        events: The failures, in order.
         first: What to try first; None where the requests cannot be replayed.
         at_peak: What the page shows of the peak; a failure with the same blocks in use has no table of its own.
     """

@@ -89,11 +89,7 @@ class _Names:
         return self.files[path]
 
     def number(self, sort: str, name: str) -> str:
-        """The number that stands for a name; names that every program has stay.
-
-        Args:
-            sort: Sort of the name, such as `function`.
-        """
+        """The number that stands for a name; names that every program has stay."""
         if name in _COMMON or name.isdigit():
             return name
         table = self.others[sort]
@@ -104,11 +100,7 @@ class _Names:
         return path if path.startswith("(") else _SEGMENT.sub(lambda match: self.number("name", match[0]), path)
 
     def operator(self, name: str, *, file: str | None) -> str:
-        """An operator's or function's name; the program's own are numbered.
-
-        Args:
-            file: File of the function; None for an operator.
-        """
+        """An operator's or function's name; the program's own are numbered."""
         if " " in name:
             return self.words(name)
         if is_torchs_own(name):

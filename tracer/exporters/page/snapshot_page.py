@@ -81,12 +81,7 @@ def snapshot_page(
     run: Mapping[str, str | int | float],
     first: FirstChanges | None = None,
 ) -> Page:
-    """The content for one device.
-
-    Args:
-        shown: Position of the device in both.
-        first: What to try first on that device; None where nothing can be replayed.
-    """
+    """The content for one device."""
     device, replayed_device = finding.devices[shown], replayed.devices[shown]
     page = Page(
         title="Memory of an allocator snapshot",

@@ -74,11 +74,7 @@ def timeline_page(
     device_times: TraceTimes | None = None,
     verdict: str = "",
 ) -> Page:
-    """The page of one device of a run, for the cycle with its largest peak.
-
-    Args:
-        caveat: What has to be said before anything else; empty for a run like any other.
-    """
+    """The page of one device of a run, for the cycle with its largest peak."""
     cycle = findings.worst
     recording, lifetimes, peak = cycle.recording, cycle.lifetimes, cycle.peak
     times = recording.allocations.time_ns[lifetimes.events]

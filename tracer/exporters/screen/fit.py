@@ -18,7 +18,6 @@ def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None
     """What came of it.
 
     Args:
-        usable_bytes: Bytes of the card that a program can use.
         base: The script as it is, to compare with; None to leave that out.
     """
     what = _what(trial)

@@ -57,11 +57,7 @@ def print_peak(
     top: int = NUM_ROWS,
     categories: bool = True,
 ) -> None:
-    """Headline, and the peak by category, module and line, then what else there is to say. Readable in 80 columns.
-
-    Args:
-        categories: Whether to print the first table.
-    """
+    """Headline, and the peak by category, module and line, then what else there is to say. Readable in 80 columns."""
     peak = findings.worst.peak
     console.print()
     for line in (headline(findings, num_steps), not_recorded(peak)):
@@ -85,11 +81,7 @@ def print_peak(
 
 
 def print_rows(peak: Explained, console: Console, top: int, *, categories: bool = True) -> None:
-    """Print the peak by category, module and line.
-
-    Args:
-        categories: Whether to print the first.
-    """
+    """Print the peak by category, module and line."""
     if categories:
         print_categories(peak, console)
     if top:

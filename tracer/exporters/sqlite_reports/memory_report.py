@@ -176,11 +176,6 @@ def entry_rows(
 
 
 def project_frames(frames: Iterable[SourceLine], relative: RelativeName) -> Iterable[tuple[int, str, int]]:
-    """Ordering, path and line of the frames of the project, numbered without gaps.
-
-    Args:
-        frames: Frames of one entry, in order.
-        relative: Gives a file's name in the project; None for one that is not of it.
-    """
+    """Ordering, path and line of the frames of the project, numbered without gaps."""
     named = ((relative(frame.file), frame.line) for frame in frames)
     return ((number, *frame) for number, frame in enumerate((file, line) for file, line in named if file is not None))

@@ -109,12 +109,7 @@ SELECT AVG(forward_ms) AS forward_ms, AVG(forward_entries_ms) AS forward_entries
 def write_run_time_report(
     report: RunTimes, path: Path, *, relative: RelativeName, settings: Mapping[str, object] | None = None
 ) -> None:
-    """Write the run-time report.
-
-    Args:
-        relative: A file's path from the root of the user's project, or None for a file that is not of the project,
-            whose frames are left out.
-    """
+    """Write the run-time report."""
     rows = list(enumerate(report.rows, start=1))
     device = {} if report.device is None else asdict(report.device)
     tables = {

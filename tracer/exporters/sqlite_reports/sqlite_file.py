@@ -36,7 +36,6 @@ def write_database(
     Args:
         statements: They make tables and views; every file has its format and the run's settings, as text, beside them.
         rows: By table; of each row a value for every column. Names of tables are this program's own.
-        of: Name and version of the format.
     """
     # Arguments of the command line are bytes; what is no text there would be refused.
     texts = ((name, str(value).encode(errors="replace").decode()) for name, value in settings.items())
