@@ -29,11 +29,7 @@ class Repeats:
 
 
 def find_repeats(history: History, code: Ints, operand: Ints) -> Repeats | None:
-    """The period with which most of a program repeats what it did before, and where.
-
-    Returns:
-        None where nothing repeats.
-    """
+    """The period with which most of a program repeats what it did before, and where; None where nothing repeats."""
     if len(code) < 2 * _WINDOW:
         return None
     num_lives, position = len(history.lives), np.arange(len(code))

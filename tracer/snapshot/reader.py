@@ -138,11 +138,7 @@ def _address_space_bytes() -> int:
 
 
 def main(path: Path, out: IO[bytes]) -> int:
-    """Read the file under limits and write the columns, or a line of JSON with the error.
-
-    Returns:
-        The exit status.
-    """
+    """Read the file under limits and write the columns, or a line of JSON with the error."""
     try:
         limit_resources(path)
         write_raw(read_raw(path), out)

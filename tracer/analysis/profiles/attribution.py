@@ -66,13 +66,10 @@ class Attribution:
 
 
 def attribute(recording: Recording, *, module_names: Mapping[int, str] | None = None) -> Attribution:
-    """Find the owner of every operator and allocation.
+    """Find the owner of every operator and allocation; what cannot be told is -1 or OTHER.
 
     Args:
         module_names: Dotted names of live modules by `id()`, as the recording numbers modules.
-
-    Returns:
-        Owners; what cannot be told is -1 or OTHER.
     """
     return _Attributor(recording, module_names or {}).run()
 

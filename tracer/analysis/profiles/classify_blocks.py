@@ -158,14 +158,11 @@ def classify_blocks(
     known: KnownStorages | None = None,
     time_ns: int,
 ) -> ClassifiedBlocks:
-    """Say of every block of one device what it is, how that is known, and who made it.
+    """Say of every block of one device, row by row, what it is, how that is known, and who made it.
 
     Args:
         time_ns: The moment of which torch's categories are taken, that of the peak: they change where a tensor is
             written to.
-
-    Returns:
-        One row per row of `lifetimes`, in its order.
     """
     allocation = lifetimes.allocation
     category = _categories_at(recording, categories, lifetimes, time_ns)

@@ -40,13 +40,10 @@ def failed_allocation(
     device_type: str,
     was_evaluating: bool = False,
 ) -> FailedAllocation | None:
-    """Explain the last allocation that a device had no memory for.
+    """Explain the last allocation that a device had no memory for; None if no device ran out of memory.
 
     Args:
         device_type: Type of the devices in the history, such as `cuda`.
-
-    Returns:
-        None if no device ran out of memory.
 
     Raises:
         SnapshotError: The snapshot contradicts itself.

@@ -34,15 +34,12 @@ class Growth:
 
 
 def find_growth(cycles: Sequence[Survivors]) -> Growth | None:
-    """Decide whether the memory of a run grows.
+    """Decide whether the memory of a run grows; None where it does not grow.
 
     It does if every judged step of every cycle, two at least, leaves more bytes and more blocks than there were; of
     fewer than four steps, if one site has a part in each, since two may each make what only they make. It also does if
     every cycle, two at least, leaves more, one site among what it leaves, and the next cycle begins with that still
     there: something is kept in every second step. Of what only the first step makes, none holds.
-
-    Returns:
-        None where it does not grow.
     """
     judged = [cycle for cycle in cycles if cycle.num_judged]
     if _grows_in_every_step([cycle for cycle in judged if cycle.num_judged > 1]):

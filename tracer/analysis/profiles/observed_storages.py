@@ -31,9 +31,6 @@ def is_idle(
 
     Tensors that CUDA graphs leave behind lie in unused memory of a private pool, others of the CPU in a mapped file;
     operators use both.
-
-    Returns:
-        As long as `address`.
     """
     rows = _rows_on(recording, known, device)
     if known is None or not len(rows):

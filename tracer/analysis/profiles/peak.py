@@ -97,9 +97,6 @@ def peak_report(
     Args:
         lifetimes: The device's blocks; there is at least one event.
         entry: Explain what was in use after this entry of the history, in place of the peak.
-
-    Returns:
-        The report. The first maximum wins.
     """
     made_at = position = peak_position(lifetimes)
     in_use, counted_bytes = None, int(lifetimes.allocator_bytes[position])

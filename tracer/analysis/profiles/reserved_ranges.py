@@ -29,11 +29,7 @@ class ReservedRanges:
 
 
 def reserved_ranges(history: JoinedHistory, lifetimes: BlockLifetimes) -> ReservedRanges | None:
-    """Follow the segments over a recording.
-
-    Returns:
-        None if the history has none of the events.
-    """
+    """Follow the segments over a recording; None if the history has none of the events."""
     position, entry = _both(history, lifetimes)
     if not len(position):
         return None

@@ -72,9 +72,6 @@ def categorize(recording: Recording) -> Categories:
 
     Args:
         recording: Any recording; one without shapes or stacks leaves more UNTAGGED.
-
-    Returns:
-        Categories by slot.
     """
     flow = build_flow(recording.flow, len(recording.keys.id))
     return _Passes(recording, flow).run()

@@ -39,11 +39,7 @@ class Group:
 
 
 def group_rows(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> tuple[Group, ...]:
-    """Gather rows by kind, line, and whether they were there before the recording; largest first.
-
-    Returns:
-        Groups whose bytes and counts sum to those of the rows.
-    """
+    """Gather rows by kind, line, and whether they were there before the recording; largest first."""
     members, keys, _ = _gathered(lives, rows, kinds=kinds, sites=sites)
     groups = [
         replace(_group(key, parts, sites), callers=callers_of([_called(part) for part in parts], sites))

@@ -118,13 +118,10 @@ class Modelled:
 
 
 def model_device(snapshot: Snapshot, state: DeviceState, replayed: Replay) -> Modelled | None:
-    """Replay one device's recording at its own settings.
+    """Replay one device's recording at its own settings; None if the device has no history.
 
     A snapshot does not say which torch made it. Where the rules of the newest one do not give every decision, those of
     older ones are tried, and the better ones kept.
-
-    Returns:
-        None if the device has no history.
     """
     if not len(state.trace):
         return None

@@ -70,11 +70,7 @@ class Reserved:
 
 
 def reserved_at_peak(modelled: Modelled, sites: Sites) -> Reserved | None:
-    """Why so much was reserved when the most was.
-
-    Returns:
-        None if the model left the recording before.
-    """
+    """Why so much was reserved when the most was; None if the model left the recording before."""
     reproduction = modelled.reproduction
     left_at = reproduction.first_difference
     if not reproduction.moments or (left_at is not None and left_at <= modelled.peak_entry):

@@ -25,10 +25,7 @@ def write_baseline(peaks: Mapping[str, SavedPeak], path: Path) -> None:
 
 
 def read_baseline(path: Path) -> dict[str, SavedPeak]:
-    """Read a baseline file.
-
-    Returns:
-        Peaks by name.
+    """Read the peaks of a baseline file, by name.
 
     Raises:
         SnapshotError: It cannot be read, or is something else.
