@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tracer.analysis.compiled.origins import Origin
-from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
+from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.allocator_join import JoinedHistory
 from tracer.analysis.profiles.attribution import Attribution, Phase
@@ -141,7 +141,7 @@ def _key(
     return (
         Kind(kind).name,
         Category(tag).name if tag != Category.UNTAGGED else None,
-        EVIDENCE_TEXT[Evidence(evidence)],
+        Evidence(evidence).text,
         Phase(phase).name.lower() if phase >= 0 else ("before recording" if step == -1 else "not recorded"),
         owner,
         origin.words if origin is not None else node_name(recording.strings[op]) if op >= 0 else None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
+from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites
 from tracer.arrays import Ints, largest_first
@@ -122,7 +122,7 @@ def _group(key: tuple[Kind, Site, bool], parts: list[_Part], sites: Sites) -> Gr
         bytes=sum(part.bytes for part in parts),
         count=sum(part.count for part in parts),
         kind=kind,
-        evidence=EVIDENCE_TEXT[largest.evidence],
+        evidence=largest.evidence.text,
         site=site,
         stack=sites.readable(largest.stack),
         is_before_recording=is_before,

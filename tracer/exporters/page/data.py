@@ -20,7 +20,7 @@ from tracer.exporters.page.blocks import MOST_BLOCKS, blocks_json, space_json, s
 from tracer.exporters.page.model import Curve, Page, PageLane, PagePeak, Section, Table
 from tracer.exporters.page.pack import packed
 from tracer.exporters.page.relative import mapped
-from tracer.exporters.page.words import CATEGORY_COLORS, CATEGORY_WORDS, headline
+from tracer.exporters.page.words import CATEGORIES, headline
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
@@ -71,13 +71,13 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
         "sections": [_section(section) for section in page.sections],
         "ranks": [asdict(rank) for rank in page.ranks],
         "categories": {
-            words_of(name): {"light": light, "dark": dark, "words": CATEGORY_WORDS[name], "meaning": meaning_of(name)}
-            for name, (light, dark) in CATEGORY_COLORS.items()
+            words_of(name): {"light": light, "dark": dark, "words": words, "meaning": meaning_of(name)}
+            for name, (words, light, dark) in CATEGORIES.items()
         },
     }
     # People read the same words here as on a screen; only JSON for programs has the identifiers.
-    words: dict[str, Any] = mapped(data, words_of)
-    return words
+    read: dict[str, Any] = mapped(data, words_of)
+    return read
 
 
 def _origin(page: Page) -> int:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
+from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.capture.torch_names import GRADIENT_BUCKETS, in_buffers_of
@@ -49,7 +49,7 @@ def _communication(cycle: CycleFindings) -> str | None:
 
 
 def _in_buffer(row: PeakRow, stacks: PythonStacks, allocation: int) -> str:
-    if row.evidence == EVIDENCE_TEXT[Evidence.GIVEN_TO_REDUCER]:
+    if row.evidence == Evidence.GIVEN_TO_REDUCER.text:
         return GRADIENT_BUCKETS
     found = (in_buffers_of(frame["filename"], frame["name"]) for frame in stacks.of_allocation(allocation))
     return next((words for words in found if words is not None), OTHER)
