@@ -1,4 +1,4 @@
-"""Reads a snapshot file into columns, in this process or as the child process that `sandbox` starts.
+"""Reads a snapshot file into columns, in this process or as the child process that `load` starts.
 
 The child writes one line of JSON and then the raw columns to its standard output. It imports nothing but the standard
 library, sets its own limits of memory and time before it touches the file, and ends without tidying up millions of
@@ -89,7 +89,7 @@ def columns_of(objects: Any, path: Path, remarks: Remarks | None = None) -> RawS
 
 
 def write_raw(raw: RawSnapshot, out: IO[bytes]) -> None:
-    """Write a line of JSON and then the columns, which `sandbox` reads back."""
+    """Write a line of JSON and then the columns, which `load` reads back."""
     head = {
         "columns": [[name, column.typecode, len(column)] for name, column in raw.columns.items()],
         "strings": raw.strings,
