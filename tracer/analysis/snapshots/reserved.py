@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final
 
 import numpy as np
 
@@ -18,22 +18,13 @@ from tracer.block_sizes import round_size
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Lives
 
-Reason = Literal[
-    "asked for by blocks in use",
-    "rounding of sizes",
-    "remainders too small to split off",
-    "waiting for another stream",
-    "free, in segments with blocks in use",
-    "cached, used again later",
-    "cached, not used again",
-]
-ASKED: Reason = "asked for by blocks in use"
-ROUNDING: Reason = "rounding of sizes"
-UNSPLIT: Reason = "remainders too small to split off"
-WAITING: Reason = "waiting for another stream"
-HELD: Reason = "free, in segments with blocks in use"
-REUSED: Reason = "cached, used again later"
-IDLE: Reason = "cached, not used again"
+ASKED: Final = "asked for by blocks in use"
+ROUNDING: Final = "rounding of sizes"
+UNSPLIT: Final = "remainders too small to split off"
+WAITING: Final = "waiting for another stream"
+HELD: Final = "free, in segments with blocks in use"
+REUSED: Final = "cached, used again later"
+IDLE: Final = "cached, not used again"
 _MAX_NAMED = 3
 
 
@@ -43,7 +34,7 @@ class ReservedRow:
 
     pool: str  # `large` or `small`, and the number of a private pool
     stream: int  # The stream; 0 is the default one
-    reason: Reason
+    reason: str
     bytes: int
     count: int  # Blocks or free pieces
 
@@ -138,7 +129,7 @@ class _Shared:
     blocks: list[BlockInfo]
 
 
-Add = Callable[[Reason, int, int], None]
+Add = Callable[[str, int, int], None]
 
 
 class _Account:
@@ -150,11 +141,11 @@ class _Account:
 
     def of(self, moment: Moment, entry: int | None) -> Reserved:
         """Everything that is reserved."""
-        sums: dict[tuple[PoolId, bool, int, Reason], list[int]] = {}
+        sums: dict[tuple[PoolId, bool, int, str], list[int]] = {}
         holders: dict[tuple[Site, ...], list[int]] = {}
         for segment in moment:
 
-            def add(reason: Reason, size: int, count: int = 1, segment: SegmentInfo = segment) -> None:
+            def add(reason: str, size: int, count: int = 1, segment: SegmentInfo = segment) -> None:
                 total = sums.setdefault((segment.pool, segment.is_small, segment.stream, reason), [0, 0])
                 total[0] += size
                 total[1] += count if size else 0

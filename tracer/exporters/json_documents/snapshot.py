@@ -14,7 +14,7 @@ from tracer.analysis.snapshots.groups import CallerShare, Group
 from tracer.analysis.snapshots.moments import Between, Held, LastBefore, Moments
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.reserved import Reserved
-from tracer.analysis.snapshots.what_if import SettingsOutcome, WhatIf
+from tracer.analysis.snapshots.what_if import WhatIf
 from tracer.exporters.json_documents.header import json_header
 
 VERSION = 1
@@ -132,9 +132,7 @@ def moments_values(moments: Moments) -> dict[str, Any]:
         "held": [_held(moment) for moment in moments.held],
         "between": _between(moments.between) if moments.between is not None else None,
         "before_oom": _last(moments.before_oom) if moments.before_oom is not None else None,
-        "steps": [
-            {"entry": step.entry, "end_bytes": step.end_bytes, "peak_bytes": step.peak_bytes} for step in moments.steps
-        ],
+        "steps": [asdict(step) for step in moments.steps],
     }
 
 
@@ -217,16 +215,9 @@ def _what_if(what_if: WhatIf) -> dict[str, Any]:
         "num_failed": what_if.num_failed,
         "not_worth": list(what_if.not_worth),
         "search_step_bytes": what_if.step_bytes,
-        "rows": [_row(row) for row in what_if.rows],
+        "rows": [_row(**asdict(row)) for row in what_if.rows],
     }
 
 
-def _row(row: SettingsOutcome) -> dict[str, Any]:
-    return {
-        "settings": row.settings,
-        **asdict(row.outcome),
-        "saved_bytes": row.saved_bytes,
-        "on_gpu": asdict(row.on_gpu) if row.on_gpu is not None else None,
-        "smallest_gpu_bytes": row.smallest_gpu_bytes,
-        "remarks": list(row.remarks),
-    }
+def _row(settings: str, outcome: dict[str, Any], **more: object) -> dict[str, Any]:
+    return {"settings": settings, **outcome, **more}
