@@ -42,23 +42,12 @@ class Kind(IntEnum):
         return "not known" if self is Kind.UNKNOWN else self.name.lower().replace("_", " ")
 
 
+# Every kind once, in the order of a drawing's layers, lowest first.
 LAYERS: Final = (
-    Kind.PARAMETER,
-    Kind.BUFFER,
-    Kind.OPTIMIZER_STATE,
-    Kind.BEFORE_RECORDING,
-    Kind.INPUT,
-    Kind.TEMPORARY,
-    Kind.ACTIVATION,
-    Kind.EVALUATION,
-    Kind.HELD,
-    Kind.GRADIENT,
-    Kind.AUTOGRAD_DETAIL,
-    Kind.COMMUNICATION,
-    Kind.WORKSPACE,
-    Kind.UNKNOWN,
-)
-"""Every kind once, in the order of a drawing's layers, lowest first."""
+    Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE, Kind.BEFORE_RECORDING, Kind.INPUT, Kind.TEMPORARY,
+    Kind.ACTIVATION, Kind.EVALUATION, Kind.HELD, Kind.GRADIENT, Kind.AUTOGRAD_DETAIL, Kind.COMMUNICATION,
+    Kind.WORKSPACE, Kind.UNKNOWN,
+)  # fmt: skip
 
 
 def kind_named(words: str) -> Kind | None:

@@ -24,38 +24,12 @@ from tracer.working_folder import working_folder
 _POLICY = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
 _STATIC = Path(__file__).parent / "static"
 _DATA_BEGINS = '<script type="application/json" id="data">'
+# Names of the script's parts, in the order in which they need one another.
 _SCRIPTS = (
-    "data.js",
-    "words.js",
-    "share.js",
-    "editor.js",
-    "stack.js",
-    "moments.js",
-    "view.js",
-    "plot.js",
-    "timeline.js",
-    "lanes.js",
-    "work_lanes.js",
-    "kept_block.js",
-    "measure.js",
-    "search.js",
-    "picture.js",
-    "controls.js",
-    "frames.js",
-    "tree.js",
-    "icicle.js",
-    "flames.js",
-    "table.js",
-    "answer.js",
-    "ranks_time.js",
-    "ranks.js",
-    "moment.js",
-    "allocator.js",
-    "space.js",
-    "sections.js",
-    "findings.js",
-    "main.js",
-)
+    "data", "words", "share", "editor", "stack", "moments", "view", "plot", "timeline", "lanes", "work_lanes",
+    "kept_block", "measure", "search", "picture", "controls", "frames", "tree", "icicle", "flames", "table",
+    "answer", "ranks_time", "ranks", "moment", "allocator", "space", "sections", "findings", "main",
+)  # fmt: skip
 
 
 def write_pages(
@@ -129,7 +103,7 @@ def data_of_html(text: str) -> dict[str, Any]:
 
 
 def _own_script() -> str:
-    parts = [(_STATIC / name).read_text("utf-8") for name in _SCRIPTS]
+    parts = [(_STATIC / f"{name}.js").read_text("utf-8") for name in _SCRIPTS]
     return _plain_newlines("".join(['"use strict";\n(() => {\n', *parts, "})();\n"]))
 
 
