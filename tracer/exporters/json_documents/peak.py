@@ -89,21 +89,16 @@ def _failure(failed: FailedAllocation, peak: PeakReport) -> dict[str, Any]:
 
 def eager_document(diff: PeakDiff) -> dict[str, Any]:
     """What compiling changes."""
-    changes = []
-    for change in diff.changes["line"]:
-        category, module, op, where = change.name
-        changes.append(
-            {
-                "category": category,
-                "module": module,
-                "op": op,
-                "where": where,
-                "eager_bytes": change.before_bytes,
-                "compiled_bytes": change.after_bytes,
-                "eager_count": change.before_count,
-                "compiled_count": change.after_count,
-            }
-        )
+    changes = [
+        {
+            **dict(zip(("category", "module", "op", "where"), change.name, strict=True)),
+            "eager_bytes": change.before_bytes,
+            "compiled_bytes": change.after_bytes,
+            "eager_count": change.before_count,
+            "compiled_count": change.after_count,
+        }
+        for change in diff.changes["line"]
+    ]
     return {"peak_bytes": diff.before.bytes, "phase": diff.before.phase, "changes": changes}
 
 
