@@ -96,7 +96,17 @@ NAMES_OF_STACKS = {
 NAMES_SOURCES = {"tracer.rehearsal.cuda_rules"}
 # Private by a leading underscore, and still for everybody: of Python's standard library, and of C's.
 # `runpy._run_code`: nothing public tells that a script's last line has run while its variables are still there.
-PUBLIC_ENOUGH = {"__cxa_atexit", "_fields", "_replace", "_asdict", "_getframe", "_current_frames", "_exit", "_run_code"}
+PUBLIC_ENOUGH = {
+    "__cxa_atexit",
+    "_value_",
+    "_fields",
+    "_replace",
+    "_asdict",
+    "_getframe",
+    "_current_frames",
+    "_exit",
+    "_run_code",
+}
 
 
 def modules() -> dict[str, Path]:
