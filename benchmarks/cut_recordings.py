@@ -32,7 +32,7 @@ from typing import Any
 
 from benchmarks.further_programs import PROGRAMS as FURTHER
 from benchmarks.snapshot_kinds import SILENT, only_python
-from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
+from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.process import environment
@@ -225,7 +225,7 @@ def _judge_peak(device: Any, truth: dict[int, frozenset[Kind]]) -> Sums:
     kinds, evidences = device.kinds.kinds_and_evidence(rows)
     sizes, entries = lives.requested_bytes[rows].tolist(), lives.alloc_entry[rows].tolist()
     for number, how, size, entry in zip(kinds.tolist(), evidences.tolist(), sizes, entries, strict=True):
-        kind, evidence, right = Kind(number), EVIDENCE_TEXT[Evidence(how)], truth[entry]
+        kind, evidence, right = Kind(number), Evidence(how).text, truth[entry]
         verdict = "unknown" if kind in SILENT else "right" if kind in right else "wrong"
         sums.verdicts[verdict] += size
         if evidence.startswith("likely") and kind not in SILENT:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
+from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot, replay_snapshot
 from tracer.analysis.snapshots.frames import is_python
 from tracer.analysis.snapshots.sites import Sites
@@ -112,7 +112,7 @@ def _kinds_at_peak(replayed: ReplayedSnapshot, peak_bytes: int) -> dict[tuple[in
     rows = lives.alive_after(device.replay.peak_entry)
     kinds = zip(*(column.tolist() for column in device.kinds.kinds_and_evidence(rows)), strict=True)
     keys = zip(lives.begin[rows].tolist(), lives.addr[rows].tolist(), strict=True)
-    return {key: (Kind(kind), EVIDENCE_TEXT[Evidence(how)]) for key, (kind, how) in zip(keys, kinds, strict=True)}
+    return {key: (Kind(kind), Evidence(how).text) for key, (kind, how) in zip(keys, kinds, strict=True)}
 
 
 def only_python(snapshot: Snapshot) -> Snapshot:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.trace.test_own_runs import both
 from tests.training_steps import WORKLOADS
-from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
+from tracer.analysis.kinds import Evidence, Kind
 
 _Row = tuple[str, str, str]
 
@@ -36,7 +36,7 @@ def main() -> None:
         for of_run, of_trace in zip(*in_order, strict=True):
             kinds = Kind(run.blocks.kind[of_run]).words, Kind(trace.blocks.kind[of_trace]).words
             if kinds[0] != kinds[1]:
-                row = (*kinds, EVIDENCE_TEXT[Evidence(trace.blocks.evidence[of_trace])])
+                row = (*kinds, Evidence(trace.blocks.evidence[of_trace]).text)
                 counts[row] += 1
                 sizes[row] += int(run.lifetimes.size_bytes[of_run])
     print(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tracer.analysis.kinds import EVIDENCE_TEXT, Kind
+from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles import classify_blocks as profiles
 from tracer.analysis.rules import OR, Rule
 from tracer.analysis.snapshots import classify_blocks as snapshots
@@ -25,8 +25,7 @@ def rows_of(rules: Sequence[Rule]) -> list[Row]:
     """Kind, evidence and conditions of each rule, as the document has them."""
     has_words = rules is snapshots.RULES
     return [
-        (_kind(rule, has_words), EVIDENCE_TEXT[rule.evidence], ", ".join(f"`{name}`" for name in rule.when))
-        for rule in rules
+        (_kind(rule, has_words), rule.evidence.text, ", ".join(f"`{name}`" for name in rule.when)) for rule in rules
     ]
 
 

@@ -1,9 +1,11 @@
-"""A letter in brackets, as in `[E]`, names one table, whichever docstring it is in: the legend of `tracer.arrays`."""
+"""A letter in brackets, as in `[E]`, names one table in every docstring and comment: the legend of `tracer.arrays`."""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,10 +22,13 @@ IN_WORDS = ("tracer/snapshot/", "tracer/allocator/", "tracer/analysis/snapshots/
 
 
 def letters(source: str) -> Iterator[str]:
-    """Of all docstrings, those of attributes too."""
+    """Of all docstrings, those of attributes too, and of comments, which describe fields."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield from LETTER.findall(node.value.value)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield from LETTER.findall(token.string)
 
 
 def test_the_legend_has_every_letter_once() -> None:
@@ -72,7 +77,9 @@ class A:
     first: int
     """[S + 1] Where each begins; not what `Callable[T]` or [entries] says."""
 
+    last: int  # [U] Where it ends
+
     def f(self) -> list[X]:
         return "[Q]"
 '''
-    assert sorted(letters(source)) == ["B", "E", "S"]
+    assert sorted(letters(source)) == ["B", "E", "S", "U"]

@@ -25,10 +25,21 @@ Tables of a snapshot and of the allocator's model are named in words: `[entries]
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
+
+class HasBytes(Protocol):
+    """A row with a size."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of it."""
+
+
+_Sized = TypeVar("_Sized", bound=HasBytes)
 _Value = TypeVar("_Value", bound=np.generic)
 
 Int: TypeAlias = np.int64
@@ -75,6 +86,14 @@ def at(column: Column[_Value], rows: Rows, none: int | bool) -> Column[_Value]:
     """Return a column's values at some rows, and `none` where the row is -1."""
     missing = np.full(len(rows), none, column.dtype)
     return np.where(rows >= 0, column[np.maximum(rows, 0)], missing) if len(column) else missing
+
+
+def largest_first(rows: Sequence[_Sized], row_of: Ints) -> tuple[tuple[_Sized, ...], Ints]:
+    """Return rows by their bytes, and the new number of the row that each entry of `row_of` names."""
+    order = sorted(range(len(rows)), key=lambda row: -rows[row].bytes)
+    place = np.empty(len(rows), np.int64)
+    place[order] = np.arange(len(rows))
+    return tuple(rows[row] for row in order), place[row_of]
 
 
 def in_use(amount: Ints, begin: Ints, end: Ints, num_entries: int) -> Ints:

@@ -22,7 +22,8 @@ from tracer.analysis.profiles.peak import AllocatorPeak
 from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 from tracer.capture.run_origin import RunOrigin
 from tracer.exporters.cuda_timing import cuda_timing_text, write_cuda_timing
-from tracer.exporters.json_documents.peak import FORMAT, VERSION, peak_document, write_peak_json
+from tracer.exporters.files import write_json
+from tracer.exporters.json_documents.peak import FORMAT, VERSION, peak_document
 from tracer.exporters.max_mem import max_mem_text, write_max_mem
 
 GIB = 1 << 30
@@ -167,7 +168,7 @@ def test_on_every_workload_the_rows_of_peak_json_sum_to_the_allocators_count(
     name: str, recorded: Callable[[str], Recorded], tmp_path: Path
 ) -> None:
     findings = findings_of(recorded(name).recordings)
-    write_peak_json(findings.peaks, tmp_path / "peak.json")
+    write_json(tmp_path / "peak.json", peak_document(findings.peaks))
     document: dict[str, Any] = json.loads((tmp_path / "peak.json").read_text())
     assert set(document) >= CONTRACT
     assert all(set(row) >= ROW for row in document["rows"])

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from tests.watched import report_of
 from tracer import watch_training
 from tracer.analysis.snapshots.sites import NO_FRAMES
-from tracer.analysis.steps.step_findings import Comparison, Fragmenting, GrowthOverSteps, StepFindings
-from tracer.analysis.steps.trend import Trend
+from tracer.analysis.steps.step_findings import Comparison, Fragmenting, GrowthOverSteps, StepFindings, Trend
 from tracer.capture.device.device_ledger import DeviceLedger
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns, StepTable

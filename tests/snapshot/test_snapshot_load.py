@@ -529,7 +529,7 @@ def test_hostile_pickles_are_refused_within_bounds(tmp_path: Path, content: byte
 def test_a_file_that_would_be_read_for_centuries_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "hostile"
     path.write_bytes(nested_tuple_key(60))
-    import tracer.snapshot.sandbox as sandbox
+    import tracer.snapshot.load as sandbox
 
     quick = sandbox._CHILD.replace("import runpy, sys", "import resource, runpy, sys")
     quick = quick.replace(

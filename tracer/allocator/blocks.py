@@ -19,10 +19,8 @@ class State(IntEnum):
 
     FREE = 0
     USED = 1
-    PENDING = 2
-    """Its free was requested, but another stream may still be working with it."""
-    UNMAPPED = 3
-    """Addresses of an expandable segment without memory behind them."""
+    PENDING = 2  # Its free was requested, but another stream may still be working with it
+    UNMAPPED = 3  # Addresses of an expandable segment without memory behind them
 
 
 FREE, USED, PENDING, UNMAPPED = State.FREE, State.USED, State.PENDING, State.UNMAPPED

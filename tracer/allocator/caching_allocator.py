@@ -28,7 +28,6 @@ class CachingAllocator(AllocatorState):
 
         Args:
             size: Bytes asked for, before rounding.
-            pool: A private pool, or the default one.
 
         Raises:
             OutOfMemoryError: There is none.
@@ -79,11 +78,7 @@ class CachingAllocator(AllocatorState):
         return block
 
     def has_free_block(self, size: int, home: FreeBlocks) -> bool:
-        """Whether a rounded size could be served without reserving more.
-
-        Args:
-            size: Rounded bytes.
-        """
+        """Whether a rounded size could be served without reserving more."""
         return self.best_fit(size, home) is not None
 
     def give_back(self, block: Block) -> None:

@@ -22,16 +22,12 @@ class Op(IntEnum):
     """What happens at one step of a history."""
 
     ALLOC = 0
-    FREE = 1
-    """Request and completion of a free with nothing between them."""
+    FREE = 1  # Request and completion of a free with nothing between them
     REQUEST_FREE = 2
     COMPLETE_FREE = 3
-    SEGMENT = 4
-    """The allocator took something from the driver, or gave it back."""
-    OOM = 5
-    """A request that failed."""
-    RELEASE = 6
-    """The program emptied the cache."""
+    SEGMENT = 4  # The allocator took something from the driver, or gave it back
+    OOM = 5  # A request that failed
+    RELEASE = 6  # The program emptied the cache
 
 
 class SegmentEvent(NamedTuple):
@@ -51,38 +47,22 @@ class SegmentEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """One device's recording, as operations on blocks' lives.
+    """One device's recording, as operations on blocks' lives."""
 
-    Attributes:
-        lives: The lives; requested sizes, addresses and times.
-        stream: Stream of each life [lives].
-        pool: Pool of each life, as an index into `pools` [lives].
-        waits_at_start: Whether its free was requested before the first entry and is not complete then [lives].
-        pools: The pools' numbers; the default one first.
-        code: Codes of `Op`, in order [operations].
-        operand: The life, the segment event or the failed request that each operation is about [operations].
-        entry: The trace entry of each operation, ascending [operations].
-        segment_events: What segment operations refer to.
-        segment_entry: Their trace entries [segment events].
-        end_pools: Pool of each segment of the end state [segments].
-        failed: Rounded size and stream of the requests that failed.
-        num_unknown_actions: Entries that say nothing to this version, and are left out.
-    """
-
-    lives: Lives
-    stream: Ints
-    pool: Ints
-    waits_at_start: Bools
-    pools: tuple[PoolId, ...]
-    code: list[int]
-    operand: list[int]
-    entry: Ints
-    segment_events: tuple[SegmentEvent, ...]
-    segment_entry: Ints
-    end_pools: tuple[PoolId, ...]
-    failed: tuple[tuple[int, int], ...]
+    lives: Lives  # The lives; requested sizes, addresses and times
+    stream: Ints  # Stream of each life [lives]
+    pool: Ints  # Pool of each life, as an index into `pools` [lives]
+    waits_at_start: Bools  # Whether its free was requested before the first entry and is not complete then [lives]
+    pools: tuple[PoolId, ...]  # The pools' numbers; the default one first
+    code: list[int]  # Codes of `Op`, in order [operations]
+    operand: list[int]  # The life, the segment event or the failed request that each operation is about [operations]
+    entry: Ints  # The trace entry of each operation, ascending [operations]
+    segment_events: tuple[SegmentEvent, ...]  # What segment operations refer to
+    segment_entry: Ints  # Their trace entries [segment events]
+    end_pools: tuple[PoolId, ...]  # Pool of each segment of the end state [segments]
+    failed: tuple[tuple[int, int], ...]  # Rounded size and stream of the requests that failed
     num_entries: int
-    num_unknown_actions: int
+    num_unknown_actions: int  # Entries that say nothing to this version, and are left out
 
     @property
     def first_lives(self) -> Ints:

@@ -9,8 +9,7 @@ import numpy as np
 from tracer.allocator.history import History, Op
 from tracer.arrays import Bools, Ints
 
-_WINDOW = 32
-"""Operations in a row that are looked for again further back."""
+_WINDOW = 32  # Operations in a row that are looked for again further back
 _NUM_DISTANCES = 8
 _FACTOR = np.uint64(6364136223846793005)
 """Of a rolling hash modulo 2**64; it only proposes distances, each of which is then checked."""
@@ -18,30 +17,19 @@ _FACTOR = np.uint64(6364136223846793005)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeats:
-    """Stretches of a program in which each operation is the one a period before, about the life that is as old.
-
-    Attributes:
-        stretches: First position and the one behind the last, ascending and disjoint, each of two periods at least.
-        made: Position of the request of each life; -1 for what was there before, and what is never asked for [lives].
-        gone: Position of the last operation about each life; behind the program's end for what is never freed [lives].
-    """
+    """Stretches of a program in which each operation is the one a period before, about the life that is as old."""
 
     period: int
+    # First position and the one behind the last, ascending and disjoint, each of two periods at least.
     stretches: tuple[tuple[int, int], ...]
+    # Position of the request of each life; -1 for what was there before, and what is never asked for [lives].
     made: Ints
+    # Position of the last operation about each life; behind the program's end for what is never freed [lives].
     gone: Ints
 
 
 def find_repeats(history: History, code: Ints, operand: Ints) -> Repeats | None:
-    """The period with which most of a program repeats what it did before, and where.
-
-    Args:
-        code: Codes of `Op` [operations].
-        operand: The life, or what else each is about [operations].
-
-    Returns:
-        None where nothing repeats.
-    """
+    """The period with which most of a program repeats what it did before, and where; None where nothing repeats."""
     if len(code) < 2 * _WINDOW:
         return None
     num_lives, position = len(history.lives), np.arange(len(code))

@@ -30,16 +30,11 @@ _ALLOC, _FREE, _REQUEST, _COMPLETE, _RELEASE, _OOM = map(
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """What a history asked for, without what its allocator made of that.
-
-    Attributes:
-        code: Codes of `Op`: requests, frees and emptied caches.
-        operand: As in the history.
-    """
+    """What a history asked for, without what its allocator made of that."""
 
     history: History
-    code: list[int]
-    operand: list[int]
+    code: list[int]  # Codes of `Op`: requests, frees and emptied caches
+    operand: list[int]  # As in the history
     entry: list[int]
 
     @cached_property
@@ -50,37 +45,25 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A request that could not be served.
+    """A request that could not be served."""
 
-    Attributes:
-        entry: Its trace entry; `BEFORE_THE_RECORDING` (-1) if it was for a block that was there at the start.
-        size: The rounded request.
-    """
-
-    entry: int
-    size: int
+    entry: int  # Its trace entry; `BEFORE_THE_RECORDING` (-1) if it was for a block that was there at the start
+    size: int  # The rounded request
     reserved_bytes: int
     allocated_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a history needs under some settings.
-
-    Attributes:
-        allocated_peak_bytes: The most that was in use, rounded.
-        num_driver_calls: Segments and pages taken and given back, which is what other settings cost in time.
-        num_retries: How often the cache was emptied for a request.
-        failure: The first request that could not be served; None if all could.
-        unserved: Trace entries of the requests that failed in the recording and could not be served here either, where
-            the replay went on after them.
-    """
+    """What a history needs under some settings."""
 
     reserved_peak_bytes: int
-    allocated_peak_bytes: int
-    num_driver_calls: int
-    num_retries: int
-    failure: Failure | None
+    allocated_peak_bytes: int  # The most that was in use, rounded
+    num_driver_calls: int  # Segments and pages taken and given back, which is what other settings cost in time
+    num_retries: int  # How often the cache was emptied for a request
+    failure: Failure | None  # The first request that could not be served; None if all could
+    # Trace entries of the requests that failed in the recording and could not be served here either, where the replay
+    # went on after them.
     unserved: tuple[int, ...] = ()
 
 

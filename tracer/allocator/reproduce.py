@@ -45,36 +45,26 @@ class Matched:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reproduction:
-    """The outcome of a replay of a recording at its own settings.
-
-    Attributes:
-        end_segments: Segments at the end, with everything in them.
-        num_extra: Segment events of the model that the recording does not have.
-        first_difference: The trace entry of the first decision that did not come out; None if all did.
-        given_up_at: The trace entry at which comparing ended because most decisions did not come out; else None.
-        releases_by_program: Positions of operations at which the program emptied the cache.
-        num_retries: How often the recorded allocator emptied its cache for a request.
-        refused_bytes: The least that the recorded driver refused: reserved then, and asked for; None if it never did.
-        has_counters: Whether free blocks of one size were taken by the age of their segment, as since torch 2.13.
-        moments: All blocks at the moments asked for; none where comparing was given up.
-    """
+    """The outcome of a replay of a recording at its own settings."""
 
     addresses: Matched
     segments: Matched
     releases: Matched
     failures: Matched
-    end_segments: Matched
+    end_segments: Matched  # Segments at the end, with everything in them
     end_blocks: Matched
-    num_extra: int
+    num_extra: int  # Segment events of the model that the recording does not have
     recorded_peak_bytes: int
     peak_bytes: int
-    first_difference: int | None
+    first_difference: int | None  # The trace entry of the first decision that did not come out; None if all did
+    # The trace entry at which comparing ended because most decisions did not come out; else None.
     given_up_at: int | None
-    releases_by_program: tuple[int, ...]
-    num_retries: int
+    releases_by_program: tuple[int, ...]  # Positions of operations at which the program emptied the cache
+    num_retries: int  # How often the recorded allocator emptied its cache for a request
+    # The least that the recorded driver refused: reserved then, and asked for; None if it never did.
     refused_bytes: int | None
-    has_counters: bool
-    moments: tuple[Moment, ...]
+    has_counters: bool  # Whether free blocks of one size were taken by the age of their segment, as since torch 2.13
+    moments: tuple[Moment, ...]  # All blocks at the moments asked for; none where comparing was given up
 
     @property
     def is_exact(self) -> bool:
@@ -186,11 +176,7 @@ class _Run:
         self._given_up_at: int | None = None
 
     def operations(self, begin: int, end: int) -> None:
-        """Replay a stretch of the history.
-
-        Args:
-            end: One past the last operation.
-        """
+        """Replay a stretch of the history."""
         allocator, live, group, log = self.allocator, self._live, self._group, self._log
         requests, address = self._requests, self._requests.address
         serve, give_back = allocator.serve, allocator.give_back

@@ -18,26 +18,20 @@ _MAX_MB = (1 << 44) - 1  # what torch clamps sizes to, so that they fit 64 bits
 
 @dataclass(frozen=True, slots=True)
 class AllocatorSettings:
-    """What decides how the allocator cuts and keeps memory. Sizes are bytes.
+    """What decides how the allocator cuts and keeps memory. Sizes are bytes."""
 
-    Attributes:
-        expandable_segments: Segments grow in place, page by page.
-        max_split_size: Blocks of this size and above are not split; None for no limit.
-        max_non_split_rounding_size: How much larger than a request an unsplit block may be that serves it.
-        large_segment_size: Segment for requests between 1 and 10 MiB; page of large expandable segments.
-        garbage_collection_threshold: Share of the memory limit above which old cached segments are released; 0 for
-            never. It acts only where a memory fraction is set.
-        roundup_power2_divisions: Into how many steps each power of two from 1 MiB on is divided; 0 and 1 for 512 bytes.
-        per_process_memory_fraction: Share of the device that the process may reserve.
-    """
-
-    expandable_segments: bool = False
-    max_split_size: int | None = None
+    expandable_segments: bool = False  # Segments grow in place, page by page
+    max_split_size: int | None = None  # Blocks of this size and above are not split; None for no limit
+    # How much larger than a request an unsplit block may be that serves it.
     max_non_split_rounding_size: int = LARGE_SEGMENT_BYTES
+    # Segment for requests between 1 and 10 MiB; page of large expandable segments.
     large_segment_size: int = LARGE_SEGMENT_BYTES
+    # Share of the memory limit above which old cached segments are released; 0 for never. It acts only where a memory
+    # fraction is set.
     garbage_collection_threshold: float = 0.0
+    # Into how many steps each power of two from 1 MiB on is divided; 0 and 1 for 512 bytes.
     roundup_power2_divisions: tuple[int, ...] = NO_DIVISIONS
-    per_process_memory_fraction: float = 1.0
+    per_process_memory_fraction: float = 1.0  # Share of the device that the process may reserve
 
 
 def parse_settings(text: str) -> AllocatorSettings:
@@ -56,10 +50,11 @@ def parse_settings(text: str) -> AllocatorSettings:
     values: dict[str, Any] = {}
     # torch reads this one first, wherever it stands: the limits of two others depend on it.
     for key, value in sorted(pairs, key=lambda pair: pair[0] != "large_segment_size_mb"):
-        reader = _READERS.get(key)
-        if reader is None:
+        if key not in _READERS:
             raise SettingsError(f"torch's allocator has no setting {key!r}.", hint=f"It has {', '.join(_SHOWN)}.")
-        values |= reader(key, value, values)
+        field, read = _READERS[key]
+        value_read = read(key, value, values)
+        values |= {field: value_read} if field else {}
     return AllocatorSettings(**{"max_non_split_rounding_size": _large_segment_size(values), **values})
 
 
@@ -99,8 +94,8 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 Values = Mapping[str, Any]
-Reader = Callable[[str, str, Values], dict[str, Any]]
-"""From a key, its spelled value and what was read before to fields of the settings."""
+_NOTHING: Final[Values] = {}
+Reader = Callable[[str, str, Values], Any]  # From a key, its spelled value and what was read before to a value
 
 
 def _large_segment_size(read: Values) -> int:
@@ -108,7 +103,7 @@ def _large_segment_size(read: Values) -> int:
     return size
 
 
-def _whole(key: str, value: str) -> int:
+def _whole(key: str, value: str, _: Values = _NOTHING) -> int:
     if not re.fullmatch(r"\+?\d{1,19}", value):
         raise SettingsError(f"{key} is {value}, not a whole number of up to 64 bits.", hint=_HINT)
     return int(value)
@@ -121,66 +116,59 @@ def _number(key: str, value: str) -> float:
         raise SettingsError(f"{key} is {value}, not a number.", hint=_HINT) from None
 
 
-def _truth(key: str, value: str) -> bool:
+def _truth(key: str, value: str, _: Values) -> bool:
     if value not in ("True", "False"):
         raise SettingsError(f"{key} is {value}, not True or False.", hint=_HINT)
     return value == "True"
 
 
-def _large_segment(key: str, value: str, _: Values) -> dict[str, Any]:
+def _large_segment(key: str, value: str, _: Values) -> int:
     megabytes = _whole(key, value)
     if megabytes <= 10:
         raise SettingsError(f"{key} is {megabytes}, and torch takes only more than 10.", hint="The default is 20.")
-    return {"large_segment_size": min(megabytes, _MAX_MB) * MIB}
+    return min(megabytes, _MAX_MB) * MIB
 
 
-def _at_least_a_segment(name: str) -> Reader:
-    def read(key: str, value: str, before: Values) -> dict[str, Any]:
-        megabytes, least = _whole(key, value), _large_segment_size(before) // MIB
-        if megabytes < least:
-            raise SettingsError(
-                f"{key} is {megabytes}, and torch takes only {least} or more.",
-                hint="It cannot be below large_segment_size_mb, which is 20 by default.",
-            )
-        return {name: min(megabytes, _MAX_MB) * MIB}
-
-    return read
+def _at_least_a_segment(key: str, value: str, before: Values) -> int:
+    megabytes, least = _whole(key, value), _large_segment_size(before) // MIB
+    if megabytes < least:
+        raise SettingsError(
+            f"{key} is {megabytes}, and torch takes only {least} or more.",
+            hint="It cannot be below large_segment_size_mb, which is 20 by default.",
+        )
+    return min(megabytes, _MAX_MB) * MIB
 
 
-def _threshold(key: str, value: str, _: Values) -> dict[str, Any]:
+def _threshold(key: str, value: str, _: Values) -> float:
     share = _number(key, value)
     if not 0 < share < 1:
         raise SettingsError(f"{key} is {value}, and torch takes only what lies between 0 and 1.", hint=_HINT)
-    return {"garbage_collection_threshold": share}
+    return share
 
 
-def _fraction(key: str, value: str, _: Values) -> dict[str, Any]:
+def _fraction(key: str, value: str, _: Values) -> float:
     share = _number(key, value)
     if not 0 <= share <= 1:
         raise SettingsError(f"{key} is {value}, and torch takes only 0 to 1.", hint=_HINT)
-    return {"per_process_memory_fraction": share}
-
-
-def _expandable(key: str, value: str, _: Values) -> dict[str, Any]:
-    return {"expandable_segments": _truth(key, value)}
+    return share
 
 
 def _is_division(number: int) -> bool:
     return number >= 0 and number & (number - 1) == 0
 
 
-def _divisions(key: str, value: str, before: Values) -> dict[str, Any]:
+def _divisions(key: str, value: str, before: Values) -> tuple[int, ...]:
     """Parse one number for all sizes, or a list such as `[256:1,512:2,>:4]` by the size in MiB."""
     if not value.startswith("["):
         number = _whole(key, value)
         if not number or not _is_division(number):
             raise SettingsError(f"{key} is {number}, which is no power of two.", hint="Use 1, 2, 4, 8, ...")
-        return {"roundup_power2_divisions": (number,) * NUM_INTERVALS}
+        return (number,) * NUM_INTERVALS
     if not value.endswith("]"):
         raise SettingsError(f"{key} has no closing bracket.", hint=_HINT)
     parts = [part for part in value[1:-1].split(",") if part]
     table = list(before.get("roundup_power2_divisions", NO_DIVISIONS))
-    return {"roundup_power2_divisions": _division_table(key, parts, table)}
+    return _division_table(key, parts, table)
 
 
 def _division_table(key: str, parts: list[str], table: list[int]) -> tuple[int, ...]:
@@ -204,60 +192,52 @@ def _division_table(key: str, parts: list[str], table: list[int]) -> tuple[int, 
     return tuple(table)
 
 
-def _backend(key: str, value: str, _: Values) -> dict[str, Any]:
+def _backend(key: str, value: str, _: Values) -> None:
     if value != "native":
         raise SettingsError(
             f"{key}:{value} is another allocator than the caching allocator of torch.",
             hint="Only the native backend can be replayed.",
         )
-    return {}
 
 
-def _checked(check: Callable[[str, str], object]) -> Reader:
-    def read(key: str, value: str, _: Values) -> dict[str, Any]:
-        check(key, value)
-        return {}
-
-    return read
-
-
-def _register_threads(key: str, value: str) -> None:
+def _register_threads(key: str, value: str, _: Values) -> None:
     number = _whole(key, value)
     if not number or not _is_division(number) or number > 128:
         raise SettingsError(f"{key} is {number}, which is no power of two up to 128.", hint=_HINT)
 
 
-def _positive(key: str, value: str) -> None:
+def _positive(key: str, value: str, _: Values) -> None:
     if not _whole(key, value):
         raise SettingsError(f"{key} is 0, and torch takes only more.", hint=_HINT)
 
 
-def _anything(key: str, value: str) -> None:
+def _anything(key: str, value: str, _: Values) -> None:
     """Torch warns of a wrong value and goes on."""
 
 
-_READERS: Final[dict[str, Reader]] = {
-    "expandable_segments": _expandable,
-    "max_split_size_mb": _at_least_a_segment("max_split_size"),
-    "max_non_split_rounding_mb": _at_least_a_segment("max_non_split_rounding_size"),
-    "large_segment_size_mb": _large_segment,
-    "garbage_collection_threshold": _threshold,
-    "roundup_power2_divisions": _divisions,
-    "per_process_memory_fraction": _fraction,
-    "backend": _backend,
-    "expandable_segments_reserve": _checked(_anything),
-    "expandable_segments_reserve_by_class": _checked(_anything),
-    "graph_capture_record_stream_reuse": _checked(_truth),
-    "pinned_free_catch_all": _checked(_truth),
-    "pinned_max_cached_size_mb": _checked(_whole),
-    "pinned_max_round_threshold_mb": _checked(_whole),
-    "pinned_num_register_threads": _checked(_register_threads),
-    "pinned_reserve_segment_size_mb": _checked(_positive),
-    "pinned_use_background_threads": _checked(_truth),
-    "pinned_use_cuda_host_register": _checked(_truth),
-    "pinned_use_hip_host_register": _checked(_truth),
-    "release_lock_on_cudamalloc": _checked(_truth),
-    "release_lock_on_hipmalloc": _checked(_truth),
-    "throw_on_cudamalloc_oom": _checked(_truth),
+# The field that each sets, and what reads it; those without a field are checked alone.
+_READERS: Final[dict[str, tuple[str, Reader]]] = {
+    "expandable_segments": ("expandable_segments", _truth),
+    "max_split_size_mb": ("max_split_size", _at_least_a_segment),
+    "max_non_split_rounding_mb": ("max_non_split_rounding_size", _at_least_a_segment),
+    "large_segment_size_mb": ("large_segment_size", _large_segment),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _threshold),
+    "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
+    "per_process_memory_fraction": ("per_process_memory_fraction", _fraction),
+    "backend": ("", _backend),
+    "expandable_segments_reserve": ("", _anything),
+    "expandable_segments_reserve_by_class": ("", _anything),
+    "graph_capture_record_stream_reuse": ("", _truth),
+    "pinned_free_catch_all": ("", _truth),
+    "pinned_max_cached_size_mb": ("", _whole),
+    "pinned_max_round_threshold_mb": ("", _whole),
+    "pinned_num_register_threads": ("", _register_threads),
+    "pinned_reserve_segment_size_mb": ("", _positive),
+    "pinned_use_background_threads": ("", _truth),
+    "pinned_use_cuda_host_register": ("", _truth),
+    "pinned_use_hip_host_register": ("", _truth),
+    "release_lock_on_cudamalloc": ("", _truth),
+    "release_lock_on_hipmalloc": ("", _truth),
+    "throw_on_cudamalloc_oom": ("", _truth),
 }
 _SHOWN = list(_READERS)[:7]

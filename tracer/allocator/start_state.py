@@ -9,9 +9,9 @@ import numpy as np
 
 from tracer.allocator.blocks import PENDING, USED, Block, FreeBlocks, PoolId, VirtualRange
 from tracer.allocator.caching_allocator import CachingAllocator
-from tracer.allocator.expandable import new_range
+from tracer.allocator.driver import Ranges
 from tracer.allocator.history import History, SegmentEvent
-from tracer.allocator.ranges import Ranges
+from tracer.allocator.reserving import new_range
 from tracer.allocator.settings import AllocatorSettings
 from tracer.block_sizes import SMALL_BYTES, SMALL_SEGMENT_BYTES, round_size, round_sizes
 from tracer.snapshot.columns import DeviceState
@@ -22,37 +22,26 @@ _Home = tuple[PoolId, int, bool]  # pool, stream, is small
 
 @dataclass(slots=True)
 class Span:
-    """A segment, or a mapped part of an expandable one, that was there at the start.
-
-    Attributes:
-        is_small: Which half of the pool; None until it is known.
-        base: Where the expandable segment begins that it is part of; None for a plain segment.
-        lives: Number, address and size of the blocks in it, by address.
-    """
+    """A segment, or a mapped part of an expandable one, that was there at the start."""
 
     address: int
     size: int
     stream: int
     pool: PoolId
-    is_small: bool | None
-    base: int | None = None
+    is_small: bool | None  # Which half of the pool; None until it is known
+    base: int | None = None  # Where the expandable segment begins that it is part of; None for a plain segment
+    # Number, address and size of the blocks in it, by address.
     lives: list[tuple[int, int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StartState:
-    """What was there before the first entry.
-
-    Attributes:
-        reserved_bytes: The sum of the spans.
-        num_unclear_sizes: Blocks whose size nothing tells; they count with their rounded request.
-        num_contradictions: Entries that do not fit the end state.
-    """
+    """What was there before the first entry."""
 
     spans: tuple[Span, ...]
-    reserved_bytes: int
-    num_unclear_sizes: int
-    num_contradictions: int
+    reserved_bytes: int  # The sum of the spans
+    num_unclear_sizes: int  # Blocks whose size nothing tells; they count with their rounded request
+    num_contradictions: int  # Entries that do not fit the end state
 
 
 def find_start(state: DeviceState, history: History, settings: AllocatorSettings) -> StartState:
@@ -195,11 +184,7 @@ class _Placements:
         self._address, self._entry, self._requested = lives.addr[rows], lives.begin[rows], lives.requested_bytes[rows]
 
     def first_between(self, low: int, high: int, before: int) -> tuple[int, int] | None:
-        """Address and request of the first allocation that begins between two addresses, before some entry.
-
-        Args:
-            high: End of the range.
-        """
+        """Address and request of the first allocation that begins between two addresses, before some entry."""
         begin, end = np.searchsorted(self._address, (low, high))
         if begin == end:
             return None
@@ -267,9 +252,6 @@ def _find_halves(spans: list[Span], history: History, settings: AllocatorSetting
 
 def load(allocator: CachingAllocator, start: StartState, history: History) -> dict[int, Block]:
     """Put an allocator that has nothing yet into the start state.
-
-    Args:
-        start: What `find_start` found.
 
     Returns:
         The blocks in use, by life.

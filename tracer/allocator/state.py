@@ -80,11 +80,7 @@ class AllocatorState:
     # Counters.
 
     def adjust_reserved(self, change: int, action: str, address: int, home: FreeBlocks) -> None:
-        """Count bytes reserved from the driver, or, if negative, released to it.
-
-        Args:
-            change: Bytes.
-        """
+        """Count bytes reserved from the driver, or, if negative, released to it."""
         self.reserved_bytes += change
         self.num_driver_calls += 1
         if self.reserved_bytes > self.peak_reserved_bytes:

@@ -28,17 +28,12 @@ class BlockInfo:
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """A segment at some moment, or a mapped part of an expandable one.
-
-    Attributes:
-        is_small: Which half of the pool it is of.
-        page: The bytes of a page, and where pages count from, for an expandable one.
-    """
+    """A segment at some moment, or a mapped part of an expandable one."""
 
     pool: PoolId
     stream: int
-    is_small: bool
-    page: tuple[int, int] | None
+    is_small: bool  # Which half of the pool it is of
+    page: tuple[int, int] | None  # The bytes of a page, and where pages count from, for an expandable one
     blocks: tuple[BlockInfo, ...]
 
 

@@ -20,7 +20,6 @@ def reduce_rows(x: Ints, values: Ints, *, num_buckets: int, keep: Iterable[int] 
     Args:
         x: Position of each row, in the order of the rows. A position smaller than an earlier one counts as that.
         values: [rows, columns]
-        num_buckets: How many buckets; at least 1.
 
     Returns:
         Indices of the chosen rows, ascending, each once: at most `num_buckets * (2 * columns + 4)` of them and `keep`.
@@ -49,7 +48,6 @@ def bucket_starts(x: Ints, num_buckets: int) -> Rows:
 
     Args:
         x: Where each row lies, in order; what steps back counts as standing still. One row at least.
-        num_buckets: At most so many are returned.
     """
     position = np.maximum.accumulate(x)
     offset, width = position - position[0], int(position[-1] - position[0])

@@ -12,16 +12,11 @@ NO_MODULE = "(no module)"
 
 @dataclass(slots=True)
 class ModuleNode:
-    """A module of the tree and the modules below it.
+    """A module of the tree and the modules below it."""
 
-    Attributes:
-        path: Dotted path; empty for the root, which stands for everything.
-        total_bytes: Its own and those of all modules below it.
-    """
-
-    path: str
+    path: str  # Dotted path; empty for the root, which stands for everything
     own_bytes: int = 0
-    total_bytes: int = 0
+    total_bytes: int = 0  # Its own and those of all modules below it
     children: list[ModuleNode] = field(default_factory=list)
 
     def walk(self, depth: int = 0) -> Iterator[tuple[int, ModuleNode]]:

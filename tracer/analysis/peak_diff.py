@@ -16,39 +16,28 @@ _LEAST_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SavedPeak:
-    """A peak as peak.json has it.
+    """A peak as peak.json has it."""
 
-    Attributes:
-        device: Name as `str(torch.device)` writes it; of a snapshot `device 0`.
-        phase: Phase of the allocation that made the peak, or None.
-        rows: Equal blocks; of a snapshot none, whose blocks are compared by stack.
-    """
-
-    device: str
+    device: str  # Name as `str(torch.device)` writes it; of a snapshot `device 0`
     bytes: int
-    phase: str | None
-    rows: tuple[PeakRow, ...] = ()
+    phase: str | None  # Phase of the allocation that made the peak, or None
+    rows: tuple[PeakRow, ...] = ()  # Equal blocks; of a snapshot none, whose blocks are compared by stack
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What has one name at both peaks.
+    """What has one name at both peaks."""
 
-    Attributes:
-        name: Category, module, operator, or all of them and the line, for people. Of snapshots a kind, or a kind and
-            the functions and files of a stack without line numbers, innermost first.
-        was: The innermost frame that the first stack has instead of `became`, where the stacks are not the same.
-        became: The frame of the second stack.
-        own_peaks: For snapshots, the most bytes in use at once in either recording, at any moment.
-    """
-
+    # Category, module, operator, or all of them and the line, for people. Of snapshots a kind, or a kind and the
+    # functions and files of a stack without line numbers, innermost first.
     name: tuple[str, ...]
     before_bytes: int
     after_bytes: int
     before_count: int
     after_count: int
-    was: str = ""
-    became: str = ""
+    was: str = ""  # The innermost frame that the first stack has instead of `became`, where the stacks are not the same
+    became: str = ""  # The frame of the second stack
+    # For snapshots, the most bytes in use at once in either recording, at any moment.
     own_peaks: tuple[int, int] | None = None
 
     @property
@@ -65,15 +54,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class PeakDiff:
-    """Two peaks compared; the changes of each list sum to the change of the peak.
-
-    Attributes:
-        changes: By what they are gathered by, largest first: `category`, `module`, `operator` and `line` of runs,
-            `kind` and `stack` of snapshots.
-    """
+    """Two peaks compared; the changes of each list sum to the change of the peak."""
 
     before: SavedPeak
     after: SavedPeak
+    # By what they are gathered by, largest first: `category`, `module`, `operator` and `line` of runs, `kind` and
+    # `stack` of snapshots.
     changes: Mapping[str, tuple[Change, ...]]
 
     @property

@@ -26,16 +26,11 @@ class HasLength(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A row of a table of rules, decided for B blocks at a time.
-
-    Attributes:
-        kind: What it is, or the name of a column of kinds [B].
-        when: Conditions, all of which have to hold; without any, the rule holds for every block.
-    """
+    """A row of a table of rules, decided for B blocks at a time."""
 
     evidence: Evidence
-    kind: Kind | str
-    when: tuple[str, ...] = ()
+    kind: Kind | str  # What it is, or the name of a column of kinds [B]
+    when: tuple[str, ...] = ()  # Conditions, all of which have to hold; without any, the rule holds for every block
 
     def holds(self, facts: HasLength) -> PerBlock[Bool]:
         """[B] for which blocks."""
@@ -65,7 +60,6 @@ def first_that_holds(
     """[B] `Kind` and [B] `Evidence` of each block, by the first rule that holds.
 
     Args:
-        rules: Rules in their order.
         otherwise: The evidence of a block that no rule knows; its kind is `Kind.UNKNOWN`.
     """
     kind = np.full(len(facts), Kind.UNKNOWN, np.int64)

@@ -39,11 +39,7 @@ class Source(NamedTuple):
 
 
 def read_document(path: Path, source: Source, *, at_most: int = MAX_BYTES, hint: str) -> Document:
-    """Read a file of no more than some bytes.
-
-    Args:
-        hint: Said where the file cannot be read.
-    """
+    """Read a file of no more than some bytes."""
     try:
         with path.open("rb") as file:
             data = file.read(at_most + 1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,9 +19,6 @@ _BLOCK_BYTES = 4096
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A path to write to; it takes the place of `path` when the block ends well, and vanishes when it does not.
-
-    Args:
-        path: The file to make or replace. Its folder is made if it is missing.
 
     Raises:
         OutputError: The folder or file cannot be written.
@@ -49,6 +47,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
     with replacing(path) as temporary:
         temporary.write_bytes(data)
+
+
+def write_json(path: Path, values: Mapping[str, object]) -> None:
+    """Write a JSON document whole or not at all."""
+    write_atomically(path, json.dumps(values, indent=1) + "\n")
 
 
 def remove(path: Path) -> None:

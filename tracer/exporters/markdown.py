@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tracer.analysis.kinds import words_of
-from tracer.analysis.peak_diff import Change, PeakDiff
+from tracer.analysis.peak_diff import PeakDiff
 from tracer.exporters.files import write_atomically
 from tracer.units import format_bytes
 
@@ -16,14 +16,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#&@])")
 
 
 def write_markdown(name: str, diff: PeakDiff, sentences: Sequence[str], path: Path) -> None:
-    """Write the difference of two peaks as Markdown.
-
-    Args:
-        name: Name of the compared program or test.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+    """Write the difference of two peaks as Markdown."""
     write_atomically(path, "\n".join(_lines(name, diff, sentences)) + "\n")
 
 
@@ -42,13 +35,9 @@ def _lines(name: str, diff: PeakDiff, sentences: Sequence[str]) -> Iterator[str]
     yield "| change | category | module | operator | line |"
     yield "|---:|---|---|---|---|"
     for change in changes[:_NUM_ROWS]:
-        yield _row(change)
+        yield f"| {_signed(change.bytes)} | " + " | ".join(map(_plain, map(words_of, change.name))) + " |"
     if rest := changes[_NUM_ROWS:]:
         yield f"| {_signed(sum(change.bytes for change in rest))} | | | | {len(rest)} more |"
-
-
-def _row(change: Change) -> str:
-    return f"| {_signed(change.bytes)} | " + " | ".join(map(_plain, map(words_of, change.name))) + " |"
 
 
 def _signed(size_bytes: int) -> str:

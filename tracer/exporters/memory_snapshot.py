@@ -33,11 +33,6 @@ def snapshot_of_recording(
     The CPU has no segments. Address ranges that blocks ever lay in, merged where they touch, stand in for them: each
     encloses its blocks, and together they are the memory that the run has used.
 
-    Args:
-        recording: One cycle.
-        lifetimes: The device's blocks.
-        labels: What the viewer is to show of each.
-
     Returns:
         Segments as they are at the end of the recording, and one trace entry per allocation and two per free.
     """

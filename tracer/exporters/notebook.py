@@ -15,26 +15,19 @@ from typing import Any
 from tracer.analysis.kinds import words_of
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import Findings
-from tracer.exporters.page.words import CATEGORY_COLORS
+from tracer.exporters.page.words import CATEGORIES
 from tracer.exporters.screen.profile import headline, line_name
 from tracer.units import format_bytes
 
 NUM_ROWS = 10
-_MAX_PAGE_BYTES = 8 << 20
-"""A larger page is not put into the notebook, which would be saved with it."""
-_LIGHT, _OTHER = 0, ("#9aa1aa", "#9aa1aa")
+_MAX_PAGE_BYTES = 8 << 20  # A larger page is not put into the notebook, which would be saved with it
+_OTHER = "#9aa1aa"
 
 
 def notebook_html(
     findings: Findings | None, num_steps: int | None = None, *, notes: Sequence[str] = (), page: Path | None = None
 ) -> str:
-    """HTML that brings no style sheet or script of its own; every text of the recording is escaped.
-
-    Args:
-        findings: Findings of a run; None where nothing was recorded.
-        num_steps: How many steps it had, if that is known.
-        page: The page that was written, to be shown in a frame; None for none.
-    """
+    """HTML that brings no style sheet or script of its own; every text of the recording is escaped."""
     paragraphs = "".join(f"<p>{escape(note)}</p>" for note in notes)
     if findings is None:
         return f"<p>Nothing was recorded.</p>{paragraphs}"
@@ -79,8 +72,9 @@ class Paragraph:
 
 def _bar(sizes: dict[str, int], peak_bytes: int) -> str:
     """A bar as wide as the cell, with a part for each kind."""
+    colors = {name: color for name, (_, color, _) in CATEGORIES.items()}
     parts = (
-        f'<span style="width:{100 * size / peak_bytes:.2f}%;background:{CATEGORY_COLORS.get(name, _OTHER)[_LIGHT]}"'
+        f'<span style="width:{100 * size / peak_bytes:.2f}%;background:{colors.get(name, _OTHER)}"'
         f' title="{escape(f"{words_of(name)} {format_bytes(size)}")}"></span>'
         for name, size in sizes.items()
     )

@@ -67,7 +67,6 @@ def stacks_of_rows(recording: Recording, peak: PeakReport, *, num_rows: int, num
 
     Args:
         num_rows: How many rows get a stack; the others have None.
-        num_frames: How many innermost frames of each stack are returned.
 
     Returns:
         Frames as text, innermost first; None where no Python frame led to any block of the row.

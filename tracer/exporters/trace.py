@@ -20,13 +20,13 @@ from typing import IO, Literal, TypedDict
 
 import numpy as np
 
+from tracer.analysis.profiles.classify_blocks import memory_by_kind
 from tracer.analysis.profiles.findings import CycleFindings
-from tracer.analysis.profiles.memory_by_kind import memory_by_kind
 from tracer.arrays import Ints
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.errors import RecordingError
 from tracer.exporters.files import replacing
-from tracer.trace.head import trace_head
+from tracer.trace.text import trace_head
 from tracer.units import format_bytes
 
 _MAX_HEAD_BYTES = 64 << 20
@@ -119,9 +119,6 @@ def memory_events(cycle: CycleFindings, *, process_id: int = 0, base_ns: int = 0
     A counter has an event where its value changes, in allocator order. A clock that steps back, as two threads' can
     by some nanoseconds, stands still instead: viewers sort by time. The total is the allocator's own count, so its
     largest value is the peak.
-
-    Args:
-        process_id: Under which viewers show the counters.
     """
     lifetimes, allocations = cycle.lifetimes, cycle.recording.allocations
     times = np.maximum.accumulate(allocations.time_ns[lifetimes.events])

@@ -10,21 +10,13 @@ from tracer.capture.sources.source_line import SourceLine
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What ended a run early.
+    """What ended a run early."""
 
-    Attributes:
-        error: The exception.
-        step: Number of the step in which it happened, from 0.
-        allocator: The allocator's state right after, by name, in bytes.
-        line: Line of the user's own code where the error arose, if there is one.
-        in_timing_pass: Whether all steps had ended, and their phases were being timed.
-    """
-
-    error: BaseException
-    step: int
-    allocator: Mapping[str, int]
-    line: SourceLine | None = None
-    in_timing_pass: bool = False
+    error: BaseException  # The exception
+    step: int  # Number of the step in which it happened, from 0
+    allocator: Mapping[str, int]  # The allocator's state right after, by name, in bytes
+    line: SourceLine | None = None  # Line of the user's own code where the error arose, if there is one
+    in_timing_pass: bool = False  # Whether all steps had ended, and their phases were being timed
 
     @property
     def out_of_memory(self) -> bool:

@@ -7,16 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """A file that a run can write.
+    """A file that a run can write."""
 
-    Attributes:
-        name: Name in the option `--no-<name>`.
-        switch_help: Help of the option that leaves it out; empty for a file that is written only where it is asked for.
-    """
-
-    name: str
+    name: str  # Name in the option `--no-<name>`
     file_name: str
     read_with: str
+    # Help of the option that leaves it out; empty for a file that is written only where it is asked for.
     switch_help: str = ""
 
 

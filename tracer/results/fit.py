@@ -9,49 +9,31 @@ from tracer.null_gpu.nccl_buffers import NcclBuffers
 
 @dataclass(frozen=True, slots=True)
 class RankTrial:
-    """What came of a trial on one rank of a job.
-
-    Attributes:
-        allocated_bytes: At most; where it does not fit, until memory ran out.
-        reserved_bytes: The same.
-    """
+    """What came of a trial on one rank of a job."""
 
     rank: int
     fits: bool
-    allocated_bytes: int
-    reserved_bytes: int
+    allocated_bytes: int  # At most; where it does not fit, until memory ran out
+    reserved_bytes: int  # The same
 
 
 @dataclass(frozen=True, slots=True)
 class FitTrial:
-    """What came of some changes.
+    """What came of some changes."""
 
-    Attributes:
-        apply: Names of them, as `run --apply` takes them; none for the script as it is.
-        allocated_bytes: At most; where it does not fit, until memory ran out.
-        reserved_bytes: The same.
-        notes: What could not be made, a sentence each.
-        has_ended_before: Whether the script ended before a step, otherwise than for want of memory: it does not bear
-            the changes.
-        arguments: Arguments that were put behind the script's own.
-        worst_rank: The rank that these bytes are of, in a job; None for one process.
-        ranks: All that ran, in a job.
-        beside_bytes: Of that rank's card, symmetric memory and what other ranks take.
-        nccl: What NCCL takes of it, too.
-        flops: Floating point operations of a step, of the worst rank in a job; None where they were not counted.
-    """
-
-    apply: tuple[str, ...]
+    apply: tuple[str, ...]  # Names of them, as `run --apply` takes them; none for the script as it is
     fits: bool
-    allocated_bytes: int = 0
-    reserved_bytes: int = 0
-    notes: tuple[str, ...] = ()
+    allocated_bytes: int = 0  # At most; where it does not fit, until memory ran out
+    reserved_bytes: int = 0  # The same
+    notes: tuple[str, ...] = ()  # What could not be made, a sentence each
+    # Whether the script ended before a step, otherwise than for want of memory: it does not bear the changes.
     has_ended_before: bool = False
-    arguments: tuple[str, ...] = ()
-    worst_rank: int | None = None
-    ranks: tuple[RankTrial, ...] = ()
-    beside_bytes: int = 0
-    nccl: NcclBuffers = field(default_factory=NcclBuffers)
+    arguments: tuple[str, ...] = ()  # Arguments that were put behind the script's own
+    worst_rank: int | None = None  # The rank that these bytes are of, in a job; None for one process
+    ranks: tuple[RankTrial, ...] = ()  # All that ran, in a job
+    beside_bytes: int = 0  # Of that rank's card, symmetric memory and what other ranks take
+    nccl: NcclBuffers = field(default_factory=NcclBuffers)  # What NCCL takes of it, too
+    # Floating point operations of a step, of the worst rank in a job; None where they were not counted.
     flops: int | None = None
 
     @property
@@ -62,18 +44,12 @@ class FitTrial:
 
 @dataclass(frozen=True, slots=True)
 class FitReport:
-    """Everything to tell.
-
-    Attributes:
-        usable_bytes: Bytes of it that the allocator can use.
-        trials: The trials, in the order in which they were made.
-        apply: Names of the changes with which it fits, none where it does as it is; None where nothing fits.
-        arguments: With which it fits, behind the script's own.
-    """
+    """Everything to tell."""
 
     device: str
-    usable_bytes: int
+    usable_bytes: int  # Bytes of it that the allocator can use
     script: tuple[str, ...]
-    trials: tuple[FitTrial, ...]
+    trials: tuple[FitTrial, ...]  # The trials, in the order in which they were made
+    # Names of the changes with which it fits, none where it does as it is; None where nothing fits.
     apply: tuple[str, ...] | None
-    arguments: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()  # With which it fits, behind the script's own

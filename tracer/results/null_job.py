@@ -12,33 +12,23 @@ from tracer.null_gpu.nccl_buffers import NcclBuffers
 
 @dataclass(frozen=True, slots=True)
 class RankRun:
-    """A rank that ran.
-
-    Attributes:
-        peak_bytes: Largest peak of its device; None if nothing was recorded.
-        reserved_bytes: Reserved from the driver at that moment; of its GPU's peak see `taken`.
-        failure: What ended its steps early, in words; empty if nothing did.
-        out_of_memory: Whether that was the device's memory.
-        line: Line at which that arose; None where it is not known.
-        nccl: What a real NCCL would have taken memory for.
-        shared_bytes: Symmetric memory, which ranks map from each other and torch's allocator does not count.
-        taken: [B] The most that it took at once of each GPU of its node, by the GPU's number there: what torch
-            reserved, symmetric memory and CUDA's context.
-        crowded: The GPU on which it ran again with less memory, and what others take of it; None where it did not.
-    """
+    """A rank that ran."""
 
     rank: int
     status: int
     seconds: float
-    peak_bytes: int | None = None
-    reserved_bytes: int = 0
+    peak_bytes: int | None = None  # Largest peak of its device; None if nothing was recorded
+    reserved_bytes: int = 0  # Reserved from the driver at that moment; of its GPU's peak see `taken`
     categories: Mapping[str, int] = field(default_factory=dict)
-    failure: str = ""
-    out_of_memory: bool = False
-    nccl: NcclBuffers = field(default_factory=NcclBuffers)
-    shared_bytes: int = 0
-    line: SourceLine | None = None
+    failure: str = ""  # What ended its steps early, in words; empty if nothing did
+    out_of_memory: bool = False  # Whether that was the device's memory
+    nccl: NcclBuffers = field(default_factory=NcclBuffers)  # What a real NCCL would have taken memory for
+    shared_bytes: int = 0  # Symmetric memory, which ranks map from each other and torch's allocator does not count
+    line: SourceLine | None = None  # Line at which that arose; None where it is not known
+    # [B] The most that it took at once of each GPU of its node, by the GPU's number there: what torch reserved,
+    # symmetric memory and CUDA's context.
     taken: Mapping[int, int] = field(default_factory=dict)
+    # The GPU on which it ran again with less memory, and what others take of it; None where it did not.
     crowded: tuple[int, int] | None = None
 
 

@@ -43,11 +43,7 @@ _NO_CUDNN = (
 
 
 def notes_of(findings: Findings | None) -> tuple[str, ...]:
-    """Sentences for a run that computed nothing: which files it lacks, what is set aside and what is not counted.
-
-    Args:
-        findings: Findings of the run; None if nothing was recorded.
-    """
+    """Sentences for a run that computed nothing: which files it lacks, what is set aside and what is not counted."""
     return (NO_TIMES, SET_ASIDE, *_unknown(findings))
 
 

@@ -17,111 +17,68 @@ Engine = Literal["null GPU", "rehearsal"]
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemoryAt:
-    """The allocation that fails because memory runs out.
+    """The allocation that fails because memory runs out."""
 
-    Attributes:
-        size_bytes: Bytes that could not be allocated; None where that is not known.
-        step: Number of the step, from 0; -1 before the first.
-        phase: `forward` and so on; empty where it is not known.
-        module: Dotted name, or empty.
-        op: torch's name of the operator, or empty.
-        line: Line of the user's code or a library's, or None.
-    """
-
-    size_bytes: int | None
-    step: int
-    phase: str
-    module: str
-    op: str
-    line: SourceLine | None
+    size_bytes: int | None  # Bytes that could not be allocated; None where that is not known
+    step: int  # Number of the step, from 0; -1 before the first
+    phase: str  # `forward` and so on; empty where it is not known
+    module: str  # Dotted name, or empty
+    op: str  # torch's name of the operator, or empty
+    line: SourceLine | None  # Line of the user's code or a library's, or None
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeNeed:
-    """What inputs of one shape need.
+    """What inputs of one shape need."""
 
-    Attributes:
-        inputs: As `--input` has them.
-    """
-
-    inputs: tuple[str, ...]
+    inputs: tuple[str, ...]  # As `--input` has them
     allocated_bytes: int
     reserved_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class LargestSize:
-    """How much of something, such as a batch, fits on a device.
+    """How much of something, such as a batch, fits on a device."""
 
-    Attributes:
-        option: The option that was varied, such as `--batch-size`.
-        size: The largest that fits; 0 where not even the smallest does.
-        accumulated: Size and number of micro-batches that together are what was asked for, where that does not fit at
-            once; None where it does, or where no number of them fits.
-        is_all: Whether no larger one was tried: it is the most that is asked for, or all positions of a model.
-    """
-
-    option: str
-    size: int
+    option: str  # The option that was varied, such as `--batch-size`
+    size: int  # The largest that fits; 0 where not even the smallest does
+    # Size and number of micro-batches that together are what was asked for, where that does not fit at once; None where
+    # it does, or where no number of them fits.
     accumulated: tuple[int, int] | None = None
+    # Whether no larger one was tried: it is the most that is asked for, or all positions of a model.
     is_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What an allocator counted.
+    """What an allocator counted."""
 
-    Attributes:
-        peak_allocated_bytes: The most in use, rounded as the allocator does: `max_memory_allocated`.
-        peak_requested_bytes: The most in use, as asked for.
-        peak_reserved_bytes: The most taken from the driver: `max_memory_reserved`.
-        num_retries: How often it gave back its cache for a request.
-    """
-
-    peak_allocated_bytes: int
-    peak_requested_bytes: int
-    peak_reserved_bytes: int
-    num_retries: int
+    peak_allocated_bytes: int  # The most in use, rounded as the allocator does: `max_memory_allocated`
+    peak_requested_bytes: int  # The most in use, as asked for
+    peak_reserved_bytes: int  # The most taken from the driver: `max_memory_reserved`
+    num_retries: int  # How often it gave back its cache for a request
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
-    """What a step needs of a device.
+    """What a step needs of a device."""
 
-    Attributes:
-        engine: Which of them answered.
-        results: Results of the steps, as of a run: what fills the device, with its files.
-        card: The device; None where only the need is asked for.
-        num_cards: How many of them the program sees.
-        need: What the steps take where memory does not end; of a script that runs out of memory, what it took until
-            then.
-        memory: What they take on the card.
-        is_whole: Whether `need` is that of whole steps.
-        spread: Range of the reserved bytes.
-        spread_is_about: What the range comes from, in a word or two; empty where there is none.
-        failed_at: Where the card runs out of memory; None where it does not.
-        assumptions: Sentences on what was assumed of this program.
-        by_shape: Where inputs vary, what the smallest and the largest need alone.
-        other: What the other engine says, where both were run.
-        rank: The rank of a job that it is about alone; None where it is about the whole program.
-        nccl: What NCCL takes memory for, beside torch's.
-    """
-
-    engine: Engine
-    results: RunResults
-    card: Card | None
+    engine: Engine  # Which of them answered
+    results: RunResults  # Results of the steps, as of a run: what fills the device, with its files
+    card: Card | None  # The device; None where only the need is asked for
+    # What the steps take where memory does not end; of a script that runs out of memory, what it took until then.
     need: Sizes
-    memory: Sizes
-    spread: Spread
-    spread_is_about: str
-    failed_at: OutOfMemoryAt | None
-    assumptions: tuple[str, ...]
-    num_cards: int = 1
-    is_whole: bool = True
-    by_shape: tuple[ShapeNeed, ...] = ()
-    other: Prediction | None = None
-    rank: int | None = None
-    nccl: NcclBuffers = field(default_factory=NcclBuffers)
+    memory: Sizes  # What they take on the card
+    spread: Spread  # Range of the reserved bytes
+    spread_is_about: str  # What the range comes from, in a word or two; empty where there is none
+    failed_at: OutOfMemoryAt | None  # Where the card runs out of memory; None where it does not
+    assumptions: tuple[str, ...]  # Sentences on what was assumed of this program
+    num_cards: int = 1  # How many of them the program sees
+    is_whole: bool = True  # Whether `need` is that of whole steps
+    by_shape: tuple[ShapeNeed, ...] = ()  # Where inputs vary, what the smallest and the largest need alone
+    other: Prediction | None = None  # What the other engine says, where both were run
+    rank: int | None = None  # The rank of a job that it is about alone; None where it is about the whole program
+    nccl: NcclBuffers = field(default_factory=NcclBuffers)  # What NCCL takes memory for, beside torch's
 
     @property
     def fits(self) -> bool | None:

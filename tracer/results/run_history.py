@@ -52,11 +52,7 @@ class RunHistory:
         return self._or_note(lambda: with_allocator_history(findings, columns, num_later, known=known)) or findings
 
     def labelled(self, findings: Findings | None, known: KnownStorages) -> dict[str, Any] | None:
-        """The snapshot, whose entries say what the recording knows of their blocks; None where there is none.
-
-        Args:
-            findings: Findings of the run, joined with this history; None where there are none.
-        """
+        """The snapshot, whose entries say what the recording knows of their blocks; None where there is none."""
         cycles = findings.cycles if findings is not None else ()
         cycle = next((cycle for cycle in cycles if cycle.history is not None), None)
         if self.snapshot is None or cycle is None or cycle.history is None:
@@ -79,10 +75,6 @@ class RunHistory:
         """The last allocation that a device of this one's type had no memory for, explained.
 
         It is read as memory_snapshot.pkl would be, so that the file tells the same.
-
-        Args:
-            findings: Findings of the run, to name what filled the device; None where there are none.
-            device: Name of a device, of which the type counts.
         """
         if self.device_out_of_memory is None:
             return None

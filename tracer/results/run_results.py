@@ -34,62 +34,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RunResults:
-    """Everything that a run brought to light.
+    """Everything that a run brought to light."""
 
-    Attributes:
-        findings: Findings of the recorded cycles; None if not one step was recorded.
-        timings: Timings of the timing pass; None if there was none.
-        history: The allocator's own, on CUDA; elsewhere one without a snapshot.
-        unused_parameters: Names of parameters without gradient; None where it was not looked at.
-        losses: One per step.
-        failure: What ended the run early, or None.
-        settings: What the run was made with, by name.
-        notes: Sentences on what could not be measured.
-        parameters: The model's, with the lines that constructed them.
-        project_root: The folder from which reports name files.
-        failed_allocation: What the device had no memory for, explained; None where the allocator's history has none.
-        trace: The profiler's own, of the cycle with the largest peak; None if it was not asked for.
-        module_names: Dotted names of the model's modules by `id()`.
-        origin: When, where and with what the run was made.
-        project_names: What the user's project calls each file, None for those that are not of it; None where that is
-            to be asked of the disk.
-        times: Where the time of the device went; None where nothing that was read tells.
-        device: The device that the run is about, as `str(torch.device)` writes it.
-        keep_recording: Whether recording.npz is wanted.
-        eager: The peak of the same run without compilation; None where it was not made.
-        advice: What would lower the peak; None where nobody asked.
-        waste: What the peak held that nobody needs, the largest first.
-        values_read: What the program read of a device that computes nothing; None on any other.
-        is_predicted: Whether nothing has run: the results are of a rehearsal.
-        verdict: What a prediction says of the card, in a sentence; empty for a run.
-    """
-
-    findings: Findings | None
-    timings: PhaseTimings | None
-    history: RunHistory
+    findings: Findings | None  # Findings of the recorded cycles; None if not one step was recorded
+    timings: PhaseTimings | None  # Timings of the timing pass; None if there was none
+    history: RunHistory  # The allocator's own, on CUDA; elsewhere one without a snapshot
     known: KnownStorages
-    unused_parameters: tuple[str, ...] | None
-    losses: tuple[float, ...]
+    unused_parameters: tuple[str, ...] | None  # Names of parameters without gradient; None where it was not looked at
+    losses: tuple[float, ...]  # One per step
     num_steps: int
-    failure: Failure | None
-    settings: Mapping[str, object] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    parameters: tuple[Parameter, ...] = ()
-    project_root: Path | None = None
+    failure: Failure | None  # What ended the run early, or None
+    settings: Mapping[str, object] = field(default_factory=dict)  # What the run was made with, by name
+    notes: tuple[str, ...] = ()  # Sentences on what could not be measured
+    parameters: tuple[Parameter, ...] = ()  # The model's, with the lines that constructed them
+    project_root: Path | None = None  # The folder from which reports name files
+    # What the device had no memory for, explained; None where the allocator's history has none.
     failed_allocation: FailedAllocation | None = None
+    # The profiler's own, of the cycle with the largest peak; None if it was not asked for.
     trace: ProfilerTrace | None = None
-    module_names: Mapping[int, str] = field(default_factory=dict)
-    origin: RunOrigin = field(default_factory=RunOrigin.here)
+    module_names: Mapping[int, str] = field(default_factory=dict)  # Dotted names of the model's modules by `id()`
+    origin: RunOrigin = field(default_factory=RunOrigin.here)  # When, where and with what the run was made
+    # What the user's project calls each file, None for those that are not of it; None where that is to be asked of the
+    # disk.
     project_names: Mapping[str, str | None] | None = None
-    times: TraceTimes | None = None
-    device: str = "cpu"
-    keep_recording: bool = False
-    eager: SavedPeak | None = None
-    advice: AdviceReport | None = None
-    waste: tuple[Waste, ...] = ()
-    values_read: ValuesRead | None = None
-    is_predicted: bool = False
-    verdict: str = ""
+    times: TraceTimes | None = None  # Where the time of the device went; None where nothing that was read tells
+    device: str = "cpu"  # The device that the run is about, as `str(torch.device)` writes it
+    keep_recording: bool = False  # Whether recording.npz is wanted
+    eager: SavedPeak | None = None  # The peak of the same run without compilation; None where it was not made
+    advice: AdviceReport | None = None  # What would lower the peak; None where nobody asked
+    waste: tuple[Waste, ...] = ()  # What the peak held that nobody needs, the largest first
+    values_read: ValuesRead | None = None  # What the program read of a device that computes nothing; None on any other
+    is_predicted: bool = False  # Whether nothing has run: the results are of a rehearsal
+    verdict: str = ""  # What a prediction says of the card, in a sentence; empty for a run
 
     @property
     def computed(self) -> bool:

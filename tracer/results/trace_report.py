@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracer.analysis.profiles.attribution import Attribution, attribute
+from tracer.analysis.profiles.attribution import attribute
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
 from tracer.analysis.times.findings import TraceTimes, find_times
 from tracer.analysis.times.ranks import JobTimes, RankTimes, compare_ranks
@@ -30,23 +30,14 @@ NOT_SAID: Final = "not in the trace"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceReport:
-    """A trace, explained.
+    """A trace, explained."""
 
-    Attributes:
-        file: Its name, as the person gave it.
-        results: What it says of memory, as the results of a run; None where it has no allocations.
-        times: Where the time of the device went; None where nothing ran on one.
-        rank: The rank that wrote it, in a job; None where the trace does not say.
-        notes: What was odd in the file, in sentences.
-        missing: What the file does not have, in sentences.
-    """
-
-    file: str
-    results: RunResults | None
-    times: TraceTimes | None
-    rank: int | None
-    notes: tuple[str, ...]
-    missing: tuple[str, ...]
+    file: str  # Its name, as the person gave it
+    results: RunResults | None  # What it says of memory, as the results of a run; None where it has no allocations
+    times: TraceTimes | None  # Where the time of the device went; None where nothing ran on one
+    rank: int | None  # The rank that wrote it, in a job; None where the trace does not say
+    notes: tuple[str, ...]  # What was odd in the file, in sentences
+    missing: tuple[str, ...]  # What the file does not have, in sentences
 
 
 def explain_trace(path: Path, *, device: str | None = None, command: str = "") -> TraceReport:
@@ -61,7 +52,7 @@ def explain_trace(path: Path, *, device: str | None = None, command: str = "") -
     trace = load_trace(path)
     findings = _findings(trace, device)
     attribution = findings.worst.attribution if findings is not None else attribute(trace.recording)
-    times = _times(trace, attribution)
+    times = find_times(trace.recording, attribution, trace.work)
     return TraceReport(
         file=str(path),
         results=None if findings is None else _results(trace, findings, times, path, command),
@@ -110,10 +101,6 @@ def _findings(trace: TraceFile, device: str | None) -> Findings | None:
     if device is not None and device not in trace.recording.devices:
         raise RecordingError(f"The trace has no allocations on {device}.", hint=f"It has some on {known}.")
     return put_together([find_in_cycle(trace.recording, device=device)])
-
-
-def _times(trace: TraceFile, attribution: Attribution) -> TraceTimes | None:
-    return find_times(trace.recording, attribution, trace.work)
 
 
 def _results(trace: TraceFile, findings: Findings, times: TraceTimes | None, path: Path, command: str) -> RunResults:

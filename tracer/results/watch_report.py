@@ -17,101 +17,66 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns
 from tracer.capture.values_read import ValuesRead
 
-END_OF_RUN: Final = "the end of the run"
-"""The event of a run that has ended by itself."""
+END_OF_RUN: Final = "the end of the run"  # The event of a run that has ended by itself
 
 
 @dataclass(frozen=True, slots=True)
 class HolderName:
-    """A variable that keeps memory alive, in words.
-
-    Attributes:
-        graph_line: Where the tensor was made whose graph keeps it; None where it is held itself, or nobody knows.
-    """
+    """A variable that keeps memory alive, in words."""
 
     holder: Holder
+    # Where the tensor was made whose graph keeps it; None where it is held itself, or nobody knows.
     graph_line: SourceLine | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OutlivedMemory:
-    """Memory that outlived the step after its own.
+    """Memory that outlived the step after its own."""
 
-    Attributes:
-        what: Its kind, or what its tensors look like where no allocator has a history.
-        frame: The function that made it; empty where nobody knows.
-        line: The line; None where nobody knows.
-        count: Number of blocks or tensors.
-        bytes_per_step: How much more each step leaves, as far as was recorded.
-        holders: Holders of those that were looked at.
-    """
-
-    what: str
-    frame: str
-    line: SourceLine | None
+    what: str  # Its kind, or what its tensors look like where no allocator has a history
+    frame: str  # The function that made it; empty where nobody knows
+    line: SourceLine | None  # The line; None where nobody knows
     bytes: int
-    count: int
-    bytes_per_step: int
-    holders: tuple[HolderName, ...]
+    count: int  # Number of blocks or tensors
+    bytes_per_step: int  # How much more each step leaves, as far as was recorded
+    holders: tuple[HolderName, ...]  # Holders of those that were looked at
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that made a watched run speak.
+    """Something that made a watched run speak."""
 
-    Attributes:
-        what: Such as `out of memory`, `asked for by signal`.
-        step: Steps that had ended.
-    """
-
-    what: str
-    step: int
+    what: str  # Such as `out of memory`, `asked for by signal`
+    step: int  # Steps that had ended
     time_ns: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WatchReport:
-    """A watched run at one moment.
+    """A watched run at one moment."""
 
-    Attributes:
-        device: The device that is watched, as `str(torch.device)` writes it.
-        error: What ended the run, in its own words; empty if nothing did.
-        error_line: Line of the user's own code where the error arose.
-        limit_bytes: What there is for this process; None where nobody says.
-        allocated_bytes: Bytes in use by the allocator at that moment; None without a caching allocator.
-        reserved_bytes: Held from the driver at that moment; likewise.
-        out_of_memory: The last allocation that failed, explained; None if none did, or there is no history.
-        groups: What was in use then, by line and kind; of the allocator's history.
-        outlived: What outlived the step after its own and is of no kind that stays.
-        ledger: The whole device; None where its driver does not say.
-        history_steps: How many of the last steps the history has in full.
-        notes: What is missing or could not be read, in sentences.
-        settings: What to remember of the run.
-        found_before: What earlier reports of the run found, each as `findings_alone`, the oldest first.
-        caveat: What has to be said before anything else; empty for a run like any other.
-        values_read: What the program read of a device that computes nothing; None on any other.
-    """
-
-    device: str
+    device: str  # The device that is watched, as `str(torch.device)` writes it
     event: Event
     events: tuple[Event, ...]
-    error: str
-    error_line: SourceLine | None
+    error: str  # What ended the run, in its own words; empty if nothing did
+    error_line: SourceLine | None  # Line of the user's own code where the error arose
     columns: StepColumns
     steps: StepFindings
-    limit_bytes: int | None
-    allocated_bytes: int | None
-    reserved_bytes: int | None
+    limit_bytes: int | None  # What there is for this process; None where nobody says
+    allocated_bytes: int | None  # Bytes in use by the allocator at that moment; None without a caching allocator
+    reserved_bytes: int | None  # Held from the driver at that moment; likewise
+    # The last allocation that failed, explained; None if none did, or there is no history.
     out_of_memory: OutOfMemory | None
-    groups: tuple[Group, ...]
-    outlived: tuple[OutlivedMemory, ...]
-    ledger: DeviceLedger | None
-    history_steps: int | None
-    notes: tuple[str, ...]
-    settings: Mapping[str, object]
+    groups: tuple[Group, ...]  # What was in use then, by line and kind; of the allocator's history
+    outlived: tuple[OutlivedMemory, ...]  # What outlived the step after its own and is of no kind that stays
+    ledger: DeviceLedger | None  # The whole device; None where its driver does not say
+    history_steps: int | None  # How many of the last steps the history has in full
+    notes: tuple[str, ...]  # What is missing or could not be read, in sentences
+    settings: Mapping[str, object]  # What to remember of the run
+    # What earlier reports of the run found, each as `findings_alone`, the oldest first.
     found_before: tuple[WatchReport, ...] = ()
-    caveat: str = ""
-    values_read: ValuesRead | None = None
+    caveat: str = ""  # What has to be said before anything else; empty for a run like any other
+    values_read: ValuesRead | None = None  # What the program read of a device that computes nothing; None on any other
 
     @property
     def has_findings(self) -> bool:

@@ -20,18 +20,18 @@ from tracer.analysis.snapshots.oom import device_out_of_memory
 from tracer.capture.device.allocator_history import snapshot_without_times
 from tracer.errors import MissingPackageError, OutputError, TracerError
 from tracer.exporters.cuda_timing import write_cuda_timing
+from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.advice import write_advice_json
-from tracer.exporters.json_documents.peak import write_peak_json
+from tracer.exporters.json_documents.peak import peak_document
 from tracer.exporters.max_mem import write_max_mem
 from tracer.exporters.memory_snapshot import (
     snapshot_of_recording,
     write_memory_snapshot,
 )
 from tracer.exporters.page.html import write_pages
-from tracer.exporters.page.model import SlowModule
+from tracer.exporters.page.model import SlowModule, without_times
 from tracer.exporters.page.snapshot_page import write_snapshot_page
 from tracer.exporters.page.timeline_page import slow_modules, timeline_page
-from tracer.exporters.page.untimed import without_times
 from tracer.exporters.recording_file.kept_run_file import save_kept_run
 from tracer.exporters.screen.values import values_lines
 from tracer.exporters.sqlite_reports.memory_report import write_memory_report
@@ -336,9 +336,8 @@ def _recording_size(results: RunResults, path: Path) -> str:
 
 def _write_peak_json(material: Material, path: Path) -> None:
     results, findings = material.results, material.findings
-    write_peak_json(
+    document = peak_document(
         findings.peaks,
-        path,
         recordings=[cycle.recording for cycle in findings.cycles],
         origin=results.origin,
         against_eager=results.against_eager,
@@ -346,6 +345,7 @@ def _write_peak_json(material: Material, path: Path) -> None:
         graph_pools=findings.graph_pools,
         failed=results.failed_allocation,
     )
+    write_json(path, document)
 
 
 _RECORDING = Output(files.RECORDING, _write_recording, _is_to_be_kept, _recording_size)

@@ -22,28 +22,18 @@ def _check_lengths(*columns: Column[Any]) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """What one device's allocator did, entry by entry, in its own order [entries].
+    """What one device's allocator did, entry by entry, in its own order [entries]."""
 
-    Attributes:
-        action: Codes of `Action`.
-        addr: Address of the block or segment; of an `oom` entry, the bytes that the device had free, -1 if not known.
-        size: Bytes, as asked for; of segments, as reserved.
-        time_us: Microseconds, never decreasing and often tied; -1 where the recording has no times.
-        stack: Numbers of stacks; 0 is the empty one.
-        category: Numbers of texts, -1 for none: categories that a tracer wrote beside the entries.
-        metadata: Numbers of texts, -1 for none: what the program attached to its allocations.
-        pool: Numbers of texts, -1 for the default pool.
-    """
-
-    action: Bytes8
+    action: Bytes8  # Codes of `Action`
+    # Address of the block or segment; of an `oom` entry, the bytes that the device had free, -1 if not known.
     addr: Ints
-    size: Ints
+    size: Ints  # Bytes, as asked for; of segments, as reserved
     stream: Ints
-    time_us: Ints
-    stack: Int32s
-    category: Int32s
-    metadata: Int32s
-    pool: Int32s
+    time_us: Ints  # Microseconds, never decreasing and often tied; -1 where the recording has no times
+    stack: Int32s  # Numbers of stacks; 0 is the empty one
+    category: Int32s  # Numbers of texts, -1 for none: categories that a tracer wrote beside the entries
+    metadata: Int32s  # Numbers of texts, -1 for none: what the program attached to its allocations
+    pool: Int32s  # Numbers of texts, -1 for the default pool
 
     def __post_init__(self) -> None:
         _check_lengths(self.action, self.addr, self.size, self.stream, self.time_us, self.stack)
@@ -65,18 +55,12 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """The pieces of the segments when the snapshot was taken [pieces].
-
-    Attributes:
-        size: Its bytes, rounded as the allocator does.
-        requested_size: What was asked for; without meaning for inactive blocks.
-        state: Codes of `BlockState`.
-    """
+    """The pieces of the segments when the snapshot was taken [pieces]."""
 
     address: Ints
-    size: Ints
-    requested_size: Ints
-    state: Bytes8
+    size: Ints  # Its bytes, rounded as the allocator does
+    requested_size: Ints  # What was asked for; without meaning for inactive blocks
+    state: Bytes8  # Codes of `BlockState`
     stack: Int32s
     stream: Ints
 
@@ -94,20 +78,14 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
-    """What was reserved from the driver when the snapshot was taken [segments].
+    """What was reserved from the driver when the snapshot was taken [segments]."""
 
-    Attributes:
-        address: Where the segment begins; of an expandable one, where this mapped range begins.
-        is_small: Whether it serves requests of up to 1 MiB.
-        pool: Numbers of texts, -1 for the default pool.
-    """
-
-    address: Ints
+    address: Ints  # Where the segment begins; of an expandable one, where this mapped range begins
     total_size: Ints
     stream: Ints
-    is_small: Bools
+    is_small: Bools  # Whether it serves requests of up to 1 MiB
     is_expandable: Bools
-    pool: Int32s
+    pool: Int32s  # Numbers of texts, -1 for the default pool
 
     def __post_init__(self) -> None:
         _check_lengths(self.address, self.total_size, self.stream, self.is_small, self.is_expandable, self.pool)
@@ -142,14 +120,10 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stacks:
-    """All distinct stacks, innermost frame first, each frame stored once.
-
-    Attributes:
-        offset: Where each stack begins in `frame_of` [stacks + 1].
-    """
+    """All distinct stacks, innermost frame first, each frame stored once."""
 
     frames: tuple[Frame, ...]
-    offset: Ints
+    offset: Ints  # Where each stack begins in `frame_of` [stacks + 1]
     frame_of: Int32s
 
     def __len__(self) -> int:
@@ -177,24 +151,16 @@ class DeviceState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """A loaded snapshot.
+    """A loaded snapshot."""
 
-    Attributes:
-        devices: The devices with a segment or a trace entry that says more than that a snapshot was taken, by index;
-            all that have an entry where there is none such.
-        stacks: The stacks that all devices share.
-        texts: Names of annotations, categories, metadata and pools.
-        settings: What is known of the allocator's settings; those that decide what it reserves.
-        has_host_memory: Pinned host memory was recorded too, which these columns leave out.
-        remarks: What was odd in the file and how it was read, in sentences.
-    """
-
+    # The devices with a segment or a trace entry that says more than that a snapshot was taken, by index; all that have
+    # an entry where there is none such.
     devices: tuple[DeviceState, ...]
-    stacks: Stacks
-    texts: tuple[str, ...]
-    settings: Mapping[str, Any]
-    has_host_memory: bool = False
-    remarks: tuple[str, ...] = ()
+    stacks: Stacks  # The stacks that all devices share
+    texts: tuple[str, ...]  # Names of annotations, categories, metadata and pools
+    settings: Mapping[str, Any]  # What is known of the allocator's settings; those that decide what it reserves
+    has_host_memory: bool = False  # Pinned host memory was recorded too, which these columns leave out
+    remarks: tuple[str, ...] = ()  # What was odd in the file and how it was read, in sentences
 
     def text(self, number: int) -> str:
         """A text by its number; the empty one for -1."""

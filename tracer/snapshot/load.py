@@ -1,15 +1,26 @@
-"""The door to allocator snapshots: a path in, columns out."""
+"""The door to allocator snapshots: a path in, columns out.
+
+A child process reads the file, so that no file can take this one down with it. Measured on a million entries: the
+detour costs 0.1 s for the start of a bare interpreter and the pipe, and saves as much, because the child's millions of
+objects vanish with it and this process imports numpy meanwhile.
+"""
 
 from __future__ import annotations
 
+import importlib
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from array import array
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from tracer.collector import paused_gc
 from tracer.errors import SnapshotError
 from tracer.snapshot.containers import why_no_file
-from tracer.snapshot.reader import RawSnapshot, columns_of, read_raw
-from tracer.snapshot.sandbox import read_isolated
+from tracer.snapshot.reader import OUT_OF_MEMORY_STATUS, RawSnapshot, columns_of, read_raw
 
 if TYPE_CHECKING:
     from tracer.snapshot.columns import Snapshot
@@ -52,3 +63,63 @@ def to_snapshot(raw: RawSnapshot, path: Path) -> Snapshot:
     from tracer.snapshot.assemble import assemble
 
     return assemble(raw, path)
+
+
+_PROJECT_ROOT = Path(__file__).resolve().parents[2]
+_CHILD = """
+import runpy, sys
+sys.path.insert(0, {root!r})
+runpy.run_module("tracer.snapshot.reader", run_name="__main__")
+"""
+_DAMAGED = "The file is damaged or hostile; take the snapshot again."
+
+
+def read_isolated(path: Path) -> RawSnapshot:
+    """Read a snapshot in a child process with limits of memory and processor time.
+
+    Raises:
+        SnapshotError: The file is no snapshot that can be read, or reading it broke a limit.
+    """
+    command = [sys.executable, "-I", "-c", _CHILD.format(root=str(_PROJECT_ROOT)), str(path.resolve())]
+    with tempfile.TemporaryFile() as complaints:
+        # The child may die of a signal; whatever it printed then is for a bug report, not for a person.
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints) as child:
+            assert child.stdout is not None
+            try:
+                importlib.import_module("numpy")  # while the child reads
+                raw = _receive(child.stdout)
+            except BaseException:
+                child.kill()
+                raise
+        if raw is None or child.returncode:
+            complaints.seek(0)
+            raise _failure(path, child.returncode, complaints.read(10_000).decode(errors="replace"))
+        return raw
+
+
+def _receive(pipe: IO[bytes]) -> RawSnapshot | None:
+    line = pipe.readline()
+    if not line.endswith(b"\n"):
+        return None
+    head: dict[str, Any] = json.loads(line)
+    if "error" in head:
+        raise SnapshotError(head["error"], hint=head["hint"])
+    columns: dict[str, array[int]] = {}
+    for name, typecode, length in head.pop("columns"):
+        column = array(typecode, bytes(length * array(typecode).itemsize))
+        if pipe.readinto(memoryview(column).cast("B")) != length * column.itemsize:  # type: ignore[attr-defined]
+            return None
+        columns[name] = column
+    return RawSnapshot(columns=columns, **head)
+
+
+def _failure(path: Path, status: int, complaint: str) -> Exception:
+    if status == OUT_OF_MEMORY_STATUS:
+        return SnapshotError(f"{path} asks for more memory than a snapshot of its size can need.", hint=_DAMAGED)
+    if status == -getattr(signal, "SIGXCPU", signal.SIGTERM):
+        return SnapshotError(f"{path} takes far longer to read than a snapshot of its size can need.", hint=_DAMAGED)
+    if status < 0:
+        return SnapshotError(f"Reading {path} was ended by signal {-status}.", hint=_DAMAGED)
+    if "MemoryError" in complaint:
+        return SnapshotError(f"{path} asks for more memory than this process may use.", hint=_DAMAGED)
+    return RuntimeError(f"The reader of snapshots failed on {path} with status {status}:\n{complaint}")

@@ -1,4 +1,4 @@
-"""Reads a snapshot file into columns, in this process or as the child process that `sandbox` starts.
+"""Reads a snapshot file into columns, in this process or as the child process that `load` starts.
 
 The child writes one line of JSON and then the raw columns to its standard output. It imports nothing but the standard
 library, sets its own limits of memory and time before it touches the file, and ends without tidying up millions of
@@ -35,24 +35,16 @@ OUT_OF_MEMORY_STATUS = 77
 
 @dataclass(slots=True)
 class RawSnapshot:
-    """The columns by name, and what is not a column.
+    """The columns by name, and what is not a column."""
 
-    Attributes:
-        columns: `trace.<device>.<key>`, `segment.<key>`, `block.<key>`, `annotation.<key>` and those of `StackTable`.
-        texts: Names of annotations, categories, metadata and pools.
-        devices: Index of every device that has a trace, even an empty one.
-        settings: What the snapshot says of the allocator's settings.
-        has_host_memory: Pinned host memory was recorded too.
-        remarks: What was odd and could be done without, in sentences.
-    """
-
+    # `trace.<device>.<key>`, `segment.<key>`, `block.<key>`, `annotation.<key>` and those of `StackTable`.
     columns: dict[str, array[int]]
     strings: list[str]
-    texts: list[str]
-    devices: list[int]
-    settings: dict[str, Any] = field(default_factory=dict)
-    has_host_memory: bool = False
-    remarks: list[str] = field(default_factory=list)
+    texts: list[str]  # Names of annotations, categories, metadata and pools
+    devices: list[int]  # Index of every device that has a trace, even an empty one
+    settings: dict[str, Any] = field(default_factory=dict)  # What the snapshot says of the allocator's settings
+    has_host_memory: bool = False  # Pinned host memory was recorded too
+    remarks: list[str] = field(default_factory=list)  # What was odd and could be done without, in sentences
 
 
 def read_raw(path: Path) -> RawSnapshot:
@@ -97,7 +89,7 @@ def columns_of(objects: Any, path: Path, remarks: Remarks | None = None) -> RawS
 
 
 def write_raw(raw: RawSnapshot, out: IO[bytes]) -> None:
-    """Write a line of JSON and then the columns, which `sandbox` reads back."""
+    """Write a line of JSON and then the columns, which `load` reads back."""
     head = {
         "columns": [[name, column.typecode, len(column)] for name, column in raw.columns.items()],
         "strings": raw.strings,
@@ -146,11 +138,7 @@ def _address_space_bytes() -> int:
 
 
 def main(path: Path, out: IO[bytes]) -> int:
-    """Read the file under limits and write the columns, or a line of JSON with the error.
-
-    Returns:
-        The exit status.
-    """
+    """Read the file under limits and write the columns, or a line of JSON with the error."""
     try:
         limit_resources(path)
         write_raw(read_raw(path), out)

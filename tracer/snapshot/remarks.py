@@ -23,11 +23,7 @@ class Remarks:
         self.add_many(what, 1, f"{place}: {spelled(value)[:_MAX_VALUE]}")
 
     def add_many(self, what: str, count: int, first: str) -> None:
-        """Note something odd that occurs several times.
-
-        Args:
-            what: What is odd and how it is read, a sentence without its full stop.
-        """
+        """Note something odd that occurs several times."""
         before, description = self._found.get(what, (0, first))
         self._found[what] = (before + count, description)
 

@@ -27,25 +27,17 @@ class Lives:
     """Every block of memory that was in use at some moment of the recording [lives].
 
     Entry indices are positions in the device's trace of E entries.
-
-    Attributes:
-        requested_bytes: What was asked for.
-        allocated_bytes: What the allocator took: the block's size if it is in the end state, else the request, rounded.
-        begin: The entry that made it; `BEFORE` (-1) if it was there before the first entry.
-        end: The entry at which its memory was free again; E if it still is in use.
-        alloc_entry: The `alloc` entry, or -1 if the recording has none.
-        free_entry: The `free_requested` entry, or -1.
-        stack: The stack that allocated it; 0 if none is known.
     """
 
     addr: Ints
-    requested_bytes: Ints
+    requested_bytes: Ints  # What was asked for
+    # What the allocator took: the block's size if it is in the end state, else the request, rounded.
     allocated_bytes: Ints
-    begin: Ints
-    end: Ints
-    alloc_entry: Ints
-    free_entry: Ints
-    stack: Int32s
+    begin: Ints  # The entry that made it; `BEFORE` (-1) if it was there before the first entry
+    end: Ints  # The entry at which its memory was free again; E if it still is in use
+    alloc_entry: Ints  # The `alloc` entry, or -1 if the recording has none
+    free_entry: Ints  # The `free_requested` entry, or -1
+    stack: Int32s  # The stack that allocated it; 0 if none is known
 
     def __len__(self) -> int:
         return len(self.addr)
@@ -57,42 +49,28 @@ class Lives:
 
 @dataclass(frozen=True, slots=True)
 class Oddities:
-    """What does not fit together in a recording; all zero for a complete one.
+    """What does not fit together in a recording; all zero for a complete one."""
 
-    Attributes:
-        num_missing_frees: Allocations without a free that are not in the end state either; they count for no time.
-        num_missing_allocs: Blocks in use whose allocation must have followed a free but is not recorded.
-        num_size_mismatches: Allocations whose size is another one when freed or at the end; the later one counts.
-        has_no_allocs: The trace has frees and not one allocation (`skip_actions`).
-        frees_by_request: The trace has no `free_completed`, so that `free_requested` had to stand for it.
-        num_unknown_actions: Entries with an action that this version does not know.
-    """
-
+    # Allocations without a free that are not in the end state either; they count for no time.
     num_missing_frees: int = 0
     missing_free_bytes: int = 0
-    num_missing_allocs: int = 0
-    num_size_mismatches: int = 0
-    has_no_allocs: bool = False
-    frees_by_request: bool = False
-    num_unknown_actions: int = 0
+    num_missing_allocs: int = 0  # Blocks in use whose allocation must have followed a free but is not recorded
+    num_size_mismatches: int = 0  # Allocations whose size is another one when freed or at the end; the later one counts
+    has_no_allocs: bool = False  # The trace has frees and not one allocation (`skip_actions`)
+    frees_by_request: bool = False  # The trace has no `free_completed`, so that `free_requested` had to stand for it
+    num_unknown_actions: int = 0  # Entries with an action that this version does not know
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """What one device held over its recording.
-
-    Attributes:
-        requested_bytes: Bytes as requested: at index 0 before the first entry, at i + 1 after entry i [entries + 1].
-        reserved_bytes: Bytes reserved from the driver, likewise [entries + 1].
-        oddities: What did not fit together.
-        peak_entry: The entry after which the most requested bytes were in use, the first of equals, but for a failure,
-            which is one if as much was in use; -1 for the start.
-    """
+    """What one device held over its recording."""
 
     lives: Lives
-    requested_bytes: Ints
-    reserved_bytes: Ints
-    oddities: Oddities
+    requested_bytes: Ints  # Bytes as requested: at index 0 before the first entry, at i + 1 after entry i [entries + 1]
+    reserved_bytes: Ints  # Bytes reserved from the driver, likewise [entries + 1]
+    oddities: Oddities  # What did not fit together
+    # The entry after which the most requested bytes were in use, the first of equals, but for a failure, which is one
+    # if as much was in use; -1 for the start.
     peak_entry: int
 
 

@@ -12,8 +12,7 @@ from tracer.snapshot.remarks import Remarks
 Frames = list[Any]
 
 NO_STACK = 0
-COMPILE_CONTEXT = "??"
-"""The file of the frame that stands for a compiled region: as in C++, there is none."""
+COMPILE_CONTEXT = "??"  # The file of the frame that stands for a compiled region: as in C++, there is none
 NO_CONTEXT = (None, "", "N/A")
 _MAX_TRACE = 64
 # A line of a traceback as Python writes it, outermost first.

@@ -21,32 +21,21 @@ _COLLECTIVE = re.compile(r"^(void )?(nccl|rccl|oneccl|msccl)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceWork:
-    """Columns [W], in order of their starts.
+    """Columns [W], in order of their starts."""
 
-    Attributes:
-        start_ns: Start on the host's clock.
-        device: Index.
-        name: Index in `names`.
-        launched_ns: End of the driver's call that launched it; -1 where the trace has none.
-        operator_ns: Start of the innermost operator that launched it; -1 where none did.
-        thread: Thread of that operator, numbered as in the recording; -1 for none.
-        group: Index in `names`: the ranks that a collective is of, as the trace has them; -1 where it does not say.
-        default_stream: The number of CUDA's default stream; -1 where that is not known.
-    """
-
-    start_ns: Ints
+    start_ns: Ints  # Start on the host's clock
     end_ns: Ints
     is_copy: Column[Bool]
     is_communication: Column[Bool]
-    device: Ints
+    device: Ints  # Index
     stream: Ints
-    name: Ints
-    launched_ns: Ints
-    operator_ns: Ints
-    thread: Ints
-    group: Ints
+    name: Ints  # Index in `names`
+    launched_ns: Ints  # End of the driver's call that launched it; -1 where the trace has none
+    operator_ns: Ints  # Start of the innermost operator that launched it; -1 where none did
+    thread: Ints  # Thread of that operator, numbered as in the recording; -1 for none
+    group: Ints  # Index in `names`: the ranks that a collective is of, as the trace has them; -1 where it does not say
     names: tuple[str, ...]
-    default_stream: int = -1
+    default_stream: int = -1  # The number of CUDA's default stream; -1 where that is not known
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -131,9 +120,6 @@ def operators_of_calls(ops: Ops, thread: Ints, start_ns: Ints, end_ns: Ints) -> 
 
     Old traces have whole microseconds, so that an operator may begin where the call of the one before it ends: an
     operator is named only if it is the innermost one at both ends of the call.
-
-    Args:
-        end_ns: End of each call.
     """
     at_start, at_end = ops.running_at(thread, start_ns), ops.running_at(thread, end_ns)
     return np.where(at_start == at_end, at_start, -1)

@@ -17,8 +17,7 @@ from typing import Any, Final
 
 from tracer.errors import RecordingError
 from tracer.snapshot.remarks import Remarks
-from tracer.trace.head import trace_head
-from tracer.trace.text import CUT, PIECE_BYTES
+from tracer.trace.text import CUT, PIECE_BYTES, trace_head
 
 MAX_VALUE_CHARACTERS: Final = 16 << 20
 """Of one event, or of all that stands before or behind the events; a longer one is no trace's."""

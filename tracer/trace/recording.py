@@ -1,28 +1,96 @@
 """A trace's rows as the columns of a recording, so that everything said of a run is said of a trace.
 
 What encloses what is read off the times, thread by thread, as torch's own event tree does; which operators have a row
-of their own, which call and operator an allocation is of, is decided as `capture.profiler.event_tree` does.
+of their own, which call and operator an allocation is of, is decided as `capture.profiler.event_tree` does. Whose file
+a call is in is judged by names alone: the trace may be from another machine, and nothing is looked for on this one.
 
 Source:
-    `build_tree` in torch/csrc/profiler/collection.cpp.
+    torch/csrc/profiler/collection.cpp: `build_tree`; `ExtraFields<EventType::PyCall>`, which writes `file(line):
+    function` and `nn.Module: Class_0`, and C functions as `repr` names them. The profiler cuts the entries of
+    `sys.path` off a file's name, so that torch's files begin with `torch/` and Python's are names of its modules.
 """
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Final
+from pathlib import Path, PurePosixPath
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from tracer.capture.profiler.event_columns import ALLOCATION_ROW, CALL_ROW, OP_ROW, SPAN_ROW, EventTables, to_columns
 from tracer.capture.profiler.inline_operators import TextOf
-from tracer.capture.recording import Frames, OpKind, Recording
-from tracer.capture.torch_names import ENGINE_PREFIX, LOADER_PREFIX, OPTIMIZER_PREFIXES, STEP_PREFIX, is_backward_node
+from tracer.capture.recording import CallKind, Frames, OpKind, Recording
+from tracer.capture.sources.compiled_code import is_generated
+from tracer.capture.torch_names import (
+    ENGINE_PREFIX,
+    LOADER_PREFIX,
+    MODULE_CALL,
+    OPTIMIZER_PREFIXES,
+    STEP_PREFIX,
+    is_backward_node,
+)
 from tracer.trace.device_work import DeviceWork, device_work
 from tracer.trace.host_order import HostRows, Source
-from tracer.trace.places import Place, called, is_ours, is_users, line_of
 from tracer.trace.tables import TraceTables
+
+_MODULE_PREFIX: Final = "nn.Module: "
+_FUNCTION = re.compile(r"^(.*)\((-?\d{1,9})\): (.*)$", re.DOTALL)
+_PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
+
+_PACKAGE: Final = Path(__file__).resolve().parents[1]
+
+Place = tuple[str, int, str]  # File, line and function
+
+
+class Called(NamedTuple):
+    """What a call runs: a function with the line of its `def`, a module by torch's name of it, or a C function."""
+
+    kind: CallKind
+    function: Place | None
+    module: str | None
+
+
+def called(name: str) -> Called:
+    """What the event of a call says that it runs."""
+    if name.startswith(_MODULE_PREFIX):
+        return Called(CallKind.MODULE, (MODULE_CALL[0], 0, MODULE_CALL[1]), name.removeprefix(_MODULE_PREFIX))
+    match = None if name.startswith("<built-in ") else _FUNCTION.match(name)
+    if match is None:
+        return Called(CallKind.C_FUNCTION, None, None)
+    return Called(CallKind.PYTHON, (match[1], int(match[2]), match[3]), None)
+
+
+def line_of(called_from: str) -> tuple[str, int] | None:
+    """File and line of `train.py:13`."""
+    file, _, line = called_from.rpartition(":")
+    return (file, int(line)) if file and line.isdecimal() and len(line) < 10 else None
+
+
+def is_users(file: str) -> bool:
+    """Whether a file is neither torch's, nor Python's own, nor in a folder of packages, nor generated."""
+    if not file or file.startswith("<") or is_generated(file) or is_ours(file):
+        return False
+    path = PurePosixPath(file.replace("\\", "/"))
+    first = path.parts[0] if path.parts else ""
+    if path.is_absolute() or ":" in first:
+        return not _PACKAGE_FOLDERS.intersection(path.parts) and not _is_pythons(path)
+    return first not in ("torch", "triton") and first.removesuffix(".py") not in sys.stdlib_module_names
+
+
+def is_ours(file: str) -> bool:
+    """Whether a file is this program's, which the traces of its own runs name: asked of its own folder alone."""
+    path = PurePosixPath(file)
+    return path.parts[:1] == (_PACKAGE.name,) and ".." not in path.parts and (_PACKAGE.parent / path).is_file()
+
+
+def _is_pythons(path: PurePosixPath) -> bool:
+    """Whether a path has a folder such as `lib/python3.11` in it."""
+    return any(re.fullmatch(r"python3\.\d+", part) is not None for part in path.parts)
+
 
 # c10/core/DeviceType.h; the name of a device that a program registered is not in the trace.
 _DEVICE_TYPES: Final = {
@@ -47,7 +115,6 @@ def recording_of(tables: TraceTables, rows: HostRows, base_ns: int, text_of: Tex
     """The recording that a trace has, and what ran on devices.
 
     Args:
-        rows: Rows of these tables, in order.
         text_of: The source of a file by its name in the trace, where lines of operators may be read from it.
     """
     reader = _Reader(tables)

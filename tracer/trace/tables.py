@@ -23,8 +23,7 @@ from tracer.errors import RecordingError
 from tracer.snapshot.printable import printable
 
 MAX_EVENTS: Final = 200_000_000
-NOT_COUNTED: Final = -(1 << 63)
-"""The allocator's count of an event that does not say it."""
+NOT_COUNTED: Final = -(1 << 63)  # The allocator's count of an event that does not say it
 MEMORY_EVENT: Final = "[memory]"
 NS_PER_US: Final = 1000
 # Sums and differences of two times and `baseTimeNanoseconds` fit into 64 bits.

@@ -18,8 +18,8 @@ from tests.snapshot.allocator_model import AllocatorModel, rounded
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.allocator_join import join_entries
 from tracer.analysis.profiles.block_lifetimes import follow_blocks
+from tracer.analysis.profiles.classify_blocks import memory_by_kind
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together, with_allocator_history
-from tracer.analysis.profiles.memory_by_kind import memory_by_kind
 from tracer.capture.objects.known_storages import Role
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.exporters.screen.profile import print_peak

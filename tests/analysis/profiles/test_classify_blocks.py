@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.histories import Event, Key, known_of, levels_of, recording_of
 from tests.rule_tables import DOCUMENT, HEADS, documented, rows_of, weaker
 from tests.training_steps import WORKLOADS, Recorded
-from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
+from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.profiles.attribution import Phase
 from tracer.analysis.profiles.block_facts import Facts, facts_of
-from tracer.analysis.profiles.classify_blocks import RULES, apply_rules
+from tracer.analysis.profiles.classify_blocks import RULES, apply_rules, memory_by_kind
 from tracer.analysis.profiles.conditions import NONE
 from tracer.analysis.profiles.findings import find_in_cycle
 from tracer.analysis.profiles.peak import peak_position
@@ -634,9 +635,9 @@ def test_neighbours_that_overlap_cannot_change_places_unseen() -> None:
         assert classified(*blocks) != classified(*blocks, rules=swapped), RULES[number].evidence.name
 
 
-def test_every_evidence_has_a_text_and_every_text_is_another() -> None:
-    assert set(EVIDENCE_TEXT) == set(Evidence)
-    assert len(set(EVIDENCE_TEXT.values())) == len(Evidence)
+def test_the_text_of_every_evidence_is_another() -> None:
+    assert all(evidence.text for evidence in Evidence)
+    assert len({evidence.text for evidence in Evidence}) == len(Evidence)
 
 
 def test_the_document_has_the_rules_in_the_tables_order() -> None:
@@ -670,3 +671,34 @@ def test_on_every_workload_a_plain_loop_over_the_rules_agrees(name: str, recorde
         one = replace(table, **{field.name: getattr(table, field.name)[row : row + 1] for field in fields(Facts)})
         rule = next(rule for rule in RULES if rule.holds(one)[0])
         assert (rule.kinds(one)[0], rule.evidence) == (cycle.blocks.kind[row], cycle.blocks.evidence[row])
+
+
+def test_an_example_by_hand() -> None:
+    # A parameter of 100 from before, a block of 7 that is made, then freed; a batch of 5 beside it.
+    events = [Event(500, 7, 2), Event(600, 5, 3), Event(500, -7, 2)]
+    known = known_of((-5, 10, 100, Role.PARAMETER, "w"), (1, 600, 5, Role.INPUT, "batch"))
+    found = find_in_cycle(recording_of(events, [Key(10, 100, 1)]), known=known)
+    levels = memory_by_kind(found.lifetimes, found.blocks)
+    assert [(level.kind, level.before_bytes, level.values_bytes.tolist()) for level in levels] == [
+        (Kind.PARAMETER, 100, [100, 100, 100]),
+        (Kind.INPUT, 0, [0, 5, 5]),
+        (Kind.TEMPORARY, 0, [7, 7, 0]),
+    ]
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_plain_loop_agrees_and_kinds_add_up(name: str, recorded: Callable[[str], Recorded]) -> None:
+    for recording in recorded(name).recordings:
+        found = find_in_cycle(recording)
+        lifetimes, kinds = found.lifetimes, found.blocks.kind.tolist()
+        levels = memory_by_kind(lifetimes, found.blocks)
+        assert [level.kind for level in levels if level.kind in kinds] == [level.kind for level in levels]
+        assert {level.kind for level in levels} == set(kinds)
+        total = [sum(values) for values in zip(*(level.values_bytes.tolist() for level in levels), strict=True)]
+        assert total == levels_of(lifetimes) == lifetimes.allocator_bytes.tolist()
+        last = len(lifetimes.events) - 1
+        for position in (-1, 0, last // 2, last):
+            alive = lifetimes.alive_at(position).tolist()
+            for level in levels:
+                expected = sum(int(lifetimes.size_bytes[row]) for row in alive if kinds[row] == level.kind)
+                assert (level.before_bytes if position < 0 else level.values_bytes[position]) == expected

@@ -10,8 +10,7 @@ import torch
 
 from tests.training_steps import record
 from tracer.analysis.profiles.caveats import graph_sentences
-from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
-from tracer.analysis.profiles.graph_pool import GraphPool
+from tracer.analysis.profiles.findings import Findings, GraphPool, find_in_cycle, put_together
 from tracer.analysis.profiles.graph_pools import graph_pools
 from tracer.capture.device.device_blocks import PoolBytes
 from tracer.capture.graph_captures import Capture, LivePool

@@ -12,9 +12,8 @@ from tests.analysis.snapshots.autograd_recorder import record
 from tests.analysis.snapshots.test_findings import BASE, MALLOC, MIB, TORCH, UNWIND, load, printed
 from tests.snapshot.dumps import Row, block, entry, frame, segment, snapshot, write
 from tests.snapshot.explained import explain_snapshot
-from tracer.analysis.snapshots.callers import CallerShare
 from tracer.analysis.snapshots.findings import SnapshotFinding
-from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.groups import CallerShare, Group
 from tracer.exporters.json_documents.snapshot import group_values
 from tracer.snapshot.load import load_snapshot
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.rule_tables import DOCUMENT, HEADS, documented, rows_of, weaker
-from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
+from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.rules import Rule
 from tracer.analysis.snapshots.block_facts import BlockFacts
 from tracer.analysis.snapshots.classify_blocks import LIKELY, PROOFS, RULES, apply_rules
@@ -500,8 +500,8 @@ def possible(table: BlockFacts) -> Any:
 def test_what_is_only_likely_says_so() -> None:
     certain = {Evidence.BEFORE_ANY_BACKWARD}
     for rule in LIKELY:
-        assert EVIDENCE_TEXT[rule.evidence].startswith("likely") or rule.evidence in certain
-    assert not any(EVIDENCE_TEXT[rule.evidence].startswith("likely") for rule in PROOFS)
+        assert rule.evidence.text.startswith("likely") or rule.evidence in certain
+    assert not any(rule.evidence.text.startswith("likely") for rule in PROOFS)
 
 
 def test_the_document_has_the_rules_in_the_tables_order() -> None:

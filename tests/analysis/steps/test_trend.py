@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.analysis.steps.trend import LEAST_BYTES, MIN_ROWS, find_trend
+from tracer.analysis.steps.step_findings import LEAST_BYTES, MIN_ROWS, find_trend
 
 MIB = 1 << 20
 STEPS = np.arange(1, 2001)

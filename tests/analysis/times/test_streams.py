@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.analysis.times.test_step_times import work_of
 from tests.trace import chrome
-from tracer.analysis.times.streams import MOST_LANES, SORTS, StreamTimes, stream_times, work_lanes
+from tracer.analysis.times.findings import MOST_LANES, SORTS, StreamTimes, stream_times, work_lanes
 from tracer.trace.device_work import DeviceWork
 from tracer.trace.load import load_trace
 

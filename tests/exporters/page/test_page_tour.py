@@ -21,9 +21,8 @@ from tracer.analysis.peak_diff import diff_peaks
 from tracer.analysis.profiles.findings import find_in_cycle, put_together
 from tracer.exporters.page.diff_page import diff_pages
 from tracer.exporters.page.job_page import job_page
-from tracer.exporters.page.model import Page
+from tracer.exporters.page.model import Page, without_times
 from tracer.exporters.page.timeline_page import timeline_page
-from tracer.exporters.page.untimed import without_times
 from tracer.snapshot.load import load_snapshot
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]

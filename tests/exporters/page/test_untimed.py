@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.exporters.page.page_samples import empty_page, small_page
 from tracer.exporters.page.data import page_data
-from tracer.exporters.page.untimed import without_times
+from tracer.exporters.page.model import without_times
 
 
 def test_everything_stands_at_its_position() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tracer.analysis.kinds import Kind
-from tracer.exporters.page.words import CATEGORY_COLORS, CATEGORY_WORDS
+from tracer.exporters.page.words import CATEGORIES
 
 # What is seen of linear red, green and blue. Source: Machado, Oliveira and Fernandes 2009, severity 1.0.
 VISIONS = {
@@ -51,7 +51,7 @@ def lab(rgb: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("vision", VISIONS)
 @pytest.mark.parametrize("ground", [0, 1], ids=["on white", "on black"])
 def test_any_two_categories_can_be_told_apart(ground: int, vision: str) -> None:
-    seen = {name: lab(VISIONS[vision] @ linear(colors[ground])) for name, colors in CATEGORY_COLORS.items()}
+    seen = {name: lab(VISIONS[vision] @ linear(colors[ground])) for name, (_, *colors) in CATEGORIES.items()}
     close = [
         (first, second)
         for first, second in combinations(seen, 2)
@@ -62,4 +62,4 @@ def test_any_two_categories_can_be_told_apart(ground: int, vision: str) -> None:
 
 
 def test_every_kind_has_a_colour_and_words() -> None:
-    assert {kind.name for kind in Kind} <= set(CATEGORY_COLORS) == set(CATEGORY_WORDS)
+    assert {kind.name for kind in Kind} <= set(CATEGORIES)

@@ -24,7 +24,7 @@ from tests.snapshot.fuzz import mutate_objects
 from tracer.capture.kept_run import KeptRun
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.errors import RecordingError, TracerError
-from tracer.exporters.recording_file.checked_columns import Columns
+from tracer.exporters.recording_file.checked_columns import MAX_UNPACKED_BYTES, Columns
 from tracer.exporters.recording_file.kept_run_file import (
     FORMAT,
     VERSION,
@@ -33,7 +33,6 @@ from tracer.exporters.recording_file.kept_run_file import (
     load_kept_run,
     save_kept_run,
 )
-from tracer.exporters.recording_file.npz import MAX_UNPACKED_BYTES
 from tracer.exporters.recording_file.plain_objects import object_columns
 from tracer.exporters.screen.run import print_results
 from tracer.runs.kept import results_of

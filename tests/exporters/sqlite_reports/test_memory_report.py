@@ -32,7 +32,7 @@ from tracer.capture.sources.project_files import ProjectFiles, project_root
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import OutputError
 from tracer.exporters.sqlite_reports.memory_report import write_memory_report
-from tracer.exporters.sqlite_reports.sqlite_file import SETTINGS_TABLE, create, insert_settings, write_database
+from tracer.exporters.sqlite_reports.sqlite_file import write_database
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = [*WORKLOADS, *REPORT_WORKLOADS]
@@ -73,12 +73,7 @@ def by_hand() -> MemoryReport:
 def test_a_setting_that_is_no_text_is_written_all_the_same(tmp_path: Path) -> None:
     """An argument of the command line is bytes; those that are no UTF-8 come as halves of surrogates."""
     path = tmp_path / "report.sqlite"
-
-    def fill(connection: sqlite3.Connection) -> None:
-        create(connection, [SETTINGS_TABLE])
-        insert_settings(connection, {"command": "main.py \udcff"})
-
-    write_database(path, fill, user_version=1)
+    write_database(path, (), {}, of=("a test", 1), settings={"command": "main.py \udcff"}, user_version=1)
     assert query(path, "SELECT value FROM settings") == [("main.py ?",)]
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from tracer.capture.sources.remembered import remembered
 
-END = 1 << 40
-"""A line behind every function's last: all of it has run."""
+END = 1 << 40  # A line behind every function's last: all of it has run
 # They check or look at memory, and compute nothing.
 _NO_KERNELS = ("assert_", "reinterpret_tensor", "check_", "del ", "print", "get_raw_stream", "start_graph", "end_graph")
 _ALLOCATES = ("empty_strided", "empty", "new_empty", "alloc_from_pool", "rand_strided")
@@ -32,12 +31,9 @@ class _Statement:
     first_line: int
     last_line: int
     target: str | None
-    same_as: str | None
-    """The name whose storage the target shows, where the statement makes nothing new."""
-    is_reuse: bool
-    """Whether that name goes, and the target takes its storage over."""
-    item_of: str | None
-    """The name of several things of which the target is one."""
+    same_as: str | None  # The name whose storage the target shows, where the statement makes nothing new
+    is_reuse: bool  # Whether that name goes, and the target takes its storage over
+    item_of: str | None  # The name of several things of which the target is one
     callee: str | None
     arguments: tuple[str, ...]
 
@@ -51,20 +47,13 @@ class _Statement:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A generated function.
+    """A generated function."""
 
-    Attributes:
-        first_line: Line of its `def`.
-        statements: Statements in order, those inside of `with` blocks too.
-        returned: The name behind each thing that it returns, in order; "" for a constant.
-        parameters: Names that it takes its arguments apart into.
-    """
-
-    first_line: int
+    first_line: int  # Line of its `def`
     last_line: int
-    statements: tuple[_Statement, ...]
-    returned: tuple[str, ...]
-    parameters: tuple[str, ...]
+    statements: tuple[_Statement, ...]  # Statements in order, those inside of `with` blocks too
+    returned: tuple[str, ...]  # The name behind each thing that it returns, in order; "" for a constant
+    parameters: tuple[str, ...]  # Names that it takes its arguments apart into
 
     def made_at(self, line: int) -> str | None:
         """The name of what is made at a line: what it assigns, or what its kernel writes last."""

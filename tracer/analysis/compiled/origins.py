@@ -25,28 +25,16 @@ _IN_NAMED_CODE = -2
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What an allocation of a compiled region is for.
+    """What an allocation of a compiled region is for."""
 
-    Attributes:
-        op: The kernel and the buffer, or the region where no more is known.
-        node: The node that the buffer stands for, or None.
-        line: Innermost line of the node, or None.
-        fused: Lines of the other nodes in it, without repetition.
-        graph: Row in the graphs, or -1.
-        is_saved: Whether the compiled forward hands it to backward.
-        is_scratch: Whether a kernel asked for it on its own account.
-        is_taken_over: Whether the compiled backward has put it where the forward had put what it saved.
-        is_copy: Whether it is an argument in another layout: the node is that of the operator that reads it.
-    """
-
-    op: str
-    node: CompiledNode | None = None
-    fused: tuple[SourceLine, ...] = ()
-    graph: int = -1
-    is_saved: bool = False
-    is_scratch: bool = False
-    is_copy: bool = False
-    is_taken_over: bool = False
+    op: str  # The kernel and the buffer, or the region where no more is known
+    node: CompiledNode | None = None  # The node that the buffer stands for, or None
+    fused: tuple[SourceLine, ...] = ()  # Lines of the other nodes in it, without repetition
+    graph: int = -1  # Row in the graphs, or -1
+    is_saved: bool = False  # Whether the compiled forward hands it to backward
+    is_scratch: bool = False  # Whether a kernel asked for it on its own account
+    is_copy: bool = False  # Whether it is an argument in another layout: the node is that of the operator that reads it
+    is_taken_over: bool = False  # Whether the compiled backward has put it where the forward had put what it saved
 
     @property
     def words(self) -> str:
@@ -72,15 +60,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledOrigins:
-    """Allocations of compiled regions.
-
-    Attributes:
-        row: [A] Row in `origins`, or -1 for what is no compiled region's.
-        invocation_end_ns: [A] When the generated function that made it came to its end; -1 where there is none.
-    """
+    """Allocations of compiled regions."""
 
     origins: tuple[Origin, ...]
-    row: PerAllocation[Int]
+    row: PerAllocation[Int]  # [A] Row in `origins`, or -1 for what is no compiled region's
+    # [A] When the generated function that made it came to its end; -1 where there is none.
     invocation_end_ns: PerAllocation[Int]
 
     def column(self, name: str) -> PerAllocation[Bool]:

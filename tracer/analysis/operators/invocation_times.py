@@ -23,37 +23,22 @@ COUNTER_BYTES = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InstanceTimes:
-    """Times of one cycle's invocations, and of everything beside them.
+    """Times of one cycle's invocations, and of everything beside them."""
 
-    Attributes:
-        instances: The invocations. [R]
-        forward_ns: [R] Own time on the host, without rows within.
-        backward_ns: [R] Time of the autograd nodes of this invocation, without nested nodes of others.
-        recompute_ns: [R] The part of `backward_ns` in which forward operators ran again.
-        has_backward: [R] Whether a node of it ran.
-        bookkeeping: [R] Neither forward nor backward makes or writes memory, beyond a counter.
-        device_forward_ns: [R] Time of the kernels that it launched, on the device; None where it was not measured.
-        device_backward_ns: [R] As above.
-        between_ns: [P] Python between operators, per stretch.
-        engine_step: [G] Step of each node that ran.
-        engine_row: [G] Invocation to which it belongs, or -1.
-        engine_ns: [G] Its own time.
-        engine_start_ns: [G]
-    """
-
-    instances: OpInstances
-    forward_ns: PerInvocation[Int]
-    backward_ns: PerInvocation[Int]
-    recompute_ns: PerInvocation[Int]
-    has_backward: PerInvocation[Bool]
-    bookkeeping: PerInvocation[Bool]
+    instances: OpInstances  # The invocations. [R]
+    forward_ns: PerInvocation[Int]  # [R] Own time on the host, without rows within
+    backward_ns: PerInvocation[Int]  # [R] Time of the autograd nodes of this invocation, without nested nodes of others
+    recompute_ns: PerInvocation[Int]  # [R] The part of `backward_ns` in which forward operators ran again
+    has_backward: PerInvocation[Bool]  # [R] Whether a node of it ran
+    bookkeeping: PerInvocation[Bool]  # [R] Neither forward nor backward makes or writes memory, beyond a counter
+    # [R] Time of the kernels that it launched, on the device; None where it was not measured.
     device_forward_ns: PerInvocation[Int] | None
-    device_backward_ns: PerInvocation[Int] | None
-    between_ns: PerForwardPass[Int]
-    engine_step: PerEngineNode[Int]
-    engine_row: PerEngineNode[Int]
-    engine_ns: PerEngineNode[Int]
-    engine_start_ns: PerEngineNode[Int]
+    device_backward_ns: PerInvocation[Int] | None  # [R] As above
+    between_ns: PerForwardPass[Int]  # [P] Python between operators, per stretch
+    engine_step: PerEngineNode[Int]  # [G] Step of each node that ran
+    engine_row: PerEngineNode[Int]  # [G] Invocation to which it belongs, or -1
+    engine_ns: PerEngineNode[Int]  # [G] Its own time
+    engine_start_ns: PerEngineNode[Int]  # [G]
 
 
 def instance_times(
@@ -63,11 +48,7 @@ def instance_times(
     *,
     device_ns: PerOp[Int] | None = None,
 ) -> InstanceTimes:
-    """Times of one cycle's invocations.
-
-    Args:
-        device_ns: See `run_times`.
-    """
+    """Times of one cycle's invocations."""
     ops, num = recording.ops, len(instances.op)
     span = ops.end_ns - ops.start_ns
     engine, nested_in = _engine(recording)
@@ -94,12 +75,7 @@ def instance_times(
 
 
 def sum_at(rows: Rows, values: Ints, length: int) -> Ints:
-    """[length] the sum of the values of each row.
-
-    Args:
-        rows: Row of each value, 0 to `length` - 1.
-        values: As long as `rows`.
-    """
+    """[length] the sum of the values of each row."""
     total = np.zeros(length, np.int64)
     np.add.at(total, rows, values)
     return total

@@ -40,24 +40,16 @@ class OpInstances:
     """Invocations in forward, in program order. Columns [R].
 
     A custom autograd.Function that calls modules (reentrant checkpointing) has a row, and so have the operators in it.
-
-    Attributes:
-        op: [R] Row in `Recording.ops`.
-        step: [R] Index of the step.
-        forward_pass: [R] Row in `passes`.
-        within: [R] Row of the function that encloses it, or -1.
-        module: [R] Index in `Attribution.modules`, or -1.
-        passes: The stretches of forward that these make up.
-        row_of_op: [O] Row of each operator here, for backward operators and recomputed ones that of the forward
-            operator to which they belong; -1 where there is none.
     """
 
-    op: PerInvocation[Int]
-    step: PerInvocation[Int]
-    forward_pass: PerInvocation[Int]
-    within: PerInvocation[Int]
-    module: PerInvocation[Int]
-    passes: ForwardPasses
+    op: PerInvocation[Int]  # [R] Row in `Recording.ops`
+    step: PerInvocation[Int]  # [R] Index of the step
+    forward_pass: PerInvocation[Int]  # [R] Row in `passes`
+    within: PerInvocation[Int]  # [R] Row of the function that encloses it, or -1
+    module: PerInvocation[Int]  # [R] Index in `Attribution.modules`, or -1
+    passes: ForwardPasses  # The stretches of forward that these make up
+    # [O] Row of each operator here, for backward operators and recomputed ones that of the forward operator to which
+    # they belong; -1 where there is none.
     row_of_op: PerOp[Int]
 
 

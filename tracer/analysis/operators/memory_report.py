@@ -22,52 +22,33 @@ from tracer.capture.torch_names import is_accumulate_grad
 
 @dataclass(frozen=True, slots=True)
 class ActivationEntry:
-    """What one operator invocation saves.
+    """What one operator invocation saves."""
 
-    Attributes:
-        name: Name of the operator as users write it.
-        size_bytes: Saved storages that it keeps alive and that no earlier invocation had saved.
-        input_bytes: The part of them that is the step's batch.
-        unread_bytes: The part that no backward operator read, known only because the graph let go of it.
-        module: Path, or None outside modules.
-        frames: Lines of user code that called it, innermost first.
-        invocation: How many times the same line of the same module had called an operator of this name before, in this
-            step; from 0.
-        input_shapes: One shape per tensor argument.
-    """
-
-    name: str
-    size_bytes: int
-    input_bytes: int
-    unread_bytes: int
+    name: str  # Name of the operator as users write it
+    size_bytes: int  # Saved storages that it keeps alive and that no earlier invocation had saved
+    input_bytes: int  # The part of them that is the step's batch
+    unread_bytes: int  # The part that no backward operator read, known only because the graph let go of it
     num_storages: int
-    module: str | None
-    frames: tuple[SourceLine, ...]
+    module: str | None  # Path, or None outside modules
+    frames: tuple[SourceLine, ...]  # Lines of user code that called it, innermost first
+    # How many times the same line of the same module had called an operator of this name before, in this step; from 0.
     invocation: int
     invocations: int
-    input_shapes: tuple[tuple[int, ...], ...]
+    input_shapes: tuple[tuple[int, ...], ...]  # One shape per tensor argument
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """The answer for one device.
+    """The answer for one device."""
 
-    Attributes:
-        device: Name as `str(torch.device)` writes it.
-        peak_bytes: The largest of the cycles' peaks.
-        step: The step whose activations these are: the last complete one of the cycle with that peak; None if no
-            operator ran in forward.
-        weights: Parameters in the model's order.
-        activations: Activations in program order.
-        categories: Bytes at the peak by category; they sum to it.
-    """
-
-    device: str
-    peak_bytes: int
+    device: str  # Name as `str(torch.device)` writes it
+    peak_bytes: int  # The largest of the cycles' peaks
+    # The step whose activations these are: the last complete one of the cycle with that peak; None if no operator ran
+    # in forward.
     step: str | None
-    weights: tuple[Weight, ...]
-    activations: tuple[ActivationEntry, ...]
-    categories: tuple[tuple[str, int], ...]
+    weights: tuple[Weight, ...]  # Parameters in the model's order
+    activations: tuple[ActivationEntry, ...]  # Activations in program order
+    categories: tuple[tuple[str, int], ...]  # Bytes at the peak by category; they sum to it
     settings: Mapping[str, object]
 
     @property
@@ -94,12 +75,7 @@ def memory_report(
     known: KnownStorages | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> MemoryReport:
-    """Put the report together.
-
-    Args:
-        instances: Invocations in forward of the cycle with the largest peak, where they are known already.
-        parameters: Parameters of its model; none where there is no model, then there are no weights.
-    """
+    """Put the report together."""
     worst = findings.worst
     instances = instances or op_instances(worst.recording, worst.attribution)
     saved = saved_activations(worst.recording, worst.attribution, instances, worst.lifetimes, worst.blocks.kind)
@@ -132,12 +108,7 @@ def _step_to_show(cycle: CycleFindings, instances: OpInstances, saved: SavedActi
 def activation_entries(
     cycle: CycleFindings, instances: OpInstances, saved: SavedActivations, step: int
 ) -> tuple[ActivationEntry, ...]:
-    """An entry per invocation in a step that saves something, in program order.
-
-    Args:
-        instances: Its invocations in forward. [R]
-        step: The step of `instances` to report.
-    """
+    """An entry per invocation in a step that saves something, in program order."""
     recording, attribution = cycle.recording, cycle.attribution
     mine = saved.of_step(step)
     counts: dict[tuple[int, int, int], int] = {}
@@ -181,20 +152,13 @@ def activation_entries(
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A parameter of the model.
-
-    Attributes:
-        size_bytes: Bytes of its elements.
-        grad_size_bytes: Bytes of its gradient as seen during the steps, 0 if it had none.
-        module: Dotted name of its module, "" for the model itself.
-        frames: Lines that constructed it, innermost first.
-    """
+    """A parameter of the model."""
 
     name: str
-    size_bytes: int
-    grad_size_bytes: int
-    module: str
-    frames: tuple[SourceLine, ...]
+    size_bytes: int  # Bytes of its elements
+    grad_size_bytes: int  # Bytes of its gradient as seen during the steps, 0 if it had none
+    module: str  # Dotted name of its module, "" for the model itself
+    frames: tuple[SourceLine, ...]  # Lines that constructed it, innermost first
 
 
 def weights(
@@ -206,9 +170,6 @@ def weights(
 
     A gradient that was observed has the size observed. Where none was, every parameter that wants one has one of its
     own size if a step accumulated as many gradients as there are such parameters; fewer cannot be told apart.
-
-    Args:
-        parameters: Parameters of the model, in its order.
     """
     listed = tuple(parameters)
     observed = _observed_gradients(known)

@@ -25,32 +25,20 @@ from tracer.capture.torch_names import OPTIMIZER_PREFIXES
 
 @dataclass(frozen=True, slots=True)
 class RunTimeRow:
-    """Times of an operator invocation, averaged over the steps that have it.
+    """Times of an operator invocation, averaged over the steps that have it."""
 
-    Attributes:
-        name: Name of the operator as users write it.
-        backward_ns: Mean time of backward; None if it had no backward in any step.
-        host_forward_ns: Mean time of forward on the host, also where `forward_ns` is by the device's clock.
-        host_backward_ns: Mean time of backward on the host.
-        recompute_ns: Mean part of the backward on the host in which forward ran again.
-        module: Path, or None outside modules.
-        frames: Lines of user code that called it, innermost first.
-        invocation: How many times the same line of the same module had called an operator of this name before, in this
-            step; from 0.
-        input_shapes: One shape per tensor argument.
-    """
-
-    name: str
+    name: str  # Name of the operator as users write it
     forward_ns: float
-    backward_ns: float | None
-    host_forward_ns: float
-    host_backward_ns: float | None
-    recompute_ns: float
-    module: str | None
-    frames: tuple[SourceLine, ...]
+    backward_ns: float | None  # Mean time of backward; None if it had no backward in any step
+    host_forward_ns: float  # Mean time of forward on the host, also where `forward_ns` is by the device's clock
+    host_backward_ns: float | None  # Mean time of backward on the host
+    recompute_ns: float  # Mean part of the backward on the host in which forward ran again
+    module: str | None  # Path, or None outside modules
+    frames: tuple[SourceLine, ...]  # Lines of user code that called it, innermost first
+    # How many times the same line of the same module had called an operator of this name before, in this step; from 0.
     invocation: int
     invocations: int
-    input_shapes: tuple[tuple[int, ...], ...]
+    input_shapes: tuple[tuple[int, ...], ...]  # One shape per tensor argument
     num_steps: int
 
 
@@ -66,67 +54,43 @@ class BookkeepingRow:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Host time of a profiled step. The parts of forward sum to it, and so do those of backward.
+    """Host time of a profiled step. The parts of forward sum to it, and so do those of backward."""
 
-    Attributes:
-        cycle: Index of the recording.
-        name: `ProfilerStep#2` and so on.
-        step_ns: From the step's begin to its end; 0 where steps were not marked.
-        forward_ns: Stretches of forward, end minus start.
-        forward_python_ns: Forward time between operators.
-        backward_ns: Time in nodes of the autograd engine.
-        backward_unclaimed_ns: Time of operators that ran outside forward or before the recording.
-        optimizer_ns: Time in an optimizer's `step` and `zero_grad`, without forward and backward that run in it.
-        rest_ns: What is left of the step: data, metrics, and Python around all of the above.
-    """
-
-    cycle: int
-    name: str
-    step_ns: int
-    forward_ns: int
+    cycle: int  # Index of the recording
+    name: str  # `ProfilerStep#2` and so on
+    step_ns: int  # From the step's begin to its end; 0 where steps were not marked
+    forward_ns: int  # Stretches of forward, end minus start
     forward_rows_ns: int
     forward_bookkeeping_ns: int
-    forward_python_ns: int
-    backward_ns: int
+    forward_python_ns: int  # Forward time between operators
+    backward_ns: int  # Time in nodes of the autograd engine
     backward_rows_ns: int
     backward_bookkeeping_ns: int
-    backward_unclaimed_ns: int
-    optimizer_ns: int
-    rest_ns: int
+    backward_unclaimed_ns: int  # Time of operators that ran outside forward or before the recording
+    optimizer_ns: int  # Time in an optimizer's `step` and `zero_grad`, without forward and backward that run in it
+    rest_ns: int  # What is left of the step: data, metrics, and Python around all of the above
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
-    """Time of all kernels over all steps, by what launched them; the parts sum to it.
-
-    Attributes:
-        bookkeeping_ns: Launched by bookkeeping operators and their nodes.
-        elsewhere_ns: Launched by the optimizer, by nodes without a row, and outside of forward and backward.
-    """
+    """Time of all kernels over all steps, by what launched them; the parts sum to it."""
 
     total_ns: int
     forward_rows_ns: int
     backward_rows_ns: int
-    bookkeeping_ns: int
-    elsewhere_ns: int
+    bookkeeping_ns: int  # Launched by bookkeeping operators and their nodes
+    elsewhere_ns: int  # Launched by the optimizer, by nodes without a row, and outside of forward and backward
 
 
 @dataclass(frozen=True, slots=True)
 class RunTimes:
-    """Run times of all cycles.
+    """Run times of all cycles."""
 
-    Attributes:
-        rows: Invocations in program order.
-        bookkeeping: Operators that are no rows, by name, slowest first.
-        clock: "device" if forward_ns and backward_ns of rows are times of kernels on the device, else "host".
-        device: Where the device's time went; None where the clock is the host's.
-    """
-
-    rows: tuple[RunTimeRow, ...]
-    bookkeeping: tuple[BookkeepingRow, ...]
+    rows: tuple[RunTimeRow, ...]  # Invocations in program order
+    bookkeeping: tuple[BookkeepingRow, ...]  # Operators that are no rows, by name, slowest first
     steps: tuple[StepTime, ...]
-    clock: str
-    device: DeviceTime | None = None
+    clock: str  # "device" if forward_ns and backward_ns of rows are times of kernels on the device, else "host"
+    device: DeviceTime | None = None  # Where the device's time went; None where the clock is the host's
 
 
 def run_times(
@@ -140,7 +104,6 @@ def run_times(
     The n-th call of an operator from one line of one module in a step is the n-th of it in every other step.
 
     Args:
-        instances: Per cycle, its invocations in forward, where they are known already.
         device_ns: Per cycle, [O] the time that the kernels launched in each operator took on the device, those of
             operators in it included; None where it was not measured. By default from the recordings' kernels.
     """

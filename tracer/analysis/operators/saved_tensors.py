@@ -31,29 +31,19 @@ class HowSaved(IntEnum):
     """How a storage is known to be saved."""
 
     READ_IN_BACKWARD = 0
-    FREED_IN_BACKWARD = 1
-    """No node read it, but the graph let go of it."""
+    FREED_IN_BACKWARD = 1  # No node read it, but the graph let go of it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedActivations:
-    """Saved storages, each once in a step. Columns [T].
+    """Saved storages, each once in a step. Columns [T]."""
 
-    Attributes:
-        block: Row in `BlockLifetimes`.
-        row: Row in `OpInstances`: the first invocation that saved it.
-        step: Index of the step.
-        size_bytes: As the allocator handed it out.
-        is_input: It is the batch.
-        evidence: `HowSaved`.
-    """
-
-    block: PerSavedTensor[Int]
-    row: PerSavedTensor[Int]
-    step: PerSavedTensor[Int]
-    size_bytes: PerSavedTensor[Int]
-    is_input: PerSavedTensor[Bool]
-    evidence: PerSavedTensor[Int]
+    block: PerSavedTensor[Int]  # Row in `BlockLifetimes`
+    row: PerSavedTensor[Int]  # Row in `OpInstances`: the first invocation that saved it
+    step: PerSavedTensor[Int]  # Index of the step
+    size_bytes: PerSavedTensor[Int]  # As the allocator handed it out
+    is_input: PerSavedTensor[Bool]  # It is the batch
+    evidence: PerSavedTensor[Int]  # `HowSaved`
 
     def of_step(self, step: int) -> SavedActivations:
         """The activations that one step saved."""
@@ -75,11 +65,7 @@ def saved_activations(
     lifetimes: BlockLifetimes,
     kinds: PerBlock[Int],
 ) -> SavedActivations:
-    """Find every storage that a forward keeps for its backward.
-
-    Args:
-        kinds: [B] What each of them is; the same as everywhere else.
-    """
+    """Find every storage that a forward keeps for its backward."""
     eligible = _eligible(recording, attribution, instances, lifetimes, kinds)
     block, row, evidence = _holders(recording, attribution, instances, lifetimes)
     good = eligible[block] & _made_before(recording, instances, lifetimes, block, row)

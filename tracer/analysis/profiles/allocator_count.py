@@ -14,8 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.analysis.profiles.observed_storages import last_walk_ns, let_go_at, rows_before
-from tracer.analysis.profiles.shared_memory import own_bytes
-from tracer.analysis.profiles.unrecorded_storages import UnrecordedStorages, keys_not_made, reused_at, unseen_keys
+from tracer.analysis.profiles.unrecorded_storages import (
+    UnrecordedStorages,
+    keys_not_made,
+    own_bytes,
+    reused_at,
+    unseen_keys,
+)
 from tracer.arrays import Bool, Int, PerEvent, in_use
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
@@ -23,22 +28,15 @@ from tracer.capture.recording import Recording
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllocatorCount:
-    """After each of a device's events, columns [D]; the parts sum to the total.
+    """After each of a device's events, columns [D]; the parts sum to the total."""
 
-    Attributes:
-        counter_bytes: By torch's allocator: its running total; the CPU's, of what it gave out since the recording
-            began.
-        mapped_bytes: Bytes of files and shared memory that torch mapped since then; the CPU only.
-        before_bytes: Bytes of storages that were there before the recording, until they must be gone; the CPU only.
-        unseen_bytes: Bytes of storages that were made where the profiler does not record; the CPU only.
-        is_walked: Whether all that Python could reach was looked at right before the recording.
-    """
-
+    # By torch's allocator: its running total; the CPU's, of what it gave out since the recording began.
     counter_bytes: PerEvent[Int]
-    mapped_bytes: PerEvent[Int]
+    mapped_bytes: PerEvent[Int]  # Bytes of files and shared memory that torch mapped since then; the CPU only
+    # Bytes of storages that were there before the recording, until they must be gone; the CPU only.
     before_bytes: PerEvent[Int]
-    unseen_bytes: PerEvent[Int]
-    is_walked: bool
+    unseen_bytes: PerEvent[Int]  # Bytes of storages that were made where the profiler does not record; the CPU only
+    is_walked: bool  # Whether all that Python could reach was looked at right before the recording
 
     @property
     def total_bytes(self) -> PerEvent[Int]:
@@ -77,7 +75,6 @@ def allocator_count(
     """Count what was allocated after each event of one device.
 
     Args:
-        device: Index in `Recording.devices`.
         events: [D] The device's events in allocator order.
         unrecorded: Unrecorded storages of the same device; what was made unseen is known by its operators only.
 

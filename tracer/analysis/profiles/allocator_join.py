@@ -25,41 +25,26 @@ from tracer.snapshot.replay import replay as replay_device
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JoinedHistory:
-    """A device's allocator history, with its entries found in the recording.
-
-    Attributes:
-        replay: Its replay, with the profiler's exact sizes for the blocks that are in both.
-        sites: The lines behind the snapshot's stacks.
-        entry: [B] Entry that made each block of `BlockLifetimes`, or -1.
-    """
+    """A device's allocator history, with its entries found in the recording."""
 
     state: DeviceState
-    replay: Replay
-    sites: Sites
-    entry: PerBlock[Int]
+    replay: Replay  # Its replay, with the profiler's exact sizes for the blocks that are in both
+    sites: Sites  # The lines behind the snapshot's stacks
+    entry: PerBlock[Int]  # [B] Entry that made each block of `BlockLifetimes`, or -1
     texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InUse:
-    """What the allocator had handed out at one moment, columns [Q].
+    """What the allocator had handed out at one moment, columns [Q]."""
 
-    Attributes:
-        block: Row of `BlockLifetimes`; -1 for what the recording never saw.
-        size_bytes: As the allocator rounds it.
-        requested_bytes: As it was requested.
-        stack: Number of the stack that allocated it; 0 is the empty one.
-        pending_bytes: Freed by the program, but another stream may still be using it: in no row.
-        memory: Reserved memory and the holes in it.
-    """
-
-    block: PerBlockInUse[Int]
+    block: PerBlockInUse[Int]  # Row of `BlockLifetimes`; -1 for what the recording never saw
     address: PerBlockInUse[Int]
-    size_bytes: PerBlockInUse[Int]
-    requested_bytes: PerBlockInUse[Int]
-    stack: PerBlockInUse[Int]
-    pending_bytes: int
-    memory: Fragmentation
+    size_bytes: PerBlockInUse[Int]  # As the allocator rounds it
+    requested_bytes: PerBlockInUse[Int]  # As it was requested
+    stack: PerBlockInUse[Int]  # Number of the stack that allocated it; 0 is the empty one
+    pending_bytes: int  # Freed by the program, but another stream may still be using it: in no row
+    memory: Fragmentation  # Reserved memory and the holes in it
 
 
 def join_history(snapshot: Snapshot, device: str, lifetimes: BlockLifetimes) -> JoinedHistory | None:
@@ -67,7 +52,6 @@ def join_history(snapshot: Snapshot, device: str, lifetimes: BlockLifetimes) -> 
 
     Args:
         snapshot: With the history of at least the end of the recording.
-        device: As `str(torch.device)` writes it.
 
     Returns:
         None if the snapshot has nothing of the device.
@@ -126,7 +110,6 @@ def pairs_from_end(address: Ints, other: Ints) -> tuple[Rows, Rows]:
 
     Args:
         address: The first list, oldest first.
-        other: The second list, oldest first.
 
     Returns:
         Positions in the first one, and as many in the second one.
@@ -152,9 +135,6 @@ def _rank_from_end(values: Ints) -> Ints:
 
 def in_use_at(history: JoinedHistory, lifetimes: BlockLifetimes, position: int) -> InUse | None:
     """Blocks in use right after an event of the recording, as the allocator's history has them.
-
-    Args:
-        position: Position of an allocation in `BlockLifetimes.events`.
 
     Returns:
         None if the history does not reach back to that event.

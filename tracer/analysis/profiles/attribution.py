@@ -37,61 +37,39 @@ class Phase(IntEnum):
     FORWARD = 0
     BACKWARD = 1
     OPTIMIZER = 2
-    OTHER = 3
-    """Data, metrics and whatever else lies between."""
+    OTHER = 3  # Data, metrics and whatever else lies between
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attribution:
-    """Owners of operators, columns [O], and of allocations, columns [A]. -1 stands for none.
+    """Owners of operators, columns [O], and of allocations, columns [A]. -1 stands for none."""
 
-    Attributes:
-        modules: Distinct module paths: dotted names where the model was given, else class names from the outermost in.
-        op_module: [O] Index in `modules`.
-        op_frame: [O] Row in `Recording.frames`: the innermost line of the user or a library, as `frame_ranks` says.
-        op_phase: [O] `Phase`.
-        op_step: [O] Index of the step in the recording, from 0.
-        op_forward: [O] For backward operators the forward operator they belong to.
-        op_node: [O] Row of the innermost enclosing autograd node.
-        op_recomputed: [O] Whether it runs a module's forward again inside backward, as checkpointing does.
-        allocation_module: [A] As above, for each row of `Recording.allocations`.
-        allocation_frame: [A]
-        allocation_caller: [A]
-        allocation_phase: [A]
-        allocation_step: [A]
-        allocation_is_collectives: [A] Whether it is a buffer that FSDP or DDP made for a collective.
-        frame_whose: [F] `Whose` each row of `Recording.frames` is.
-        origins: What compiled regions allocated; None where nothing compiled ran.
-        step_names: Names of the steps, `ProfilerStep#2` and so on.
-    """
-
+    # Distinct module paths: dotted names where the model was given, else class names from the outermost in.
     modules: tuple[str, ...]
-    op_module: PerOp[Int]
+    op_module: PerOp[Int]  # [O] Index in `modules`
+    # [O] Row in `Recording.frames`: the innermost line of the user or a library, as `frame_ranks` says.
     op_frame: PerOp[Int]
-    op_phase: PerOp[Int]
-    op_step: PerOp[Int]
-    op_forward: PerOp[Int]
-    op_node: PerOp[Int]
-    op_recomputed: PerOp[Bool]
-    allocation_module: PerAllocation[Int]
-    allocation_frame: PerAllocation[Int]
-    allocation_caller: PerAllocation[Int]
-    allocation_phase: PerAllocation[Int]
-    allocation_step: PerAllocation[Int]
-    allocation_is_collectives: PerAllocation[Bool]
-    frame_whose: PerFrame[Int]
-    step_names: tuple[str, ...] = field(default=())
-    origins: CompiledOrigins | None = None
+    op_phase: PerOp[Int]  # [O] `Phase`
+    op_step: PerOp[Int]  # [O] Index of the step in the recording, from 0
+    op_forward: PerOp[Int]  # [O] For backward operators the forward operator they belong to
+    op_node: PerOp[Int]  # [O] Row of the innermost enclosing autograd node
+    op_recomputed: PerOp[Bool]  # [O] Whether it runs a module's forward again inside backward, as checkpointing does
+    allocation_module: PerAllocation[Int]  # [A] As above, for each row of `Recording.allocations`
+    allocation_frame: PerAllocation[Int]  # [A]
+    allocation_caller: PerAllocation[Int]  # [A]
+    allocation_phase: PerAllocation[Int]  # [A]
+    allocation_step: PerAllocation[Int]  # [A]
+    allocation_is_collectives: PerAllocation[Bool]  # [A] Whether it is a buffer that FSDP or DDP made for a collective
+    frame_whose: PerFrame[Int]  # [F] `Whose` each row of `Recording.frames` is
+    step_names: tuple[str, ...] = field(default=())  # Names of the steps, `ProfilerStep#2` and so on
+    origins: CompiledOrigins | None = None  # What compiled regions allocated; None where nothing compiled ran
 
 
 def attribute(recording: Recording, *, module_names: Mapping[int, str] | None = None) -> Attribution:
-    """Find the owner of every operator and allocation.
+    """Find the owner of every operator and allocation; what cannot be told is -1 or OTHER.
 
     Args:
         module_names: Dotted names of live modules by `id()`, as the recording numbers modules.
-
-    Returns:
-        Owners; what cannot be told is -1 or OTHER.
     """
     return _Attributor(recording, module_names or {}).run()
 

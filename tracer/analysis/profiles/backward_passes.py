@@ -15,17 +15,12 @@ from tracer.capture.torch_names import is_asking_a_loader
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutermostCalls:
-    """Calls of modules by no module, in order, outside of backward. Columns with one row each.
-
-    Attributes:
-        records_grad: Some operator in it ran with gradients on.
-        went_back: Some backward pass went back to it.
-    """
+    """Calls of modules by no module, in order, outside of backward. Columns with one row each."""
 
     start_ns: Ints
     end_ns: Ints
-    records_grad: Bools
-    went_back: Bools
+    records_grad: Bools  # Some operator in it ran with gradients on
+    went_back: Bools  # Some backward pass went back to it
 
 
 def backward_passes(recording: Recording, attribution: Attribution) -> TimeSpans:

@@ -37,87 +37,55 @@ _SMALL = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Facts(Conditions):
-    """The facts that the rules look at, columns [B]; -1 is none. Conditions of numbers are in `Conditions`.
+    """The facts that the rules look at, columns [B]; -1 is none. Conditions of numbers are in `Conditions`."""
 
-    Attributes:
-        role: `Role` of the strongest observation of a live tensor at the block's address.
-        is_reached: There before the recording, where a walk found a tensor that Python can reach.
-        made: `Phase` in which a recorded allocation made it; -1 for what was not seen being made.
-        is_made_unseen: Made during the recording, where the profiler does not record.
-        freed: `Phase` of the free; -1 where it lives on.
-        outlived_step: Freed in a later step than it was made in, or never.
-        has_tensor: An operator saw it as a tensor.
-        freed_by_maker: The operator that made it freed it.
-        is_listed: A module or an optimizer that was called listed it, as what `category` says.
-        is_gradient: AccumulateGrad made or took it, and it is as long as a parameter.
-        freed_by_zero_grad: An optimizer's `zero_grad` freed it, and the operator that made it ran with gradients off.
-        meets_step: Alive when an optimizer's step began, the next one behind the backward pass that made it.
-        is_of_gradients_size: As large as what AccumulateGrad took in that pass, and no more of that size outlived it.
-        is_recomputed: Made by a module that ran again inside backward.
-        names_no_parameter: Nothing in the whole recording was listed or observed as a parameter.
-        is_computed: Made by a module or out of other tensors, as in `StorageUses`.
-        is_source: Data that the loop got from outside, as in `StorageUses`.
-        is_trained: As in `StorageUses`.
-        is_target: As in `StorageUses`.
-        is_over: Made before the step in which the peak is, and not used by any operator since that began.
-        knows_uses: Operators' tensors were recorded, so that "not used" means something.
-        used_by_backward: An autograd node used it or let go of it.
-        used_by_later_backward: Made in one backward pass with gradients on, and used in a later one.
-        outlived_backward: Alive when the next backward pass after it had ended.
-        is_replaced: Alive until the next step, behind a backward pass of its own step, and freed there before a model
-            was called; in the last step, as large as such a block of the same operator.
-        is_past_release: The next backward pass after it let go of what forward had made.
-        went_back: Made in a call of a model that some backward pass went back to, or before one, outside of all calls.
-        is_dropout_state: Not seen being made, and the random state of a recurrent layer's dropout.
-        is_compiled_buffer: Generated code asked for it, and named it.
-        is_saved_by_compiled: It is a buffer that a compiled forward returns for backward.
-        is_recomputed_by_compiled: It is a buffer in which a compiled backward computes a result of forward's again.
-        is_taken_over_by_compiled: A compiled backward has put something else where that was.
-        is_freed_inside_compiled: The invocation of generated code that made it freed it.
-        is_of_collective: Made where FSDP, DDP or a pipeline makes the buffers of what is sent.
-        is_given_to_collective: Not seen being made, and a collective or what fills its buffers was given it.
-        is_given_to_reducer: Not seen being made, and DDP's reducer filled or read it.
-        is_without_grad: Made by an operator that ran with gradients off, in a call of a model that did so throughout.
-    """
-
-    role: PerBlock[Int]
-    is_reached: PerBlock[Bool]
-    made: PerBlock[Int]
-    is_made_unseen: PerBlock[Bool]
-    freed: PerBlock[Int]
-    outlived_step: PerBlock[Bool]
-    has_tensor: PerBlock[Bool]
-    freed_by_maker: PerBlock[Bool]
-    is_listed: PerBlock[Bool]
-    is_gradient: PerBlock[Bool]
+    role: PerBlock[Int]  # `Role` of the strongest observation of a live tensor at the block's address
+    is_reached: PerBlock[Bool]  # There before the recording, where a walk found a tensor that Python can reach
+    made: PerBlock[Int]  # `Phase` in which a recorded allocation made it; -1 for what was not seen being made
+    is_made_unseen: PerBlock[Bool]  # Made during the recording, where the profiler does not record
+    freed: PerBlock[Int]  # `Phase` of the free; -1 where it lives on
+    outlived_step: PerBlock[Bool]  # Freed in a later step than it was made in, or never
+    has_tensor: PerBlock[Bool]  # An operator saw it as a tensor
+    freed_by_maker: PerBlock[Bool]  # The operator that made it freed it
+    is_listed: PerBlock[Bool]  # A module or an optimizer that was called listed it, as what `category` says
+    is_gradient: PerBlock[Bool]  # AccumulateGrad made or took it, and it is as long as a parameter
+    # An optimizer's `zero_grad` freed it, and the operator that made it ran with gradients off.
     freed_by_zero_grad: PerBlock[Bool]
+    # Alive when an optimizer's step began, the next one behind the backward pass that made it.
     meets_step: PerBlock[Bool]
+    # As large as what AccumulateGrad took in that pass, and no more of that size outlived it.
     is_of_gradients_size: PerBlock[Bool]
-    is_recomputed: PerBlock[Bool]
+    is_recomputed: PerBlock[Bool]  # Made by a module that ran again inside backward
     category: PerBlock[Int]
-    names_no_parameter: PerBlock[Bool]
-    is_computed: PerBlock[Bool]
-    is_source: PerBlock[Bool]
-    is_trained: PerBlock[Bool]
-    is_target: PerBlock[Bool]
-    is_over: PerBlock[Bool]
-    knows_uses: PerBlock[Bool]
-    used_by_backward: PerBlock[Bool]
-    used_by_later_backward: PerBlock[Bool]
-    outlived_backward: PerBlock[Bool]
+    names_no_parameter: PerBlock[Bool]  # Nothing in the whole recording was listed or observed as a parameter
+    is_computed: PerBlock[Bool]  # Made by a module or out of other tensors, as in `StorageUses`
+    is_source: PerBlock[Bool]  # Data that the loop got from outside, as in `StorageUses`
+    is_trained: PerBlock[Bool]  # As in `StorageUses`
+    is_target: PerBlock[Bool]  # As in `StorageUses`
+    is_over: PerBlock[Bool]  # Made before the step in which the peak is, and not used by any operator since that began
+    knows_uses: PerBlock[Bool]  # Operators' tensors were recorded, so that "not used" means something
+    used_by_backward: PerBlock[Bool]  # An autograd node used it or let go of it
+    used_by_later_backward: PerBlock[Bool]  # Made in one backward pass with gradients on, and used in a later one
+    outlived_backward: PerBlock[Bool]  # Alive when the next backward pass after it had ended
+    # Alive until the next step, behind a backward pass of its own step, and freed there before a model was called; in
+    # the last step, as large as such a block of the same operator.
     is_replaced: PerBlock[Bool]
-    is_past_release: PerBlock[Bool]
+    is_past_release: PerBlock[Bool]  # The next backward pass after it let go of what forward had made
+    # Made in a call of a model that some backward pass went back to, or before one, outside of all calls.
     went_back: PerBlock[Bool]
+    # Made by an operator that ran with gradients off, in a call of a model that did so throughout.
     is_without_grad: PerBlock[Bool]
-    is_of_collective: PerBlock[Bool]
+    is_of_collective: PerBlock[Bool]  # Made where FSDP, DDP or a pipeline makes the buffers of what is sent
+    # Not seen being made, and a collective or what fills its buffers was given it.
     is_given_to_collective: PerBlock[Bool]
-    is_given_to_reducer: PerBlock[Bool]
-    is_dropout_state: PerBlock[Bool]
-    is_compiled_buffer: PerBlock[Bool]
-    is_saved_by_compiled: PerBlock[Bool]
+    is_given_to_reducer: PerBlock[Bool]  # Not seen being made, and DDP's reducer filled or read it
+    is_dropout_state: PerBlock[Bool]  # Not seen being made, and the random state of a recurrent layer's dropout
+    is_compiled_buffer: PerBlock[Bool]  # Generated code asked for it, and named it
+    is_saved_by_compiled: PerBlock[Bool]  # It is a buffer that a compiled forward returns for backward
+    # It is a buffer in which a compiled backward computes a result of forward's again.
     is_recomputed_by_compiled: PerBlock[Bool]
-    is_taken_over_by_compiled: PerBlock[Bool]
-    is_freed_inside_compiled: PerBlock[Bool]
+    is_taken_over_by_compiled: PerBlock[Bool]  # A compiled backward has put something else where that was
+    is_freed_inside_compiled: PerBlock[Bool]  # The invocation of generated code that made it freed it
 
     def __len__(self) -> int:
         return len(self.role)

@@ -16,35 +16,23 @@ from tracer.capture.recording import Recording
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockLifetimes:
-    """Blocks of one device: those whose allocation was not recorded first, then allocations in order. Columns [B].
+    """Blocks of one device: those whose allocation was not recorded first, then allocations in order. Columns [B]."""
 
-    Attributes:
-        device: Index in `Recording.devices`.
-        size_bytes: [B]
-        address: [B]
-        allocation: [B] Row in `Recording.allocations`; -1 for what was not seen being made.
-        key: [B] Row in `Recording.keys`; -1 for what no operator saw as a tensor.
-        made_at: [B] Position in `events`; -1 for what was there before. Of what was made unseen, the first event of the
-            step in which it was used.
-        freed_at: [B] Position of the recorded or inferred free in `events`; `len(events)` if still live.
-        died_unseen: [B] There before, and freed without a record of it, as the CPU does: it was seen to go, or its
-            address was handed out again.
-        observed_as: [B] The strongest observation of it, a row of `KnownStorages`, or -1.
-        events: [D] The device's rows of `Recording.allocations`, in allocator order.
-        count: The same as others count it, without looking at these blocks.
-    """
-
-    device: int
-    size_bytes: PerBlock[Int]
-    address: PerBlock[Int]
-    allocation: PerBlock[Int]
-    key: PerBlock[Int]
+    device: int  # Index in `Recording.devices`
+    size_bytes: PerBlock[Int]  # [B]
+    address: PerBlock[Int]  # [B]
+    allocation: PerBlock[Int]  # [B] Row in `Recording.allocations`; -1 for what was not seen being made
+    key: PerBlock[Int]  # [B] Row in `Recording.keys`; -1 for what no operator saw as a tensor
+    # [B] Position in `events`; -1 for what was there before. Of what was made unseen, the first event of the step in
+    # which it was used.
     made_at: PerBlock[Int]
-    freed_at: PerBlock[Int]
+    freed_at: PerBlock[Int]  # [B] Position of the recorded or inferred free in `events`; `len(events)` if still live
+    # [B] There before, and freed without a record of it, as the CPU does: it was seen to go, or its address was handed
+    # out again.
     died_unseen: PerBlock[Bool]
-    observed_as: PerBlock[Int]
-    events: PerEvent[Int]
-    count: AllocatorCount
+    observed_as: PerBlock[Int]  # [B] The strongest observation of it, a row of `KnownStorages`, or -1
+    events: PerEvent[Int]  # [D] The device's rows of `Recording.allocations`, in allocator order
+    count: AllocatorCount  # The same as others count it, without looking at these blocks
 
     @property
     def allocator_bytes(self) -> PerEvent[Int]:
@@ -66,7 +54,6 @@ def follow_blocks(recording: Recording, known: KnownStorages | None, device: int
 
     Args:
         known: Observations. What was observed last before the first event was there before it.
-        device: Index in `Recording.devices`.
     """
     allocations = recording.allocations
     events = allocator_order(recording, device)

@@ -22,14 +22,10 @@ TAGGED = tuple(category for category in Category if category != Category.UNTAGGE
 
 @dataclass(frozen=True, slots=True)
 class CycleBreakdown:
-    """A cycle's peak by torch's categories.
+    """A cycle's peak by torch's categories."""
 
-    Attributes:
-        true_peak_bytes: The most bytes in use at one instant, as the allocator counted them.
-        at_tagged_peak_bytes: [7] Bytes by category, without UNTAGGED, when the categories together held most.
-    """
-
-    true_peak_bytes: int
+    true_peak_bytes: int  # The most bytes in use at one instant, as the allocator counted them
+    # [7] Bytes by category, without UNTAGGED, when the categories together held most.
     at_tagged_peak_bytes: tuple[int, ...]
     tagged_peak_ns: int
 
@@ -41,17 +37,11 @@ class CycleBreakdown:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Means over cycles.
+    """Means over cycles."""
 
-    Attributes:
-        device: Name as `str(torch.device)` writes it.
-        cycles: What was averaged, in order.
-        num_left_out: Cycles that were cut short, and are not among them.
-    """
-
-    device: str
-    cycles: tuple[CycleBreakdown, ...]
-    num_left_out: int = 0
+    device: str  # Name as `str(torch.device)` writes it
+    cycles: tuple[CycleBreakdown, ...]  # What was averaged, in order
+    num_left_out: int = 0  # Cycles that were cut short, and are not among them
 
     @property
     def peak_bytes(self) -> int:
@@ -73,11 +63,7 @@ class Breakdown:
 def cycle_breakdown(
     recording: Recording, categories: Categories, timeline: MemoryTimeline, lifetimes: BlockLifetimes
 ) -> CycleBreakdown:
-    """Find both peaks of one cycle.
-
-    Args:
-        timeline: Timeline of the same recording, on the device of `lifetimes`.
-    """
+    """Find both peaks of one cycle."""
     sizes = _without_the_dead(recording, categories, timeline, lifetimes)
     tagged = int(np.argmax(sizes[:, : len(TAGGED)].sum(axis=1)))
     position = int(np.argmax(lifetimes.allocator_bytes))
@@ -112,10 +98,6 @@ def _without_the_dead(
 
 def breakdown(device: str, cycles: Sequence[CycleBreakdown], *, num_left_out: int = 0) -> Breakdown:
     """Put cycles together.
-
-    Args:
-        cycles: The whole cycles, in order.
-        num_left_out: Cycles that were cut short, and are not among them.
 
     Raises:
         ValueError: There are none.

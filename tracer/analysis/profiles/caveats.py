@@ -98,11 +98,7 @@ def not_recorded(peak: PeakReport) -> str | None:
 
 
 def growth_sentences(growth: Growth | None, *, file_name: Callable[[str], str] = str) -> tuple[str, ...]:
-    """Sentences on how much memory grows, and the lines that make what stays.
-
-    Args:
-        growth: What was found; None where memory does not grow.
-    """
+    """Sentences on how much memory grows, and the lines that make what stays."""
     if growth is None:
         return ()
     shown, rest = growth.places[:_NUM_PLACES], growth.places[_NUM_PLACES:]

@@ -14,7 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from tracer.analysis.kinds import Evidence, Kind
+from tracer.analysis.kinds import LAYERS, Evidence, Kind
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.block_facts import Facts, facts_of
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
@@ -22,7 +22,7 @@ from tracer.analysis.profiles.collectives import common_modules
 from tracer.analysis.profiles.conditions import NONE
 from tracer.analysis.profiles.torch_categories import Categories
 from tracer.analysis.rules import Rule, first_that_holds
-from tracer.arrays import Int, PerBlock, Rows, at
+from tracer.arrays import Int, PerBlock, PerEvent, Rows, at, in_use
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 
@@ -129,31 +129,20 @@ class ClassifiedBlocks:
 
     size_bytes: PerBlock[Int]
     address: PerBlock[Int]
-    allocation: PerBlock[Int]
-    """Row in `Recording.allocations`, or -1."""
-    key: PerBlock[Int]
-    """Row in `Recording.keys`, or -1."""
+    allocation: PerBlock[Int]  # Row in `Recording.allocations`, or -1
+    key: PerBlock[Int]  # Row in `Recording.keys`, or -1
     kind: PerBlock[Int]
     torch_category: PerBlock[Int]
     evidence: PerBlock[Int]
-    phase: PerBlock[Int]
-    """Phase in which it was made; -1 before recording, and for what was made unseen."""
-    step: PerBlock[Int]
-    """Step in which it was made; of what was made unseen, the one that used it; -1 before recording."""
-    module: PerBlock[Int]
-    """Index in `Attribution.modules`, or -1."""
-    op: PerBlock[Int]
-    """Row in `Recording.ops`, or -1."""
-    frame: PerBlock[Int]
-    """Row in `Recording.frames`, or -1."""
-    caller: PerBlock[Int]
-    """Row in `Recording.frames` of the user's line that led to a library's, or -1."""
-    name: PerBlock[Int]
-    """Index in `KnownStorages.names`, or -1."""
-    requested_bytes: PerBlock[Int]
-    """Requested, before rounding; -1 where that is not known."""
-    stack: PerBlock[Int]
-    """Number of the allocator's stack of what was there before and in no tensor; else -1."""
+    phase: PerBlock[Int]  # Phase in which it was made; -1 before recording, and for what was made unseen
+    step: PerBlock[Int]  # Step in which it was made; of what was made unseen, the one that used it; -1 before recording
+    module: PerBlock[Int]  # Index in `Attribution.modules`, or -1
+    op: PerBlock[Int]  # Row in `Recording.ops`, or -1
+    frame: PerBlock[Int]  # Row in `Recording.frames`, or -1
+    caller: PerBlock[Int]  # Row in `Recording.frames` of the user's line that led to a library's, or -1
+    name: PerBlock[Int]  # Index in `KnownStorages.names`, or -1
+    requested_bytes: PerBlock[Int]  # Requested, before rounding; -1 where that is not known
+    stack: PerBlock[Int]  # Number of the allocator's stack of what was there before and in no tensor; else -1
 
     def take(self, rows: Rows) -> Self:
         """Some of these, in the order of the rows."""
@@ -169,14 +158,11 @@ def classify_blocks(
     known: KnownStorages | None = None,
     time_ns: int,
 ) -> ClassifiedBlocks:
-    """Say of every block of one device what it is, how that is known, and who made it.
+    """Say of every block of one device, row by row, what it is, how that is known, and who made it.
 
     Args:
         time_ns: The moment of which torch's categories are taken, that of the peak: they change where a tensor is
             written to.
-
-    Returns:
-        One row per row of `lifetimes`, in its order.
     """
     allocation = lifetimes.allocation
     category = _categories_at(recording, categories, lifetimes, time_ns)
@@ -232,3 +218,30 @@ def _steps(attribution: Attribution, lifetimes: BlockLifetimes) -> PerBlock[Int]
     end, made_at, column = len(lifetimes.events), lifetimes.made_at, attribution.allocation_step
     inside = (made_at >= 0) & (made_at < end)
     return np.where(inside, column[lifetimes.events[np.where(inside, made_at, 0)]] if end else NONE, NONE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KindLevel:
+    """Bytes of one kind over a recording."""
+
+    kind: Kind
+    before_bytes: int
+    values_bytes: PerEvent[Int]  # [D] Bytes alive after each of `BlockLifetimes.events`
+
+
+def memory_by_kind(lifetimes: BlockLifetimes, blocks: ClassifiedBlocks) -> tuple[KindLevel, ...]:
+    """Follow each kind over a recording; together they are all that is alive.
+
+    Returns:
+        The kinds that occur, in the order of `LAYERS`.
+    """
+    levels = []
+    end = len(lifetimes.events)
+    for kind in LAYERS:
+        mine = blocks.kind == kind
+        if not mine.any():
+            continue
+        size_bytes, made_at = lifetimes.size_bytes[mine], lifetimes.made_at[mine]
+        level = in_use(size_bytes, made_at, lifetimes.freed_at[mine], end)[1:]
+        levels.append(KindLevel(kind, int(size_bytes[made_at < 0].sum()), level))
+    return tuple(levels)

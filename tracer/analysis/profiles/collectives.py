@@ -40,12 +40,7 @@ def made_for_collectives(recording: Recording) -> PerAllocation[Bool]:
 def carried_modules(
     recording: Recording, chosen: PerAllocation[Bool], module_names: Mapping[int, str]
 ) -> dict[int, str]:
-    """The modules whose parameters buffers of FSDP2 carry, by row of the allocation; what it does not say is left out.
-
-    Args:
-        chosen: [A] which allocations are such buffers.
-        module_names: Dotted names of live modules by `id()`.
-    """
+    """The modules whose parameters chosen buffers of FSDP2 carry, by row of the allocation; unknown ones left out."""
     spans, times_ns = recording.spans, recording.allocations.time_ns
     names = [modules_of_collective(recording.strings[name]) for name in spans.name.tolist()]
     rows = np.flatnonzero(chosen)
@@ -101,11 +96,7 @@ def given_to_reducer(recording: Recording) -> PerKey[Bool]:
 
 
 def common_modules(recording: Recording, op_module: PerOp[Int], modules: tuple[str, ...]) -> PerKey[Int]:
-    """[K] the module that holds all whose gradients DDP put into a bucket, as index of `modules`; -1 for none.
-
-    Args:
-        op_module: [O] Index in `modules` of each operator's module; -1 for none.
-    """
+    """[K] the module that holds all whose gradients DDP put into a bucket, as index of `modules`; -1 for none."""
     module_of_key = np.full(len(recording.keys.id), -1, np.int64)
     keys, ops = _edges_inside(recording, COLLECTIVE_PREFIXES)
     for key in np.unique(keys).tolist():

@@ -20,10 +20,6 @@ def with_compiled_owners(
     """The same owners, those of compiled regions by their origins.
 
     Where no more than the region is known there is no line: the one where it was entered made nothing.
-
-    Args:
-        origins: Origins of the same recording; None where nothing compiled ran.
-        module_names: Dotted names of live modules by `id()`.
     """
     if origins is None:
         return attribution

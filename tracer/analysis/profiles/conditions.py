@@ -60,18 +60,15 @@ class Conditions:
         """A parameter's, or one that backward makes on its way."""
         return np.where(self.is_gradient, int(Kind.GRADIENT), int(Kind.AUTOGRAD_DETAIL))
 
-    has_no_role = _is("role", NONE)
-    """No live tensor was observed at its address."""
+    has_no_role = _is("role", NONE)  # No live tensor was observed at its address
 
     @property
     def was_named(self) -> PerBlock[Bool]:
         """A live tensor that the training names lay at its address."""
         return np.isin(self.role, (NONE, Role.SAVED, Role.WORKSPACE), invert=True)
 
-    was_saved_before = _is("role", Role.SAVED)
-    """A graph from before the recording keeps it."""
-    is_librarys = _is("role", Role.WORKSPACE)
-    """A library's workspace of its size was observed at its address."""
+    was_saved_before = _is("role", Role.SAVED)  # A graph from before the recording keeps it
+    is_librarys = _is("role", Role.WORKSPACE)  # A library's workspace of its size was observed at its address
 
     @property
     def is_observed_batch(self) -> PerBlock[Bool]:
@@ -80,29 +77,17 @@ class Conditions:
 
     is_observed_argument = _is("role", Role.ARGUMENT)
     """A model was called with it, and nobody said that it is the batch."""
-    is_observed_gradient = _is("role", Role.GRADIENT)
-    """A parameter's .grad lay there."""
+    is_observed_gradient = _is("role", Role.GRADIENT)  # A parameter's .grad lay there
     is_lent = _is("role", Role.PARAMETER, Role.ARGUMENT)
     """Known as a parameter or an argument, thus only while the program holds it as such."""
-    not_seen_made = _is("made", NONE)
-    """Allocated before the recording, or where the profiler does not record."""
-    made_in_forward = _is("made", Phase.FORWARD)
-    """Allocated during a call of a model."""
-    made_in_backward = _is("made", Phase.BACKWARD)
-    """By autograd, or by what it called."""
-    made_in_optimizer = _is("made", Phase.OPTIMIZER)
-    """Allocated during an optimizer's step."""
-    made_in_loop = _is("made", Phase.OTHER)
-    """Outside forward, backward and optimizer."""
-    freed_in_forward = _is("freed", Phase.FORWARD)
-    """Freed during a call of a model."""
-    freed_in_backward = _is("freed", Phase.BACKWARD)
-    """While backward ran."""
-    freed_in_loop = _is("freed", Phase.OTHER)
-    """Outside forward, backward and optimizer."""
-    torch_says_parameter = _is("category", Category.PARAMETER)
-    """By torch's data flow."""
-    torch_says_input = _is("category", Category.INPUT)
-    """By torch's data flow."""
-    torch_says_activation = _is("category", Category.ACTIVATION)
-    """By torch's data flow."""
+    not_seen_made = _is("made", NONE)  # Allocated before the recording, or where the profiler does not record
+    made_in_forward = _is("made", Phase.FORWARD)  # Allocated during a call of a model
+    made_in_backward = _is("made", Phase.BACKWARD)  # By autograd, or by what it called
+    made_in_optimizer = _is("made", Phase.OPTIMIZER)  # Allocated during an optimizer's step
+    made_in_loop = _is("made", Phase.OTHER)  # Outside forward, backward and optimizer
+    freed_in_forward = _is("freed", Phase.FORWARD)  # Freed during a call of a model
+    freed_in_backward = _is("freed", Phase.BACKWARD)  # While backward ran
+    freed_in_loop = _is("freed", Phase.OTHER)  # Outside forward, backward and optimizer
+    torch_says_parameter = _is("category", Category.PARAMETER)  # By torch's data flow
+    torch_says_input = _is("category", Category.INPUT)  # By torch's data flow
+    torch_says_activation = _is("category", Category.ACTIVATION)  # By torch's data flow

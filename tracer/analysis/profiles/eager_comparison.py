@@ -14,11 +14,7 @@ def saved_peak(findings: Findings) -> SavedPeak:
 
 
 def compared_with_eager(findings: Findings, eager: SavedPeak) -> PeakDiff:
-    """Changes from the peak without compilation to the peak with it.
-
-    Args:
-        eager: The peak of the same run without compilation.
-    """
+    """Changes from the peak without compilation to the peak with it."""
     return diff_peaks(eager, saved_peak(findings))
 
 

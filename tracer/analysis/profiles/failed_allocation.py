@@ -20,16 +20,12 @@ from tracer.snapshot.columns import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class FailedAllocation:
-    """An allocation that a device had no memory for.
-
-    Attributes:
-        first: What to try first, replayed on the recorded requests; None where they cannot be replayed.
-        in_use: All blocks of that moment, as of a peak; None where it was not recorded.
-    """
+    """An allocation that a device had no memory for."""
 
     event: OutOfMemory
+    # What to try first, replayed on the recorded requests; None where they cannot be replayed.
     first: FirstChanges | None
-    in_use: PeakReport | None
+    in_use: PeakReport | None  # All blocks of that moment, as of a peak; None where it was not recorded
 
     def is_at(self, peak: PeakReport) -> bool:
         """Whether a peak was at that moment, so that its rows are what was in use then."""
@@ -44,15 +40,10 @@ def failed_allocation(
     device_type: str,
     was_evaluating: bool = False,
 ) -> FailedAllocation | None:
-    """Explain the last allocation that a device had no memory for.
+    """Explain the last allocation that a device had no memory for; None if no device ran out of memory.
 
     Args:
-        snapshot: The history, which says of each block what the recording knows.
-        findings: Findings of the run; None if nothing was recorded.
         device_type: Type of the devices in the history, such as `cuda`.
-
-    Returns:
-        None if no device ran out of memory.
 
     Raises:
         SnapshotError: The snapshot contradicts itself.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tracer.analysis.compiled.origins import compiled_origins
+from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.allocator_count import default_device, most_held_bytes
 from tracer.analysis.profiles.allocator_join import JoinedHistory, join_history
 from tracer.analysis.profiles.attribution import Attribution, attribute
@@ -14,7 +15,6 @@ from tracer.analysis.profiles.block_lifetimes import BlockLifetimes, follow_bloc
 from tracer.analysis.profiles.breakdown import Breakdown, CycleBreakdown, breakdown, cycle_breakdown
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, classify_blocks
 from tracer.analysis.profiles.compiled_owners import with_compiled_owners
-from tracer.analysis.profiles.graph_pool import GraphPool
 from tracer.analysis.profiles.growth import Growth, find_growth
 from tracer.analysis.profiles.lost_track import LostTrack, find_lost_track
 from tracer.analysis.profiles.memory_timeline import device_index, memory_timeline
@@ -28,6 +28,25 @@ from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode,
 from tracer.errors import RecordingError
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPool:
+    """A private pool in which CUDA graphs work."""
+
+    num_graphs: int  # Graphs that share it and are alive
+    reserved_bytes: int  # Reserved for it; nothing else may use it
+    allocated_bytes: int  # Of that in blocks that torch counts, such as results that the program holds
+    first_cycle: int  # The first recorded cycle whose peak came when all had been captured; their number if none did
+    has_backward: bool  # Whether a backward pass is replayed, or may be
+    # In use at the peak of the capture at which most was, with what earlier ones had left; 0 where none was recorded.
+    peak_bytes: int
+    rows: tuple[PeakRow, ...]  # What that was, the largest first; they sum to it
+
+    @property
+    def uncounted_bytes(self) -> int:
+        """Reserved for it and in no block that torch counts: what replays work in."""
+        return self.reserved_bytes - self.allocated_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,24 +76,16 @@ class CycleFindings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Findings:
-    """What a run's cycles say about one device.
+    """What a run's cycles say about one device."""
 
-    Attributes:
-        device: Name as `str(torch.device)` writes it.
-        cycles: One or more, in order.
-        breakdown: Means over the cycles in `averaged`.
-        growth: What stays from step to step, or None.
-        other_devices: The most that the allocator of each other accelerator had handed out, by name, largest first.
-        graph_pools: What CUDA graphs work in, the largest first.
-    """
-
-    device: str
-    cycles: tuple[CycleFindings, ...]
-    breakdown: Breakdown
-    growth: Growth | None = None
+    device: str  # Name as `str(torch.device)` writes it
+    cycles: tuple[CycleFindings, ...]  # One or more, in order
+    breakdown: Breakdown  # Means over the cycles in `averaged`
+    growth: Growth | None = None  # What stays from step to step, or None
+    # The most that the allocator of each other accelerator had handed out, by name, largest first.
     other_devices: Mapping[str, int] = field(default_factory=dict)
     compiled: CompiledCode = NOTHING_COMPILED
-    graph_pools: tuple[GraphPool, ...] = ()
+    graph_pools: tuple[GraphPool, ...] = ()  # What CUDA graphs work in, the largest first
 
     @property
     def worst(self) -> CycleFindings:
@@ -115,7 +126,6 @@ def find_in_cycle(
     """Ask all questions of one cycle.
 
     Args:
-        module_names: Dotted names of live modules by `id()`.
         device: Name; by default `default_device`.
         graphs: What torch.compile made of it; the recording has frames for the lines of their nodes.
 
@@ -244,12 +254,6 @@ def with_allocator_history(
     findings: Findings, snapshot: Snapshot, num_later: int = 0, *, known: KnownStorages | None = None
 ) -> Findings:
     """The same findings, with the peak of one cycle by the allocator's own books.
-
-    Args:
-        findings: Findings of a run.
-        snapshot: Dumped when a cycle ended.
-        num_later: How many cycles follow that one.
-        known: Live tensors observed during the run.
 
     Raises:
         SnapshotError: The snapshot contradicts itself.

@@ -20,8 +20,7 @@ from tracer.capture.torch_names import OVERRIDES
 class Whose(IntEnum):
     """The owner of the code that a frame runs."""
 
-    OURS = -1
-    """This program's own; the search for a line stops here, unless the user's code called it."""
+    OURS = -1  # This program's own; the search for a line stops here, unless the user's code called it
     TORCHS = 0
     """Or Python's own, or what torch.compile generated, or a method that every operation on a kind of tensor calls."""
     LIBRARYS = 1

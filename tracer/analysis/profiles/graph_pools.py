@@ -14,8 +14,7 @@ import numpy as np
 from tracer.analysis.compiled.origins import with_lines_of_nodes
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.attribution import Phase
-from tracer.analysis.profiles.findings import CycleFindings, Findings, find_in_cycle
-from tracer.analysis.profiles.graph_pool import GraphPool
+from tracer.analysis.profiles.findings import CycleFindings, Findings, GraphPool, find_in_cycle
 from tracer.analysis.profiles.peak_rows import group_rows
 from tracer.arrays import Rows
 from tracer.capture.graph_captures import Capture, LivePool

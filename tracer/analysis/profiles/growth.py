@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from tracer.analysis.profiles.survivors import Site, Survivors
 
-_ENOUGH_STEPS = 4
-"""From so many on it is no chance that each of them left something."""
+_ENOUGH_STEPS = 4  # From so many on it is no chance that each of them left something
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,31 +25,21 @@ class GrowingPlace:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Blocks that outlive the step after their own, more in every step or in every cycle.
+    """Blocks that outlive the step after their own, more in every step or in every cycle."""
 
-    Attributes:
-        bytes_per_step: By which they become more: the mean over judged steps, which are all but each cycle's last.
-        places: Which sites' blocks these are, largest first. What was let go of in exchange is taken off sites that
-            made blocks of the same size.
-    """
-
-    bytes_per_step: int
+    bytes_per_step: int  # By which they become more: the mean over judged steps, which are all but each cycle's last
+    # Which sites' blocks these are, largest first. What was let go of in exchange is taken off sites that made blocks
+    # of the same size.
     places: tuple[GrowingPlace, ...]
 
 
 def find_growth(cycles: Sequence[Survivors]) -> Growth | None:
-    """Decide whether the memory of a run grows.
+    """Decide whether the memory of a run grows; None where it does not grow.
 
     It does if every judged step of every cycle, two at least, leaves more bytes and more blocks than there were; of
     fewer than four steps, if one site has a part in each, since two may each make what only they make. It also does if
     every cycle, two at least, leaves more, one site among what it leaves, and the next cycle begins with that still
     there: something is kept in every second step. Of what only the first step makes, none holds.
-
-    Args:
-        cycles: Cycles of one device, in order.
-
-    Returns:
-        None where it does not grow.
     """
     judged = [cycle for cycle in cycles if cycle.num_judged]
     if _grows_in_every_step([cycle for cycle in judged if cycle.num_judged > 1]):

@@ -23,8 +23,6 @@ def held_now(known: KnownStorages, device: str, rows: Rows | None = None) -> Hel
 
     Args:
         known: Observations, of one look at all that Python can reach where `rows` is None.
-        device: As `str(torch.device)` writes it.
-        rows: The observations of that look, where there are others too.
     """
     named: dict[int, Kind] = {}
     saved: set[int] = set()
@@ -44,12 +42,7 @@ def held_now(known: KnownStorages, device: str, rows: Rows | None = None) -> Hel
 
 
 def held_at_failure(known: KnownStorages, device: str, findings: Findings | None) -> HeldNow:
-    """What the program held when a step that was not recorded failed; nothing where nobody looked then.
-
-    Args:
-        device: As `str(torch.device)` writes it.
-        findings: Of the recorded cycles; None if nothing was recorded.
-    """
+    """What the program held when a step that was not recorded failed; nothing where nobody looked then."""
     if not len(known.walks_ns):
         return NOTHING_HELD
     walk_ns = known.walks_ns[-1]

@@ -36,42 +36,28 @@ _LASTING = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE, Kind.WORKSPACE, K
 _NO_COPIES = (Kind.OPTIMIZER_STATE, Kind.GRADIENT, Kind.WORKSPACE, Kind.COMMUNICATION)
 _ENOUGH_OF_A_COPY = 0.9
 _AS_HIGH = 0.99
-_LEFT_BEHIND = 0.5
-"""Of what a backward pass used: more than that stays only if its graph does."""
+_LEFT_BEHIND = 0.5  # Of what a backward pass used: more than that stays only if its graph does
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdleBlocks:
-    """What the rules of `waste` look at: blocks alive at the peak, columns [I].
+    """What the rules of `waste` look at: blocks alive at the peak, columns [I]."""
 
-    Attributes:
-        block: Row in `CycleFindings.blocks`.
-        is_idle: No operator uses it any more, and it is no parameter, buffer, state, gradient or scratch memory.
-        kept_by_graph: A graph from before the recording keeps it for backward.
-        call: The outermost call of a model in which it was made, a row of `calls`; -1 for none.
-        in_evaluation: That call ran with gradients on, no backward goes back to it, and it has ended before the block.
-        outlives_step: It lives on behind the end of its step.
-        is_read_later: Some block that the same operator made at the same line was used in a later step than its own.
-        outlives_backward: A backward pass used it, and left it there.
-        is_left_by_backward: So did it with most of what it used.
-        is_idle_gradient: A gradient that the optimizer has used, or that has been set to zero.
-        is_unused_copy: One of a set of tensors of the parameters' sizes that no operator of the cycle uses.
-        is_widened: A float32 copy, for the loss, of something in 16 bits.
-    """
-
-    block: Rows
+    block: Rows  # Row in `CycleFindings.blocks`
     peak_ns: int
-    is_idle: Bools
-    kept_by_graph: Bools
-    call: Ints
+    is_idle: Bools  # No operator uses it any more, and it is no parameter, buffer, state, gradient or scratch memory
+    kept_by_graph: Bools  # A graph from before the recording keeps it for backward
+    call: Ints  # The outermost call of a model in which it was made, a row of `calls`; -1 for none
+    # That call ran with gradients on, no backward goes back to it, and it has ended before the block.
     in_evaluation: Bools
-    outlives_step: Bools
+    outlives_step: Bools  # It lives on behind the end of its step
+    # Some block that the same operator made at the same line was used in a later step than its own.
     is_read_later: Bools
-    outlives_backward: Bools
-    is_left_by_backward: Bools
-    is_idle_gradient: Bools
-    is_unused_copy: Bools
-    is_widened: Bools
+    outlives_backward: Bools  # A backward pass used it, and left it there
+    is_left_by_backward: Bools  # So did it with most of what it used
+    is_idle_gradient: Bools  # A gradient that the optimizer has used, or that has been set to zero
+    is_unused_copy: Bools  # One of a set of tensors of the parameters' sizes that no operator of the cycle uses
+    is_widened: Bools  # A float32 copy, for the loss, of something in 16 bits
     calls: OutermostCalls
 
     def __len__(self) -> int:

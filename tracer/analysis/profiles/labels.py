@@ -20,24 +20,19 @@ from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.errors import SnapshotError
 
-Frame = dict[str, Any]
-"""`name`, `filename` and `line`, as a snapshot has them."""
+Frame = dict[str, Any]  # `name`, `filename` and `line`, as a snapshot has them
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Texts that a viewer shows of each block, columns [B] as in `BlockLifetimes`.
+    """Texts that a viewer shows of each block, columns [B] as in `BlockLifetimes`."""
 
-    Attributes:
-        category: A word by which the viewer colours.
-        frame: On top of the stack. The viewer shows its text; its file, which is none, names the kind to whoever reads
-            the snapshot.
-        line: The user's line that a block belongs to, where its own stack tells of another or none: of what backward
-            made that of forward, of what was there before the recording that which made it. None for other blocks.
-    """
-
-    category: Sequence[str]
+    category: Sequence[str]  # A word by which the viewer colours
+    # On top of the stack. The viewer shows its text; its file, which is none, names the kind to whoever reads the
+    # snapshot.
     frame: Sequence[Frame]
+    # The user's line that a block belongs to, where its own stack tells of another or none: of what backward made that
+    # of forward, of what was there before the recording that which made it. None for other blocks.
     line: Sequence[Frame | None]
 
     def stack(self, block: int, frames: Sequence[Frame]) -> list[Frame]:
@@ -49,14 +44,7 @@ class Labels:
 def labels_of(
     recording: Recording, attribution: Attribution, blocks: ClassifiedBlocks, *, known: KnownStorages | None = None
 ) -> Labels:
-    """Labels from what is known of every block.
-
-    Args:
-        recording: One cycle.
-        attribution: Attribution of the same recording.
-        blocks: One row per block.
-        known: The objects that the blocks' names are of.
-    """
+    """Labels from what is known of every block."""
     category, labels, lines = [], [], []
     files: dict[str, str] = {}  # texts of their own: pickle writes what is the same object once
     columns = (blocks.kind, blocks.phase, blocks.module, blocks.op, blocks.name, blocks.frame)
@@ -80,8 +68,7 @@ def labels_of(
     return Labels(category, labels, lines)
 
 
-NO_MODULE = "no module"
-"""In a label, of what was made in none."""
+NO_MODULE = "no module"  # In a label, of what was made in none
 
 # The viewer needs this word on at least one entry as soon as one has a category: without it, its own way to add the
 # word throws (torch/utils/viz/MemoryViz.js, annotate_snapshot).
@@ -100,10 +87,7 @@ def label_snapshot(
 
     Args:
         snapshot: What `torch.cuda.memory._snapshot()` returned; it is not changed.
-        lifetimes: The device's blocks.
-        labels: Labels of those blocks.
         entry_of: [B] Entry that made each of them, or -1; see `allocator_join`.
-        device_index: Which of the snapshot's traces is the device's.
 
     Returns:
         A copy that shares what did not change.

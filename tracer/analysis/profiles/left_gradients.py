@@ -19,26 +19,16 @@ from tracer.capture.torch_names import ENGINE_PREFIX, OPTIMIZER_PREFIXES, ZERO_G
 
 _ADDS: Final = ("aten::add_", "aten::add")
 ELEMENT_BYTES: Final = (1, 2, 4, 8, 16)
-BLOCK_BYTES: Final = 512
-"""What accelerators' allocators round to; the CPU's does not."""
+BLOCK_BYTES: Final = 512  # What accelerators' allocators round to; the CPU's does not
 
 
 def freed_by_zero_grad(recording: Recording, freed_ns: Ints) -> PerBlock[Bool]:
-    """[B] whether an optimizer's `zero_grad` let go of it.
-
-    Args:
-        freed_ns: [B] When each was freed.
-    """
+    """[B] whether an optimizer's `zero_grad` let go of it."""
     return np.asarray(enclosing(*_spans(recording, ZERO_GRAD_PREFIX), freed_ns) >= 0, np.bool_)
 
 
 def met_a_step(recording: Recording, passes: TimeSpans, made_ns: Ints, freed_ns: Ints) -> PerBlock[Bool]:
-    """[B] whether a backward pass made it, and it lived when the next optimizer's step behind that pass began.
-
-    Args:
-        made_ns: [B] When each was made.
-        freed_ns: [B] When each was freed.
-    """
+    """[B] whether a backward pass made it, and it lived when the next optimizer's step behind that pass began."""
     begins, _ = _spans(recording, OPTIMIZER_PREFIXES[0])
     of_pass = enclosing(*passes, made_ns)
     if not len(begins) or not len(passes[1]):
@@ -60,10 +50,6 @@ def of_gradients_sizes(
 
     What AccumulateGrad adds to a gradient that is there already does not stay. Where more blocks of a size outlive the
     pass than it took, some of them are no gradients, and nothing is said of any.
-
-    Args:
-        made_ns: [B] When each was made.
-        freed_ns: [B] When each was freed.
     """
     taken = _taken(recording, passes)
     of_pass = enclosing(*passes, made_ns)

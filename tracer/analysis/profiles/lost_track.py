@@ -23,24 +23,15 @@ _NOT_KNOWN = (Kind.UNKNOWN, Kind.BEFORE_RECORDING)
 
 @dataclass(frozen=True, slots=True)
 class LostTrack:
-    """A line at which torch's categories stopped.
+    """A line at which torch's categories stopped."""
 
-    Attributes:
-        op: Operator that made the tensor without a category, or None where it was there before the recording.
-        module: Path of the module that called it, or None.
-        file: Source file of the user's line, or None.
-        line: Its number, or None.
-        bytes: Bytes at the peak that have no category of torch's because of it.
-        known_bytes: The part of these bytes whose kind is known all the same.
-    """
-
-    op: str | None
-    module: str | None
-    file: str | None
-    line: int | None
-    bytes: int
+    op: str | None  # Operator that made the tensor without a category, or None where it was there before the recording
+    module: str | None  # Path of the module that called it, or None
+    file: str | None  # Source file of the user's line, or None
+    line: int | None  # Its number, or None
+    bytes: int  # Bytes at the peak that have no category of torch's because of it
     count: int
-    known_bytes: int
+    known_bytes: int  # The part of these bytes whose kind is known all the same
 
 
 def find_lost_track(

@@ -19,22 +19,15 @@ _BEFORE = -1  # the time of what was there before the recording
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryTimeline:
-    """Running totals by category on one device, one row per event.
+    """Running totals by category on one device, one row per event."""
 
-    Attributes:
-        device: Name as `str(torch.device)` writes it.
-        times_ns: [E] Time of the event. Rows of memory that was there before the recording come first and carry the
-            time of the earliest event; where there is none, -1000, which is torch's -1 us.
-        sizes_bytes: [E, 8] Bytes held after the event, by category.
-        num_preexisting: How many of the first rows are memory from before the recording.
-        categories: The columns of `sizes_bytes`.
-    """
-
-    device: str
+    device: str  # Name as `str(torch.device)` writes it
+    # [E] Time of the event. Rows of memory that was there before the recording come first and carry the time of the
+    # earliest event; where there is none, -1000, which is torch's -1 us.
     times_ns: PerTimelineRow[Int]
-    sizes_bytes: PerTimelineRow[Int]
-    num_preexisting: int
-    categories: tuple[Category, ...] = tuple(Category)
+    sizes_bytes: PerTimelineRow[Int]  # [E, 8] Bytes held after the event, by category
+    num_preexisting: int  # How many of the first rows are memory from before the recording
+    categories: tuple[Category, ...] = tuple(Category)  # The columns of `sizes_bytes`
 
     def __post_init__(self) -> None:
         if self.sizes_bytes.shape != (len(self.times_ns), len(self.categories)):

@@ -19,12 +19,7 @@ _FOREVER = int(np.iinfo(np.int64).max)
 
 
 def observations_of(recording: Recording, known: KnownStorages | None, device: int) -> Rows:
-    """Rows of `KnownStorages` on a device of a recording, in any cycle.
-
-    Args:
-        known: Observations of live tensors; None where nobody looked.
-        device: Index into `recording.devices`.
-    """
+    """Rows of `KnownStorages` on a device of a recording, in any cycle."""
     rows = _rows_on(recording, known, device)
     return rows[known.role[rows] != Role.IDLE] if known is not None else rows
 
@@ -36,14 +31,6 @@ def is_idle(
 
     Tensors that CUDA graphs leave behind lie in unused memory of a private pool, others of the CPU in a mapped file;
     operators use both.
-
-    Args:
-        known: Observations of live tensors; None where nobody looked.
-        device: Index into `recording.devices`.
-        events: The device's rows of `recording.allocations`, in allocator order [D].
-
-    Returns:
-        As long as `address`.
     """
     rows = _rows_on(recording, known, device)
     if known is None or not len(rows):
@@ -72,11 +59,6 @@ def observations_in(recording: Recording, known: KnownStorages | None, device: i
     """Rows of `KnownStorages` on a device from the last look before a recording to the first one after it.
 
     Whoever looks finds something on some device: a session has a model or an optimizer.
-
-    Args:
-        known: Observations of live tensors; None where nobody looked.
-        device: Index into `recording.devices`.
-        events: The device's rows of `recording.allocations`, in allocator order [D].
     """
     rows = observations_of(recording, known, device)
     if known is None or not len(rows):
@@ -92,11 +74,6 @@ def observed_before(
     """Address and size of all that was observed in the last walk before the first event, or after it until then.
 
     Without a walk, of what was observed last before the first event.
-
-    Args:
-        known: Observations of live tensors; None where nobody looked.
-        device: Index into `recording.devices`.
-        events: The device's rows of `recording.allocations`, in allocator order [D].
     """
     rows = rows_before(recording, known, device, events)
     if known is None:
@@ -105,24 +82,13 @@ def observed_before(
 
 
 def rows_before(recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]) -> Rows:
-    """Rows of `KnownStorages` observed before a cycle's first event.
-
-    Args:
-        known: Observations of live tensors; None where nobody looked.
-        device: Index into `recording.devices`.
-        events: The device's rows of `recording.allocations`, in allocator order [D].
-    """
+    """Rows of `KnownStorages` observed before a cycle's first event."""
     rows = observations_in(recording, known, device, events)
     return rows[known.time_ns[rows] <= _first_ns(recording, events)] if known is not None else rows
 
 
 def last_walk_ns(recording: Recording, known: KnownStorages | None, events: PerEvent[Int]) -> int | None:
-    """Time of the last walk over all reachable objects before a device's first event; None without a walk.
-
-    Args:
-        known: Observations of live tensors; None where nobody looked.
-        events: The device's rows of `recording.allocations`, in allocator order [D].
-    """
+    """Time of the last walk over all reachable objects before a device's first event; None without a walk."""
     if known is None or not len(walks := known.walks_ns[known.walks_ns <= _first_ns(recording, events)]):
         return None
     return int(walks.max())
@@ -134,9 +100,6 @@ def let_go_at(
     """[U] position of the first event after a storage that a walk had found was seen to go; past the last if none.
 
     Args:
-        known: Observations of live tensors; None where nobody looked.
-        device: Index into `recording.devices`.
-        events: The device's rows of `recording.allocations`, in allocator order [D].
         address: [U] Addresses of the storages whose allocation was not recorded.
     """
     end, name = len(events), recording.devices[device]
@@ -169,9 +132,6 @@ def observed_blocks(
     That a tensor is reachable from Python says that it is there, and not what it is.
 
     Args:
-        known: Observations of live tensors; None where nobody looked.
-        device: Index into `recording.devices`.
-        events: The device's rows of `recording.allocations`, in allocator order [D].
         address: [B] Where each block begins.
         made_at: [B] Position in `events` at which it was made; -1 before them.
         freed_at: [B] Position in `events` at which it was freed; their number if it never was.

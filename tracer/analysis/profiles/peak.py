@@ -23,57 +23,35 @@ from tracer.capture.recording import Recording
 
 @dataclass(frozen=True, slots=True)
 class AllocatorPeak:
-    """What only the allocator's own history tells of the peak.
+    """What only the allocator's own history tells of the peak."""
 
-    Attributes:
-        requested_bytes: Sum of what was requested; the peak is the same, rounded up block by block.
-        pending_bytes: Freed by the program and still used by another stream: neither allocated nor free.
-        free_bytes: Reserved bytes that were in no block in use.
-        largest_free_bytes: The largest piece of that in one segment.
-        num_joined: Blocks of the recording that the history has too, whether alive at the peak or not.
-        num_blocks: Blocks that the recording saw being made.
-    """
-
-    requested_bytes: int
-    pending_bytes: int
+    requested_bytes: int  # Sum of what was requested; the peak is the same, rounded up block by block
+    pending_bytes: int  # Freed by the program and still used by another stream: neither allocated nor free
     reserved_bytes: int
-    free_bytes: int
-    largest_free_bytes: int
-    num_joined: int
-    num_blocks: int
+    free_bytes: int  # Reserved bytes that were in no block in use
+    largest_free_bytes: int  # The largest piece of that in one segment
+    num_joined: int  # Blocks of the recording that the history has too, whether alive at the peak or not
+    num_blocks: int  # Blocks that the recording saw being made
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeakReport:
-    """The peak of one device in one cycle.
+    """The peak of one device in one cycle."""
 
-    Attributes:
-        device: Name as `str(torch.device)` writes it.
-        allocator_peak_bytes: Counted without looking at blocks; the rows and `unexplained_bytes` sum to it.
-        counted: What it is the sum of.
-        reserved_bytes: Reserved memory at the peak; 0 where the device has no such thing.
-        position: Position in `BlockLifetimes.events` of the event after which so much was in use.
-        step: Name of the step, or None.
-        phase: Phase of the allocation that made the peak, or None.
-        row_of: [B] The row of each of them.
-        allocator: From the allocator's own history; None where there is none.
-        threads: Other threads that called the model, which the profiler does not record.
-    """
-
-    device: str
+    device: str  # Name as `str(torch.device)` writes it
     peak_bytes: int
-    allocator_peak_bytes: int
-    counted: CountedParts
-    reserved_bytes: int
+    allocator_peak_bytes: int  # Counted without looking at blocks; the rows and `unexplained_bytes` sum to it
+    counted: CountedParts  # What it is the sum of
+    reserved_bytes: int  # Reserved memory at the peak; 0 where the device has no such thing
     time_ns: int
-    position: int
-    step: str | None
-    phase: str | None
+    position: int  # Position in `BlockLifetimes.events` of the event after which so much was in use
+    step: str | None  # Name of the step, or None
+    phase: str | None  # Phase of the allocation that made the peak, or None
     rows: tuple[PeakRow, ...]
     blocks: ClassifiedBlocks
-    row_of: PerBlock[Int]
-    allocator: AllocatorPeak | None = None
-    threads: tuple[str, ...] = ()
+    row_of: PerBlock[Int]  # [B] The row of each of them
+    allocator: AllocatorPeak | None = None  # From the allocator's own history; None where there is none
+    threads: tuple[str, ...] = ()  # Other threads that called the model, which the profiler does not record
 
     @property
     def unexplained_bytes(self) -> int:
@@ -119,9 +97,6 @@ def peak_report(
     Args:
         lifetimes: The device's blocks; there is at least one event.
         entry: Explain what was in use after this entry of the history, in place of the peak.
-
-    Returns:
-        The report. The first maximum wins.
     """
     made_at = position = peak_position(lifetimes)
     in_use, counted_bytes = None, int(lifetimes.allocator_bytes[position])

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from tracer.analysis.compiled.origins import Origin
-from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
+from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.allocator_join import JoinedHistory
 from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.analysis.profiles.source_lines import line_of_frame
 from tracer.analysis.profiles.torch_categories import Category
-from tracer.arrays import Int, PerBlock, Rows, at
+from tracer.arrays import Int, PerBlock, Rows, at, largest_first
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.sources.source_line import SourceLine
@@ -32,9 +32,7 @@ def line_before(known: KnownStorages | None, name: int, kind: int) -> SourceLine
     """The user's line that made a block from before the recording, where somebody has seen it.
 
     Args:
-        known: Live tensors observed during the run.
         name: Row of `known.names`, or -1.
-        kind: The block's `Kind`.
     """
     if known is None or name < 0 or kind not in _HAVE_OWN_LINE:
         return None
@@ -42,11 +40,7 @@ def line_before(known: KnownStorages | None, name: int, kind: int) -> SourceLine
 
 
 def origin_of(attribution: Attribution, allocation: int) -> Origin | None:
-    """Origin of a block of a compiled region; None for any other block.
-
-    Args:
-        allocation: Row of `Recording.allocations`; -1 for a block that none recorded.
-    """
+    """Origin of a block of a compiled region; None for any other block."""
     origins = attribution.origins
     row = int(origins.row[allocation]) if origins is not None and allocation >= 0 else -1
     return origins.origins[row] if origins is not None and row >= 0 else None
@@ -64,35 +58,12 @@ def group_rows(
     blocks: ClassifiedBlocks,
     *,
     history: JoinedHistory | None = None,
+    by_step: bool = True,
 ) -> tuple[tuple[PeakRow, ...], PerBlock[Int]]:
     """Put equal blocks together: same kind, evidence, phase, owner, name, shape and dtype. Largest first.
 
-    Args:
-        known: Observations of live tensors; None where nobody looked.
-
     Returns:
         The rows, and [B] the row of each block.
-    """
-    rows, row_of = group_blocks(recording, attribution, known, blocks, history=history)
-    order = sorted(range(len(rows)), key=lambda row: -rows[row].bytes)
-    place = np.empty(len(rows), np.int64)
-    place[order] = np.arange(len(rows))
-    return tuple(rows[row] for row in order), place[row_of]
-
-
-def group_blocks(
-    recording: Recording,
-    attribution: Attribution,
-    known: KnownStorages | None,
-    blocks: ClassifiedBlocks,
-    *,
-    history: JoinedHistory | None = None,
-    by_step: bool = True,
-) -> tuple[tuple[PeakRow, ...], PerBlock[Int]]:
-    """Put equal blocks together, and say in which row each block is.
-
-    Returns:
-        The rows in the order of their first blocks, and [B] the row of each block.
     """
     columns = _columns_that_tell_apart(recording, attribution, blocks, by_step=by_step)
     code, first = _codes(columns, len(blocks.size_bytes))
@@ -115,7 +86,7 @@ def group_blocks(
         PeakRow(total, count, *key, requested_bytes if not unknown else None, shape, dtype)  # type: ignore[arg-type, call-arg]
         for (*key, shape, dtype), (total, count, requested_bytes, unknown) in zip(number, sums, strict=True)
     ]
-    return tuple(rows), row
+    return largest_first(rows, row)
 
 
 def _columns_that_tell_apart(
@@ -170,8 +141,8 @@ def _key(
     return (
         Kind(kind).name,
         Category(tag).name if tag != Category.UNTAGGED else None,
-        EVIDENCE_TEXT[Evidence(evidence)],
-        Phase(phase).name.lower() if phase >= 0 else _unrecorded_phase(step),
+        Evidence(evidence).text,
+        Phase(phase).name.lower() if phase >= 0 else ("before recording" if step == -1 else "not recorded"),
         owner,
         origin.words if origin is not None else node_name(recording.strings[op]) if op >= 0 else None,
         *(line_of_frame(recording, frame) or line_before(known, name, kind) or _line_in_history(history, stack)),
@@ -190,11 +161,6 @@ def _line_in_history(history: JoinedHistory | None, stack: int) -> tuple[str | N
         return None, None
     site = history.sites.site(stack)
     return site.file, site.line
-
-
-def _unrecorded_phase(step: int) -> str:
-    """Text in the phase column for a block whose allocation was not recorded."""
-    return "before recording" if step == -1 else "not recorded"
 
 
 def _owner(label: str | None, kind: int) -> str | None:

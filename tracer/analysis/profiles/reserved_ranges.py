@@ -20,27 +20,16 @@ from tracer.snapshot.actions import Action
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReservedRanges:
-    """Reserved ranges of addresses, columns [ranges], and their lives in positions of `BlockLifetimes.events`.
+    """Reserved ranges of addresses, columns [ranges], and their lives in positions of `BlockLifetimes.events`."""
 
-    Attributes:
-        ranges: The ranges; their own begin and end are entries of the history.
-        made_at: The first event at which each was reserved; -1 if it was there before.
-        freed_at: The first event at which it no longer was; the number of events if that was never.
-        known_from: The first event that the history has: what was reserved before it is not known.
-    """
-
-    ranges: AddressRanges
-    made_at: Ints
-    freed_at: Ints
-    known_from: int
+    ranges: AddressRanges  # The ranges; their own begin and end are entries of the history
+    made_at: Ints  # The first event at which each was reserved; -1 if it was there before
+    freed_at: Ints  # The first event at which it no longer was; the number of events if that was never
+    known_from: int  # The first event that the history has: what was reserved before it is not known
 
 
 def reserved_ranges(history: JoinedHistory, lifetimes: BlockLifetimes) -> ReservedRanges | None:
-    """Follow the segments over a recording.
-
-    Returns:
-        None if the history has none of the events.
-    """
+    """Follow the segments over a recording; None if the history has none of the events."""
     position, entry = _both(history, lifetimes)
     if not len(position):
         return None

@@ -48,9 +48,6 @@ def frames_of_op(recording: Recording, attribution: Attribution, op: int) -> tup
     """The lines of the user and of libraries through which an operator was called, innermost first.
 
     What called the user's outermost line, as a launcher did, is left out.
-
-    Args:
-        op: Row in `Recording.ops`, outside backward.
     """
     rows = [int(attribution.op_frame[op])] if attribution.op_frame[op] >= 0 else []
     is_ours_passed = False

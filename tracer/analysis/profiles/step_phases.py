@@ -15,19 +15,14 @@ SHOWN = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 @dataclass(frozen=True, slots=True)
 class StepPhase:
-    """Time and peak of one phase of one step.
-
-    Attributes:
-        phase: forward, backward or optimizer.
-        stretches_ns: Start of the first and end of the last operator of each stretch without another phase in between:
-            one, or as many as there are micro-batches, or evaluations by the optimizer.
-        peak_bytes: The most bytes in use during it, what is in use when it begins among them.
-    """
+    """Time and peak of one phase of one step."""
 
     step: str
-    phase: str
+    phase: str  # forward, backward or optimizer
+    # Start of the first and end of the last operator of each stretch without another phase in between: one, or as many
+    # as there are micro-batches, or evaluations by the optimizer.
     stretches_ns: tuple[tuple[int, int], ...]
-    peak_bytes: int
+    peak_bytes: int  # The most bytes in use during it, what is in use when it begins among them
 
     @property
     def start_ns(self) -> int:
@@ -46,11 +41,7 @@ class StepPhase:
 
 
 def step_phases(recording: Recording, attribution: Attribution, lifetimes: BlockLifetimes) -> tuple[StepPhase, ...]:
-    """Lay out the phases of every step: in each, that which ends first comes first.
-
-    Args:
-        lifetimes: Lifetimes of one device's blocks in it; its allocator's bytes give the peak of each phase.
-    """
+    """Lay out the phases of every step: in each, that which ends first comes first."""
     event_step = attribution.allocation_step[lifetimes.events]
     event_phase = attribution.allocation_phase[lifetimes.events]
     stretches = _stretches(recording, attribution)

@@ -27,27 +27,20 @@ _MAX_NODES_FOLLOWED = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StorageUses:
-    """Uses of each storage, as columns [K].
+    """Uses of each storage, as columns [K]."""
 
-    Attributes:
-        used_by_backward: An autograd node, or Python code that it called, used it or let go of it.
-        last_used_by_backward_ns: When one did for the last time; -1 for none.
-        last_used_ns: When an operator used it for the last time; -1 for none.
-        is_computed: Made in the recording by a module, or by an operator out of other tensors: neither read from
-            somewhere, nor drawn at random, nor put together of what was there.
-        is_source: Made outside of modules, out of nothing or of tensors that were there before the step, and no mere
-            piece of another such one.
-        is_trained: An operator that was given other tensors wrote to it.
-        is_target: There before the recording, and of those that forward uses: beside a parameter, or, like a target,
-            with what parameters have made and behind the last of them.
-    """
-
-    used_by_backward: PerKey[Bool]
-    last_used_by_backward_ns: PerKey[Int]
-    last_used_ns: PerKey[Int]
+    used_by_backward: PerKey[Bool]  # An autograd node, or Python code that it called, used it or let go of it
+    last_used_by_backward_ns: PerKey[Int]  # When one did for the last time; -1 for none
+    last_used_ns: PerKey[Int]  # When an operator used it for the last time; -1 for none
+    # Made in the recording by a module, or by an operator out of other tensors: neither read from somewhere, nor drawn
+    # at random, nor put together of what was there.
     is_computed: PerKey[Bool]
+    # Made outside of modules, out of nothing or of tensors that were there before the step, and no mere piece of
+    # another such one.
     is_source: PerKey[Bool]
-    is_trained: PerKey[Bool]
+    is_trained: PerKey[Bool]  # An operator that was given other tensors wrote to it
+    # There before the recording, and of those that forward uses: beside a parameter, or, like a target, with what
+    # parameters have made and behind the last of them.
     is_target: PerKey[Bool]
 
 
@@ -201,11 +194,7 @@ class _Followed:
         self.reader_keys = edges.edge_key[self.readers]
 
     def leads_to(self, node: int, wanted: PerNode[Bool]) -> bool:
-        """Whether a node's results reach a wanted node; also true if that is not found out within a limit.
-
-        Args:
-            node: Row of the node to begin with.
-        """
+        """Whether a node's results reach a wanted node; also true if that is not found out within a limit."""
         work, seen = [node], {node}
         while work:
             if len(seen) > _MAX_NODES_FOLLOWED:

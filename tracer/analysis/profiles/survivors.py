@@ -26,40 +26,25 @@ _LASTING = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """An operator, module and line that made blocks, and the blocks' kind.
-
-    Attributes:
-        module: Path of the module, or None.
-        file: Source file of the user's line, or None.
-        line: Its number, or None.
-    """
+    """An operator, module and line that made blocks, and the blocks' kind."""
 
     kind: Kind
     op: str | None
-    module: str | None
-    file: str | None
-    line: int | None
+    module: str | None  # Path of the module, or None
+    file: str | None  # Source file of the user's line, or None
+    line: int | None  # Its number, or None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survivors:
-    """Blocks that survive judged steps, and older survivors that end there; parameters, buffers and state left out.
+    """Blocks that survive judged steps, and older survivors that end there; parameters, buffers and state left out."""
 
-    Attributes:
-        num_judged: J, 0 for a cycle of one step.
-        is_complete: Whether everything that was alive before the recording is known, so that its end is, too.
-        held_before_bytes: Bytes from before the first step that are alive at its end.
-        step: [survivors] Judged step that made the survivor, or in whose place an older one ended.
-        size_bytes: [survivors] Negative of what ended.
-        site: [survivors] Index in `sites`; -1 for what ended.
-    """
-
-    num_judged: int
-    is_complete: bool
-    held_before_bytes: int
-    step: Ints
-    size_bytes: Ints
-    site: Ints
+    num_judged: int  # J, 0 for a cycle of one step
+    is_complete: bool  # Whether everything that was alive before the recording is known, so that its end is, too
+    held_before_bytes: int  # Bytes from before the first step that are alive at its end
+    step: Ints  # [survivors] Judged step that made the survivor, or in whose place an older one ended
+    size_bytes: Ints  # [survivors] Negative of what ended
+    site: Ints  # [survivors] Index in `sites`; -1 for what ended
     sites: tuple[Site, ...]
 
     def changes(self) -> tuple[Ints, Ints]:
@@ -86,7 +71,6 @@ def find_survivors(
     was cut short, the one before neither: its last step let go of nothing yet.
 
     Args:
-        blocks: What each of them is, one row per row of `lifetimes`.
         is_complete: Whether all that was alive before the recording is among `lifetimes`.
     """
     ends = _last_events(attribution, lifetimes)[: len(attribution.step_names) - (not is_whole)]

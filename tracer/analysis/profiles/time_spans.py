@@ -6,8 +6,7 @@ import numpy as np
 
 from tracer.arrays import Ints
 
-TimeSpans = tuple[Ints, Ints]
-"""Starts and ends, in order."""
+TimeSpans = tuple[Ints, Ints]  # Starts and ends, in order
 
 
 def merged(start: Ints, end: Ints) -> TimeSpans:
@@ -45,7 +44,6 @@ def covered(start: Ints, end: Ints, edges: Ints) -> Ints:
 
     Args:
         start: Start of the spans, in any order.
-        end: End of the spans.
         edges: Moments in order.
     """
     starts, ends = merged(start, end)
@@ -60,12 +58,7 @@ def covered(start: Ints, end: Ints, edges: Ints) -> Ints:
 
 
 def gaps(start: Ints, end: Ints, first_ns: int, last_ns: int) -> TimeSpans:
-    """Spans between two moments in which none of the given spans lies.
-
-    Args:
-        start: Start of the spans, in any order.
-        end: End of the spans.
-    """
+    """Spans between two moments in which none of the given spans lies."""
     starts, ends = merged(start, end)
     inside = (ends > first_ns) & (starts < last_ns)
     begins = np.concatenate([[first_ns], ends[inside]])

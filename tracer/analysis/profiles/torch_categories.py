@@ -37,34 +37,22 @@ class Category(IntEnum):
 class Flow:
     """The data flow with versions: slot = one version of one key. Nodes [N], edges [X], slots [V]."""
 
-    slot_offset: Ints
-    """[K + 1]: the slots of key k are `slot_offset[k] : slot_offset[k + 1]`, version by version."""
-    edge_version: PerEdge[Int]
-    """[X]: the key's version when the node ran; for an allocation -1."""
-    inputs: list[list[int]]
-    """Per node, the slots it found."""
-    outputs: list[list[int]]
-    """Per node, the slots it left."""
-    intermediate_keys: Rows
-    """Keys that one node allocated and freed."""
-    known_slots: PerSlot[Bool]
-    """[V]: slots that some node found, left or used up."""
+    slot_offset: Ints  # [K + 1]: the slots of key k are `slot_offset[k] : slot_offset[k + 1]`, version by version
+    edge_version: PerEdge[Int]  # [X]: the key's version when the node ran; for an allocation -1
+    inputs: list[list[int]]  # Per node, the slots it found
+    outputs: list[list[int]]  # Per node, the slots it left
+    intermediate_keys: Rows  # Keys that one node allocated and freed
+    known_slots: PerSlot[Bool]  # [V]: slots that some node found, left or used up
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Categories:
-    """The category of every version of every tensor storage in a recording.
+    """The category of every version of every tensor storage in a recording."""
 
-    Attributes:
-        flow: Versions of storages, which the timeline follows.
-        of_slot: [V] Category of each slot.
-        known_slots: [V] Slots that the data flow or a rule by id has named; torch lists only these.
-        depends_on_parameter: [K] Whether a gradient or parameter went into it, or into a storage of the same id.
-    """
-
-    flow: Flow
-    of_slot: PerSlot[Int]
-    known_slots: PerSlot[Bool]
+    flow: Flow  # Versions of storages, which the timeline follows
+    of_slot: PerSlot[Int]  # [V] Category of each slot
+    known_slots: PerSlot[Bool]  # [V] Slots that the data flow or a rule by id has named; torch lists only these
+    # [K] Whether a gradient or parameter went into it, or into a storage of the same id.
     depends_on_parameter: PerKey[Bool]
 
     def of(self, keys: Ints, versions: Ints) -> Ints:
@@ -72,7 +60,6 @@ class Categories:
 
         Args:
             keys: Rows of `Recording.keys`.
-            versions: Versions of the same storages, from 0 on.
         """
         out = np.full(len(keys), int(Category.UNTAGGED), np.int64)
         tensors = keys >= 0
@@ -85,9 +72,6 @@ def categorize(recording: Recording) -> Categories:
 
     Args:
         recording: Any recording; one without shapes or stacks leaves more UNTAGGED.
-
-    Returns:
-        Categories by slot.
     """
     flow = build_flow(recording.flow, len(recording.keys.id))
     return _Passes(recording, flow).run()

@@ -2,11 +2,15 @@
 
 A walk over all that Python can reach, right before a recording, tells the two apart. Without a walk, as behind the bare
 `TimelineTracer`, everything without an allocation is taken to have been there before.
+
+Storages may lie in one another, as a slice of an array does: their bytes are there once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 
@@ -17,8 +21,7 @@ from tracer.analysis.profiles.observed_storages import (
     observations_of,
     observed_before,
 )
-from tracer.analysis.profiles.shared_memory import own_bytes
-from tracer.arrays import Bool, Int, PerEvent, PerNode, PerUnrecorded, Rows
+from tracer.arrays import Bool, Int, Ints, PerEvent, PerNode, PerUnrecorded, Rows
 from tracer.capture.objects.known_storages import BATCH, KnownStorages
 from tracer.capture.recording import Recording
 
@@ -31,24 +34,17 @@ MAX_ROUNDING_BYTES = 512
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnrecordedStorages:
-    """Storages without a recorded allocation, as columns [U].
+    """Storages without a recorded allocation, as columns [U]."""
 
-    Attributes:
-        address: [U]
-        size_bytes: [U] As the allocator rounds it, where it is known to round.
-        key: [U] Row in `Recording.keys`, or -1.
-        made_at: [U] -1 for what was there before. Of what was made unseen, the first event of the step that used it.
-        freed_at: [U] Position of the recorded free, or of the event by which it must have been gone; one past the last
-            where it lives on.
-        died_unseen: [U] There before, and freed without a record of it.
-    """
-
-    address: PerUnrecorded[Int]
-    size_bytes: PerUnrecorded[Int]
-    key: PerUnrecorded[Int]
+    address: PerUnrecorded[Int]  # [U]
+    size_bytes: PerUnrecorded[Int]  # [U] As the allocator rounds it, where it is known to round
+    key: PerUnrecorded[Int]  # [U] Row in `Recording.keys`, or -1
+    # [U] -1 for what was there before. Of what was made unseen, the first event of the step that used it.
     made_at: PerUnrecorded[Int]
+    # [U] Position of the recorded free, or of the event by which it must have been gone; one past the last where it
+    # lives on.
     freed_at: PerUnrecorded[Int]
-    died_unseen: PerUnrecorded[Bool]
+    died_unseen: PerUnrecorded[Bool]  # [U] There before, and freed without a record of it
 
 
 def unrecorded_storages(
@@ -57,7 +53,6 @@ def unrecorded_storages(
     """Find what operators used, or frees ended, or observations show, and no recorded allocation made.
 
     Args:
-        device: Index in `Recording.devices`.
         events: [D] The device's events in allocator order.
     """
     end = len(events)
@@ -164,8 +159,6 @@ def keys_not_made(recording: Recording, known: KnownStorages | None, device: int
     """Rows of `Recording.keys` on a device that no recorded allocation made, but for those in idle memory.
 
     Args:
-        known: Observations of live tensors; None where nobody looked.
-        device: Index into `recording.devices`.
         events: The device's rows of `recording.allocations`, in allocator order [D].
     """
     allocations, keys = recording.allocations, recording.keys
@@ -205,11 +198,6 @@ def unseen_keys(recording: Recording, known: KnownStorages | None, device: int, 
 
     Another thread made them, or a library outside torch, such as numpy. One whose free the CPU's allocator reports was
     made in an earlier cycle: it reports no other.
-
-    Args:
-        known: Observations of live tensors; None where nobody looked.
-        device: Index into `recording.devices`.
-        events: The device's rows of `recording.allocations`, in allocator order [D].
     """
     none = np.empty(0, np.int64)
     if last_walk_ns(recording, known, events) is None:
@@ -308,7 +296,6 @@ def reused_at(
     """[U] position of the first allocation that overlaps each storage from before; one past the last if none.
 
     Args:
-        events: The device's rows of `recording.allocations`, in allocator order [D].
         address: [U] Where each storage begins.
         size_bytes: [U] Bytes of the same storages.
     """
@@ -328,3 +315,32 @@ def reused_at(
         np.minimum.at(died, order[at], allocated[row])
         at = at - 1
     return died
+
+
+def own_bytes(address: Ints, size_bytes: Ints) -> Ints:
+    """Return the bytes of each piece of memory that lie in no piece which begins later: together, all bytes once.
+
+    0 to 10, and within it 2 to 4 and 5 to 6: 7, 2, 1. Of pieces that begin at one address, the longer one has the rest.
+
+    Args:
+        address: [U] Where each begins.
+        size_bytes: [U]
+    """
+    order = np.lexsort((-size_bytes, address))
+    start, stop = address[order], (address + size_bytes)[order]
+    if not len(start) or (start[1:] >= np.maximum.accumulate(stop)[:-1]).all():
+        return np.asarray(size_bytes, np.int64)
+    own, innermost, row = [0] * len(start), list[int](), 0
+    begins, ends = start.tolist(), stop.tolist()
+    points = sorted({*begins, *ends})
+    for point, following in pairwise(points):
+        while row < len(begins) and begins[row] == point:
+            heappush(innermost, -row)
+            row += 1
+        while innermost and ends[-innermost[0]] <= point:
+            heappop(innermost)
+        if innermost:
+            own[-innermost[0]] += following - point
+    result = np.empty(len(own), np.int64)
+    result[order] = own
+    return result

@@ -22,56 +22,40 @@ from tracer.arrays import Rows
 from tracer.capture.recording import CallKind, Recording
 from tracer.capture.sources.source_line import SourceLine
 
-LEAST_SHARE = 0.01
-"""Of the peak: less is not worth a line."""
+LEAST_SHARE = 0.01  # Of the peak: less is not worth a line
 
 
 class WasteKind(IntEnum):
     """What keeps memory that nobody needs."""
 
-    WEIGHTS = 0
-    """A second copy of the weights, which no recorded step has used."""
-    GRAPH = 1
-    """A graph that no backward pass goes through, over the end of its step."""
-    EVALUATION = 2
-    """The same within a call of a model whose result nobody differentiates."""
-    RETAINED = 3
-    """A graph that a backward pass has gone through."""
-    GRADIENTS = 4
-    """Gradients that the optimizer has used already."""
-    WIDENED = 5
-    """A float32 copy of logits in 16 bits."""
-    TENSORS = 6
-    """Results that are held in a container or an attribute."""
-    VARIABLE = 7
-    """Results that a variable holds until the next ones take their place."""
+    WEIGHTS = 0  # A second copy of the weights, which no recorded step has used
+    GRAPH = 1  # A graph that no backward pass goes through, over the end of its step
+    EVALUATION = 2  # The same within a call of a model whose result nobody differentiates
+    RETAINED = 3  # A graph that a backward pass has gone through
+    GRADIENTS = 4  # Gradients that the optimizer has used already
+    WIDENED = 5  # A float32 copy of logits in 16 bits
+    TENSORS = 6  # Results that are held in a container or an attribute
+    VARIABLE = 7  # Results that a variable holds until the next ones take their place
 
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Memory at the peak that is kept for one cause.
-
-    Attributes:
-        line: The user's line where the model or function was called, or gradients were let go of; None where what is
-            kept is from before the recording.
-        addresses: Addresses of such blocks that are alive at the end of the last cycle, the oldest first.
-        sizes_bytes: Bytes of these.
-        path: How it is held, as `losses[...] -> graph of the tensor`; empty where nobody looked, or nothing holds it.
-        variable: Where that path begins.
-        held_at: The line that puts it there; None where that is not known.
-        is_batch: Whether it is inputs alone, and no result.
-    """
+    """Memory at the peak that is kept for one cause."""
 
     kind: WasteKind
     bytes: int
     count: int
+    # The user's line where the model or function was called, or gradients were let go of; None where what is kept is
+    # from before the recording.
     line: SourceLine | None
+    # Addresses of such blocks that are alive at the end of the last cycle, the oldest first.
     addresses: tuple[int, ...] = ()
-    sizes_bytes: tuple[int, ...] = ()
+    sizes_bytes: tuple[int, ...] = ()  # Bytes of these
+    # How it is held, as `losses[...] -> graph of the tensor`; empty where nobody looked, or nothing holds it.
     path: str = ""
-    variable: str = ""
-    held_at: SourceLine | None = None
-    is_batch: bool = False
+    variable: str = ""  # Where that path begins
+    held_at: SourceLine | None = None  # The line that puts it there; None where that is not known
+    is_batch: bool = False  # Whether it is inputs alone, and no result
 
     @property
     def place(self) -> SourceLine | None:
@@ -81,14 +65,10 @@ class Waste:
 
 @dataclass(frozen=True, slots=True)
 class WasteRule:
-    """A row of the table: of which blocks it says what keeps them.
-
-    Attributes:
-        when: Names of columns of `IdleBlocks`, as conditions of `tracer.analysis.rules`.
-    """
+    """A row of the table: of which blocks it says what keeps them."""
 
     kind: WasteKind
-    when: tuple[str, ...]
+    when: tuple[str, ...]  # Names of columns of `IdleBlocks`, as conditions of `tracer.analysis.rules`
 
 
 RULES: tuple[WasteRule, ...] = (

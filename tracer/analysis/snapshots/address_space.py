@@ -19,23 +19,16 @@ _SHRUNK = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AddressRanges:
-    """Reserved ranges and their lives, by address [ranges]. Entries are positions in the trace of E entries.
-
-    Attributes:
-        begin: The entry that reserved it; `BEFORE` (-1) if it was there before the first one.
-        end: The entry that gave it back; E if it still is reserved.
-        pool: Number of the pool's name, -1 for the default pool.
-        is_expandable: Whether what lies beside it belongs to the same segment.
-    """
+    """Reserved ranges and their lives, by address [ranges]. Entries are positions in the trace of E entries."""
 
     address: Ints
     size_bytes: Ints
-    begin: Ints
-    end: Ints
+    begin: Ints  # The entry that reserved it; `BEFORE` (-1) if it was there before the first one
+    end: Ints  # The entry that gave it back; E if it still is reserved
     stream: Ints
-    pool: Ints
+    pool: Ints  # Number of the pool's name, -1 for the default pool
     is_small: Bools
-    is_expandable: Bools
+    is_expandable: Bools  # Whether what lies beside it belongs to the same segment
 
     def __len__(self) -> int:
         return len(self.address)

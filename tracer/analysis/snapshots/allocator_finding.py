@@ -17,25 +17,16 @@ NO_HISTORY = "There is no history to be replayed, so neither settings nor anothe
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllocatorFinding:
-    """What the model says about one device.
+    """What the model says about one device."""
 
-    Attributes:
-        device: Its index.
-        modelled: The replay at the recorded settings; None without a history.
-        agreement: How far it agrees with the recording, in sentences; or that what was asked cannot be answered.
-        at_peak: Why so much was reserved when the most was; None if the model cannot say.
-        at_end: Why so much was reserved when the snapshot was taken.
-        what_if: Other settings and devices, if any were asked about.
-        first: What to try first; None where nothing can be replayed.
-    """
-
-    device: int
-    modelled: Modelled | None
+    device: int  # Its index
+    modelled: Modelled | None  # The replay at the recorded settings; None without a history
+    # How far it agrees with the recording, in sentences; or that what was asked cannot be answered.
     agreement: tuple[str, ...]
-    at_peak: Reserved | None
-    at_end: Reserved
-    what_if: WhatIf | None
-    first: FirstChanges | None = None
+    at_peak: Reserved | None  # Why so much was reserved when the most was; None if the model cannot say
+    at_end: Reserved  # Why so much was reserved when the snapshot was taken
+    what_if: WhatIf | None  # Other settings and devices, if any were asked about
+    first: FirstChanges | None = None  # What to try first; None where nothing can be replayed
 
 
 def explain_allocator(
@@ -46,10 +37,6 @@ def explain_allocator(
     gpu_memory: int | None = None,
 ) -> tuple[AllocatorFinding, ...]:
     """Replay every device of a snapshot through the model.
-
-    Args:
-        search_settings: Also try those that are worth it, and keep what helps.
-        gpu_memory: Bytes of a GPU to ask about.
 
     Raises:
         SettingsError: torch would not start with some of the settings.

@@ -23,20 +23,13 @@ _NONE: Final = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AutogradFrames:
-    """What each stack is in, columns [stacks]; names as torch makes them of operations, without `Backward0`.
-
-    Attributes:
-        operation: Number of the forward operation's name, -1 for none.
-        node: Number of the name of the node that the engine evaluates, -1 for none.
-        call: Equal for stacks that differ only within the operation, -1 where there is none.
-        recomputes: Forward runs again within backward.
-    """
+    """What each stack is in, columns [stacks]; names as torch makes them of operations, without `Backward0`."""
 
     names: tuple[str, ...]
-    operation: Ints
-    node: Ints
-    call: Ints
-    recomputes: Bools
+    operation: Ints  # Number of the forward operation's name, -1 for none
+    node: Ints  # Number of the name of the node that the engine evaluates, -1 for none
+    call: Ints  # Equal for stacks that differ only within the operation, -1 where there is none
+    recomputes: Bools  # Forward runs again within backward
 
 
 def autograd_frames(stacks: Stacks) -> AutogradFrames:

@@ -94,33 +94,20 @@ class _Run:
 
 @dataclass(slots=True)
 class _Operations:
-    """The operations of one name in forward.
+    """The operations of one name in forward."""
 
-    Attributes:
-        rows: The first block of each, in their order.
-    """
-
-    rows: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)  # The first block of each, in their order
     places: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
 
     def append(self, place: int, rows: Sequence[int]) -> None:
-        """Add a run of operations.
-
-        Args:
-            place: The run's position in forward.
-        """
+        """Add a run of operations."""
         self.places.append(place)
         self.starts.append(len(self.rows))
         self.rows += rows
 
     def range(self, low: int, high: int) -> tuple[int, int]:
-        """Numbers of the first operation of some runs, and of the one past their last.
-
-        Args:
-            low: Position of the first run.
-            high: Position of the last run.
-        """
+        """Numbers of the first operation of some runs, and of the one past their last."""
         past = bisect_right(self.places, high)
         end = self.starts[past] if past < len(self.starts) else len(self.rows)
         return self.starts[bisect_left(self.places, low)], end
@@ -128,17 +115,11 @@ class _Operations:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """What came of one backward pass.
+    """What came of one backward pass."""
 
-    Attributes:
-        forward: For a block of backward a block of its operation of forward.
-        contradicted: Runs that were found and whose number or sizes cannot be those of the operations.
-        found: Runs that were found.
-    """
-
-    forward: dict[int, int]
-    contradicted: int = 0
-    found: int = 0
+    forward: dict[int, int]  # For a block of backward a block of its operation of forward
+    contradicted: int = 0  # Runs that were found and whose number or sizes cannot be those of the operations
+    found: int = 0  # Runs that were found
 
 
 class BackwardLines:

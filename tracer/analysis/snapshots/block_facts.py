@@ -21,139 +21,98 @@ from tracer.snapshot.stacks import NO_STACK
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockFacts:
-    """What is known of each block, columns [lives].
-
-    Attributes:
-        is_brief_workspace: It has the size of cuBLAS's workspace, and nothing else happened while it was in use. Where
-            other blocks of a common size stay, a layer made it, or it has no stack and there are such blocks of layers.
-        is_workspace_kept: It has one of these sizes and is never freed; where the size is common, it is the only such
-            block that its line made, behind the result of a layer's product.
-        in_state_setup: It is where torch's optimizers create their state.
-        in_collective: It is where FSDP, DDP or a pipeline makes the buffers of what is sent.
-        in_accumulate: It is in the node that writes .grad.
-        in_module_setup: It is where modules create or move parameters and buffers.
-        in_parameter_copy: It is where `copy.deepcopy` copies a Parameter.
-        constructor: The outermost constructor of the program's that it is in, and not in a module's call; -1 for none.
-        in_optimizers_constructor: It is in the constructor of an optimizer of the program's, of which a step is seen.
-        in_functional: It is inside a function of torch.nn.functional.
-        in_autocast: It is where autocast makes a copy.
-        in_backward: It is in a node that autograd evaluates.
-        in_silence: It has no stack, in a recording of a training's Python frames alone: autograd's threads have none.
-        is_of_grad_call: Made in the backward that a call of `torch.autograd.grad` ran, which writes no .grad.
-        freed_by_autograd: Freed in a node that autograd evaluates, or as autograd let go of what it had saved.
-        freed_as_saved: Freed where autograd lets go of what an operation saved for backward.
-        freed_by_program: By a known stack that is none of autograd's, of an optimizer's or of an assignment to .grad.
-        freed_in_open_step: Freed in a step that was not over when the recording ended.
-        freed_in_silence: Without a stack, likewise.
-        data_was_set: By an assignment to .data.
-        grad_was_set: By an assignment to .grad.
-        buffer_was_set: As a module's buffer got another tensor.
-        outlives_step: It was in use when the step that made it was over.
-        meets_step: It was in use when the next step began.
-        meets_backward: Backward ran while it was in use.
-        is_long_lived: Two or more steps began while it was in use.
-        is_last_layers: The last layer with a weight before a backward made it, or it is the last that a call of a model
-            left: a program may hold it as its output.
-        call: The call of a model that it was made in: the entries in modules that one line calls, with none outside of
-            them in between; -1 for none.
-        is_called_again: That line has called a model again since.
-        is_kept_alone: In use where the model has been called again, and all else that its call made was freed before
-            any backward, eight blocks or more: an output that the program keeps.
-        is_held_of_few: In use at the end, past a backward and a step; and of what forward had made for that backward
-            at least eight times as many blocks were let go of by autograd.
-        is_fed: It was in use when a forward began, and made after the backward, step or zero_grad before that one; if
-            it is the first forward, by the function that calls the model, or where a library's training loop moves a
-            batch to the device: data sets are there before that too.
-        has_cpp: The recording has C++ frames, so that the absence of one means something.
-        has_only_forward: Modules were called in the recording, and neither backward nor an optimizer's step ran.
-        may_meet_backward: Backward may have run while it was in use: an entry of it, or one without a stack.
-        stack_kind: What every other block of the same stack is that is proved, as a `Kind`; -1 where they differ, and
-            where it cannot be that, since what nobody frees is not temporary.
-        is_kept_by_forward: In use where modules have made several blocks since, and at least a third of a dozen or more
-            that were made as early are in use, or all of them: inference keeps the latest alone, and a cache.
-        stack_made_temporaries: Some blocks of its stack and size were freed again before any backward ran.
-        is_first_made: Of its size, the first constructor that made one made it: a model's, before its optimizer's.
-        is_constructed: Made by constructors, kept or freed by a step, and there are as many gradients of its size.
-        is_replacing: Made by the stack that made what took the place of a known parameter.
-        is_replaced: Made where modules create parameters, and replaced by a line of the program's outside of steps.
-        takes_parameters_place: It took the place of such a one, or of what was freed by an assignment to .data.
-        takes_buffers_place: It took the place of a buffer.
-        has_size_of_staying: A block of its size was there before and is never freed.
-        is_as_many_as_gradients: There before, never freed, and of a size of which there are as many gradients.
-        is_of_parameters_size: A parameter has its size.
-        layer: The call of a layer with one weight that it is in, by its line and its callers'; -1 for none.
-        is_one_set: What was there before and is never freed is as many as the layers that forward calls, or has sizes
-            of which none repeat as copies would.
-        is_frozen_set: It was there before, is never freed and has no gradient of its size, and such blocks are as many
-            as the layers that forward calls.
-        outlives_backward: It was in use when the run of backward that made it was over.
-        outlives_silence: It was made in silence and in use when the thread that calls backward went on.
-        is_left_by_backward: Backward made it and nothing freed it, and its size is a parameter's and no other's.
-        is_in_flight: Backward made it and was not over at the end, and nothing has its size then but backward's own
-            blocks and those of modules and functions of torch.nn.
-    """
+    """What is known of each block, columns [lives]."""
 
     is_before: Bools
     is_at_end: Bools
     has_stack: Bools
     in_workspace: Bools
+    # It has the size of cuBLAS's workspace, and nothing else happened while it was in use. Where other blocks of a
+    # common size stay, a layer made it, or it has no stack and there are such blocks of layers.
     is_brief_workspace: Bools
+    # It has one of these sizes and is never freed; where the size is common, it is the only such block that its line
+    # made, behind the result of a layer's product.
     is_workspace_kept: Bools
-    in_state_setup: Bools
-    in_collective: Bools
-    in_accumulate: Bools
-    in_module_setup: Bools
-    in_parameter_copy: Bools
+    in_state_setup: Bools  # It is where torch's optimizers create their state
+    in_collective: Bools  # It is where FSDP, DDP or a pipeline makes the buffers of what is sent
+    in_accumulate: Bools  # It is in the node that writes .grad
+    in_module_setup: Bools  # It is where modules create or move parameters and buffers
+    in_parameter_copy: Bools  # It is where `copy.deepcopy` copies a Parameter
+    # The outermost constructor of the program's that it is in, and not in a module's call; -1 for none.
     constructor: Ints
+    # It is in the constructor of an optimizer of the program's, of which a step is seen.
     in_optimizers_constructor: Bools
     in_module: Bools
-    in_functional: Bools
-    in_autocast: Bools
-    in_backward: Bools
+    in_functional: Bools  # It is inside a function of torch.nn.functional
+    in_autocast: Bools  # It is where autocast makes a copy
+    in_backward: Bools  # It is in a node that autograd evaluates
     in_step: Bools
+    # It has no stack, in a recording of a training's Python frames alone: autograd's threads have none.
     in_silence: Bools
-    is_of_grad_call: Bools
-    freed_by_autograd: Bools
-    freed_as_saved: Bools
+    is_of_grad_call: Bools  # Made in the backward that a call of `torch.autograd.grad` ran, which writes no .grad
+    freed_by_autograd: Bools  # Freed in a node that autograd evaluates, or as autograd let go of what it had saved
+    freed_as_saved: Bools  # Freed where autograd lets go of what an operation saved for backward
+    # By a known stack that is none of autograd's, of an optimizer's or of an assignment to .grad.
     freed_by_program: Bools
     freed_by_zero_grad: Bools
     freed_in_step: Bools
-    freed_in_open_step: Bools
-    freed_in_silence: Bools
-    data_was_set: Bools
-    grad_was_set: Bools
-    buffer_was_set: Bools
-    outlives_step: Bools
-    meets_step: Bools
-    meets_backward: Bools
-    is_long_lived: Bools
+    freed_in_open_step: Bools  # Freed in a step that was not over when the recording ended
+    freed_in_silence: Bools  # Without a stack, likewise
+    data_was_set: Bools  # By an assignment to .data
+    grad_was_set: Bools  # By an assignment to .grad
+    buffer_was_set: Bools  # As a module's buffer got another tensor
+    outlives_step: Bools  # It was in use when the step that made it was over
+    meets_step: Bools  # It was in use when the next step began
+    meets_backward: Bools  # Backward ran while it was in use
+    is_long_lived: Bools  # Two or more steps began while it was in use
+    # The last layer with a weight before a backward made it, or it is the last that a call of a model left: a program
+    # may hold it as its output.
     is_last_layers: Bools
+    # The call of a model that it was made in: the entries in modules that one line calls, with none outside of them in
+    # between; -1 for none.
     call: Ints
-    is_called_again: Bools
+    is_called_again: Bools  # That line has called a model again since
+    # In use where the model has been called again, and all else that its call made was freed before any backward, eight
+    # blocks or more: an output that the program keeps.
     is_kept_alone: Bools
+    # In use at the end, past a backward and a step; and of what forward had made for that backward at least eight times
+    # as many blocks were let go of by autograd.
     is_held_of_few: Bools
+    # It was in use when a forward began, and made after the backward, step or zero_grad before that one; if it is the
+    # first forward, by the function that calls the model, or where a library's training loop moves a batch to the
+    # device: data sets are there before that too.
     is_fed: Bools
-    has_cpp: Bools
-    has_only_forward: Bools
-    may_meet_backward: Bools
+    has_cpp: Bools  # The recording has C++ frames, so that the absence of one means something
+    has_only_forward: Bools  # Modules were called in the recording, and neither backward nor an optimizer's step ran
+    may_meet_backward: Bools  # Backward may have run while it was in use: an entry of it, or one without a stack
+    # What every other block of the same stack is that is proved, as a `Kind`; -1 where they differ, and where it cannot
+    # be that, since what nobody frees is not temporary.
     stack_kind: Ints
+    # In use where modules have made several blocks since, and at least a third of a dozen or more that were made as
+    # early are in use, or all of them: inference keeps the latest alone, and a cache.
     is_kept_by_forward: Bools
-    stack_made_temporaries: Bools
-    is_first_made: Bools
-    is_constructed: Bools
-    is_replacing: Bools
-    is_replaced: Bools
-    takes_parameters_place: Bools
-    takes_buffers_place: Bools
-    has_size_of_staying: Bools
-    is_as_many_as_gradients: Bools
-    is_of_parameters_size: Bools
-    layer: Ints
+    stack_made_temporaries: Bools  # Some blocks of its stack and size were freed again before any backward ran
+    is_first_made: Bools  # Of its size, the first constructor that made one made it: a model's, before its optimizer's
+    is_constructed: Bools  # Made by constructors, kept or freed by a step, and there are as many gradients of its size
+    is_replacing: Bools  # Made by the stack that made what took the place of a known parameter
+    is_replaced: Bools  # Made where modules create parameters, and replaced by a line of the program's outside of steps
+    takes_parameters_place: Bools  # It took the place of such a one, or of what was freed by an assignment to .data
+    takes_buffers_place: Bools  # It took the place of a buffer
+    has_size_of_staying: Bools  # A block of its size was there before and is never freed
+    is_as_many_as_gradients: Bools  # There before, never freed, and of a size of which there are as many gradients
+    is_of_parameters_size: Bools  # A parameter has its size
+    layer: Ints  # The call of a layer with one weight that it is in, by its line and its callers'; -1 for none
+    # What was there before and is never freed is as many as the layers that forward calls, or has sizes of which none
+    # repeat as copies would.
     is_one_set: Bools
+    # It was there before, is never freed and has no gradient of its size, and such blocks are as many as the layers
+    # that forward calls.
     is_frozen_set: Bools
-    outlives_backward: Bools
-    outlives_silence: Bools
-    is_left_by_backward: Bools
+    outlives_backward: Bools  # It was in use when the run of backward that made it was over
+    outlives_silence: Bools  # It was made in silence and in use when the thread that calls backward went on
+    is_left_by_backward: Bools  # Backward made it and nothing freed it, and its size is a parameter's and no other's
+    # Backward made it and was not over at the end, and nothing has its size then but backward's own blocks and those of
+    # modules and functions of torch.nn.
     is_in_flight: Bools
 
     def __len__(self) -> int:
@@ -191,11 +150,7 @@ _NOT_THE_PROGRAMS = (
 
 
 class DevicePhases:
-    """Steps and backward passes of one device, and what every entry's stack proves.
-
-    Args:
-        facts: Facts of every stack [stacks].
-    """
+    """Steps and backward passes of one device, and what every entry's stack proves."""
 
     def __init__(self, snapshot: Snapshot, state: DeviceState, facts: Ints) -> None:
         self._facts = facts

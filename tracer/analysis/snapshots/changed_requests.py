@@ -69,11 +69,7 @@ def freeing_at_once(modelled: Modelled) -> Changed:
 
 
 def without_blocks(modelled: Modelled, rows: Ints) -> Changed:
-    """Some blocks are never asked for; what frees them then has nothing to free.
-
-    Args:
-        rows: Blocks, as rows of its lives.
-    """
+    """Some blocks are never asked for; what frees them then has nothing to free."""
     program = modelled.program
     lives = program.history.lives
     dropped = np.zeros(len(lives), dtype=np.bool_)
@@ -95,13 +91,7 @@ def without_blocks(modelled: Modelled, rows: Ints) -> Changed:
 
 
 def with_smaller_blocks(modelled: Modelled, rows: Ints, divisor: int, *, with_last_failure: bool = False) -> Changed:
-    """Some blocks are a fraction of their size, rounded up.
-
-    Args:
-        rows: Blocks, as rows of its lives.
-        divisor: By which their requested bytes are divided.
-        with_last_failure: The last request that failed is smaller too.
-    """
+    """Some blocks, and the last request that failed where asked for, are a fraction of their size, rounded up."""
     program = modelled.program
     if with_last_failure:
         *others, (asked, stream) = program.history.failed
@@ -114,11 +104,7 @@ def with_smaller_blocks(modelled: Modelled, rows: Ints, divisor: int, *, with_la
 
 
 def with_earlier_frees(modelled: Modelled, rows: Ints, entry: Ints) -> Changed:
-    """Some blocks are freed right before an entry each; what frees them later finds nothing to free.
-
-    Args:
-        rows: Blocks, as rows of its lives.
-    """
+    """Some blocks are freed right before an entry each; what frees them later finds nothing to free."""
     return _with_operations(modelled, Op.FREE, rows, entry)
 
 

@@ -21,10 +21,8 @@ NONE, SEVERAL = -1, -2
 _MAX_ASSIGNMENTS = 4
 _NUM_LATEST = 4
 """Blocks of a forward that may be temporary still: what a module has made and not handed on yet, and a residual."""
-_LEAST_KEPT = 3
-"""One in so many of the earlier blocks is in use where a forward keeps them for backward."""
-_LEAST_SEEN = 12
-"""Of fewer, a cache of keys and values and what the first layer works with may be as many."""
+_LEAST_KEPT = 3  # One in so many of the earlier blocks is in use where a forward keeps them for backward
+_LEAST_SEEN = 12  # Of fewer, a cache of keys and values and what the first layer works with may be as many
 _GONE_PER_HELD = 8
 """Results that a program holds are few; of two models in a step, the second backward's activations are as many."""
 
@@ -54,12 +52,7 @@ def agreed(parts: Iterable[Ints]) -> Ints:
 
 
 def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -> BlockFacts:
-    """The facts, and what counting adds to them.
-
-    Args:
-        kind: What each is proved to be without counting, or `Kind.UNKNOWN`.
-        stack_kind: Kind of each stack, see `kinds_of_stacks`.
-    """
+    """The facts, and what counting adds to them."""
     size = lives.requested_bytes
     staying = _is_staying(facts, kind == Kind.UNKNOWN)
     of_parameters = size[staying | (facts.is_at_end & (kind == Kind.PARAMETER))]
@@ -241,7 +234,6 @@ def copies_per_gradient(facts: BlockFacts, lives: Lives, kind: Ints, is_not_know
     numbers are not the same for every size.
 
     Args:
-        kind: What each is proved to be without counting, or `Kind.UNKNOWN`.
         is_not_known: Whether nothing names each block: no rule, not the recording, not the program.
     """
     staying = _is_staying(facts, is_not_known)
@@ -293,9 +285,6 @@ def _replaced_by_line(
     facts: BlockFacts, lives: Lives, before: _LastMade, chosen: Bools, is_of_line: Callable[[Ints, Ints], Bools]
 ) -> tuple[Bools, Bools]:
     """Which blocks a line replaces, as `weight.data = weight.data * 0.9` does: it makes the new one, frees the old one.
-
-    Args:
-        is_of_line: As of `with_parameters`.
 
     Returns:
         What was replaced, of the chosen ones and of what took their place; and what took their place.

@@ -36,16 +36,13 @@ def diff_snapshots(before: Snapshot, after: Snapshot) -> tuple[PeakDiff, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PeakSide:
-    """A device's peak, as one of the two sides that are compared.
+    """A device's peak, as one of the two sides that are compared."""
 
-    Attributes:
-        by_key: Bytes and number of its blocks, by kind and stack without lines.
-        own_peaks: The most that each kind and stack had in use at once, also those that the peak has nothing of; a
-            kind as a whole has no stack. Empty where that was not asked for.
-    """
-
+    # Bytes and number of its blocks, by kind and stack without lines.
     by_key: Mapping[Key, tuple[int, int]] = field(default_factory=dict)
     phase: str = ""
+    # The most that each kind and stack had in use at once, also those that the peak has nothing of; a kind as a whole
+    # has no stack. Empty where that was not asked for.
     own_peaks: Mapping[Key, int] = field(default_factory=dict)
 
     @property
@@ -107,12 +104,7 @@ def _names(sites: Sites, stack: int, is_before: bool) -> tuple[str, ...]:
 
 
 def diff_sides(device: int, before_side: PeakSide, after_side: PeakSide) -> PeakDiff:
-    """Compare two peaks of the device of this index.
-
-    Args:
-        device: Index of the device.
-        after_side: The device's peak in the second one.
-    """
+    """Compare two peaks of the device of this index."""
     before, after = before_side.by_key, after_side.by_key
     pairs = match_stacks(before, after)
     come = after.keys() - pairs.values()
@@ -190,12 +182,7 @@ def match_functions(before: Iterable[Key], after: Iterable[Key]) -> dict[Key, Ke
 
 
 def differing(before: Stack, after: Stack) -> tuple[str, str]:
-    """The innermost frame that differs, on both sides; empty where a side has no more.
-
-    Args:
-        before: Frames, innermost first.
-        after: Likewise, of the second side.
-    """
+    """The innermost frame that differs, on both sides; empty where a side has no more."""
     same = _common(before, after)
     return ("".join(before[same : same + 1]), "".join(after[same : same + 1]))
 

@@ -15,35 +15,24 @@ from tracer.snapshot.replay import BEFORE, Replay
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """A device's reserved memory at one moment.
-
-    Attributes:
-        allocated_bytes: Bytes in use, rounded as the allocator does.
-        free_bytes: Reserved and not in use.
-        largest_free_bytes: The largest piece of it within one segment, whatever its stream or pool; a block whose real
-            size is not known counts with its rounded request.
-    """
+    """A device's reserved memory at one moment."""
 
     reserved_bytes: int
-    allocated_bytes: int
-    free_bytes: int
+    allocated_bytes: int  # Bytes in use, rounded as the allocator does
+    free_bytes: int  # Reserved and not in use
+    # The largest piece of it within one segment, whatever its stream or pool; a block whose real size is not known
+    # counts with its rounded request.
     largest_free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Usable:
-    """What of the reserved memory one request could have been served from: that of its stream, pool and size.
-
-    Attributes:
-        largest_free_bytes: The largest free piece.
-        pending_bytes: Freed by the program, and kept until another stream has done with it.
-        largest_after_pending_bytes: The largest free piece once that has come back.
-    """
+    """What of the reserved memory one request could have been served from: that of its stream, pool and size."""
 
     free_bytes: int
-    largest_free_bytes: int
-    pending_bytes: int
-    largest_after_pending_bytes: int
+    largest_free_bytes: int  # The largest free piece
+    pending_bytes: int  # Freed by the program, and kept until another stream has done with it
+    largest_after_pending_bytes: int  # The largest free piece once that has come back
 
 
 def usable_after(state: DeviceState, replay: Replay, entry: int, *, is_small: bool) -> Usable:
@@ -78,11 +67,7 @@ def _is_pending_at_end(state: DeviceState, replay: Replay, rows: Ints) -> Bools:
 
 
 def fragmentation_after(state: DeviceState, replay: Replay, entry: int) -> Fragmentation:
-    """The state of the reserved memory right after an entry; after -1 means at the start of the recording.
-
-    Args:
-        entry: Entry of the history; -1 for its start.
-    """
+    """The state of the reserved memory right after an entry; after -1 means at the start of the recording."""
     rows = replay.lives.alive_after(entry)
     reserved = int(replay.reserved_bytes[entry + 1])
     allocated = int(replay.lives.allocated_bytes[rows].sum())
@@ -97,20 +82,14 @@ def fragmentation_after(state: DeviceState, replay: Replay, entry: int) -> Fragm
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Mapped:
-    """Ranges of addresses, each with +1 or -1; where they sum to one or more, memory is reserved.
-
-    Attributes:
-        sign: +1 if it is there, -1 if it takes away from another.
-        is_whole: A segment of its own, which no free block reaches beyond.
-        pool: Number of the pool's name, -1 for the default pool.
-    """
+    """Ranges of addresses, each with +1 or -1; where they sum to one or more, memory is reserved."""
 
     address: Ints
     size: Ints
-    sign: Ints
-    is_whole: Bools
+    sign: Ints  # +1 if it is there, -1 if it takes away from another
+    is_whole: Bools  # A segment of its own, which no free block reaches beyond
     stream: Ints
-    pool: Ints
+    pool: Ints  # Number of the pool's name, -1 for the default pool
     is_small: Bools
 
     def only(self, chosen: Bools) -> _Mapped:

@@ -7,35 +7,27 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
-from tracer.analysis.snapshots.callers import CallerShare, callers_of
+from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites
-from tracer.arrays import Ints
+from tracer.arrays import Ints, largest_first
 from tracer.snapshot.replay import BEFORE, Lives
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Blocks of one kind that one line allocated.
+    """Blocks of one kind that one line allocated."""
 
-    Attributes:
-        bytes: What they were asked for, together.
-        evidence: Why they are of that kind; of the most bytes, where several rules agree.
-        site: The line to blame; of backward that of its operation of forward, where it is certain, and says so.
-        stack: The stack of the most bytes, innermost frame first, without unwinder, allocator and interpreter.
-        is_before_recording: They were there before the first entry.
-        callers: The same blocks by the first frame above the line that tells their stacks apart; empty where none does,
-            and where that was not asked for.
-    """
-
-    bytes: int
+    bytes: int  # What they were asked for, together
     count: int
     kind: Kind
-    evidence: str
-    site: Site
+    evidence: str  # Why they are of that kind; of the most bytes, where several rules agree
+    site: Site  # The line to blame; of backward that of its operation of forward, where it is certain, and says so
+    # The stack of the most bytes, innermost frame first, without unwinder, allocator and interpreter.
     stack: tuple[str, ...]
-    is_before_recording: bool
+    is_before_recording: bool  # They were there before the first entry
+    # The same blocks by the first frame above the line that tells their stacks apart; empty where none does, and where
+    # that was not asked for.
     callers: tuple[CallerShare, ...] = ()
 
     @property
@@ -47,14 +39,7 @@ class Group:
 
 
 def group_rows(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> tuple[Group, ...]:
-    """Gather rows by kind, line, and whether they were there before the recording; largest first.
-
-    Args:
-        rows: Rows to gather.
-
-    Returns:
-        Groups whose bytes and counts sum to those of the rows.
-    """
+    """Gather rows by kind, line, and whether they were there before the recording; largest first."""
     members, keys, _ = _gathered(lives, rows, kinds=kinds, sites=sites)
     groups = [
         replace(_group(key, parts, sites), callers=callers_of([_called(part) for part in parts], sites))
@@ -64,13 +49,9 @@ def group_rows(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> 
 
 
 def group_lives(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> tuple[tuple[Group, ...], Ints]:
-    """The same in no order and without callers, and the number of the group of each row.
-
-    Args:
-        rows: Rows to gather.
-    """
+    """The same without callers, and the number of the group of each row."""
     members, keys, group_of_row = _gathered(lives, rows, kinds=kinds, sites=sites)
-    return tuple(_group(key, mine, sites) for key, mine in zip(keys, members, strict=True)), group_of_row
+    return largest_first([_group(key, mine, sites) for key, mine in zip(keys, members, strict=True)], group_of_row)
 
 
 def _gathered(
@@ -141,8 +122,44 @@ def _group(key: tuple[Kind, Site, bool], parts: list[_Part], sites: Sites) -> Gr
         bytes=sum(part.bytes for part in parts),
         count=sum(part.count for part in parts),
         kind=kind,
-        evidence=EVIDENCE_TEXT[largest.evidence],
+        evidence=largest.evidence.text,
         site=site,
         stack=sites.readable(largest.stack),
         is_before_recording=is_before,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CallerShare:
+    """The blocks of a group that have one caller."""
+
+    site: Site | None  # The caller's line; of blocks that have none, where others have one, None
+    bytes: int  # What they were asked for, together
+    count: int
+
+
+def callers_of(stacks: Sequence[tuple[int, int, int]], sites: Sites) -> tuple[CallerShare, ...]:
+    """Divide blocks of one line by the first frame above it in which their stacks differ; largest first.
+
+    Returns:
+        Shares that sum to the blocks; none where nothing differs.
+    """
+    if len(stacks) < 2:
+        return ()
+    of_stack = [sites.callers(stack) for stack, _, _ in stacks]
+    depth = _first_difference(of_stack)
+    if depth is None:
+        return ()
+    sums: dict[Site | None, tuple[int, int]] = {}
+    for callers, (_, size, count) in zip(of_stack, stacks, strict=True):
+        site = callers[depth] if depth < len(callers) else None
+        total, number = sums.get(site, (0, 0))
+        sums[site] = total + size, number + count
+    shares = (CallerShare(site, size, count) for site, (size, count) in sums.items())
+    return tuple(sorted(shares, key=lambda share: (-share.bytes, str(share.site))))
+
+
+def _first_difference(of_stack: Sequence[tuple[Site, ...]]) -> int | None:
+    shortest, longest = min(map(len, of_stack)), max(map(len, of_stack))
+    differing = (depth for depth in range(shortest) if len({callers[depth] for callers in of_stack}) > 1)
+    return next(differing, shortest if shortest < longest else None)

@@ -18,35 +18,25 @@ from tracer.analysis.snapshots.rank_role import RankRole, rank_of, role_of_file,
 from tracer.snapshot.columns import Snapshot
 from tracer.units import some
 
-ALIKE: Final = 0.02
-"""Ranks whose kinds differ by less than this part of the peak are one group."""
+ALIKE: Final = 0.02  # Ranks whose kinds differ by less than this part of the peak are one group
 _FEW: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class RankPeak:
-    """What one rank's recording says; small enough to be sent between processes.
-
-    Attributes:
-        rank: Its number, where the name tells; None where it does not.
-        device: Index of the device that is worst there; None where the recording has none.
-        kinds: Bytes at the peak by kind, largest first.
-        out_of_memory: Why it had no memory left, in a sentence, with the line; empty where it had.
-        problem: Why it cannot be read; empty where it can.
-        role: What part of the job it has, as far as names tell.
-    """
+    """What one rank's recording says; small enough to be sent between processes."""
 
     file: str
-    rank: int | None
-    device: int | None = None
+    rank: int | None  # Its number, where the name tells; None where it does not
+    device: int | None = None  # Index of the device that is worst there; None where the recording has none
     entries: int = 0
     peak_bytes: int = 0
     reserved_bytes: int = 0
-    kinds: tuple[tuple[str, int], ...] = ()
+    kinds: tuple[tuple[str, int], ...] = ()  # Bytes at the peak by kind, largest first
     side: PeakSide = field(default_factory=PeakSide)
-    out_of_memory: str = ""
-    problem: str = ""
-    role: RankRole = field(default_factory=RankRole)
+    out_of_memory: str = ""  # Why it had no memory left, in a sentence, with the line; empty where it had
+    problem: str = ""  # Why it cannot be read; empty where it can
+    role: RankRole = field(default_factory=RankRole)  # What part of the job it has, as far as names tell
     is_repeated: bool = False
 
     @property
@@ -59,15 +49,10 @@ class RankPeak:
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """Ranks of one stage that hold the same, nearly to the byte.
+    """Ranks of one stage that hold the same, nearly to the byte."""
 
-    Attributes:
-        ranks: Ranks in their order; the first is what the others were compared with.
-        is_odd: They are few beside the other ranks of their stage, or of the job where no stage is named.
-    """
-
-    ranks: tuple[RankPeak, ...]
-    is_odd: bool
+    ranks: tuple[RankPeak, ...]  # Ranks in their order; the first is what the others were compared with
+    is_odd: bool  # They are few beside the other ranks of their stage, or of the job where no stage is named
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -80,25 +65,17 @@ class RankGroup:
 
 @dataclass(frozen=True, slots=True)
 class JobFinding:
-    """All ranks of a job.
+    """All ranks of a job."""
 
-    Attributes:
-        ranks: Ranks that can be read, by number, then by name.
-        missing: Numbers between the first and the last of which there is no recording.
-        groups: Groups of equal ranks, the largest first.
-        worst: The rank that ran out of memory, or else has the largest peak; None if none can be read.
-        typical: The first rank of the largest group of the worst's stage, or of all where the worst is alone in its
-            stage; None likewise.
-        difference: What the worst holds that the typical one does not; None where they are in one group.
-    """
-
-    ranks: tuple[RankPeak, ...]
+    ranks: tuple[RankPeak, ...]  # Ranks that can be read, by number, then by name
     unreadable: tuple[RankPeak, ...]
-    missing: tuple[int, ...]
-    groups: tuple[RankGroup, ...]
-    worst: RankPeak | None
+    missing: tuple[int, ...]  # Numbers between the first and the last of which there is no recording
+    groups: tuple[RankGroup, ...]  # Groups of equal ranks, the largest first
+    worst: RankPeak | None  # The rank that ran out of memory, or else has the largest peak; None if none can be read
+    # The first rank of the largest group of the worst's stage, or of all where the worst is alone in its stage; None
+    # likewise.
     typical: RankPeak | None
-    difference: PeakDiff | None
+    difference: PeakDiff | None  # What the worst holds that the typical one does not; None where they are in one group
 
     @property
     def num_ranks(self) -> str:
@@ -112,9 +89,6 @@ class JobFinding:
 
 def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> RankPeak:
     """Sum up one rank's recording: its worst device.
-
-    Args:
-        device: Index of the only device to look at; None means all.
 
     Raises:
         SnapshotError: The recording has no such device, or contradicts itself.

@@ -26,23 +26,16 @@ from tracer.arrays import Bools, Ints
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Lives, as_it_failed
 
-_UNSAID: Final = -1
-"""Instead of a kind, where a source says none."""
+_UNSAID: Final = -1  # Instead of a kind, where a source says none
 
 
 @dataclass(frozen=True, slots=True)
 class HeldNow:
-    """What a process holds at the moment of its snapshot, by the address of the memory.
+    """What a process holds at the moment of its snapshot, by the address of the memory."""
 
-    Attributes:
-        named: Kinds of what modules, optimizers and batches hold.
-        kept_by_graphs: What autograd keeps for a backward.
-        reached: All else that Python reaches as a tensor: held, where no rule knows better.
-    """
-
-    named: Mapping[int, Kind] = field(default_factory=dict)
-    kept_by_graphs: Collection[int] = frozenset()
-    reached: Collection[int] = frozenset()
+    named: Mapping[int, Kind] = field(default_factory=dict)  # Kinds of what modules, optimizers and batches hold
+    kept_by_graphs: Collection[int] = frozenset()  # What autograd keeps for a backward
+    reached: Collection[int] = frozenset()  # All else that Python reaches as a tensor: held, where no rule knows better
 
     def proved(self, address: int) -> tuple[Kind, Evidence] | None:
         """Return the proved kind of the memory at an address, and its evidence; None if nothing proves it."""
@@ -58,10 +51,6 @@ class KindFinder:
     """Decides the kinds of one device's blocks. Built once, asked for any rows of its `Lives`.
 
     Args:
-        snapshot: All of it.
-        state: The device's part.
-        lives: Lives of the same device.
-        sites: Sites of the same snapshot.
         held: Kinds by address of what the program held when the history began.
         held_now: What it held when the snapshot was taken.
     """
@@ -221,13 +210,6 @@ def kind_finders(
     """A finder for each device; what a stack allocates on one of them counts on all.
 
     `held_now` is by the device's index.
-
-    Args:
-        snapshot: The whole snapshot.
-        devices: Each device and its blocks.
-        sites: Sites of the same snapshot.
-        held: Kinds by address of what the program held when the history began.
-        held_now: By index of the device, what the program held when the snapshot was taken.
     """
     now = held_now or {}
     finders = tuple(

@@ -19,56 +19,37 @@ NUM_BUCKETS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A weight or an activation.
+    """A weight or an activation."""
 
-    Attributes:
-        name: The operation or autograd node that made it; the function, where the stack names neither.
-        bytes: Bytes as requested.
-        frames: File and line of the user's frames, innermost first.
-    """
-
-    name: str
-    bytes: int
+    name: str  # The operation or autograd node that made it; the function, where the stack names neither
+    bytes: int  # Bytes as requested
     count: int
-    frames: tuple[tuple[str, int], ...]
+    frames: tuple[tuple[str, int], ...]  # File and line of the user's frames, innermost first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Levels:
-    """The timeline, reduced to the rows that a drawing needs: extremes are exact, the peak is among them [rows].
+    """The timeline, reduced to the rows that a drawing needs: extremes are exact, the peak is among them [rows]."""
 
-    Attributes:
-        entry: -1 for the start.
-        time_us: -1 where the recording has no times; of the start that of the first entry.
-        requested_bytes: Bytes in use, as asked for.
-        allocated_bytes: Bytes in use, rounded.
-        reserved_bytes: From the driver.
-    """
-
-    entry: Ints
-    time_us: Ints
-    requested_bytes: Ints
-    allocated_bytes: Ints
-    reserved_bytes: Ints
+    entry: Ints  # -1 for the start
+    time_us: Ints  # -1 where the recording has no times; of the start that of the first entry
+    requested_bytes: Ints  # Bytes in use, as asked for
+    allocated_bytes: Ints  # Bytes in use, rounded
+    reserved_bytes: Ints  # From the driver
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SnapshotReport:
-    """The answer for one device, with the other devices' findings beside it.
-
-    Attributes:
-        shown: Position of the device that weights, activations, peak and levels are about.
-        weights: One entry per block at the peak that is proven to be a parameter, in the order of their addresses.
-        activations: Blocks at the peak that are proven to be activations, one entry per stack, largest first.
-        settings: What is known of the recording.
-    """
+    """The answer for one device, with the other devices' findings beside it."""
 
     finding: SnapshotFinding
-    shown: int
+    shown: int  # Position of the device that weights, activations, peak and levels are about
+    # One entry per block at the peak that is proven to be a parameter, in the order of their addresses.
     weights: tuple[Entry, ...]
+    # Blocks at the peak that are proven to be activations, one entry per stack, largest first.
     activations: tuple[Entry, ...]
     levels: Levels
-    settings: Mapping[str, object]
+    settings: Mapping[str, object]  # What is known of the recording
 
     @property
     def device(self) -> DeviceFinding:
@@ -84,11 +65,7 @@ def snapshot_report(
     *,
     settings: Mapping[str, object],
 ) -> SnapshotReport:
-    """Gather the report of one device.
-
-    Args:
-        shown: Position of the device in both.
-    """
+    """Gather the report of one device."""
     device, sites = replayed.devices[shown], replayed.sites
     lives = device.replay.lives
     rows = lives.alive_after(device.replay.peak_entry)

@@ -28,28 +28,19 @@ OLDER_TORCH = (FIRST_TORCH_WITH_COUNTERS[0], FIRST_TORCH_WITH_COUNTERS[1] - 1)
 
 @dataclass(frozen=True, eq=False)
 class Modelled:
-    """A device's recording, and what the allocator model makes of it.
+    """A device's recording, and what the allocator model makes of it."""
 
-    Attributes:
-        device: Its index.
-        settings: Settings that it was recorded under, as far as the snapshot says.
-        reproduction: The outcome of a replay at these settings.
-        peak_entry: The entry with the most in use while the most was reserved; -1 for the start.
-        start: What the recording began with.
-        said_capacity_bytes: What was reserved and what the device had free, where a failed request says so.
-        knows_large_segments: The recording's torch may know `large_segment_size_mb`.
-        is_from_start: Replays begin with what the recording began with, instead of in a clean allocator. Other settings
-            would have made another beginning, so that only other requests can be replayed.
-    """
-
-    device: int
-    settings: AllocatorSettings
+    device: int  # Its index
+    settings: AllocatorSettings  # Settings that it was recorded under, as far as the snapshot says
     history: History
-    reproduction: Reproduction
-    peak_entry: int
-    start: StartState
+    reproduction: Reproduction  # The outcome of a replay at these settings
+    peak_entry: int  # The entry with the most in use while the most was reserved; -1 for the start
+    start: StartState  # What the recording began with
+    # What was reserved and what the device had free, where a failed request says so.
     said_capacity_bytes: int | None = None
-    knows_large_segments: bool = True
+    knows_large_segments: bool = True  # The recording's torch may know `large_segment_size_mb`
+    # Replays begin with what the recording began with, instead of in a clean allocator. Other settings would have made
+    # another beginning, so that only other requests can be replayed.
     is_from_start: bool = False
 
     @property
@@ -127,13 +118,10 @@ class Modelled:
 
 
 def model_device(snapshot: Snapshot, state: DeviceState, replayed: Replay) -> Modelled | None:
-    """Replay one device's recording at its own settings.
+    """Replay one device's recording at its own settings; None if the device has no history.
 
     A snapshot does not say which torch made it. Where the rules of the newest one do not give every decision, those of
     older ones are tried, and the better ones kept.
-
-    Returns:
-        None if the device has no history.
     """
     if not len(state.trace):
         return None

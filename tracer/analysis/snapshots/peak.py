@@ -29,31 +29,19 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The moment with the most requested bytes in use, the first of equals.
+    """The moment with the most requested bytes in use, the first of equals."""
 
-    Attributes:
-        entry: The entry after which it was reached; -1 if at the start of the recording.
-        time_us: Its time, or -1 where the recording has none.
-        phase: `backward` or `optimizer` where the recording shows it, else empty.
-        requested_bytes: Bytes in use, as asked for.
-        allocated_bytes: Bytes in use, rounded as the allocator does, as far as known.
-        before_recording_bytes: The part of the requested bytes that was there before the first entry.
-        groups: By line and kind; they sum to the requested bytes, like the two below.
-        by_kind: By kind alone.
-        by_annotation: By the innermost region that was open at the allocation.
-        by_stream: By the stream and the pool that the memory belongs to, as far as entries and segments tell.
-    """
-
-    entry: int
-    time_us: int
-    phase: str
-    requested_bytes: int
-    allocated_bytes: int
+    entry: int  # The entry after which it was reached; -1 if at the start of the recording
+    time_us: int  # Its time, or -1 where the recording has none
+    phase: str  # `backward` or `optimizer` where the recording shows it, else empty
+    requested_bytes: int  # Bytes in use, as asked for
+    allocated_bytes: int  # Bytes in use, rounded as the allocator does, as far as known
     reserved_bytes: int
-    before_recording_bytes: int
-    groups: tuple[Group, ...]
-    by_kind: tuple[Share, ...]
-    by_annotation: tuple[Share, ...]
+    before_recording_bytes: int  # The part of the requested bytes that was there before the first entry
+    groups: tuple[Group, ...]  # By line and kind; they sum to the requested bytes, like the two below
+    by_kind: tuple[Share, ...]  # By kind alone
+    by_annotation: tuple[Share, ...]  # By the innermost region that was open at the allocation
+    # By the stream and the pool that the memory belongs to, as far as entries and segments tell.
     by_stream: tuple[Share, ...]
     fragmentation: Fragmentation
 

@@ -16,15 +16,10 @@ FAR: Final = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretches:
-    """Stretches of one kind, as ranges of entries [stretches].
+    """Stretches of one kind, as ranges of entries [stretches]."""
 
-    Attributes:
-        start: First entry of each, ascending.
-        end: The entry from which on it is over; beyond the trace if the recording ends in it.
-    """
-
-    start: Ints
-    end: Ints
+    start: Ints  # First entry of each, ascending
+    end: Ints  # The entry from which on it is over; beyond the trace if the recording ends in it
 
     def containing(self, entry: Ints) -> Ints:
         """The stretch that each entry lies in, or -1."""
@@ -60,9 +55,6 @@ def steps_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
     """The optimizer's steps; `facts` are those of the entries' stacks [entries].
 
     What a step has its closure evaluate is no part of it: a step that calls one is what lies between and behind.
-
-    Args:
-        facts: Facts of the stack of each entry [entries].
     """
     own, stacked = has(facts, Fact.OPTIMIZER_STEP), has(facts, Fact.STACK)
     annotated = _annotated(snapshot, state, "Optimizer.step#")
@@ -73,11 +65,7 @@ def steps_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
 
 
 def whole_steps_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
-    """The same with what their closures evaluate, each from its first entry to its last.
-
-    Args:
-        facts: Facts of the stack of each entry [entries].
-    """
+    """The same with what their closures evaluate, each from its first entry to its last."""
     annotated = _annotated(snapshot, state, "Optimizer.step#")
     if annotated is not None:
         return annotated
@@ -88,12 +76,7 @@ def whole_steps_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stret
 
 
 def _without(stretches: Stretches, parts: Stretches, wanted: Ints) -> Stretches:
-    """The stretches without those parts, of those stretches that have a wanted entry; the rest of each stays, if empty.
-
-    Args:
-        stretches: Which do not overlap.
-        wanted: Entries, ascending.
-    """
+    """The stretches that have a wanted entry, without those parts; the rest of each stays, even if empty."""
     starts, ends = [], []
     for start, end in zip(stretches.start.tolist(), stretches.end.tolist(), strict=True):
         if np.searchsorted(wanted, start) < np.searchsorted(wanted, end):
@@ -109,11 +92,7 @@ def _without(stretches: Stretches, parts: Stretches, wanted: Ints) -> Stretches:
 
 
 def zero_grads_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
-    """The calls of zero_grad.
-
-    Args:
-        facts: Facts of the stack of each entry [entries].
-    """
+    """The calls of zero_grad."""
     return _annotated(snapshot, state, "Optimizer.zero_grad#") or runs_of(
         has(facts, Fact.ZERO_GRAD), has(facts, Fact.STACK)
     )

@@ -41,19 +41,13 @@ _STRATEGY_OF_OTHERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RankRole:
-    """What part of a job a rank has, as far as names tell.
+    """What part of a job a rank has, as far as names tell."""
 
-    Attributes:
-        stage: Stage of a pipeline; None where no name says it.
-        tensor: Its place among those that share each layer's tensors; likewise.
-        data: Its place among those that have the same part of the model; likewise.
-        strategies: How the model is spread, by the files that its stacks go through: `FSDP`, `pipeline`,
-            `tensor parallel`, `DDP`, `ZeRO`.
-    """
-
-    stage: int | None = None
-    tensor: int | None = None
-    data: int | None = None
+    stage: int | None = None  # Stage of a pipeline; None where no name says it
+    tensor: int | None = None  # Its place among those that share each layer's tensors; likewise
+    data: int | None = None  # Its place among those that have the same part of the model; likewise
+    # How the model is spread, by the files that its stacks go through: `FSDP`, `pipeline`, `tensor parallel`, `DDP`,
+    # `ZeRO`.
     strategies: tuple[str, ...] = ()
 
     @property

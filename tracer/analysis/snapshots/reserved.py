@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final
 
 import numpy as np
 
@@ -18,82 +18,50 @@ from tracer.block_sizes import round_size
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Lives
 
-Reason = Literal[
-    "asked for by blocks in use",
-    "rounding of sizes",
-    "remainders too small to split off",
-    "waiting for another stream",
-    "free, in segments with blocks in use",
-    "cached, used again later",
-    "cached, not used again",
-]
-ASKED: Reason = "asked for by blocks in use"
-ROUNDING: Reason = "rounding of sizes"
-UNSPLIT: Reason = "remainders too small to split off"
-WAITING: Reason = "waiting for another stream"
-HELD: Reason = "free, in segments with blocks in use"
-REUSED: Reason = "cached, used again later"
-IDLE: Reason = "cached, not used again"
+ASKED: Final = "asked for by blocks in use"
+ROUNDING: Final = "rounding of sizes"
+UNSPLIT: Final = "remainders too small to split off"
+WAITING: Final = "waiting for another stream"
+HELD: Final = "free, in segments with blocks in use"
+REUSED: Final = "cached, used again later"
+IDLE: Final = "cached, not used again"
 _MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ReservedRow:
-    """Reserved bytes of one pool and stream for one reason.
+    """Reserved bytes of one pool and stream for one reason."""
 
-    Attributes:
-        pool: `large` or `small`, and the number of a private pool.
-        stream: The stream; 0 is the default one.
-        count: Blocks or free pieces.
-    """
-
-    pool: str
-    stream: int
-    reason: Reason
+    pool: str  # `large` or `small`, and the number of a private pool
+    stream: int  # The stream; 0 is the default one
+    reason: str
     bytes: int
-    count: int
+    count: int  # Blocks or free pieces
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Lines whose blocks keep free memory in segments that could be given back without them.
+    """Lines whose blocks keep free memory in segments that could be given back without them."""
 
-    Attributes:
-        sites: The lines; none where blocks of more than three lines share the segments.
-        free_bytes: What would be free for others if their blocks lay elsewhere.
-        held_bytes: What their blocks take there.
-        num_segments: Segments, and pages of expandable ones.
-    """
-
-    sites: tuple[Site, ...]
-    free_bytes: int
-    held_bytes: int
-    num_segments: int
+    sites: tuple[Site, ...]  # The lines; none where blocks of more than three lines share the segments
+    free_bytes: int  # What would be free for others if their blocks lay elsewhere
+    held_bytes: int  # What their blocks take there
+    num_segments: int  # Segments, and pages of expandable ones
     num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """All reserved memory at one moment.
+    """All reserved memory at one moment."""
 
-    Attributes:
-        entry: The entry after which; -1 for the start of the recording, None for when the snapshot was taken.
-        rows: By pool, stream and reason; they sum to the bytes.
-        holders: What keeps the free memory of `HELD` rows, and they sum to those; largest first.
-    """
-
-    entry: int | None
+    entry: int | None  # The entry after which; -1 for the start of the recording, None for when the snapshot was taken
     bytes: int
-    rows: tuple[ReservedRow, ...]
-    holders: tuple[Holder, ...]
+    rows: tuple[ReservedRow, ...]  # By pool, stream and reason; they sum to the bytes
+    holders: tuple[Holder, ...]  # What keeps the free memory of `HELD` rows, and they sum to those; largest first
 
 
 def reserved_at_peak(modelled: Modelled, sites: Sites) -> Reserved | None:
-    """Why so much was reserved when the most was.
-
-    Returns:
-        None if the model left the recording before.
-    """
+    """Why so much was reserved when the most was; None if the model left the recording before."""
     reproduction = modelled.reproduction
     left_at = reproduction.first_difference
     if not reproduction.moments or (left_at is not None and left_at <= modelled.peak_entry):
@@ -142,11 +110,7 @@ class _LaterUses:
         return bool(len(begins)) if until is None else bool((begins < until).any())
 
     def of_pages(self, block: BlockInfo, low: int, page: int, num_pages: int) -> int:
-        """Number of whole free pages inside a block that are used again.
-
-        Args:
-            page: Bytes of a page.
-        """
+        """Number of whole free pages inside a block that are used again."""
         first, last = np.searchsorted(self._address, (block.address, block.address + block.size))
         if first == last:
             return 0
@@ -165,7 +129,7 @@ class _Shared:
     blocks: list[BlockInfo]
 
 
-Add = Callable[[Reason, int, int], None]
+Add = Callable[[str, int, int], None]
 
 
 class _Account:
@@ -177,11 +141,11 @@ class _Account:
 
     def of(self, moment: Moment, entry: int | None) -> Reserved:
         """Everything that is reserved."""
-        sums: dict[tuple[PoolId, bool, int, Reason], list[int]] = {}
+        sums: dict[tuple[PoolId, bool, int, str], list[int]] = {}
         holders: dict[tuple[Site, ...], list[int]] = {}
         for segment in moment:
 
-            def add(reason: Reason, size: int, count: int = 1, segment: SegmentInfo = segment) -> None:
+            def add(reason: str, size: int, count: int = 1, segment: SegmentInfo = segment) -> None:
                 total = sums.setdefault((segment.pool, segment.is_small, segment.stream, reason), [0, 0])
                 total[0] += size
                 total[1] += count if size else 0

@@ -38,17 +38,11 @@ BEFORE_RECORDING: Final = "before recording"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The frame that decides where an allocation belongs.
+    """The frame that decides where an allocation belongs."""
 
-    Attributes:
-        frame: Name of the function; of an allocation without Python frames, the autograd node or operation.
-        file: Its file, or None where there is no Python frame.
-        line: Its line, or None where there is no Python frame.
-    """
-
-    frame: str
-    file: str | None = None
-    line: int | None = None
+    frame: str  # Name of the function; of an allocation without Python frames, the autograd node or operation
+    file: str | None = None  # Its file, or None where there is no Python frame
+    line: int | None = None  # Its line, or None where there is no Python frame
 
 
 _NODE = re.compile(r"torch::autograd::(?:generated::)?(\w+?)(?:_apply_functional|::apply|::accumulateGrad)\b")

@@ -58,7 +58,6 @@ def as_many_as(
         size: Size of each block [blocks].
         of_sizes: Sizes, ascending [sizes].
         numbers: How many there are of each [sizes].
-        are_some: There may be more of each size than `numbers` says.
     """
     if not len(of_sizes):
         return np.zeros(len(size), dtype=np.bool_)
@@ -78,7 +77,6 @@ def copies_of(candidates: Ints, of_sizes: Ints, numbers: Ints) -> tuple[int, int
 
     Args:
         candidates: Their sizes [blocks]; other sizes than the given ones do not count.
-        of_sizes: Sizes, ascending [sizes].
         numbers: How many there are of each [sizes].
 
     Returns:

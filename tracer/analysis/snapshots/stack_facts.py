@@ -122,9 +122,6 @@ def constructors_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
 
     Modules are made in constructors that call each other; the outermost is the model's, or an optimizer's. Of two in
     one file, the line that calls them tells which is which.
-
-    Args:
-        facts: Facts of every stack [stacks].
     """
     numbers: dict[tuple[Frame | str, ...], int] = {}
     constructor = np.full(len(stacks), -1, dtype=np.int64)
@@ -142,9 +139,6 @@ def optimizers_constructors(stacks: Stacks, facts: Ints) -> Bools:
     """Which stacks are in the constructor of an optimizer of the program's, whose step torch calls [stacks].
 
     A class's constructor stands above its step: of those in the step's file, it is the nearest above.
-
-    Args:
-        facts: Facts of every stack [stacks].
     """
     steps: dict[str, int] = {}
     for stack in np.flatnonzero(has(facts, Fact.OPTIMIZER_STEP)).tolist():
@@ -171,9 +165,6 @@ def calls_backward(stacks: Stacks, facts: Ints) -> Bools:
     """Which stacks are of a thread that calls backward, and not in that call [stacks].
 
     Hooks that autograd calls on threads of its own have other outermost frames.
-
-    Args:
-        facts: Facts of every stack [stacks].
     """
     outermost: dict[int, tuple[str, str]] = {}
     for stack in np.flatnonzero(has(facts, Fact.STACK)).tolist():
@@ -187,11 +178,7 @@ def calls_backward(stacks: Stacks, facts: Ints) -> Bools:
 
 
 def model_calls_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
-    """A number for the line that calls every stack's outermost module; -1 where none does, and in backward [stacks].
-
-    Args:
-        facts: Facts of every stack [stacks].
-    """
+    """A number for the line that calls every stack's outermost module; -1 where none does, and in backward [stacks]."""
     numbers: dict[Frame, int] = {}
     call = np.full(len(stacks), -1, dtype=np.int64)
     for stack in np.flatnonzero(has(facts, Fact.MODULE_FORWARD) & ~has(facts, Fact.ENGINE)).tolist():
@@ -203,11 +190,7 @@ def model_calls_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
 
 
 def layers_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
-    """A number for every stack in the forward of a layer with one weight, by its Python frames; else -1 [stacks].
-
-    Args:
-        facts: Facts of every stack [stacks].
-    """
+    """A number for every stack in the forward of a layer with one weight, by its Python frames; else -1 [stacks]."""
     numbers: dict[tuple[int, ...], int] = {}
     layer = np.full(len(stacks), -1, dtype=np.int64)
     for stack in np.flatnonzero(has(facts, Fact.LAYER)).tolist():

@@ -43,26 +43,18 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceTimeline:
-    """A device's recording of E entries; row 0 is its start, row i + 1 the state after entry i.
+    """A device's recording of E entries; row 0 is its start, row i + 1 the state after entry i."""
 
-    Attributes:
-        axis: "time", or "entry" where the entries have no usable times.
-        times: Nanoseconds since the first entry, or the number of the entry, -1 for the start [entries + 1].
-        curves: Of the kinds that occur, in the order of `LAYERS`; together they are the requested bytes.
-        allocated_bytes: Bytes in use, rounded as far as known [entries + 1].
-        reserved_bytes: Reserved from the driver [entries + 1].
-        stretches: Annotated regions, what stacks or annotations show of backward and optimizer, and forward, from the
-            first activation that was made to the backward that follows.
-        left_out: Phases of which there are more stretches than `MAX_STRETCHES`.
-    """
-
-    axis: Literal["time", "entry"]
-    times: Ints
+    axis: Literal["time", "entry"]  # "time", or "entry" where the entries have no usable times
+    times: Ints  # Nanoseconds since the first entry, or the number of the entry, -1 for the start [entries + 1]
+    # Of the kinds that occur, in the order of `LAYERS`; together they are the requested bytes.
     curves: tuple[Curve, ...]
-    allocated_bytes: Ints
-    reserved_bytes: Ints
+    allocated_bytes: Ints  # Bytes in use, rounded as far as known [entries + 1]
+    reserved_bytes: Ints  # Reserved from the driver [entries + 1]
+    # Annotated regions, what stacks or annotations show of backward and optimizer, and forward, from the first
+    # activation that was made to the backward that follows.
     stretches: tuple[Stretch, ...]
-    left_out: tuple[Phase, ...]
+    left_out: tuple[Phase, ...]  # Phases of which there are more stretches than `MAX_STRETCHES`
 
 
 def device_timeline(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder) -> DeviceTimeline:
@@ -125,9 +117,6 @@ def forward_runs(
     activations: Ints, backward: tuple[Ints, Ints], optimizer: tuple[Ints, Ints], *, end: int
 ) -> tuple[Ints, Ints]:
     """What lies before each backward, from the first activation in it; and what the recording ends in, likewise.
-
-    Args:
-        activations: Entries at which one was made, ascending.
 
     Returns:
         As of the others.

@@ -33,23 +33,14 @@ WORTH_TRYING = (
 
 @dataclass(frozen=True, slots=True)
 class SettingsOutcome:
-    """What the history needs under some settings.
+    """What the history needs under some settings."""
 
-    Attributes:
-        settings: As they were spelled; empty for the recorded ones.
-        outcome: What came of a replay with what the recording had, see `WhatIf.capacity`.
-        saved_bytes: How much less was reserved at the peak than under the recorded settings; below zero for more.
-        on_gpu: What came of a replay on the GPU asked about; None if there was none.
-        smallest_gpu_bytes: The least memory on which the history runs; None if it was not asked for.
-        remarks: What is known to go wrong with these settings, and what they do not do here.
-    """
-
-    settings: str
-    outcome: Outcome
-    saved_bytes: int
-    on_gpu: Outcome | None
-    smallest_gpu_bytes: int | None
-    remarks: tuple[str, ...]
+    settings: str  # As they were spelled; empty for the recorded ones
+    outcome: Outcome  # What came of a replay with what the recording had, see `WhatIf.capacity`
+    saved_bytes: int  # How much less was reserved at the peak than under the recorded settings; below zero for more
+    on_gpu: Outcome | None  # What came of a replay on the GPU asked about; None if there was none
+    smallest_gpu_bytes: int | None  # The least memory on which the history runs; None if it was not asked for
+    remarks: tuple[str, ...]  # What is known to go wrong with these settings, and what they do not do here
 
     @property
     def fits(self) -> bool:
@@ -59,28 +50,18 @@ class SettingsOutcome:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """The answers for one device.
+    """The answers for one device."""
 
-    Attributes:
-        device: Its index.
-        rows: The recorded settings first, then those asked for in their order.
-        starts_clean: The recording begins with nothing allocated, so that no cache from before is missing in it.
-        capacity: What every row had, because the recording reached it; None where it did not, and there is no limit.
-        recorded_peak_bytes: The most that the recording itself had reserved.
-        num_failed: Requests that failed in the recording.
-        not_worth: Settings that were searched and save less than a hundredth; they have no row.
-        step_bytes: How exactly the smallest GPU was looked for.
-    """
-
-    device: int
-    rows: tuple[SettingsOutcome, ...]
+    device: int  # Its index
+    rows: tuple[SettingsOutcome, ...]  # The recorded settings first, then those asked for in their order
     gpu_memory: int | None
-    starts_clean: bool
+    starts_clean: bool  # The recording begins with nothing allocated, so that no cache from before is missing in it
+    # What every row had, because the recording reached it; None where it did not, and there is no limit.
     capacity: int | None = None
-    recorded_peak_bytes: int = 0
-    num_failed: int = 0
-    not_worth: tuple[str, ...] = ()
-    step_bytes: int = SEGMENT_STEP_BYTES
+    recorded_peak_bytes: int = 0  # The most that the recording itself had reserved
+    num_failed: int = 0  # Requests that failed in the recording
+    not_worth: tuple[str, ...] = ()  # Settings that were searched and save less than a hundredth; they have no row
+    step_bytes: int = SEGMENT_STEP_BYTES  # How exactly the smallest GPU was looked for
 
     @property
     def best(self) -> SettingsOutcome:
@@ -109,7 +90,6 @@ def what_if(
     """Replay a history under other settings, each time from a clean allocator.
 
     Args:
-        search: Also try those that are `WORTH_TRYING` and that the recording's torch knows, and keep what helps.
         gpu_memory: Bytes that the allocator can have; None asks only for what is needed.
 
     Raises:
@@ -170,10 +150,6 @@ def _row(modelled: Modelled, text: str, settings: AllocatorSettings, gpu_memory:
     )
 
 
-def _without_limit(settings: AllocatorSettings) -> AllocatorSettings:
-    return replace(settings, per_process_memory_fraction=1.0)
-
-
 def _has_limit(settings: AllocatorSettings) -> bool:
     return settings.per_process_memory_fraction < 1
 
@@ -195,7 +171,7 @@ def _smallest(
         return None
     least = smallest_capacity(
         program,
-        _without_limit(settings),
+        replace(settings, per_process_memory_fraction=1.0),
         unlimited=unlimited,
         resolution=_search_step(program, unlimited),
         torch_version=version,

@@ -1,4 +1,7 @@
-"""What the counters of a long run say: growth and its end, evaluation, the first step, reserved memory in pieces."""
+"""What the counters of a long run say: growth and its end, evaluation, the first step, reserved memory in pieces.
+
+A trend is told from noise, stairs and what only fills up.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,95 @@ from typing import Final
 
 import numpy as np
 
-from tracer.analysis.steps.trend import LEAST_BYTES, Trend, find_trend
-from tracer.arrays import Int, PerSteps
+from tracer.arrays import Floats, Int, Ints, PerSteps
+from tracer.arrays import Int as _Int
 from tracer.capture.step_columns import NOT_SEEN, StepColumns
 
-_NOTABLE: Final = 0.1
-"""Less than a tenth more is no news."""
+MIN_ROWS = 24  # Fewer rows say nothing about a trend
+_WARM_UP_SHARE, _MIN_WARM_UP_ROWS = 0.1, 3
+_NUM_WINDOWS = 8
+_MIN_RISES = 3
+_LATE_SHARE = 0.25
+_TIMES_NOISE = 3
+_MAX_POINTS = 256
+LEAST_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """Growth that goes on."""
+
+    bytes_per_step: float  # The median of the slopes between all pairs of points
+    first_step: int
+    last_step: int
+    last_bytes: int
+
+    def step_at(self, limit_bytes: int) -> int:
+        """The step in which a limit is reached if it goes on like this."""
+        return self.last_step + max(0, int((limit_bytes - self.last_bytes) / self.bytes_per_step)) + 1
+
+
+def find_trend(step: PerSteps[_Int], size_bytes: PerSteps[_Int], *, least_bytes: int = LEAST_BYTES) -> Trend | None:
+    """Decide whether a quantity grows from step to step.
+
+    What remains after a warm-up of a tenth is cut into eight windows. It grows if their medians never fall by more than
+    the noise around them, rise three times at least, by three times the noise in all, and make a quarter of the whole
+    rise in the second half: a cache that fills up and a first evaluation do not. A list that grows once an epoch does.
+
+    Args:
+        step: Numbers of steps, rising [J].
+        size_bytes: Bytes in each row; rows with -1 are left out [J].
+        least_bytes: A smaller rise, over all that is looked at, is none.
+
+    Returns:
+        None where it does not grow, or where too little was seen to say so.
+
+    Source:
+        The slope is that of Theil and Sen: no single step can move it.
+    """
+    seen = np.flatnonzero(size_bytes >= 0)
+    step, size_bytes = step[seen], size_bytes[seen]
+    skipped = max(_MIN_WARM_UP_ROWS, int(len(step) * _WARM_UP_SHARE))
+    step, size_bytes = step[skipped:], size_bytes[skipped:]
+    if len(step) < MIN_ROWS:
+        return None
+    medians, noise = _windows(size_bytes)
+    rises = np.diff(medians)
+    total = medians[-1] - medians[0]
+    if (rises < -noise).any() or np.count_nonzero(rises > noise) < _MIN_RISES:
+        return None
+    if (
+        total < max(least_bytes, _TIMES_NOISE * noise)
+        or medians[-1] - medians[_NUM_WINDOWS // 2 - 1] < _LATE_SHARE * total
+    ):
+        return None
+    slope = _median_slope(step, size_bytes)
+    if slope <= 0:  # a stair that is flat nearly everywhere
+        slope = float(total) / float((step[-1] - step[0]) * (_NUM_WINDOWS - 1) / _NUM_WINDOWS)
+    return Trend(slope, int(step[0]), int(step[-1]), int(size_bytes[-1]))
+
+
+def _windows(size_bytes: Ints) -> tuple[Floats, float]:
+    """The median of each window, and how far values typically lie from a line through them."""
+    parts = np.array_split(size_bytes, _NUM_WINDOWS)
+    medians = np.array([np.median(part) for part in parts])
+    line = np.interp(np.arange(len(size_bytes)), _middles(parts), medians)
+    return medians, float(np.median(np.abs(size_bytes - line)))
+
+
+def _middles(parts: list[Ints]) -> Floats:
+    ends = np.cumsum([len(part) for part in parts])
+    return np.array([end - (len(part) + 1) / 2 for end, part in zip(ends, parts, strict=True)])
+
+
+def _median_slope(step: Ints, size_bytes: Ints) -> float:
+    chosen = np.unique(np.linspace(0, len(step) - 1, _MAX_POINTS).astype(np.int64))
+    x, y = step[chosen].astype(np.float64), size_bytes[chosen].astype(np.float64)
+    first, second = np.triu_indices(len(x), k=1)
+    return float(np.median((y[second] - y[first]) / (x[second] - x[first])))
+
+
+_NOTABLE: Final = 0.1  # Less than a tenth more is no news
 _LEAST_BYTES: Final = 1 << 20
 LEAST_RESIDENT_BYTES: Final = 48 << 20
 """Resident memory rises a little in any process, and by as much as the recorder's own history."""
@@ -20,16 +106,11 @@ LEAST_RESIDENT_BYTES: Final = 48 << 20
 
 @dataclass(frozen=True, slots=True)
 class GrowthOverSteps:
-    """What is in use at the ends of steps becomes more and more.
-
-    Attributes:
-        limit_bytes: What there is for this process; None where nobody says.
-        end_step: The step in which it ends if it goes on; None without a limit.
-    """
+    """What is in use at the ends of steps becomes more and more."""
 
     trend: Trend
-    limit_bytes: int | None
-    end_step: int | None
+    limit_bytes: int | None  # What there is for this process; None where nobody says
+    end_step: int | None  # The step in which it ends if it goes on; None without a limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,43 +124,31 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Fragmenting:
-    """What is reserved grows, and what is in use does not.
-
-    Attributes:
-        in_use_bytes: The most that was seen in use at the end.
-    """
+    """What is reserved grows, and what is in use does not."""
 
     trend: Trend
-    in_use_bytes: int
+    in_use_bytes: int  # The most that was seen in use at the end
 
 
 @dataclass(frozen=True, slots=True)
 class StepFindings:
-    """What a run's counters say; None is nothing to say.
-
-    Attributes:
-        growth: Growth of the bytes in use at ends of steps.
-        evaluation: Evaluation holds notably more than training does.
-        first_steps: The first step held notably more than later ones, or later ones more than it.
-        fragmenting: Reserved memory grows alone.
-        host_growth: Resident memory of the process grows, on a device whose own memory is counted apart.
-        num_retries: Requests for which the cache was emptied during the run.
-    """
+    """What a run's counters say; None is nothing to say."""
 
     num_steps: int
-    growth: GrowthOverSteps | None = None
-    evaluation: Comparison | None = None
+    growth: GrowthOverSteps | None = None  # Growth of the bytes in use at ends of steps
+    evaluation: Comparison | None = None  # Evaluation holds notably more than training does
+    # The first step held notably more than later ones, or later ones more than it.
     first_steps: Comparison | None = None
-    fragmenting: Fragmenting | None = None
+    fragmenting: Fragmenting | None = None  # Reserved memory grows alone
+    # Resident memory of the process grows, on a device whose own memory is counted apart.
     host_growth: Trend | None = None
-    num_retries: int = 0
+    num_retries: int = 0  # Requests for which the cache was emptied during the run
 
 
 def explain_steps(columns: StepColumns, *, limit_bytes: int | None, has_allocator: bool = True) -> StepFindings:
     """Say what a run's counters show.
 
     Args:
-        columns: One row a step, or for several.
         limit_bytes: What this process can have on the device, or of the host where there is no device.
         has_allocator: Whether what is in use is an allocator's count, and not resident memory.
     """

@@ -1,10 +1,11 @@
-"""All that a trace says of time: steps, and who launched what."""
+"""All that a trace says of time: steps, who launched what, and the streams by the names that people know them by."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from typing import Final, Literal
 
 import numpy as np
 
@@ -12,33 +13,143 @@ from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.time_spans import TimeSpans
 from tracer.analysis.times.ranks import Collectives, collectives_of
 from tracer.analysis.times.step_times import StepTimes, step_times
-from tracer.analysis.times.streams import StreamTimes, WorkLane, stream_times, work_lanes
 from tracer.analysis.times.work_rows import KernelRow, WorkRow, work_rows
+from tracer.arrays import Ints
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import LOADER_PREFIX, STEP_PREFIX
 from tracer.trace.device_work import DeviceWork
 
 
 @dataclass(frozen=True, slots=True)
-class TraceTimes:
-    """Time of one device, by step, launcher and kernel.
+class StreamTimes:
+    """Time of one stream's work, in nanoseconds; work that overlaps is added up."""
 
-    Attributes:
-        device: Index of the device.
-        steps: Times of each step, in order.
-        rows: Times by who launched the work, the longest first; they sum to `work_ns`.
-        kernels: Times by kernel name and who launched it, the longest first; they sum to `work_ns`.
-        collectives: Kernels of collectives, to be compared with other ranks'.
+    stream: int
+    name: str  # `default`, or the only sort of work on it: `collectives`, `copies`; else empty
+    compute_ns: int
+    communication_ns: int
+    copies_ns: int
+    count: int
+
+    @property
+    def words(self) -> str:
+        """Number and name."""
+        return f"stream {self.stream} ({self.name})" if self.name else f"stream {self.stream}"
+
+
+def stream_times(work: DeviceWork) -> tuple[StreamTimes, ...]:
+    """The streams of one device's work, by number."""
+    streams, index = np.unique(work.stream, return_inverse=True)
+    index = index.reshape(-1)
+    is_compute = ~work.is_communication & ~work.is_copy
+    sorts = (is_compute, work.is_communication, work.is_copy)
+    times = [np.bincount(index, weights=work.duration_ns * rows, minlength=len(streams)) for rows in sorts]
+    counts = [np.bincount(index[rows], minlength=len(streams)) for rows in sorts]
+    of_streams = []
+    for row, stream in enumerate(streams.tolist()):
+        compute_ns, communication_ns, copies_ns = (int(column[row]) for column in times)
+        of_sort = [int(column[row]) for column in counts]
+        name = _name(stream == work.default_stream, of_sort)
+        of_streams.append(StreamTimes(stream, name, compute_ns, communication_ns, copies_ns, sum(of_sort)))
+    return tuple(of_streams)
+
+
+def _name(is_default: bool, counts: list[int]) -> str:
+    computes, communicates, copies = counts
+    if is_default:
+        return "default"
+    if communicates and not computes:
+        return "collectives"
+    return "copies" if copies and not computes else ""
+
+
+WorkSort = Literal["computes", "collectives", "copies"]
+SORTS: Final[tuple[WorkSort, ...]] = ("computes", "collectives", "copies")
+MOST_SPANS: Final = 6000  # Of one lane: more than a wide screen has pixels
+MOST_LANES: Final = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkLane:
+    """Work of one stream, as S spans in ascending order."""
+
+    stream: int
+    start_ns: Ints  # [S] Start on the recording's clock
+    end_ns: Ints  # [S] End on the same clock
+    sort: Ints  # [S] Index in `SORTS`
+    name: Ints  # [S] Index in `names`, of the longest kernel in the span
+    count: Ints  # [S] How many kernels, copies and fills it stands for
+    busy_ns: Ints  # [S] Time that these take together
+    names: tuple[str, ...]
+
+
+def work_lanes(work: DeviceWork, *, most_spans: int = MOST_SPANS) -> tuple[WorkLane, ...]:
+    """The streams that worked most, by number.
+
+    Args:
+        work: Work of one device, in order of its starts.
     """
+    streams, index = np.unique(work.stream, return_inverse=True)
+    busy = np.bincount(index.reshape(-1), weights=work.duration_ns, minlength=len(streams))
+    chosen = np.sort(streams[np.argsort(-busy, kind="stable")[:MOST_LANES]])
+    return tuple(_lane(work.take(work.stream == stream), most_spans) for stream in chosen.tolist())
 
-    device: int
-    steps: tuple[StepTimes, ...]
-    rows: tuple[WorkRow, ...]
-    kernels: tuple[KernelRow, ...]
+
+def _lane(work: DeviceWork, most_spans: int) -> WorkLane:
+    sort = np.where(work.is_communication, 1, np.where(work.is_copy, 2, 0)).astype(np.int64)
+    run = _runs(work, sort, most_spans)
+    # By span, and of each span the longest row last.
+    order = np.lexsort((work.duration_ns, run))
+    first = np.flatnonzero(np.diff(run[order], prepend=-1))
+    start, last = np.minimum.reduceat(work.start_ns[order], first), np.append(first[1:], len(run)) - 1
+    used, name = np.unique(work.name[order][last], return_inverse=True)
+    by_start = np.argsort(start, kind="stable")
+    return WorkLane(
+        stream=int(work.stream[0]),
+        start_ns=start[by_start],
+        end_ns=np.maximum.reduceat(work.end_ns[order], first)[by_start],
+        sort=sort[order][first][by_start],
+        name=name.reshape(-1).astype(np.int64)[by_start],
+        count=np.diff(np.append(first, len(run)))[by_start],
+        busy_ns=np.add.reduceat(work.duration_ns[order], first)[by_start],
+        names=tuple(work.names[number] for number in used.tolist()),
+    )
+
+
+def _runs(work: DeviceWork, sort: Ints, most_spans: int) -> Ints:
+    """The number of the span that each row is in: rows of one sort with the least gaps between them are one.
+
+    Where sorts change too often for that, those of one sort in one stretch of time are.
+    """
+    if len(sort) <= most_spans:
+        return np.arange(len(sort), dtype=np.int64)
+    ended = np.maximum.accumulate(work.end_ns)
+    changes = np.diff(sort) != 0
+    left = most_spans - 1 - int(changes.sum())
+    if left >= 0:
+        gap = np.where(changes, -1, work.start_ns[1:] - ended[:-1])
+        widest = np.argpartition(-gap, left)[:left] if left < len(gap) else np.arange(len(gap))
+        changes[widest] = True
+        return np.concatenate([[0], np.cumsum(changes)]).astype(np.int64)
+    stretches = max(1, most_spans // len(SORTS))
+    whole = max(1, int(ended[-1] - work.start_ns[0]))
+    stretch = (work.start_ns - work.start_ns[0]) * stretches // (whole + 1)
+    _, run = np.unique(stretch * len(SORTS) + sort, return_inverse=True)
+    return run.reshape(-1).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceTimes:
+    """Time of one device, by step, launcher and kernel."""
+
+    device: int  # Index of the device
+    steps: tuple[StepTimes, ...]  # Times of each step, in order
+    rows: tuple[WorkRow, ...]  # Times by who launched the work, the longest first; they sum to `work_ns`
+    kernels: tuple[KernelRow, ...]  # Times by kernel name and who launched it, the longest first; they sum to `work_ns`
     work_ns: int
     streams: tuple[StreamTimes, ...]
     other_devices: tuple[int, ...]
-    collectives: Collectives
+    collectives: Collectives  # Kernels of collectives, to be compared with other ranks'
     lanes: tuple[WorkLane, ...]
 
     @property

@@ -34,23 +34,15 @@ def collectives_of(work: DeviceWork) -> Collectives:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankTimes:
-    """Times of one rank's trace.
-
-    Attributes:
-        rank: The rank's number; None where it is not known.
-        peak_bytes: Peak of the rank's memory; None where the trace has no memory events.
-        device: The device that `peak_bytes` is about.
-        total: Times over all steps; None where nothing ran on a device.
-        collectives: Kernels of collectives, to be compared with other ranks'.
-    """
+    """Times of one rank's trace."""
 
     file: str
-    rank: int | None
-    peak_bytes: int | None
-    device: str | None
-    total: StepTimes | None
+    rank: int | None  # The rank's number; None where it is not known
+    peak_bytes: int | None  # Peak of the rank's memory; None where the trace has no memory events
+    device: str | None  # The device that `peak_bytes` is about
+    total: StepTimes | None  # Times over all steps; None where nothing ran on a device
     num_steps: int
-    collectives: Collectives
+    collectives: Collectives  # Kernels of collectives, to be compared with other ranks'
 
     @property
     def name(self) -> str:
@@ -60,34 +52,22 @@ class RankTimes:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """What a rank waits, and is waited for, in collectives that could be compared.
-
-    Attributes:
-        waited_ns: By how much its kernels ran longer than those of whoever came last.
-        waited_for_ns: What all others waited where this one came last.
-    """
+    """What a rank waits, and is waited for, in collectives that could be compared."""
 
     times: RankTimes
-    waited_ns: int
-    waited_for_ns: int
+    waited_ns: int  # By how much its kernels ran longer than those of whoever came last
+    waited_for_ns: int  # What all others waited where this one came last
     num_last: int
 
 
 @dataclass(frozen=True, slots=True)
 class JobTimes:
-    """Ranks beside each other.
+    """Ranks beside each other."""
 
-    Attributes:
-        rows: By rank.
-        num_compared: Collectives of which all ranks of the group have a kernel.
-        num_left_out: Kernels of collectives that could not be compared, on all ranks together.
-        problems: Files that could not be read, and why.
-    """
-
-    rows: tuple[RankRow, ...]
-    num_compared: int
-    num_left_out: int
-    problems: tuple[tuple[str, str], ...]
+    rows: tuple[RankRow, ...]  # By rank
+    num_compared: int  # Collectives of which all ranks of the group have a kernel
+    num_left_out: int  # Kernels of collectives that could not be compared, on all ranks together
+    problems: tuple[tuple[str, str], ...]  # Files that could not be read, and why
 
     @property
     def slowest(self) -> RankRow | None:
@@ -97,11 +77,7 @@ class JobTimes:
 
 
 def compare_ranks(ranks: Sequence[RankTimes], problems: Sequence[tuple[str, str]] = ()) -> JobTimes:
-    """Put the ranks of a job beside each other.
-
-    Args:
-        problems: Files that could not be read, and why.
-    """
+    """Put the ranks of a job beside each other."""
     ordered = sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.file))
     waited, waited_for, num_last = np.zeros((3, len(ordered)), np.int64)
     members: dict[tuple[str, str], list[int]] = defaultdict(list)

@@ -19,30 +19,18 @@ from tracer.trace.device_work import DeviceWork
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Times of one step on one device, in nanoseconds.
+    """Times of one step on one device, in nanoseconds."""
 
-    Attributes:
-        name: `ProfilerStep#2` and so on; `all` where no steps are marked.
-        wall_ns: From its beginning to the next one's; the five below sum to it.
-        communication_ns: Time in which a collective's kernel runs, and no other.
-        copies_ns: Time in which a copy or a fill runs, and no kernel.
-        host_wait_ns: Idle time in which the host had not launched the next work yet.
-        launched_wait_ns: Idle time although the next work was launched.
-        overlapped_ns: Time of collectives' kernels that run while others compute; a part of `compute_ns`.
-        loading_ns: Time in which the program waits for a DataLoader's next batch, whatever the device does.
-        loading_wait_ns: Likewise, while the device waits for the host; a part of `host_wait_ns`.
-    """
-
-    name: str
-    wall_ns: int
+    name: str  # `ProfilerStep#2` and so on; `all` where no steps are marked
+    wall_ns: int  # From its beginning to the next one's; the five below sum to it
     compute_ns: int
-    communication_ns: int
-    copies_ns: int
-    host_wait_ns: int
-    launched_wait_ns: int
-    overlapped_ns: int
-    loading_ns: int = 0
-    loading_wait_ns: int = 0
+    communication_ns: int  # Time in which a collective's kernel runs, and no other
+    copies_ns: int  # Time in which a copy or a fill runs, and no kernel
+    host_wait_ns: int  # Idle time in which the host had not launched the next work yet
+    launched_wait_ns: int  # Idle time although the next work was launched
+    overlapped_ns: int  # Time of collectives' kernels that run while others compute; a part of `compute_ns`
+    loading_ns: int = 0  # Time in which the program waits for a DataLoader's next batch, whatever the device does
+    loading_wait_ns: int = 0  # Likewise, while the device waits for the host; a part of `host_wait_ns`
 
     def __add__(self, other: StepTimes) -> StepTimes:
         sums = {name: getattr(self, name) + getattr(other, name) for name in _NUMBERS}
@@ -55,17 +43,11 @@ _NUMBERS = tuple(name for name in StepTimes.__dataclass_fields__ if name != "nam
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostWaits:
-    """Stretches in which a device waited for the host [waits].
+    """Stretches in which a device waited for the host [waits]."""
 
-    Attributes:
-        start_ns: When nothing ran any more.
-        end_ns: When the host had launched what came next.
-        work: Row of that work, or -1 behind the last.
-    """
-
-    start_ns: Ints
-    end_ns: Ints
-    work: Ints
+    start_ns: Ints  # When nothing ran any more
+    end_ns: Ints  # When the host had launched what came next
+    work: Ints  # Row of that work, or -1 behind the last
 
 
 def step_times(
@@ -110,10 +92,8 @@ def host_waits(work: DeviceWork, first_ns: int, last_ns: int) -> HostWaits:
 
     Args:
         work: Work of one device, in order of its starts.
-        first_ns: Begin of the range to look at.
-        last_ns: End of it.
     """
-    start, end = _idle(work, first_ns, last_ns)
+    start, end = gaps(work.start_ns, work.end_ns, first_ns, last_ns)
     following = np.searchsorted(work.start_ns, end, side="left")
     is_last = following == len(work)
     launched = np.append(work.launched_ns, last_ns)[following]
@@ -121,7 +101,3 @@ def host_waits(work: DeviceWork, first_ns: int, last_ns: int) -> HostWaits:
     waited = stop > start
     rows = np.where(is_last, -1, following)
     return HostWaits(start[waited], stop[waited], rows[waited])
-
-
-def _idle(work: DeviceWork, first_ns: int, last_ns: int) -> TimeSpans:
-    return gaps(work.start_ns, work.end_ns, first_ns, last_ns)

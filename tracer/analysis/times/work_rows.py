@@ -16,20 +16,13 @@ from tracer.trace.device_work import DeviceWork
 
 @dataclass(frozen=True, slots=True)
 class WorkRow:
-    """Equal launches: nanoseconds on the device by phase, copies and collectives too; they add up where they overlap.
-
-    Attributes:
-        forward_ns: Time of work launched in forward.
-        backward_ns: Time of work launched in backward.
-        other_ns: Time of work launched in the optimizer, or outside of all of these.
-        host_wait_ns: For which the device waited until this was launched.
-    """
+    """Equal launches: nanoseconds on the device by phase, copies and collectives too; overlapping ones add up."""
 
     launcher: Place
-    forward_ns: int
-    backward_ns: int
-    other_ns: int
-    host_wait_ns: int
+    forward_ns: int  # Time of work launched in forward
+    backward_ns: int  # Time of work launched in backward
+    other_ns: int  # Time of work launched in the optimizer, or outside of all of these
+    host_wait_ns: int  # For which the device waited until this was launched
     count: int
 
     @property
@@ -40,13 +33,9 @@ class WorkRow:
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """Kernels of one name from one place.
+    """Kernels of one name from one place."""
 
-    Attributes:
-        name: As its library calls it.
-    """
-
-    name: str
+    name: str  # As its library calls it
     launcher: Place
     total_ns: int
     longest_ns: int

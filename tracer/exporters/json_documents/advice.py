@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 
 from tracer.advice.recommendation import AdviceReport
 from tracer.command_line import this_command
-from tracer.exporters.files import write_atomically
+from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.header import json_header
 
 VERSION = 1
@@ -38,9 +37,5 @@ def advice_values(report: AdviceReport, *, computed: bool) -> dict[str, Any]:
 
 
 def write_advice_json(report: AdviceReport, path: Path, *, computed: bool = True) -> None:
-    """Write advice.json; arguments as of `advice_values`.
-
-    Raises:
-        OutputError: It cannot be written.
-    """
-    write_atomically(path, json.dumps(advice_values(report, computed=computed), indent=1) + "\n")
+    """Write advice.json; arguments as of `advice_values`."""
+    write_json(path, advice_values(report, computed=computed))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from tracer.analysis.peak_diff import SavedPeak
 from tracer.errors import SnapshotError
 from tracer.exporters.document import Source, read_document
-from tracer.exporters.files import write_atomically
+from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.peak import saved_peak_document, saved_peak_from
 
 VERSION = 1
@@ -19,21 +18,14 @@ _FIRST = "Write it first, with --update, or --gpu-memory-update in pytest; or na
 
 
 def write_baseline(peaks: Mapping[str, SavedPeak], path: Path) -> None:
-    """Write it, in an order that versions of it can be compared line by line.
-
-    Raises:
-        OutputError: It cannot be written.
-    """
+    """Write it, in an order that versions of it can be compared line by line."""
     named = {name: saved_peak_document(peaks[name]) for name in sorted(peaks)}
     document = {"format": _FORMAT, "version": VERSION, "peaks": named}
-    write_atomically(path, json.dumps(document, indent=1) + "\n")
+    write_json(path, document)
 
 
 def read_baseline(path: Path) -> dict[str, SavedPeak]:
-    """Read a baseline file.
-
-    Returns:
-        Peaks by name.
+    """Read the peaks of a baseline file, by name.
 
     Raises:
         SnapshotError: It cannot be read, or is something else.

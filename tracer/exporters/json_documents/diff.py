@@ -23,11 +23,7 @@ def peak_diffs_json(diffs: Sequence[PeakDiff], *, before: str, after: str) -> st
 
 
 def change_values(change: Change, gathered_by: str) -> dict[str, Any]:
-    """The name, and what it has on both sides.
-
-    Args:
-        change: One of a `PeakDiff`.
-    """
+    """The name, and what it has on both sides."""
     name: dict[str, Any] = {"name": list(change.name)}
     if gathered_by in ("kind", "stack"):
         name = {"kind": change.name[0], "stack": list(change.name[1:])}

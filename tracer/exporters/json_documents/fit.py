@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from tracer.command_line import this_command
 from tracer.errors import UsageError
 from tracer.exporters.document import Source, read_document
-from tracer.exporters.files import write_atomically
+from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.header import json_header
 from tracer.results.fit import FitReport
 
@@ -36,12 +35,8 @@ def fit_values(report: FitReport) -> dict[str, Any]:
 
 
 def write_fit_json(report: FitReport, path: Path) -> None:
-    """Write fit.json, the trials of a script's changes.
-
-    Raises:
-        OutputError: It cannot be written.
-    """
-    write_atomically(path, json.dumps(fit_values(report), indent=1) + "\n")
+    """Write fit.json, the trials of a script's changes."""
+    write_json(path, fit_values(report))
 
 
 def read_fit_json(path: Path) -> tuple[str, ...]:

@@ -26,8 +26,6 @@ def json_header(
 
     Args:
         version: Version of the format. A new key does not change it; a new meaning of a key does.
-        torch: Version that made what the document is about, where that is known.
-        command: The command that made the document, where that is known.
         computed: Whether the device computed; not so on the null GPU, nor in a rehearsal. None where it is not known.
     """
     return {

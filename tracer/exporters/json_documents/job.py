@@ -11,7 +11,6 @@ from tracer.analysis.snapshots.job import JobFinding, RankPeak
 from tracer.command_line import this_command
 from tracer.exporters.json_documents.header import json_header
 from tracer.null_gpu.cards import CONTEXT_BYTES
-from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.results.null_job import NullJob, RankRun
 from tracer.results.null_run import CAVEAT
 
@@ -88,12 +87,8 @@ def _rank(job: NullJob, run: RankRun) -> dict[str, Any]:
     least_bytes, most_bytes = job.of_card_bytes(run)
     return {
         **asdict(run),
-        "nccl": _nccl(run.nccl),
+        "nccl": {**asdict(run.nccl), "least_bytes": run.nccl.least_bytes, "most_bytes": run.nccl.most_bytes},
         "others_bytes": job.others_bytes(run),
         "of_card_least_bytes": least_bytes,
         "of_card_most_bytes": most_bytes,
     }
-
-
-def _nccl(nccl: NcclBuffers) -> dict[str, int]:
-    return {**asdict(nccl), "least_bytes": nccl.least_bytes, "most_bytes": nccl.most_bytes}

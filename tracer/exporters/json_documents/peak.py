@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,13 +11,12 @@ from tracer.analysis.peak_diff import PeakDiff, SavedPeak
 from tracer.analysis.peak_row import PeakRow
 from tracer.errors import SnapshotError
 from tracer.exporters.document import Document, Source, read_document
-from tracer.exporters.files import write_atomically
 from tracer.exporters.json_documents.header import json_header
 from tracer.units import MIB, NS_PER_US
 
 if TYPE_CHECKING:
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
-    from tracer.analysis.profiles.graph_pool import GraphPool
+    from tracer.analysis.profiles.findings import GraphPool
     from tracer.analysis.profiles.peak import PeakReport
     from tracer.capture.recording import Recording
     from tracer.capture.run_origin import RunOrigin
@@ -26,10 +24,8 @@ if TYPE_CHECKING:
 
 NAME, VERSION = "peak", 1
 FORMAT = f"torch-timeline {NAME}"
-MAX_STACKS, MAX_FRAMES = 200, 40
-"""Of the largest rows, and of each stack the innermost: less than 1 MB."""
-MAX_BYTES = 256 * MIB
-"""Of a file to be read: a row has some 400 bytes, so this is half a million rows."""
+MAX_STACKS, MAX_FRAMES = 200, 40  # Of the largest rows, and of each stack the innermost: less than 1 MB
+MAX_BYTES = 256 * MIB  # Of a file to be read: a row has some 400 bytes, so this is half a million rows
 MAX_ROWS = 1_000_000
 _DAMAGED = "The file is damaged or of another program; profile the run again."
 
@@ -44,14 +40,7 @@ def peak_document(
     graph_pools: Sequence[GraphPool] = (),
     failed: FailedAllocation | None = None,
 ) -> dict[str, Any]:
-    """The document for the cycle with the largest peak; docs/files.md describes its keys.
-
-    Args:
-        peaks: One report per cycle, at least one.
-        recordings: Recordings of the same cycles; without them rows have no stacks.
-        against_eager: From the same run without compilation to this one.
-        values_read: Values that the program read from a device that computes nothing.
-    """
+    """The document for the cycle with the largest peak; docs/files.md describes its keys."""
     from tracer.analysis.profiles.peak import worst_of  # reading peak.json back does not wait for torch
 
     cycle = worst_of(peaks)
@@ -99,51 +88,18 @@ def _failure(failed: FailedAllocation, peak: PeakReport) -> dict[str, Any]:
 
 
 def eager_document(diff: PeakDiff) -> dict[str, Any]:
-    """What compiling changes.
-
-    Args:
-        diff: From the run without compilation to the compiled one.
-    """
-    changes = []
-    for change in diff.changes["line"]:
-        category, module, op, where = change.name
-        changes.append(
-            {
-                "category": category,
-                "module": module,
-                "op": op,
-                "where": where,
-                "eager_bytes": change.before_bytes,
-                "compiled_bytes": change.after_bytes,
-                "eager_count": change.before_count,
-                "compiled_count": change.after_count,
-            }
-        )
+    """What compiling changes."""
+    changes = [
+        {
+            **dict(zip(("category", "module", "op", "where"), change.name, strict=True)),
+            "eager_bytes": change.before_bytes,
+            "compiled_bytes": change.after_bytes,
+            "eager_count": change.before_count,
+            "compiled_count": change.after_count,
+        }
+        for change in diff.changes["line"]
+    ]
     return {"peak_bytes": diff.before.bytes, "phase": diff.before.phase, "changes": changes}
-
-
-def write_peak_json(
-    peaks: Sequence[PeakReport],
-    path: Path,
-    *,
-    recordings: Sequence[Recording] = (),
-    origin: RunOrigin | None = None,
-    against_eager: PeakDiff | None = None,
-    values_read: ValuesRead | None = None,
-    graph_pools: Sequence[GraphPool] = (),
-    failed: FailedAllocation | None = None,
-) -> None:
-    """Write peak.json; arguments as of `peak_document`."""
-    document = peak_document(
-        peaks,
-        recordings=recordings,
-        origin=origin,
-        against_eager=against_eager,
-        values_read=values_read,
-        graph_pools=graph_pools,
-        failed=failed,
-    )
-    write_atomically(path, json.dumps(document, indent=1) + "\n")
 
 
 def graph_pool_document(pool: GraphPool) -> dict[str, Any]:
@@ -157,7 +113,7 @@ def graph_pool_from(document: Document) -> GraphPool:
     Raises:
         TracerError: It is none, or its rows do not sum to its peak.
     """
-    from tracer.analysis.profiles.graph_pool import GraphPool
+    from tracer.analysis.profiles.findings import GraphPool
 
     pool = document.record(GraphPool)
     _check_sum(document, pool.rows, pool.peak_bytes)

@@ -9,13 +9,12 @@ from typing import Any
 
 from tracer.allocator.reproduce import Reproduction
 from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
-from tracer.analysis.snapshots.callers import CallerShare
 from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
-from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.groups import CallerShare, Group
 from tracer.analysis.snapshots.moments import Between, Held, LastBefore, Moments
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.reserved import Reserved
-from tracer.analysis.snapshots.what_if import SettingsOutcome, WhatIf
+from tracer.analysis.snapshots.what_if import WhatIf
 from tracer.exporters.json_documents.header import json_header
 
 VERSION = 1
@@ -29,15 +28,7 @@ def snapshot_json(
     more: Mapping[int, Mapping[str, Any]] | None = None,
     command: str | None = None,
 ) -> str:
-    """The findings as a JSON text; every device's groups sum to its `peak_requested_bytes`.
-
-    Args:
-        finding: What `explain_replayed` returned.
-        file: The snapshot's name, as the person gave it.
-        allocator: What `explain_allocator` returned for the same devices.
-        more: Other values of a device, by its index.
-        command: The command that made the document.
-    """
+    """The findings as a JSON text; every device's groups sum to its `peak_requested_bytes`."""
     modelled = {
         allocator_finding.device: {"allocator": allocator_values(allocator_finding)} for allocator_finding in allocator
     }
@@ -142,9 +133,7 @@ def moments_values(moments: Moments) -> dict[str, Any]:
         "held": [_held(moment) for moment in moments.held],
         "between": _between(moments.between) if moments.between is not None else None,
         "before_oom": _last(moments.before_oom) if moments.before_oom is not None else None,
-        "steps": [
-            {"entry": step.entry, "end_bytes": step.end_bytes, "peak_bytes": step.peak_bytes} for step in moments.steps
-        ],
+        "steps": [asdict(step) for step in moments.steps],
     }
 
 
@@ -227,16 +216,9 @@ def _what_if(what_if: WhatIf) -> dict[str, Any]:
         "num_failed": what_if.num_failed,
         "not_worth": list(what_if.not_worth),
         "search_step_bytes": what_if.step_bytes,
-        "rows": [_row(row) for row in what_if.rows],
+        "rows": [_row(**asdict(row)) for row in what_if.rows],
     }
 
 
-def _row(row: SettingsOutcome) -> dict[str, Any]:
-    return {
-        "settings": row.settings,
-        **asdict(row.outcome),
-        "saved_bytes": row.saved_bytes,
-        "on_gpu": asdict(row.on_gpu) if row.on_gpu is not None else None,
-        "smallest_gpu_bytes": row.smallest_gpu_bytes,
-        "remarks": list(row.remarks),
-    }
+def _row(settings: str, outcome: dict[str, Any], **more: object) -> dict[str, Any]:
+    return {"settings": settings, **outcome, **more}

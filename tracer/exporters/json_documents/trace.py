@@ -11,7 +11,6 @@ from tracer.analysis.times.cause import cause
 from tracer.analysis.times.findings import TraceTimes
 from tracer.analysis.times.ranks import JobTimes, RankRow
 from tracer.analysis.times.step_times import StepTimes
-from tracer.analysis.times.work_rows import WorkRow
 from tracer.exporters.json_documents.header import json_header
 from tracer.exporters.json_documents.peak import peak_document
 from tracer.results.trace_report import TraceReport
@@ -59,17 +58,13 @@ def times_values(times: TraceTimes) -> dict[str, Any]:
         "other_devices": list(times.other_devices),
         "total": _step(times.total),
         "steps": [_step(step) for step in times.steps],
-        "launchers": [_work(row) for row in times.rows],
+        "launchers": [_in_us(asdict(row) | row.launcher._asdict()) for row in times.rows],
         "kernels": [_in_us(asdict(row) | row.launcher._asdict()) for row in times.kernels],
     }
 
 
 def _step(step: StepTimes) -> dict[str, Any]:
     return _in_us(asdict(step))
-
-
-def _work(row: WorkRow) -> dict[str, Any]:
-    return _in_us(asdict(row) | row.launcher._asdict())
 
 
 def _in_us(values: dict[str, Any]) -> dict[str, Any]:
@@ -82,11 +77,7 @@ def _in_us(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def trace_job_json(job: JobTimes, *, command: str | None = None) -> str:
-    """Several ranks beside each other as a JSON text.
-
-    Args:
-        job: What `compare_ranks` returned.
-    """
+    """Several ranks beside each other as a JSON text."""
     slowest = job.slowest
     values = {
         **json_header("trace job", VERSION, torch=None, command=command),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 
 from tracer.analysis.snapshots.groups import Group
 from tracer.command_line import this_command
-from tracer.exporters.files import write_atomically
+from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.header import json_header
 from tracer.exporters.json_documents.snapshot import group_values
 from tracer.results.watch_report import Event, OutlivedMemory, WatchReport
@@ -20,12 +19,8 @@ VERSION = 1
 
 
 def write_watch_json(report: WatchReport, path: Path) -> None:
-    """Write watch.json.
-
-    Raises:
-        OutputError: watch.json cannot be written.
-    """
-    write_atomically(path, json.dumps(watch_values(report), indent=1) + "\n")
+    """Write watch.json."""
+    write_json(path, watch_values(report))
 
 
 def watch_values(report: WatchReport) -> dict[str, Any]:

@@ -1,23 +1,30 @@
-"""The blocks of a page as columns of numbers that are small when packed."""
+"""The blocks of a page as columns of numbers that are small when packed, and few enough to be sent along.
+
+A moment is a row of the timeline: the state after an event. Of a long timeline only some rows are kept, and what lived
+and died between two of them is seen at none. Large blocks stay one by one. Of small ones stays, for each group, by how
+much it changed from one kept row to the next: at every kept row the bytes and counts of each group are those of its
+blocks. Reserved ranges stand under the names of their streams and pools.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tracer.analysis.kept_blocks import keep_blocks
-from tracer.arrays import Ints, Rows
+from tracer.analysis.snapshots.address_space import AddressRanges
+from tracer.arrays import Int, Ints, PerBlock, Rows
 from tracer.exporters.page.model import PageBlocks, PageSpace
 from tracer.exporters.page.pack import Packed, packed
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
 
-MOST_BLOCKS: Final = 120_000
-"""Shown one by one; smaller ones are grouped."""
+
+MOST_BLOCKS: Final = 120_000  # Shown one by one; smaller ones are grouped
 MAX_STACK_FRAMES: Final = 40
 _MAX_STACKS: Final = 1000
 _PYTHON_FRAME = re.compile(r" \([^()]*:\d+\)$")
@@ -89,9 +96,6 @@ def _places(blocks: PageBlocks, rows: Rows) -> Packed | None:
 def space_json(space: PageSpace, kept_rows: Rows) -> dict[str, Any]:
     """The reserved ranges that are seen at the kept rows of the timeline.
 
-    Args:
-        kept_rows: Rows of the timeline that the page keeps, ascending.
-
     Returns:
         `ranges` with the columns first position, how many positions, address, bytes, home, expandable or not; before
         the position `known_from` they are not known.
@@ -135,3 +139,96 @@ def stacks_json(stacks: Sequence[tuple[str, ...]]) -> dict[str, Any]:
         "rows": rows,
         "cut": [max(len(stack) - MAX_STACK_FRAMES, 0) for stack in shown],
     }
+
+
+def page_space(
+    ranges: AddressRanges, made_at: Ints, freed_at: Ints, text: Callable[[int], str], *, known_from: int = 0
+) -> PageSpace:
+    """Reserved ranges by stream and pool."""
+    columns = np.stack([ranges.stream, ranges.pool, ~ranges.is_small | ranges.is_expandable], axis=1)
+    homes, home = np.unique(columns, axis=0, return_inverse=True)
+    return PageSpace(
+        homes=tuple(_home(text, *values) for values in homes.tolist()),
+        home=home.reshape(-1),
+        address=ranges.address,
+        size_bytes=ranges.size_bytes,
+        made_at=made_at,
+        freed_at=freed_at,
+        is_expandable=ranges.is_expandable,
+        known_from=known_from,
+    )
+
+
+def _home(text: Callable[[int], str], stream: int, pool: int, is_large: int) -> str:
+    private = f", private pool {text(pool)}" if pool >= 0 else ""
+    return f"stream {stream}{private}{'' if is_large else ', segments for small blocks'}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptBlocks:
+    """What is known of a recording's blocks at its kept rows.
+
+    Positions are indices into the kept rows; a block is in use at those with `first <= position < last`.
+    """
+
+    block: Rows  # Blocks that stay one by one, by their first position
+    first: Ints  # The first kept row at which each is in use
+    last: Ints  # The first kept row at which it no longer is; the number of kept rows if it is in use at the last one
+    smaller_than_bytes: int  # Blocks below this size are grouped; 0 if none is
+    change_group: Ints  # Group of each change, by position
+    change_at: Ints  # Position at which the change is first seen
+    change_bytes: Ints  # By how much the group's small blocks grew
+    change_count: Ints  # By how many they became more
+
+
+def keep_blocks(
+    kept_rows: Rows,
+    *,
+    made_at: PerBlock[Int],
+    freed_at: PerBlock[Int],
+    size_bytes: PerBlock[Int],
+    group: PerBlock[Int],
+    most_blocks: int,
+) -> KeptBlocks:
+    """Reduce blocks to what is seen at the kept rows.
+
+    Args:
+        kept_rows: Rows of the timeline, ascending.
+        made_at: [B] First row at which each block is in use; negative if it was there before.
+        freed_at: [B] First row at which it no longer is.
+        size_bytes: [B]
+        group: [B] A number that small blocks are put together by.
+        most_blocks: How many may stay one by one; the limit of size is the least power of two that achieves it.
+    """
+    first = np.searchsorted(kept_rows, made_at, side="left")
+    last = np.searchsorted(kept_rows, freed_at, side="left")
+    seen = np.flatnonzero(first < last)
+    limit = _limit(size_bytes[seen], most_blocks)
+    large = seen[size_bytes[seen] >= limit]
+    large = large[np.argsort(first[large], kind="stable")]
+    small = seen[size_bytes[seen] < limit]
+    changes = _changes(group[small], first[small], last[small], size_bytes[small], len(kept_rows))
+    return KeptBlocks(large, first[large], last[large], limit, *changes)
+
+
+def _limit(size_bytes: Ints, most_blocks: int) -> int:
+    """The least power of two that at most so many sizes reach; 0 if they are not more."""
+    if len(size_bytes) <= most_blocks:
+        return 0
+    # Of those that would be too many the largest: the limit lies above it.
+    largest = int(np.partition(size_bytes, len(size_bytes) - most_blocks - 1)[len(size_bytes) - most_blocks - 1])
+    return 1 << largest.bit_length()
+
+
+def _changes(group: Ints, first: Ints, last: Ints, size_bytes: Ints, num_rows: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Group, position, bytes and count of each change, by position; what cancels out is no change."""
+    ends = last < num_rows
+    key = np.concatenate([first, last[ends]]) * (int(group.max(initial=0)) + 1)
+    key += np.concatenate([group, group[ends]])
+    distinct, index = np.unique(key, return_inverse=True)
+    grown, more = np.zeros(len(distinct), np.int64), np.zeros(len(distinct), np.int64)
+    np.add.at(grown, index, np.concatenate([size_bytes, -size_bytes[ends]]))
+    np.add.at(more, index, np.concatenate([np.ones(len(first), np.int64), -np.ones(int(ends.sum()), np.int64)]))
+    is_change = (grown != 0) | (more != 0)
+    at, of_group = np.divmod(distinct[is_change], int(group.max(initial=0)) + 1)
+    return of_group, at, grown[is_change], more[is_change]

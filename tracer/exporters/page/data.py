@@ -17,17 +17,16 @@ from tracer.analysis.downsample import reduce_rows
 from tracer.analysis.kinds import meaning_of, words_of
 from tracer.arrays import Ints, Rows
 from tracer.exporters.page.blocks import MOST_BLOCKS, blocks_json, space_json, stacks_json
-from tracer.exporters.page.model import Curve, Mark, Page, PageLane, PagePeak, Section, Table
+from tracer.exporters.page.model import Curve, Page, PageLane, PagePeak, Section, Table
 from tracer.exporters.page.pack import packed
 from tracer.exporters.page.relative import mapped
-from tracer.exporters.page.words import CATEGORY_COLORS, CATEGORY_WORDS, headline
+from tracer.exporters.page.words import CATEGORIES, headline
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
 
 MAX_TIMELINE_CHARS = 700_000
-MAX_BLOCKS_CHARS = 2_500_000
-"""With the longest tables the page stays below 5 MB, which a file share carries at once."""
+MAX_BLOCKS_CHARS = 2_500_000  # With the longest tables the page stays below 5 MB, which a file share carries at once
 MAX_PEAK_ROWS = 1000
 MAX_OTHER_ROWS = 500
 MAX_BANDS = 3000
@@ -41,11 +40,7 @@ def page_json(data: Mapping[str, Any]) -> str:
 
 
 def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
-    """Everything that the page shows of one device, as JSON values; times count from the origin.
-
-    Args:
-        num_pages: How many share the room that there is.
-    """
+    """Everything that the page shows of one device, as JSON values; times count from the origin."""
     origin = _origin(page)
     timeline, blocks, rows = _long_columns(page, origin, num_pages)
     data = {
@@ -56,7 +51,7 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
         "headline": page.answer or headline(page),
         "axis": page.axis,
         "timeline": timeline,
-        "marks": [_mark(mark, origin, rows) for mark in page.marks],
+        "marks": [asdict(replace(mark, time=mark.time - origin, row=_position(mark.row, rows))) for mark in page.marks],
         "bands": [
             asdict(replace(band, start=band.start - origin, end=band.end - origin)) for band in page.bands[:MAX_BANDS]
         ],
@@ -76,13 +71,13 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
         "sections": [_section(section) for section in page.sections],
         "ranks": [asdict(rank) for rank in page.ranks],
         "categories": {
-            words_of(name): {"light": light, "dark": dark, "words": CATEGORY_WORDS[name], "meaning": meaning_of(name)}
-            for name, (light, dark) in CATEGORY_COLORS.items()
+            words_of(name): {"light": light, "dark": dark, "words": words, "meaning": meaning_of(name)}
+            for name, (words, light, dark) in CATEGORIES.items()
         },
     }
     # People read the same words here as on a screen; only JSON for programs has the identifiers.
-    words: dict[str, Any] = mapped(data, words_of)
-    return words
+    read: dict[str, Any] = mapped(data, words_of)
+    return read
 
 
 def _origin(page: Page) -> int:
@@ -90,10 +85,6 @@ def _origin(page: Page) -> int:
         return page.origin
     firsts = [int(times[0]) for times in (page.times, *(line.times for line in page.lines)) if len(times)]
     return min(firsts, default=0)
-
-
-def _mark(mark: Mark, origin: int, rows: Rows) -> dict[str, Any]:
-    return asdict(replace(mark, time=mark.time - origin, row=_position(mark.row, rows)))
 
 
 def _lane(lane: PageLane, origin: int) -> dict[str, Any]:

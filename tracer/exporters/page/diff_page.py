@@ -21,25 +21,13 @@ _COLUMNS = {"line": ("category", "module", "operator", "line"), "stack": ("kind"
 
 
 def write_diff_page(diffs: Sequence[PeakDiff], path: Path, *, before: str, after: str) -> None:
-    """Write the page of two peaks, of all devices; it opens with the one that changed most.
-
-    Args:
-        before: Name of the first run or snapshot, for people.
-        after: Name of the second one.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+    """Write the page of two peaks, of all devices; it opens with the one that changed most."""
     shown = max(range(len(diffs)), key=lambda number: abs(diffs[number].bytes), default=0)
     write_pages(diff_pages(diffs, before=before, after=after), path, shown=shown)
 
 
 def diff_pages(diffs: Sequence[PeakDiff], *, before: str, after: str) -> list[Page]:
-    """The content, device by device; a page of its own says that there is none.
-
-    Args:
-        after: Name of the second side.
-    """
+    """The content, device by device; a page of its own says that there is none."""
     pages = [
         _page(diff.after.device, _answer(diff), growth_sentences(diff), changes_tables(diff), before, after)
         for diff in diffs
@@ -48,11 +36,7 @@ def diff_pages(diffs: Sequence[PeakDiff], *, before: str, after: str) -> list[Pa
 
 
 def changes_tables(diff: PeakDiff, *, before: str = "before", after: str = "after") -> tuple[Table, ...]:
-    """What came and went, by everything that it is gathered by, under the names of both sides.
-
-    Args:
-        after: Name of the second side.
-    """
+    """What came and went, by everything that it is gathered by, under the names of both sides."""
     return tuple(
         Table(
             f"By {gathered_by}",

@@ -24,38 +24,12 @@ from tracer.working_folder import working_folder
 _POLICY = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
 _STATIC = Path(__file__).parent / "static"
 _DATA_BEGINS = '<script type="application/json" id="data">'
+# Names of the script's parts, in the order in which they need one another.
 _SCRIPTS = (
-    "data.js",
-    "words.js",
-    "share.js",
-    "editor.js",
-    "stack.js",
-    "moments.js",
-    "view.js",
-    "plot.js",
-    "timeline.js",
-    "lanes.js",
-    "work_lanes.js",
-    "kept_block.js",
-    "measure.js",
-    "search.js",
-    "picture.js",
-    "controls.js",
-    "frames.js",
-    "tree.js",
-    "icicle.js",
-    "flames.js",
-    "table.js",
-    "answer.js",
-    "ranks_time.js",
-    "ranks.js",
-    "moment.js",
-    "allocator.js",
-    "space.js",
-    "sections.js",
-    "findings.js",
-    "main.js",
-)
+    "data", "words", "share", "editor", "stack", "moments", "view", "plot", "timeline", "lanes", "work_lanes",
+    "kept_block", "measure", "search", "picture", "controls", "frames", "tree", "icicle", "flames", "table",
+    "answer", "ranks_time", "ranks", "moment", "allocator", "space", "sections", "findings", "main",
+)  # fmt: skip
 
 
 def write_pages(
@@ -69,13 +43,8 @@ def write_pages(
     """Write one page of several devices, with a selector.
 
     Args:
-        pages: One for each device, at least one.
-        shown: Position of the device that is shown first.
         names: What files of the project are called; by default as below the working directory.
         root: From where they are named; by default the working directory.
-
-    Raises:
-        OutputError: The file cannot be written.
     """
     data = [page_data(page, num_pages=len(pages)) for page in pages]
     write_prepared(data, path, shown=shown, names=names, root=root)
@@ -90,16 +59,7 @@ def write_prepared(
     names: Names = lambda path: None,
     root: Path | None = None,
 ) -> None:
-    """Write pages whose data were made elsewhere, each with its share of the room.
-
-    Args:
-        pages: What `page_data` returned, at least one.
-        shown: Position of the one that is shown first.
-        names: See `write_pages`.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+    """Write pages whose data were made elsewhere, each with its share of the room."""
     up, named = folders_up(path, root or working_folder()), relative_paths(pages, names)
     data = {"shown": shown, "selector": selector, "up": up, "pages": named}
     write_atomically(path, html_of_data(data).encode())
@@ -143,7 +103,7 @@ def data_of_html(text: str) -> dict[str, Any]:
 
 
 def _own_script() -> str:
-    parts = [(_STATIC / name).read_text("utf-8") for name in _SCRIPTS]
+    parts = [(_STATIC / f"{name}.js").read_text("utf-8") for name in _SCRIPTS]
     return _plain_newlines("".join(['"use strict";\n(() => {\n', *parts, "})();\n"]))
 
 

@@ -40,11 +40,7 @@ def write_job_page(
     """Write the page of a job, in which a selector leads to single ranks.
 
     Args:
-        finding: What `explain_job` returned; at least one rank can be read.
         single: Pages of single ranks by `RankPeak.name`, in the order in which to offer them.
-
-    Raises:
-        OutputError: The file cannot be written.
     """
     page = replace(job_page(finding, single, run=run), caveat=caveat)
     write_prepared([page_data(page), *single.values()], path, selector="rank")
@@ -60,11 +56,7 @@ def worth_a_page(finding: JobFinding, most: int) -> tuple[RankPeak, ...]:
 
 
 def job_page(finding: JobFinding, single: Collection[str], *, run: Mapping[str, str | int | float]) -> Page:
-    """The content, without the pages of single ranks.
-
-    Args:
-        single: Ranks with a page of their own, by `RankPeak.name`.
-    """
+    """The content, without the pages of single ranks."""
     files = _files(finding)
     return Page(
         title="Memory of a job",

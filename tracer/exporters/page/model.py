@@ -1,14 +1,14 @@
 """What the page shows, as plain findings: the same shape for profiler recordings and allocator snapshots.
 
 Bytes and nanoseconds throughout. Everything but title and device may be left empty: the page then says that it is not
-known, or leaves the section out.
+known, or leaves the section out. Where times mean nothing, everything stands at its position in the order of events.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -24,25 +24,18 @@ MarkKind = Literal["peak", "tagged", "oom"]
 Source = Literal["profile", "snapshot"]
 BandKind = Literal["step", "forward", "backward", "optimizer"]
 RankState = Literal["readable", "unreadable", "missing"]
-Selector = Literal["device", "rank"]
-"""What a page's parts are chosen by, where it has several."""
+Selector = Literal["device", "rank"]  # What a page's parts are chosen by, where it has several
 
 _COLOR = re.compile(r"#[0-9a-fA-F]{6}|[a-z]+")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Series:
-    """A layer of the stacked drawing.
+    """A layer of the stacked drawing."""
 
-    Attributes:
-        name: Name of the category. Those of torch and of `Kind` have colours and words of their own.
-        values_bytes: [Y] Bytes held after each row of `Page.times`.
-        color: `#rrggbb` or a CSS name; by default the category's.
-    """
-
-    name: str
-    values_bytes: PerPageRow[Int]
-    color: str | None = None
+    name: str  # Name of the category. Those of torch and of `Kind` have colours and words of their own
+    values_bytes: PerPageRow[Int]  # [Y] Bytes held after each row of `Page.times`
+    color: str | None = None  # `#rrggbb` or a CSS name; by default the category's
 
     def __post_init__(self) -> None:
         if self.color is not None and not _COLOR.fullmatch(self.color):
@@ -51,17 +44,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """A curve above the stack, such as allocated or reserved memory, with rows of its own.
+    """A curve above the stack, such as allocated or reserved memory, with rows of its own."""
 
-    Attributes:
-        name: For people: "allocated", "reserved".
-        times: On the same axis as `Page.times`.
-        values_bytes: As many.
-    """
-
-    name: str
-    times: Ints
-    values_bytes: Ints
+    name: str  # For people: "allocated", "reserved"
+    times: Ints  # On the same axis as `Page.times`
+    values_bytes: Ints  # As many
 
     def __post_init__(self) -> None:
         if len(self.times) != len(self.values_bytes):
@@ -79,8 +66,7 @@ class Mark:
     label: str
     time: int
     bytes: int
-    row: int | None = None
-    """Of `Page.times`, where several rows have this time."""
+    row: int | None = None  # Of `Page.times`, where several rows have this time
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,27 +89,16 @@ class KindBytes:
 
 @dataclass(frozen=True, slots=True)
 class PagePeak:
-    """The worst moment.
+    """The worst moment."""
 
-    Attributes:
-        bytes: All that was allocated. Breakdown and rows should each sum to it; the page shows whether they do.
-        time: On the axis of the page, or None.
-        step: Name of the step, `ProfilerStep#3`.
-        phase: `forward`, `backward`, `optimizer`, ...
-        breakdown: Bytes by category, in the order in which to show them.
-        rows: Groups of equal blocks, largest first.
-        stacks: What led to each row, innermost frame first; as many as rows, or none.
-        row: Row of `Page.times`; the page then says what was in use by `Page.blocks`.
-    """
-
-    bytes: int
-    time: int | None = None
-    step: str | None = None
-    phase: str | None = None
-    breakdown: tuple[KindBytes, ...] = ()
-    rows: tuple[PeakRow, ...] = ()
-    stacks: tuple[tuple[str, ...], ...] = ()
-    row: int | None = None
+    bytes: int  # All that was allocated. Breakdown and rows should each sum to it; the page shows whether they do
+    time: int | None = None  # On the axis of the page, or None
+    step: str | None = None  # Name of the step, `ProfilerStep#3`
+    phase: str | None = None  # `forward`, `backward`, `optimizer`, ...
+    breakdown: tuple[KindBytes, ...] = ()  # Bytes by category, in the order in which to show them
+    rows: tuple[PeakRow, ...] = ()  # Groups of equal blocks, largest first
+    stacks: tuple[tuple[str, ...], ...] = ()  # What led to each row, innermost frame first; as many as rows, or none
+    row: int | None = None  # Row of `Page.times`; the page then says what was in use by `Page.blocks`
 
     def __post_init__(self) -> None:
         if self.stacks and len(self.stacks) != len(self.rows):
@@ -132,27 +107,18 @@ class PagePeak:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageBlocks:
-    """Every block of the recording, from which the page says what was in use at any moment.
+    """Every block of the recording, from which the page says what was in use at any moment."""
 
-    Attributes:
-        groups: What equal blocks have in common; bytes and counts are of all of them, whenever they were in use.
-        group: [B] Which group each block belongs to.
-        size_bytes: [B]
-        made_at: [B] The first row of `Page.times` at which it was in use; negative if it was there before.
-        freed_at: [B] The first row at which it no longer was; the number of rows if that was never.
-        stacks: What led to each group, innermost frame first; as many as groups, or none.
-        address: [B] Where each block lies; None where that is of no use.
-        allocated_bytes: [B] What it takes there, rounded; None where that is its size.
-    """
-
+    # What equal blocks have in common; bytes and counts are of all of them, whenever they were in use.
     groups: tuple[PeakRow, ...]
-    group: PerBlock[Int]
-    size_bytes: PerBlock[Int]
-    made_at: PerBlock[Int]
-    freed_at: PerBlock[Int]
+    group: PerBlock[Int]  # [B] Which group each block belongs to
+    size_bytes: PerBlock[Int]  # [B]
+    made_at: PerBlock[Int]  # [B] The first row of `Page.times` at which it was in use; negative if it was there before
+    freed_at: PerBlock[Int]  # [B] The first row at which it no longer was; the number of rows if that was never
+    # What led to each group, innermost frame first; as many as groups, or none.
     stacks: tuple[tuple[str, ...], ...] = ()
-    address: PerBlock[Int] | None = None
-    allocated_bytes: PerBlock[Int] | None = None
+    address: PerBlock[Int] | None = None  # [B] Where each block lies; None where that is of no use
+    allocated_bytes: PerBlock[Int] | None = None  # [B] What it takes there, rounded; None where that is its size
 
     def __post_init__(self) -> None:
         if len({len(self.group), len(self.size_bytes), len(self.made_at), len(self.freed_at)}) > 1:
@@ -163,41 +129,26 @@ class PageBlocks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageSpace:
-    """The ranges of addresses that were reserved, each with its life.
+    """The ranges of addresses that were reserved, each with its life."""
 
-    Attributes:
-        homes: Names of pools and streams.
-        home: Which of them each range belongs to.
-        made_at: The first row of `Page.times` at which it was reserved; negative if it was there before.
-        freed_at: The first row at which it no longer was.
-        is_expandable: Whether what lies beside it belongs to the same segment.
-        known_from: The first row of which this is known.
-    """
-
-    homes: tuple[str, ...]
-    home: Ints
+    homes: tuple[str, ...]  # Names of pools and streams
+    home: Ints  # Which of them each range belongs to
     address: Ints
     size_bytes: Ints
-    made_at: Ints
-    freed_at: Ints
-    is_expandable: Bools
-    known_from: int = 0
+    made_at: Ints  # The first row of `Page.times` at which it was reserved; negative if it was there before
+    freed_at: Ints  # The first row at which it no longer was
+    is_expandable: Bools  # Whether what lies beside it belongs to the same segment
+    known_from: int = 0  # The first row of which this is known
 
 
 @dataclass(frozen=True, slots=True)
 class PageAdvice:
-    """A change that would save memory.
-
-    Attributes:
-        saves_bytes: Bytes of the peak that it saves.
-        cost: What it costs, in words; empty for nothing.
-        how_found: "rehearsed", "replayed", "measured", as a sentence ends: `found by ...`.
-    """
+    """A change that would save memory."""
 
     change: str
-    saves_bytes: int
-    cost: str = ""
-    how_found: str = ""
+    saves_bytes: int  # Bytes of the peak that it saves
+    cost: str = ""  # What it costs, in words; empty for nothing
+    how_found: str = ""  # "rehearsed", "replayed", "measured", as a sentence ends: `found by ...`
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,21 +160,16 @@ class FileCell:
     line: int | None = None
 
 
-Cell = int | str | FileCell
-"""Of a table: bytes, words, or a line of a file."""
+Cell = int | str | FileCell  # Of a table: bytes, words, or a line of a file
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under a title, in the order in which to show them.
-
-    Attributes:
-        rows: As many cells each as there are columns; an int is a number of bytes.
-    """
+    """Rows under a title, in the order in which to show them."""
 
     title: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[Cell, ...], ...]  # As many cells each as there are columns; an int is a number of bytes
 
     def __post_init__(self) -> None:
         if any(len(row) != len(self.columns) for row in self.rows):
@@ -237,64 +183,40 @@ class Section:
     title: str
     sentences: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
-    is_alarming: bool = False
-    """Whether it belongs to what ended the program, which the page says first."""
+    is_alarming: bool = False  # Whether it belongs to what ended the program, which the page says first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageLane:
-    """What ran on a device over time, on one stream. S spans, ascending.
-
-    Attributes:
-        start: [S] On the axis of the page.
-        end: [S]
-        sort: [S] 0 where it computes, 1 for collectives, 2 for copies and fills.
-        label: [S] Index in `labels`.
-        count: [S] How many kernels it stands for.
-        busy_ns: [S] What they take together.
-        labels: Names of kernels.
-    """
+    """What ran on a device over time, on one stream. S spans, ascending."""
 
     name: str
-    start: Ints
-    end: Ints
-    sort: Ints
-    label: Ints
-    count: Ints
-    busy_ns: Ints
-    labels: tuple[str, ...]
+    start: Ints  # [S] On the axis of the page
+    end: Ints  # [S]
+    sort: Ints  # [S] 0 where it computes, 1 for collectives, 2 for copies and fills
+    label: Ints  # [S] Index in `labels`
+    count: Ints  # [S] How many kernels it stands for
+    busy_ns: Ints  # [S] What they take together
+    labels: tuple[str, ...]  # Names of kernels
 
 
 @dataclass(frozen=True, slots=True)
 class PageRank:
-    """A rank of a job, drawn as a bar.
+    """A rank of a job, drawn as a bar."""
 
-    Attributes:
-        name: "rank 3", or its file.
-        rank: Its number; None where that is not known.
-        state: "readable"; "unreadable", and `words` say why; or "missing".
-        is_odd: Whether few are like it.
-        is_worst: Whether it is the one that matters most.
-        is_typical: Whether it is the one that the worst is compared with.
-        ran_out: Whether it had no memory left.
-        alike: How many ranks are in its group, itself among them.
-        words: What else is to be said.
-        has_page: Whether a page of its own, named as it, is in the file too.
-    """
-
-    name: str
-    rank: int | None
-    state: RankState
+    name: str  # "rank 3", or its file
+    rank: int | None  # Its number; None where that is not known
+    state: RankState  # "readable"; "unreadable", and `words` say why; or "missing"
     bytes: int = 0
     kinds: tuple[KindBytes, ...] = ()
-    is_odd: bool = False
-    is_worst: bool = False
-    is_typical: bool = False
-    ran_out: bool = False
-    alike: int = 1
-    words: str = ""
+    is_odd: bool = False  # Whether few are like it
+    is_worst: bool = False  # Whether it is the one that matters most
+    is_typical: bool = False  # Whether it is the one that the worst is compared with
+    ran_out: bool = False  # Whether it had no memory left
+    alike: int = 1  # How many ranks are in its group, itself among them
+    words: str = ""  # What else is to be said
     file: str = ""
-    has_page: bool = False
+    has_page: bool = False  # Whether a page of its own, named as it, is in the file too
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,73 +248,47 @@ class SlowModule:
     module: str
     forward_ns: float | None = None
     backward_ns: float | None = None
-    peak_bytes: int | None = None
-    """What the module held at the peak."""
+    peak_bytes: int | None = None  # What the module held at the peak
     calls: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Page:
-    """Everything on one page, for one device and one recording.
-
-    Attributes:
-        device: As `str(torch.device)` writes it.
-        source: "profile", whose rows have phase, module and operator, or "snapshot", whose rows have a function.
-        subtitle: One line below the title: model, number of events, date.
-        axis: "time" for times in ns, "entry" for recordings whose entries have a number and no time.
-        origin: What is 0 on the axis, same unit as `times`; by default the first row.
-        times: [Y], in allocator order. One that is smaller than an earlier one is drawn where that is.
-        series: Layers of the stack, lowest first.
-        lines: Curves above it.
-        counted_bytes: [Y] what the allocator counted at each row, apart from blocks; None where nobody did.
-        blocks: Every block, or None where only the peak is known.
-        space: What was reserved where; with blocks that have addresses.
-        marks: Points to name.
-        lanes: What ran on the device, by stream.
-        peak: The worst moment, or None where there is none.
-        lost_track: Where torch lost track, largest first.
-        timings: One row per step.
-        clock: What `timings` were taken with: "CUDA events", "host clock".
-        slow_modules: Slowest first.
-        run: Command, device, versions, settings, model size, date.
-        answer: What the page says first where it is not about one peak.
-        caveat: What has to be said before anything else; empty for a run like any other.
-        alarm: What ended the program, in sentences: the first things that the page says.
-        headline_notes: Sentences that belong to the answer itself.
-        notes: Sentences on what could not be measured.
-        sections: Further findings, in their order.
-        ranks: Ranks of a job, in their order.
-    """
+    """Everything on one page, for one device and one recording."""
 
     title: str
-    device: str
+    device: str  # As `str(torch.device)` writes it
+    # "profile", whose rows have phase, module and operator, or "snapshot", whose rows have a function.
     source: Source = "profile"
-    subtitle: str = ""
-    axis: Axis = "time"
-    origin: int | None = None
+    subtitle: str = ""  # One line below the title: model, number of events, date
+    axis: Axis = "time"  # "time" for times in ns, "entry" for recordings whose entries have a number and no time
+    origin: int | None = None  # What is 0 on the axis, same unit as `times`; by default the first row
+    # [Y], in allocator order. One that is smaller than an earlier one is drawn where that is.
     times: PerPageRow[Int] = field(default_factory=lambda: np.empty(0, np.int64))
-    series: tuple[Series, ...] = ()
-    lines: tuple[Curve, ...] = ()
+    series: tuple[Series, ...] = ()  # Layers of the stack, lowest first
+    lines: tuple[Curve, ...] = ()  # Curves above it
+    # [Y] what the allocator counted at each row, apart from blocks; None where nobody did.
     counted_bytes: PerPageRow[Int] | None = None
-    blocks: PageBlocks | None = None
-    space: PageSpace | None = None
-    marks: tuple[Mark, ...] = ()
+    blocks: PageBlocks | None = None  # Every block, or None where only the peak is known
+    space: PageSpace | None = None  # What was reserved where; with blocks that have addresses
+    marks: tuple[Mark, ...] = ()  # Points to name
     bands: tuple[Band, ...] = ()
-    lanes: tuple[PageLane, ...] = ()
-    peak: PagePeak | None = None
-    lost_track: tuple[PageLostTrack, ...] = ()
-    timings: tuple[StepTiming, ...] = ()
-    clock: str = ""
-    slow_modules: tuple[SlowModule, ...] = ()
+    lanes: tuple[PageLane, ...] = ()  # What ran on the device, by stream
+    peak: PagePeak | None = None  # The worst moment, or None where there is none
+    lost_track: tuple[PageLostTrack, ...] = ()  # Where torch lost track, largest first
+    timings: tuple[StepTiming, ...] = ()  # One row per step
+    clock: str = ""  # What `timings` were taken with: "CUDA events", "host clock"
+    slow_modules: tuple[SlowModule, ...] = ()  # Slowest first
+    # Command, device, versions, settings, model size, date.
     run: Mapping[str, str | int | float] = field(default_factory=dict)
-    answer: tuple[str, ...] = ()
-    caveat: str = ""
-    alarm: tuple[str, ...] = ()
+    answer: tuple[str, ...] = ()  # What the page says first where it is not about one peak
+    caveat: str = ""  # What has to be said before anything else; empty for a run like any other
+    alarm: tuple[str, ...] = ()  # What ended the program, in sentences: the first things that the page says
     advice: tuple[PageAdvice, ...] = ()
-    headline_notes: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    sections: tuple[Section, ...] = ()
-    ranks: tuple[PageRank, ...] = ()
+    headline_notes: tuple[str, ...] = ()  # Sentences that belong to the answer itself
+    notes: tuple[str, ...] = ()  # Sentences on what could not be measured
+    sections: tuple[Section, ...] = ()  # Further findings, in their order
+    ranks: tuple[PageRank, ...] = ()  # Ranks of a job, in their order
 
     def __post_init__(self) -> None:
         for series in self.series:
@@ -400,3 +296,31 @@ class Page:
                 raise ValueError(f"{series.name}: {len(self.times)} times, but {len(series.values_bytes)} values")
         if self.counted_bytes is not None and len(self.counted_bytes) != len(self.times):
             raise ValueError(f"{len(self.times)} times, but {len(self.counted_bytes)} counts")
+
+
+def without_times(page: Page) -> Page:
+    """The same page on an axis of events, without durations."""
+    drawn = np.maximum.accumulate(page.times) if len(page.times) else page.times
+
+    def positions(times: Ints) -> Ints:
+        """The row of each time, the first of those that tie."""
+        return np.searchsorted(drawn, times).astype(np.int64)
+
+    def position(time: int) -> int:
+        return int(np.searchsorted(drawn, time))
+
+    peak = page.peak
+    return replace(
+        page,
+        axis="entry",
+        times=np.arange(len(page.times), dtype=np.int64),
+        lines=tuple(replace(line, times=positions(line.times)) for line in page.lines),
+        marks=tuple(
+            replace(mark, time=mark.row if mark.row is not None else position(mark.time)) for mark in page.marks
+        ),
+        bands=tuple(replace(band, start=position(band.start), end=position(band.end)) for band in page.bands),
+        peak=None if peak is None else replace(peak, time=peak.row),
+        timings=(),
+        clock="",
+        slow_modules=(),
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 from tracer.analysis.snapshots.first_changes import FirstChange, FirstChanges
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.oom import OutOfMemory, distinct_failures
-from tracer.exporters.page.group_tables import groups_table, site_cell
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, NO_PYTHON_FRAME, Site
 from tracer.exporters.page.model import Cell, FileCell, Section, Table
 from tracer.units import format_bytes
 
@@ -22,7 +22,6 @@ def oom_section(
     """What failed and why, what to try first, and what was in use; there is at least one event.
 
     Args:
-        events: The failures, in order.
         first: What to try first; None where the requests cannot be replayed.
         at_peak: What the page shows of the peak; a failure with the same blocks in use has no table of its own.
     """
@@ -108,3 +107,17 @@ def _change_cell(change: FirstChange) -> FileCell:
     place = site_cell(change.site)
     words = change.words if place.file is not None else f"{change.words} ({place.words})"
     return FileCell(words, place.file, place.line)
+
+
+def groups_table(title: str, groups: Sequence[Group]) -> Table:
+    """Size, number, kind and allocation site of each group."""
+    rows = tuple((group.bytes, f"{group.count:,}", group.kind_words, site_cell(group.site)) for group in groups)
+    return Table(title, ("size", "blocks", "kind", "made by"), rows)
+
+
+def site_cell(site: Site) -> FileCell:
+    """The deciding frame and its line; where it is no line of Python, that is said."""
+    if site.file is not None:
+        return FileCell(site.frame, site.file, site.line)
+    is_named = site.frame not in (BEFORE_RECORDING, NO_FRAMES)
+    return FileCell(f"{site.frame} ({NO_PYTHON_FRAME})" if is_named else site.frame)

@@ -89,11 +89,7 @@ class _Names:
         return self.files[path]
 
     def number(self, sort: str, name: str) -> str:
-        """The number that stands for a name; names that every program has stay.
-
-        Args:
-            sort: Sort of the name, such as `function`.
-        """
+        """The number that stands for a name; names that every program has stay."""
         if name in _COMMON or name.isdigit():
             return name
         table = self.others[sort]
@@ -104,11 +100,7 @@ class _Names:
         return path if path.startswith("(") else _SEGMENT.sub(lambda match: self.number("name", match[0]), path)
 
     def operator(self, name: str, *, file: str | None) -> str:
-        """An operator's or function's name; the program's own are numbered.
-
-        Args:
-            file: File of the function; None for an operator.
-        """
+        """An operator's or function's name; the program's own are numbered."""
         if " " in name:
             return self.words(name)
         if is_torchs_own(name):
@@ -150,7 +142,7 @@ class _Names:
         """Every name that stands in a column, so that sentences lose it too."""
         for row in _rows(page):
             self.row(row)
-        for stacks in _stacks(page):
+        for stacks in (part["stacks"] for part in (page["peak"], page["blocks"]) if part):
             for frame in stacks["frames"]:
                 self.frame(frame)
         for label in filter(None, map(_LABEL.fullmatch, _texts(page))):
@@ -283,10 +275,6 @@ def _rows(page: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
         yield from page["peak"]["rows"]
     if page["blocks"]:
         yield from _groups(page["blocks"])
-
-
-def _stacks(page: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    return (part["stacks"] for part in (page["peak"], page["blocks"]) if part)
 
 
 def _modules(page: Mapping[str, Any]) -> Iterable[str]:

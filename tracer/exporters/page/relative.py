@@ -23,15 +23,13 @@ _WHOLE = re.compile(r"(?:/|torch/|[A-Za-z]:[\\/])[^\s:()\"'<>]*(?: [^\s:()\"'<>]
 _IN_WORDS = re.compile(r"(?<![\w/.~-])(?:(?:/[^\s:()\"',;]+){2,}|[A-Za-z]:\\[^\s:()\"',;]+)")
 
 
-Names = Callable[[str], str | None]
-"""What the project calls a file, or None for one that is not of it."""
+Names = Callable[[str], str | None]  # What the project calls a file, or None for one that is not of it
 
 
 def relative_paths(data: Any, names: Names = lambda path: None) -> Any:
     """JSON values of a page with every path in them as a page names it.
 
     Args:
-        data: What `page_data` returned.
         names: Names of files of the project, where more is known of it than that it lies below the working directory.
     """
     read = cache(partial(readable_text, names=names))

@@ -15,9 +15,9 @@ from tracer.analysis.snapshots.findings import DeviceFinding, ReplayedSnapshot, 
 from tracer.analysis.snapshots.first_changes import FirstChanges
 from tracer.analysis.snapshots.groups import Group, group_lives
 from tracer.analysis.snapshots.peak import Peak
-from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES
 from tracer.analysis.snapshots.timeline import START, DeviceTimeline, device_timeline
-from tracer.exporters.page.group_tables import groups_table
+from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.model import (
     Band,
@@ -28,14 +28,12 @@ from tracer.exporters.page.model import (
     Page,
     PageBlocks,
     PagePeak,
-    PageSpace,
     Section,
     Series,
     Table,
 )
-from tracer.exporters.page.out_of_memory import first_changes_sections, oom_section, oom_sentences
-from tracer.exporters.page.space import page_space
-from tracer.units import format_bytes
+from tracer.exporters.page.out_of_memory import first_changes_sections, groups_table, oom_section, oom_sentences
+from tracer.units import format_bytes, some
 
 _BANDS: Final[Mapping[str, BandKind]] = {
     "region": "step",
@@ -59,12 +57,8 @@ def write_snapshot_page(
     """Write the page of a snapshot's devices, with the worst one in front.
 
     Args:
-        finding: What `explain_replayed` returned for it.
         timelines: Timelines that are there already, by position of the device.
         first: What to try first, by index of the device.
-
-    Raises:
-        OutputError: The file cannot be written.
     """
     known = timelines or {}
     pages = []
@@ -87,31 +81,15 @@ def snapshot_page(
     run: Mapping[str, str | int | float],
     first: FirstChanges | None = None,
 ) -> Page:
-    """The content for one device.
-
-    Args:
-        finding: What `explain_replayed` returned for it.
-        shown: Position of the device in both.
-        first: What to try first on that device; None where nothing can be replayed.
-    """
-    device = finding.devices[shown]
-    has_history = device.entries > 0
-    return Page(
+    """The content for one device."""
+    device, replayed_device = finding.devices[shown], replayed.devices[shown]
+    page = Page(
         title="Memory of an allocator snapshot",
         device=f"device {device.device}",
         source="snapshot",
-        subtitle=f"{device.entries:,} {'entry' if device.entries == 1 else 'entries'}"
-        if has_history
-        else "no history, only the state",
+        subtitle="no history, only the state",
         axis=timeline.axis,
         origin=0,
-        times=timeline.times if has_history else timeline.times[:0],
-        series=_series(timeline) if has_history else (),
-        lines=_lines(timeline) if has_history else (),
-        counted_bytes=replayed.devices[shown].replay.requested_bytes if has_history else None,
-        blocks=_blocks(replayed, device, shown) if has_history else None,
-        space=_space(replayed, shown) if has_history else None,
-        marks=_marks(device, timeline) if has_history else (),
         bands=tuple(
             Band(_BANDS[stretch.phase], stretch.name, stretch.start, stretch.end) for stretch in timeline.stretches
         ),
@@ -121,6 +99,23 @@ def snapshot_page(
         notes=(*finding.notes, *device.notes, *_left_out(timeline)),
         sections=(*_what_helps(device, first), *_sections(finding, shown)),
         headline_notes=_rounded(device.peak),
+    )
+    if not device.entries:
+        return page
+    ranges = address_ranges(replayed_device.state)
+    return replace(
+        page,
+        subtitle=some(device.entries, "entry"),
+        times=timeline.times,
+        series=tuple(Series(curve.kind.name, curve.bytes) for curve in timeline.curves),
+        lines=(
+            Curve("allocated", timeline.times, timeline.allocated_bytes),
+            Curve("reserved", timeline.times, timeline.reserved_bytes),
+        ),
+        counted_bytes=replayed_device.replay.requested_bytes,
+        blocks=_blocks(replayed, device, shown),
+        space=page_space(ranges, ranges.begin + 1, ranges.end + 1, replayed.snapshot.text),
+        marks=_marks(device, timeline),
     )
 
 
@@ -137,25 +132,16 @@ def _blocks(replayed: ReplayedSnapshot, device: DeviceFinding, shown: int) -> Pa
     replayed_device = replayed.devices[shown]
     lives = replayed_device.replay.lives
     groups, group = group_lives(lives, np.arange(len(lives)), kinds=replayed_device.kinds, sites=replayed.sites)
-    order = sorted(range(len(groups)), key=lambda number: -groups[number].bytes)
-    rank = np.empty(len(groups), np.int64)
-    rank[order] = np.arange(len(groups))
     return PageBlocks(
-        groups=tuple(_row(groups[number], device) for number in order),
-        group=rank[group],
+        groups=tuple(_row(one, device) for one in groups),
+        group=group,
         size_bytes=lives.requested_bytes,
         made_at=lives.begin + 1,
         freed_at=lives.end + 1,
-        stacks=tuple(groups[number].stack for number in order),
+        stacks=tuple(one.stack for one in groups),
         address=lives.addr,
         allocated_bytes=lives.allocated_bytes,
     )
-
-
-def _space(replayed: ReplayedSnapshot, shown: int) -> PageSpace:
-    """The reserved ranges of one device."""
-    ranges = address_ranges(replayed.devices[shown].state)
-    return page_space(ranges, ranges.begin + 1, ranges.end + 1, replayed.snapshot.text)
 
 
 def _left_out(timeline: DeviceTimeline) -> tuple[str, ...]:
@@ -163,17 +149,6 @@ def _left_out(timeline: DeviceTimeline) -> tuple[str, ...]:
     return tuple(
         f"The stretches of {words.get(phase, phase)} are too many to be drawn below the timeline."
         for phase in timeline.left_out
-    )
-
-
-def _series(timeline: DeviceTimeline) -> tuple[Series, ...]:
-    return tuple(Series(curve.kind.name, curve.bytes) for curve in timeline.curves)
-
-
-def _lines(timeline: DeviceTimeline) -> tuple[Curve, ...]:
-    return (
-        Curve("allocated", timeline.times, timeline.allocated_bytes),
-        Curve("reserved", timeline.times, timeline.reserved_bytes),
     )
 
 
@@ -216,15 +191,10 @@ def _row(group: Group, device: DeviceFinding) -> PeakRow:
         evidence=group.evidence,
         phase=phase if device.entries else "not known",
         module=None,
-        op=_function(group.site),
+        op=(NO_FRAMES if group.site.frame == BEFORE_RECORDING else group.site.frame),
         file=group.site.file,
         line=group.site.line,
     )
-
-
-def _function(site: Site) -> str:
-    """The deciding frame; where it is no line of Python, that is said by the page."""
-    return NO_FRAMES if site.frame == BEFORE_RECORDING else site.frame
 
 
 # ----------------------------------------------------------------------------------------------------- other findings

@@ -13,20 +13,20 @@ from tracer.analysis.operators.run_times import RunTimes
 from tracer.analysis.peak_diff import Change, PeakDiff
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.caveats import counted, graph_sentences, growth_sentences, left_out, not_recorded, unseen
-from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
+from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, memory_by_kind
 from tracer.analysis.profiles.compiled_words import compiled_sentences
 from tracer.analysis.profiles.eager_comparison import eager_sentences
 from tracer.analysis.profiles.failed_allocation import FailedAllocation
 from tracer.analysis.profiles.findings import CycleFindings, Findings
-from tracer.analysis.profiles.memory_by_kind import memory_by_kind
 from tracer.analysis.profiles.peak import PeakReport
-from tracer.analysis.profiles.peak_rows import LOOP_OWNER, group_blocks
+from tracer.analysis.profiles.peak_rows import LOOP_OWNER, group_rows
 from tracer.analysis.profiles.reserved_ranges import reserved_ranges
 from tracer.analysis.times.findings import TraceTimes
 from tracer.arrays import Int, PerBlock
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX
+from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.model import (
     Band,
     BandKind,
@@ -48,7 +48,6 @@ from tracer.exporters.page.model import (
 )
 from tracer.exporters.page.out_of_memory import oom_section, oom_sentences
 from tracer.exporters.page.snapshot_page import reserved_table
-from tracer.exporters.page.space import page_space
 from tracer.exporters.page.times import time_lanes, time_section, time_sentence
 from tracer.exporters.page.words import headline
 from tracer.exporters.python_stacks import PythonStacks
@@ -75,14 +74,7 @@ def timeline_page(
     device_times: TraceTimes | None = None,
     verdict: str = "",
 ) -> Page:
-    """The page of one device of a run, for the cycle with its largest peak.
-
-    Args:
-        caveat: What has to be said before anything else; empty for a run like any other.
-        notes: Sentences on what could not be measured.
-        against_eager: From the same run without compilation to this one.
-        device_times: Where the time of the device went, where a trace has told.
-    """
+    """The page of one device of a run, for the cycle with its largest peak."""
     cycle = findings.worst
     recording, lifetimes, peak = cycle.recording, cycle.lifetimes, cycle.peak
     times = recording.allocations.time_ns[lifetimes.events]
@@ -137,21 +129,6 @@ def _page_peak(cycle: CycleFindings) -> PagePeak:
         breakdown=tuple(KindBytes(name, size_bytes) for name, size_bytes in peak.by_category().items()),
         rows=peak.rows,
         row=cycle.peak.position,
-    )
-
-
-def _sections(
-    peak: PeakReport,
-    failure: tuple[Section, ...],
-    against_eager: PeakDiff | None,
-    device_times: TraceTimes | None,
-) -> tuple[Section, ...]:
-    """Sections below the timeline, in their order; each is left out where there is nothing for it."""
-    return (
-        *failure,
-        *(() if against_eager is None else (_eager_section(against_eager),)),
-        *_reserved_section(peak),
-        *(() if device_times is None else (time_section(device_times),)),
     )
 
 
@@ -213,11 +190,7 @@ def _blocks(cycle: CycleFindings, known: KnownStorages | None) -> PageBlocks:
     blocks, made_at, freed_at = cycle.blocks, lifetimes.made_at, lifetimes.freed_at
     if cycle.peak.allocator is not None:
         blocks, made_at, freed_at = _with_history(cycle)
-    groups, group = group_blocks(cycle.recording, cycle.attribution, known, blocks, by_step=False)
-    order = sorted(range(len(groups)), key=lambda number: -groups[number].bytes)
-    rank = np.empty(len(groups), np.int64)
-    rank[order] = np.arange(len(groups))
-    groups, group = tuple(groups[number] for number in order), rank[group]
+    groups, group = group_rows(cycle.recording, cycle.attribution, known, blocks, by_step=False)
     stacks = _stacks(cycle.recording, blocks, group, len(groups))
     address = blocks.address if cycle.history is not None else None
     return PageBlocks(groups, group, blocks.size_bytes, made_at, freed_at, stacks, address=address)

@@ -13,43 +13,26 @@ from tracer.units import format_bytes
 if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
 
-CATEGORY_COLORS = {
-    # name: (on white, on black). The hues are torch's, `_CATEGORY_TO_COLORS` in torch/profiler/_memory_profiler.py, as
-    # far as any two of them can be told apart on either ground, also by people who see no red, no green or no blue.
-    "PARAMETER": ("#0c7530", "#3aae76"),
-    "OPTIMIZER_STATE": ("#e3c531", "#f0d33c"),
-    "INPUT": ("#090a0b", "#f6f7f8"),
-    "TEMPORARY": ("#bf8cf1", "#8f86ff"),
-    "ACTIVATION": ("#f04c5a", "#e8484f"),
-    "GRADIENT": ("#152ac4", "#3b36e8"),
-    "AUTOGRAD_DETAIL": ("#3b75fa", "#a5cffd"),
-    "UNTAGGED": ("#7e8a9a", "#74797e"),
+CATEGORIES = {
+    # name: (words, on white, on black). The hues are torch's, `_CATEGORY_TO_COLORS` in
+    # torch/profiler/_memory_profiler.py, as far as any two of them can be told apart on either ground, also by people
+    # who see no red, no green or no blue.
+    "PARAMETER": ("parameters", "#0c7530", "#3aae76"),
+    "OPTIMIZER_STATE": ("optimizer state", "#e3c531", "#f0d33c"),
+    "INPUT": ("inputs", "#090a0b", "#f6f7f8"),
+    "TEMPORARY": ("temporaries", "#bf8cf1", "#8f86ff"),
+    "ACTIVATION": ("activations", "#f04c5a", "#e8484f"),
+    "GRADIENT": ("gradients", "#152ac4", "#3b36e8"),
+    "AUTOGRAD_DETAIL": ("autograd's intermediate results", "#3b75fa", "#a5cffd"),
+    "UNTAGGED": ("memory that torch gave no category", "#7e8a9a", "#74797e"),
     # Kinds that torch does not tell apart.
-    "WORKSPACE": ("#4f2e10", "#8c3a14"),
-    "BUFFER": ("#1fba85", "#27e8a5"),
-    "EVALUATION": ("#920c7d", "#d740ba"),
-    "HELD": ("#9b8604", "#ad9504"),
-    "COMMUNICATION": ("#f0a05a", "#faaa64"),
-    "BEFORE_RECORDING": ("#c6cbd2", "#424a54"),
-    "UNKNOWN": ("#404143", "#a9b0b9"),
-}
-
-CATEGORY_WORDS = {
-    "PARAMETER": "parameters",
-    "OPTIMIZER_STATE": "optimizer state",
-    "INPUT": "inputs",
-    "TEMPORARY": "temporaries",
-    "ACTIVATION": "activations",
-    "GRADIENT": "gradients",
-    "AUTOGRAD_DETAIL": "autograd's intermediate results",
-    "UNTAGGED": "memory that torch gave no category",
-    "WORKSPACE": "operators' workspaces",
-    "BUFFER": "buffers",
-    "EVALUATION": "evaluation",
-    "HELD": "tensors held by Python",
-    "COMMUNICATION": "buffers of collectives",
-    "BEFORE_RECORDING": "memory from before the recording",
-    "UNKNOWN": "memory that nothing explains",
+    "WORKSPACE": ("operators' workspaces", "#4f2e10", "#8c3a14"),
+    "BUFFER": ("buffers", "#1fba85", "#27e8a5"),
+    "EVALUATION": ("evaluation", "#920c7d", "#d740ba"),
+    "HELD": ("tensors held by Python", "#9b8604", "#ad9504"),
+    "COMMUNICATION": ("buffers of collectives", "#f0a05a", "#faaa64"),
+    "BEFORE_RECORDING": ("memory from before the recording", "#c6cbd2", "#424a54"),
+    "UNKNOWN": ("memory that nothing explains", "#404143", "#a9b0b9"),
 }
 
 
@@ -121,4 +104,4 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _words(category: str) -> str:
-    return CATEGORY_WORDS.get(category, category)
+    return CATEGORIES[category][0] if category in CATEGORIES else category

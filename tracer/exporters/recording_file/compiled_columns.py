@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -33,62 +34,42 @@ def compiled_columns(code: CompiledCode) -> Arrays:
         return {}
     document = {
         "graphs": [_graph(graph) for graph in code.graphs],
-        "functions": [
-            {
-                "compile_id": function.compile_id,
-                "name": function.name,
-                "reason": function.reason,
-                **_line(function.line),
-            }
-            for function in code.functions
+        "functions": [_flat(function) for function in code.functions],
+        "breaks": [_flat(graph_break) for graph_break in code.breaks],
+        "budgets": [
+            asdict(budget)
+            | {"budget": str(budget.budget), "recomputed": [_flat(tensor) for tensor in budget.recomputed]}
+            for budget in code.budgets
         ],
-        "breaks": [{"reason": graph_break.reason, **_line(graph_break.line)} for graph_break in code.breaks],
-        "budgets": [_budget(budget) for budget in code.budgets],
         "cuda_graphs_left_out": list(code.cuda_graphs_left_out),
         "cuda_graphs_bytes": code.cuda_graphs_bytes,
     }
     return {_NAME: np.frombuffer(json.dumps(document).encode(), np.uint8)}
 
 
+def _flat(record: CompiledFunction | GraphBreak | RecomputedTensor) -> dict[str, Any]:
+    """A record's fields, with file and line of its line among them."""
+    values = asdict(record)
+    del values["line"]
+    return values | _line(record.line)
+
+
 def _line(line: SourceLine | None) -> dict[str, Any]:
-    return {"file": line.file if line is not None else "", "line": line.line if line is not None else 0}
-
-
-def _budget(budget: MemoryBudget) -> dict[str, Any]:
-    return {
-        "budget": str(budget.budget),
-        "kept_bytes": budget.kept_bytes,
-        "default_bytes": budget.default_bytes,
-        "recomputed": [
-            {"size_bytes": tensor.size_bytes, "module": tensor.module, **_line(tensor.line)}
-            for tensor in budget.recomputed
-        ],
-    }
+    return {"file": "", "line": 0} if line is None else line._asdict()
 
 
 def _graph(graph: CompiledGraph) -> dict[str, Any]:
     lines = {line: None for node in graph.nodes for line in node.lines}
     row = {line: number for number, line in enumerate(lines)}
-    return {
-        "path": graph.path,
-        "text": graph.text,
-        "compile_id": graph.compile_id,
-        "is_backward": graph.is_backward,
+    return asdict(replace(graph, nodes=(), buffers={})) | {
         "num_outputs": graph.num_outputs + 1,
         "lines": [_line(line) for line in lines],
         "nodes": [
-            {
-                "name": node.name,
-                "lines": [row[line] for line in node.lines],
-                "module_id": str(node.module_id),
-                "module": node.module,
-                "is_recomputed": node.is_recomputed,
-                "has_stack": node.has_stack,
-            }
+            asdict(replace(node, lines=()))
+            | {"lines": [row[line] for line in node.lines], "module_id": str(node.module_id)}
             for node in graph.nodes
         ],
         "buffers": [{"name": name, "nodes": list(rows)} for name, rows in graph.buffers.items()],
-        "outputs": list(graph.outputs),
     }
 
 

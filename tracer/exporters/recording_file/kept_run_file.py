@@ -24,9 +24,16 @@ from tracer.capture.values_read import ValuesRead
 from tracer.errors import RecordingError
 from tracer.exporters.document import Document
 from tracer.exporters.json_documents.peak import graph_pool_from, saved_peak_from
-from tracer.exporters.recording_file.checked_columns import DAMAGED, RECORDING, Columns, text_columns
+from tracer.exporters.recording_file.checked_columns import (
+    DAMAGED,
+    MAX_UNPACKED_BYTES,
+    RECORDING,
+    Columns,
+    read_columns,
+    text_columns,
+    write_columns,
+)
 from tracer.exporters.recording_file.compiled_columns import compiled_columns, compiled_from
-from tracer.exporters.recording_file.npz import MAX_UNPACKED_BYTES, read_columns, write_columns
 from tracer.exporters.recording_file.plain_objects import object_columns, object_from
 from tracer.exporters.recording_file.recording_columns import (
     Arrays,
@@ -165,11 +172,7 @@ def load_kept_run(path: Path) -> KeptRun:
 
 
 def kept_run_from(columns: Columns) -> KeptRun:
-    """The run of which these are the columns.
-
-    Raises:
-        RecordingError: They are those of none.
-    """
+    """The run of which these are the columns."""
     document = Document(columns.blob("run"), RECORDING)
     document.check_format(FORMAT, VERSION, "a recording of this program")
     cycles = document.documents("cycles", at_most=MAX_CYCLES)

@@ -30,19 +30,13 @@ class Code(IntEnum):
     NONE = 0
     FALSE = 1
     TRUE = 2
-    INT = 3
-    """The number itself."""
-    LARGE_INT = 4
-    """Row of the texts: in decimals, what 64 bits do not hold."""
-    FLOAT = 5
-    """The number's bits."""
-    TEXT = 6
-    """Row of the texts."""
-    LIST = 7
-    """How many items it has; so for TUPLE. The items are rows of objects."""
+    INT = 3  # The number itself
+    LARGE_INT = 4  # Row of the texts: in decimals, what 64 bits do not hold
+    FLOAT = 5  # The number's bits
+    TEXT = 6  # Row of the texts
+    LIST = 7  # How many items it has; so for TUPLE. The items are rows of objects
     TUPLE = 8
-    DICT = 9
-    """How many entries it has: of each the key, then the value."""
+    DICT = 9  # How many entries it has: of each the key, then the value
 
 
 _SIMPLE = {None: Code.NONE, False: Code.FALSE, True: Code.TRUE}
@@ -123,11 +117,7 @@ def object_columns(name: str, root: Any) -> dict[str, npt.NDArray[Any]]:
 
 
 def object_from(columns: Columns, name: str) -> Any:
-    """The object that was stored in these columns.
-
-    Raises:
-        RecordingError: They are those of none.
-    """
+    """The object that was stored in these columns."""
     codes = columns.ints(f"{name}.code", low=0, high=max(Code))
     values = columns.ints(f"{name}.value", low=-(1 << 63), high=(1 << 63) - 1, length=len(codes))
     items = columns.ints(f"{name}.items", low=0, high=len(codes) - 1).tolist()

@@ -51,16 +51,11 @@ KEY_LISTS = ("gradient_keys", "parameter_keys", "optimizer_state_keys")
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """A column of rows of another table.
-
-    Attributes:
-        can_lack: Whether -1 stands for none.
-        is_before: Whether the row is one before the column's own, as that of what encloses it.
-    """
+    """A column of rows of another table."""
 
     table: str
-    can_lack: bool = True
-    is_before: bool = False
+    can_lack: bool = True  # Whether -1 stands for none
+    is_before: bool = False  # Whether the row is one before the column's own, as that of what encloses it
 
 
 INDEXES: dict[str, Index] = {
@@ -125,9 +120,6 @@ def recording_from(columns: Columns, prefix: str, *, num_events: int) -> Recordi
 
     Args:
         prefix: Before the names of this recording's, as `recording_columns` was given it.
-
-    Raises:
-        RecordingError: They are those of none.
     """
     reader = _Reader(columns, prefix)
     tables: dict[str, Any] = {name: reader.table(name, kind) for name, kind in TABLES.items() if name != "kernels"}
@@ -245,11 +237,7 @@ def known_columns(known: KnownStorages) -> Arrays:
 
 
 def known_from(columns: Columns) -> KnownStorages:
-    """What was observed, of which these are the columns.
-
-    Raises:
-        RecordingError: They are those of nothing.
-    """
+    """What was observed, of which these are the columns."""
     names, devices = columns.texts("known.names"), columns.texts("known.devices")
     length, num_ends = columns.length("known.time_ns"), columns.length("known.ends_ns")
     return KnownStorages(

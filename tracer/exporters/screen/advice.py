@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from tracer.advice.recommendation import AdviceReport, Group, Measured, Recommendation, UnneededMemory
 from tracer.advice.unneeded import unneeded_sentence
 from tracer.exporters.screen.paths import short_path
-from tracer.exporters.screen.text import print_table, say, say_wrapped
+from tracer.exporters.screen.text import print_table, say, say_wrapped, table
 from tracer.units import format_bytes, some
 
 NUM_ROWS = 12
@@ -75,17 +74,15 @@ def print_unneeded(places: Sequence[UnneededMemory], peak_bytes: int, console: C
 
 def _print_table(report: AdviceReport, console: Console) -> None:
     has_reserved = report.reserved_bytes is not None
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for name in ("saves", "", *(("of reserved",) if has_reserved else ())):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("change", overflow="fold", min_width=24)
-    table.add_column("results and cost", overflow="fold", min_width=18)
+    grid = table("saves", "", *(("of reserved",) if has_reserved else ()))
+    grid.add_column("change", overflow="fold", min_width=24)
+    grid.add_column("results and cost", overflow="fold", min_width=18)
     rows = [*report.rows[:NUM_ROWS], *([report.together] if report.together is not None else [])]
     heading = ""
     for row in rows:
         if row is not report.together and row.group != heading:
             heading = row.group
-            table.add_row(*_heading(heading, has_reserved), style="bold")
+            grid.add_row(*_heading(heading, has_reserved), style="bold")
         share = f"{100 * row.known_bytes / report.peak_bytes:.0f} %" if report.peak_bytes else ""
         cells = [format_bytes(row.known_bytes), share]
         if has_reserved:
@@ -93,8 +90,8 @@ def _print_table(report: AdviceReport, console: Console) -> None:
         how = "" if _is_of_null_gpu(row) else _HOW.get(row.how_found, "")
         cost = "; ".join(part for part in (row.results, row.cost, how) if part)
         name = f"together: {row.change}" if row is report.together else row.change
-        table.add_row(*cells, Text(name), Text(cost))
-    print_table("What would help", table, console)
+        grid.add_row(*cells, Text(name), Text(cost))
+    print_table("What would help", grid, console)
 
 
 def _heading(group: str, has_reserved: bool) -> tuple[str, ...]:

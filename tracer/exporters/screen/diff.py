@@ -27,15 +27,7 @@ _TABLES = {
 
 
 def print_peak_diffs(diffs: Sequence[PeakDiff], console: Console, *, before: str, after: str, top: int = 10) -> None:
-    """Print what changed between two peaks.
-
-    Args:
-        diffs: What `diff_peaks` or `diff_snapshots` returned; one for each device.
-        console: Where to print; names are never read as markup.
-        before: Name of the first run or snapshot.
-        after: Name of the second one.
-        top: Rows of each table but the first; what the others hold together is said.
-    """
+    """Print what changed between two peaks."""
     say(console, f"{before} -> {after}", style="bold")
     if not diffs:
         say(console, "Neither snapshot has a device with memory.")
@@ -73,12 +65,7 @@ def growth_sentences(diff: PeakDiff) -> tuple[str, ...]:
 
 
 def print_against_eager(diff: PeakDiff, sentences: Sequence[str], console: Console, *, top: int = 8) -> None:
-    """Print what compiling changes at the peak.
-
-    Args:
-        diff: From the run without compilation to the compiled one.
-        top: Rows of the table of lines.
-    """
+    """Print what compiling changes at the peak."""
     say(console)
     say(console, "Compiled, and the same without compilation", style="bold")
     for words in sentences:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from tracer.exporters.screen.text import print_table, say, table
+from tracer.exporters.screen.text import print_rows, say
 from tracer.results.fit import FitReport, FitTrial
 from tracer.units import format_bytes
 
@@ -18,7 +18,6 @@ def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None
     """What came of it.
 
     Args:
-        usable_bytes: Bytes of the card that a program can use.
         base: The script as it is, to compare with; None to leave that out.
     """
     what = _what(trial)
@@ -52,20 +51,15 @@ def _what(trial: FitTrial) -> str:
 
 
 def print_search(report: FitReport, trials: Sequence[FitTrial], commands: Sequence[str], console: Console) -> None:
-    """Print a table of trials, and commands to paste below it.
-
-    Args:
-        trials: In the order in which they are shown; those that made no difference are left out.
-    """
+    """Print a table of trials, and commands to paste below it."""
     is_job = any(trial.ranks for trial in trials)
-    shown = table("peak", "reserved", "left")
-    shown.add_column("with")
-    if is_job:
-        shown.add_column("peak by rank")
-    for trial in trials:
-        if not trial.in_vain:
-            shown.add_row(*_row(trial, report.usable_bytes), *([_by_rank(trial)] if is_job else []))
-    print_table(f"Tried on {report.device}, the cheapest that fits first", shown, console)
+    rows = [
+        (*_row(trial, report.usable_bytes), *([_by_rank(trial)] if is_job else []))
+        for trial in trials
+        if not trial.in_vain
+    ]
+    title, words = f"Tried on {report.device}, the cheapest that fits first", ("with", "peak by rank")[: 1 + is_job]
+    print_rows(title, ("peak", "reserved", "left"), rows, console, words=words)
     if commands:
         say(console)
         say(console, "Commands for those that fit, in that order:")

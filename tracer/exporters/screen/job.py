@@ -12,7 +12,7 @@ from rich.console import Console
 from tracer.analysis.peak_diff import PeakDiff
 from tracer.analysis.snapshots.job import JobFinding, RankGroup, RankPeak
 from tracer.exporters.screen.diff import print_peak_diffs
-from tracer.exporters.screen.text import print_table, say, table
+from tracer.exporters.screen.text import print_rows, say
 from tracer.units import format_bytes, some
 
 _MAX_NAMED = 12
@@ -20,24 +20,14 @@ _MOST_NAMED = 3
 
 
 def print_job(finding: JobFinding, console: Console, *, top: int = 10) -> None:
-    """Print what was found out about a job.
-
-    Args:
-        finding: What `explain_job` returned.
-        console: Where to print; file names are never read as markup.
-        top: Rows of the table of differences.
-    """
+    """Print what was found out about a job."""
     for line in (*alarm_sentences(finding), *answer_sentences(finding)):
         say(console, line)
     if finding.worst is not None:
         say(console, f"Recording of {finding.worst.name}: {finding.worst.file}")
     if finding.groups:
-        shown = table("peak", "reserved")
-        for name in ("mostly", "ranks", ""):
-            shown.add_column(name)
-        for group in finding.groups:
-            shown.add_row(*_row(group))
-        print_table("Groups of equal ranks", shown, console)
+        rows, words = map(_row, finding.groups), ("mostly", "ranks", "")
+        print_rows("Groups of equal ranks", ("peak", "reserved"), rows, console, words=words)
     for recording in finding.unreadable:
         say(console, f"Not readable, {recording.name} ({recording.file}): {recording.problem}")
     if finding.difference is not None and finding.worst is not None and finding.typical is not None:

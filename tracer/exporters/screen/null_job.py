@@ -8,7 +8,7 @@ from rich.console import Console
 
 from tracer.analysis.kinds import words_of
 from tracer.exporters.screen.paths import source_place
-from tracer.exporters.screen.text import print_table, say, table
+from tracer.exporters.screen.text import print_rows, say
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.results.failure import without_gpu
 from tracer.results.null_job import NullJob, RankRun
@@ -23,11 +23,8 @@ def print_null_job(job: NullJob, console: Console) -> None:
     for line in job_words(job):
         say(console, line)
     if any(run.peak_bytes is not None for run in job.runs):
-        shown = table("bytes", "peak", "reserved")
-        shown.add_column("ranks")
-        for group in job.groups:
-            shown.add_row(*_row(group))
-        print_table("Ranks that ran, equal ones together", shown, console)
+        title, rows = "Ranks that ran, equal ones together", map(_row, job.groups)
+        print_rows(title, ("bytes", "peak", "reserved"), rows, console, words=("ranks",))
 
 
 def job_words(job: NullJob) -> list[str]:

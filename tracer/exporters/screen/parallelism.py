@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
+from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.capture.torch_names import GRADIENT_BUCKETS, in_buffers_of
@@ -14,8 +14,7 @@ from tracer.exporters.python_stacks import PythonStacks
 from tracer.exporters.screen.paths import source_place
 from tracer.units import format_bytes, some
 
-LEAST_PERCENT: Final = 1
-"""Of the peak; less is not said."""
+LEAST_PERCENT: Final = 1  # Of the peak; less is not said
 LEAST_WIDE_PERCENT: Final = 10
 NUM_MODULES: Final = 2
 OTHER: Final = "other buffers of collectives"
@@ -50,7 +49,7 @@ def _communication(cycle: CycleFindings) -> str | None:
 
 
 def _in_buffer(row: PeakRow, stacks: PythonStacks, allocation: int) -> str:
-    if row.evidence == EVIDENCE_TEXT[Evidence.GIVEN_TO_REDUCER]:
+    if row.evidence == Evidence.GIVEN_TO_REDUCER.text:
         return GRADIENT_BUCKETS
     found = (in_buffers_of(frame["filename"], frame["name"]) for frame in stacks.of_allocation(allocation))
     return next((words for words in found if words is not None), OTHER)
@@ -67,12 +66,7 @@ def _of_modules(found: Counter[str]) -> str:
 
 
 def wide_sentence(rows: Iterable[PeakRow], peak_bytes: int) -> str | None:
-    """The line with most bytes of float32 that a step makes where it makes 16 bits too, as of logits that were cast.
-
-    Args:
-        rows: The rows of a peak.
-        peak_bytes: The peak; a line of less than a tenth of it is not named.
-    """
+    """The line with most bytes of float32 that a step makes where it makes 16 bits too, as of logits that were cast."""
     made = [row for row in rows if row.category in _MADE_IN_STEPS]
     narrow = Counter[str]()
     wide: dict[tuple[str, int | None], list[PeakRow]] = {}

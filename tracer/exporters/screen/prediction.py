@@ -68,11 +68,7 @@ def _where(at: OutOfMemoryAt) -> str:
 
 
 def print_prediction(prediction: Prediction, console: Console, *, top: int = NUM_ROWS) -> None:
-    """The answer, the sizes, what fills it and what was assumed or is not counted. Readable in 80 columns.
-
-    Args:
-        top: Rows of the table of lines; what the others hold together is said.
-    """
+    """The answer, the sizes, what fills it and what was assumed or is not counted. Readable in 80 columns."""
     need, spread, findings = prediction.need, prediction.spread, prediction.findings
     say(console)
     say(console, engine_words(prediction))

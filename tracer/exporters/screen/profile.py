@@ -21,20 +21,16 @@ from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 from tracer.capture.torch_names import step_words
 from tracer.exporters.screen.parallelism import parallelism_sentences
 from tracer.exporters.screen.paths import short_path, source_place
-from tracer.exporters.screen.text import print_table, say_wrapped
+from tracer.exporters.screen.text import print_table, say_wrapped, table
 from tracer.units import format_bytes, some
 
 NUM_ROWS = 8
-MORE_POOLS = 3
-"""Of CUDA graphs that get tables of their own."""
-MORE_MODULES = 6
-"""Than rows of other tables: a tree needs its branches."""
+MORE_POOLS = 3  # Of CUDA graphs that get tables of their own
+MORE_MODULES = 6  # Than rows of other tables: a tree needs its branches
 MODULE_DEPTH = 3
 NUM_SENTENCES = 3
-_LEAST_SHARE_OF_LINE = 10
-"""Per cent of the peak from which on the largest part of a line is named."""
-_PART_WIDTH = 36
-"""Characters, so that the table fits into 80 columns."""
+_LEAST_SHARE_OF_LINE = 10  # Per cent of the peak from which on the largest part of a line is named
+_PART_WIDTH = 36  # Characters, so that the table fits into 80 columns
 NUM_SHORT_LINES = 3
 
 
@@ -61,13 +57,7 @@ def print_peak(
     top: int = NUM_ROWS,
     categories: bool = True,
 ) -> None:
-    """Headline, and the peak by category, module and line, then what else there is to say. Readable in 80 columns.
-
-    Args:
-        num_steps: How many steps the run had, if that is known.
-        top: Rows of each table but the first; what the others hold together is said.
-        categories: Whether to print the first table.
-    """
+    """Headline, and the peak by category, module and line, then what else there is to say. Readable in 80 columns."""
     peak = findings.worst.peak
     console.print()
     for line in (headline(findings, num_steps), not_recorded(peak)):
@@ -91,12 +81,7 @@ def print_peak(
 
 
 def print_rows(peak: Explained, console: Console, top: int, *, categories: bool = True) -> None:
-    """Print the peak by category, module and line.
-
-    Args:
-        top: Rows of each table but the first; 0 for the first alone.
-        categories: Whether to print the first.
-    """
+    """Print the peak by category, module and line."""
     if categories:
         print_categories(peak, console)
     if top:
@@ -105,11 +90,7 @@ def print_rows(peak: Explained, console: Console, top: int, *, categories: bool 
 
 
 def short_screen(findings: Findings, num_steps: int | None = None) -> tuple[str, ...]:
-    """The answer in a few lines: the headline, the largest lines of source, what grows.
-
-    Args:
-        num_steps: How many steps it had, if that is known.
-    """
+    """The answer in a few lines: the headline, the largest lines of source, what grows."""
     peak = findings.worst.peak
     lines = _line_totals(peak.rows)
     width = max((len(name) for name, _ in lines), default=0)
@@ -186,7 +167,7 @@ def _print_phases(cycle: CycleFindings, console: Console) -> None:
         rows = sorted([*rows, (peak.time_ns, peak.step or "", peak.phase, peak.peak_bytes)])
     if len(rows) < 2:  # the headline says as much
         return
-    phases = Table(box=None, padding=(0, 1), pad_edge=False)
+    phases = table()
     for label in ("step", "phase", "most bytes", ""):
         phases.add_column(label, justify="right" if label == "most bytes" else "left")
     for _, step, phase, peak_bytes in rows:
@@ -224,11 +205,7 @@ def _known_otherwise(size_bytes: int, known_bytes: int) -> str:
 
 
 def headline(findings: Findings, num_steps: int | None = None) -> str:
-    """The answer in one sentence.
-
-    Args:
-        num_steps: How many steps it had, if that is known.
-    """
+    """The answer in one sentence."""
     peak, graph_bytes = findings.worst.peak, findings.graph_bytes
     largest, size_bytes = next(iter(peak.by_category().items()))
     step = f"of {step_words(peak.step, num_steps)}" if peak.step else ""
@@ -375,7 +352,7 @@ def _print_bytes(
 def print_timings(timings: PhaseTimings, console: Console) -> None:
     """Print mean and spread of each phase."""
     num_steps = len(timings.durations_ms[PHASES[0]])
-    times = Table(box=None, padding=(0, 1), pad_edge=False)
+    times = table()
     times.add_column("phase")
     times.add_column("ms", justify="right")
     times.add_column("±", justify="right")

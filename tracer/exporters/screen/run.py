@@ -52,12 +52,7 @@ def _large(results: RunResults) -> tuple[UnneededMemory, ...]:
 
 
 def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS, num_steps: int | None = None) -> None:
-    """Print what the results have: what ran out of memory, the peak, the times, the gradients, the loss.
-
-    Args:
-        top: Rows of each table; what the others hold together is said.
-        num_steps: How many steps were made in all, if that is known.
-    """
+    """Print what the results have: what ran out of memory, the peak, the times, the gradients, the loss."""
     if results.origin.caveat:
         say(console)
         say(console, results.origin.caveat, style="bold")

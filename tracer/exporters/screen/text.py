@@ -20,8 +20,7 @@ from rich.text import Text
 from tracer.exporters.screen.terminal import visible
 from tracer.units import format_bytes
 
-_UNLIMITED = 10_000
-"""Columns: more than any table has."""
+_UNLIMITED = 10_000  # Columns: more than any table has
 
 
 def say(console: Console, line: str = "", *, style: str = "", indent: int = 0) -> None:
@@ -43,11 +42,13 @@ def say_wrapped(console: Console, words: str, *, style: str = "", indent: int = 
             console.print(Text(" " * indent + part, style=style), soft_wrap=True)
 
 
-def table(*numbers: str) -> Table:
-    """A table whose first columns are numbers; columns of words are added to it."""
+def table(*numbers: str, words: Iterable[str] = ()) -> Table:
+    """A table whose first columns are numbers, and those behind them words."""
     grid = _Grid(box=None, padding=(0, 1), pad_edge=False)
     for number in numbers:
         grid.add_column(number, justify="right", no_wrap=True)
+    for word in words:
+        grid.add_column(word, overflow="fold")
     return grid
 
 
@@ -58,11 +59,13 @@ def print_table(title: str, filled: Table, console: Console) -> None:
     console.print(_UnwrappedTable(filled), crop=False)
 
 
-def print_rows(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], console: Console) -> None:
-    """Print a table of numbers."""
-    filled = table(*columns)
+def print_rows(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], console: Console, *, words: Sequence[str] = ()
+) -> None:
+    """Print a table of numbers, and behind them columns of words, which are never read as markup."""
+    filled = table(*columns, words=words)
     for row in rows:
-        filled.add_row(*row)
+        filled.add_row(*row[: len(columns)], *(Text(visible(cell)) for cell in row[len(columns) :]))
     print_table(title, filled, console)
 
 

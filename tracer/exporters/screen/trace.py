@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from tracer.analysis.profiles.source_lines import Place
 from tracer.analysis.times.cause import cause
@@ -17,7 +15,7 @@ from tracer.analysis.times.work_rows import KernelRow, WorkRow
 from tracer.capture.torch_names import step_words
 from tracer.exporters.screen.paths import short_path, source_place
 from tracer.exporters.screen.run import print_results
-from tracer.exporters.screen.text import print_rows, print_table, say, say_wrapped, table
+from tracer.exporters.screen.text import print_rows, say, say_wrapped
 from tracer.results.trace_report import TraceReport
 from tracer.units import format_bytes, ms, some
 
@@ -26,11 +24,7 @@ _MAX_NAME = 60
 
 
 def print_trace(report: TraceReport, console: Console, *, top: int) -> None:
-    """Print all of it.
-
-    Args:
-        top: Rows of each table.
-    """
+    """Print all of it."""
     say(console, report.file, style="bold")
     for note in (*report.notes, *report.missing):
         say(console, f"Note: {note}", style="yellow")
@@ -41,11 +35,7 @@ def print_trace(report: TraceReport, console: Console, *, top: int) -> None:
 
 
 def print_times(times: TraceTimes, console: Console, *, top: int) -> None:
-    """Print the cause, the steps, who launched what, and the kernels.
-
-    Args:
-        top: Rows of each table.
-    """
+    """Print the cause, the steps, who launched what, and the kernels."""
     say_wrapped(console, f"Time on GPU {times.device}: {cause(times, file_name=short_path)}", style="bold")
     if times.other_devices:
         others = ", ".join(map(str, times.other_devices))
@@ -101,13 +91,9 @@ def _print_work(times: TraceTimes, console: Console, top: int) -> None:
     if rest := times.rows[top:]:
         sums = [sum(values) for values in zip(*(_numbers(row) for row in rest), strict=True)]
         lines.append(((*map(_ms, sums[:4]), f"{sums[4]:,}"), f"{len(rest):,} more"))
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for name in ("forward", "backward", "other", "waited for", "kernels"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("launched by", overflow="fold")
-    for numbers, words in lines:
-        table.add_row(*numbers, Text(words))
-    print_table("Work on the GPU by who launched it, in ms, and how long the GPU waited for that", table, console)
+    title = "Work on the GPU by who launched it, in ms, and how long the GPU waited for that"
+    columns = ("forward", "backward", "other", "waited for", "kernels")
+    print_rows(title, columns, [(*numbers, words) for numbers, words in lines], console, words=("launched by",))
 
 
 def _numbers(row: WorkRow) -> tuple[int, ...]:
@@ -115,15 +101,12 @@ def _numbers(row: WorkRow) -> tuple[int, ...]:
 
 
 def _print_kernels(kernels: tuple[KernelRow, ...], console: Console, top: int) -> None:
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for name in ("ms", "longest", "times"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("kernel", overflow="fold")
+    rows = []
     for kernel in kernels[:top]:
         name = kernel.name if len(kernel.name) <= _MAX_NAME else f"{kernel.name[: _MAX_NAME - 3]}..."
         words = f"{name}\n  {_launcher(kernel.launcher)}"
-        table.add_row(_ms(kernel.total_ns), _ms(kernel.longest_ns), f"{kernel.count:,}", Text(words))
-    print_table("The longest kernels", table, console)
+        rows.append((_ms(kernel.total_ns), _ms(kernel.longest_ns), f"{kernel.count:,}", words))
+    print_rows("The longest kernels", ("ms", "longest", "times"), rows, console, words=("kernel",))
 
 
 def _launcher(launcher: Place) -> str:
@@ -141,24 +124,19 @@ _MAX_ROWS = 64
 
 
 def print_trace_job(job: JobTimes, console: Console) -> None:
-    """Print who is slowest, and a row for each rank.
-
-    Args:
-        job: What `compare_ranks` returned.
-    """
+    """Print who is slowest, and a row for each rank."""
     say_wrapped(console, slowest_sentence(job), style="bold")
     for file, problem in job.problems:
         say(console, f"Not read, {file}: {problem}", style="yellow")
-    shown = table("peak", "step, ms", "computes", "collectives", "waits for host", "waited", "waited for", "came last")
-    for name in ("rank", "file"):
-        shown.add_column(name)
-    for row in job.rows[:_MAX_ROWS]:
-        rank = row.times.rank
-        shown.add_row(*_rank_numbers(row), "-" if rank is None else str(rank), Text(row.times.file))
+    columns = ("peak", "step, ms", "computes", "collectives", "waits for host", "waited", "waited for", "came last")
+    rows = [
+        (*_rank_numbers(row), "-" if row.times.rank is None else str(row.times.rank), row.times.file)
+        for row in job.rows[:_MAX_ROWS]
+    ]
     title = "Rank by rank, ms a step; waited: in collectives, for ranks that came later"
     if len(job.rows) > _MAX_ROWS:
         title += f" (the first {_MAX_ROWS} of {len(job.rows):,})"
-    print_table(title, shown, console)
+    print_rows(title, columns, rows, console, words=("rank", "file"))
 
 
 def slowest_sentence(job: JobTimes) -> str:

@@ -23,11 +23,7 @@ _LET_GO = "without what each step leaves, see above, it would have fit. No setti
 
 
 def write_watch_text(report: WatchReport, path: Path) -> None:
-    """Write watch.txt.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+    """Write watch.txt."""
     write_atomically(path, "\n".join(watch_lines(report)) + "\n")
 
 

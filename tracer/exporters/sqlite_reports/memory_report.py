@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracer.exporters.sqlite_reports.sqlite_file import (
-    FORMAT_TABLE,
-    SETTINGS_TABLE,
-    create,
-    insert,
-    insert_format,
-    insert_settings,
-    write_database,
-)
+from tracer.exporters.sqlite_reports.sqlite_file import Rows, write_database
 
 if TYPE_CHECKING:
     from tracer.analysis.operators.memory_report import MemoryReport
@@ -66,8 +57,7 @@ TABLES = (
 )""",
 )
 
-FORMAT, VERSION = "torch-timeline memory report", 1
-"""Of the tables that are not the originals'."""
+FORMAT, VERSION = "torch-timeline memory report", 1  # Of the tables that are not the originals'
 EXTRA_TABLES = (
     """CREATE TABLE weight_details (
   weight_id INTEGER PRIMARY KEY,
@@ -92,8 +82,6 @@ EXTRA_TABLES = (
   name TEXT PRIMARY KEY,
   size_bytes INTEGER NOT NULL
 )""",
-    FORMAT_TABLE,
-    SETTINGS_TABLE,
 )
 
 VIEWS = (
@@ -133,20 +121,10 @@ def write_memory_report(report: MemoryReport, path: Path, *, relative: RelativeN
     """Write the memory report.
 
     Args:
-        path: The file to make or replace.
         relative: A file's path from the root of the user's project, or None for a file that is not of the project,
             whose frames are left out.
-
-    Raises:
-        OutputError: The file cannot be written.
     """
-    write_database(path, lambda connection: _fill(connection, report, relative), user_version=USER_VERSION)
-
-
-def _fill(connection: sqlite3.Connection, report: MemoryReport, relative: RelativeName) -> None:
-    create(connection, (*TABLES, *EXTRA_TABLES, *VIEWS))
-    insert_entries(
-        connection,
+    rows = entry_rows(
         peak_bytes=report.peak_bytes,
         weights=[(weight.name, weight.size_bytes, weight.grad_size_bytes) for weight in report.weights],
         activations=[(activation.name, activation.size_bytes) for activation in report.activations],
@@ -155,66 +133,49 @@ def _fill(connection: sqlite3.Connection, report: MemoryReport, relative: Relati
             *(project_frames(activation.frames, relative) for activation in report.activations),
         ],
     )
-    _insert_details(connection, report)
-    insert_format(connection, FORMAT, VERSION)
-
-
-def insert_entries(
-    connection: sqlite3.Connection,
-    *,
-    peak_bytes: int,
-    weights: Sequence[tuple[str, int, int]],
-    activations: Sequence[tuple[str, int]],
-    frames: Sequence[Iterable[tuple[int, str, int]]],
-) -> None:
-    """Fill the tables that the originals' readers know.
-
-    Args:
-        connection: With `TABLES` made.
-        frames: Frames of the weights, then of the activations: ordering, path and line of each frame.
-    """
-    insert(connection, "entry_types", ((WEIGHT, "Weight"), (ACTIVATION, "Activation")))
-    insert(connection, "misc_sizes", ((_PEAK_KEY, peak_bytes),))
-    insert(connection, "weight_entries", ((row, *weight) for row, weight in enumerate(weights, start=1)))
-    insert(
-        connection, "activation_entries", ((row, *activation) for row, activation in enumerate(activations, start=1))
-    )
-    # One running number for all entries, weights first, whether they have frames or not.
-    entries = [(row, WEIGHT) for row, _ in enumerate(weights, start=1)]
-    entries += [(row, ACTIVATION) for row, _ in enumerate(activations, start=1)]
-    insert(connection, "stack_correlation", ((number, *entry) for number, entry in enumerate(entries, start=1)))
-    insert(
-        connection,
-        "stack_frames",
-        ((number, *frame) for number, rows in enumerate(frames, start=1) for frame in rows),
-    )
-
-
-def project_frames(frames: Iterable[SourceLine], relative: RelativeName) -> Iterable[tuple[int, str, int]]:
-    """Ordering, path and line of the frames of the project, numbered without gaps.
-
-    Args:
-        frames: Frames of one entry, in order.
-        relative: Gives a file's name in the project; None for one that is not of it.
-    """
-    named = ((relative(frame.file), frame.line) for frame in frames)
-    return ((number, *frame) for number, frame in enumerate((file, line) for file, line in named if file is not None))
-
-
-def _insert_details(connection: sqlite3.Connection, report: MemoryReport) -> None:
-    insert(connection, "weight_details", ((row, weight.module) for row, weight in enumerate(report.weights, start=1)))
-    insert(
-        connection,
-        "activation_details",
-        (
+    totals = {"weights": report.weight_bytes, "gradients": report.grad_bytes, "activations": report.activation_bytes}
+    rows |= {
+        "weight_details": ((row, weight.module) for row, weight in enumerate(report.weights, start=1)),
+        "activation_details": (
             (row, activation.module, "forward", activation.invocation, activation.invocations,
              json.dumps(activation.input_shapes), activation.num_storages, activation.input_bytes,
              activation.unread_bytes)
             for row, activation in enumerate(report.activations, start=1)
         ),
-    )  # fmt: skip
-    insert(connection, "peak_by_category", report.categories)
-    totals = {"weights": report.weight_bytes, "gradients": report.grad_bytes, "activations": report.activation_bytes}
-    insert(connection, "total_sizes", totals.items())
+        "peak_by_category": report.categories,
+        "total_sizes": totals.items(),
+    }  # fmt: skip
     settings = {"device": report.device, "activations of step": report.step or "none", **report.settings}
-    insert_settings(connection, settings)
+    statements = (*TABLES, *EXTRA_TABLES, *VIEWS)
+    write_database(path, statements, rows, of=(FORMAT, VERSION), settings=settings, user_version=USER_VERSION)
+
+
+def entry_rows(
+    *,
+    peak_bytes: int,
+    weights: Sequence[tuple[str, int, int]],
+    activations: Sequence[tuple[str, int]],
+    frames: Sequence[Iterable[tuple[int, str, int]]],
+) -> dict[str, Rows]:
+    """Rows of the tables that the originals' readers know.
+
+    Args:
+        frames: Frames of the weights, then of the activations: ordering, path and line of each frame.
+    """
+    # One running number for all entries, weights first, whether they have frames or not.
+    entries = [(row, WEIGHT) for row, _ in enumerate(weights, start=1)]
+    entries += [(row, ACTIVATION) for row, _ in enumerate(activations, start=1)]
+    return {
+        "entry_types": ((WEIGHT, "Weight"), (ACTIVATION, "Activation")),
+        "misc_sizes": ((_PEAK_KEY, peak_bytes),),
+        "weight_entries": ((row, *weight) for row, weight in enumerate(weights, start=1)),
+        "activation_entries": ((row, *activation) for row, activation in enumerate(activations, start=1)),
+        "stack_correlation": ((number, *entry) for number, entry in enumerate(entries, start=1)),
+        "stack_frames": ((number, *frame) for number, found in enumerate(frames, start=1) for frame in found),
+    }
+
+
+def project_frames(frames: Iterable[SourceLine], relative: RelativeName) -> Iterable[tuple[int, str, int]]:
+    """Ordering, path and line of the frames of the project, numbered without gaps."""
+    named = ((relative(frame.file), frame.line) for frame in frames)
+    return ((number, *frame) for number, frame in enumerate((file, line) for file, line in named if file is not None))

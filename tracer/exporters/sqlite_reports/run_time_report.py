@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Mapping
 from dataclasses import asdict, astuple
 from pathlib import Path
 
 from tracer.analysis.operators.run_times import RunTimeRow, RunTimes, StepTime
 from tracer.exporters.sqlite_reports.memory_report import RelativeName, project_frames
-from tracer.exporters.sqlite_reports.sqlite_file import (
-    FORMAT_TABLE,
-    SETTINGS_TABLE,
-    create,
-    insert,
-    insert_format,
-    insert_settings,
-    write_database,
-)
+from tracer.exporters.sqlite_reports.sqlite_file import write_database
 from tracer.units import ms
 
 USER_VERSION = 1
@@ -40,8 +31,7 @@ TABLES = (
 )""",
 )
 
-FORMAT, VERSION = "torch-timeline run-time report", 1
-"""Of the tables that are not the originals'."""
+FORMAT, VERSION = "torch-timeline run-time report", 1  # Of the tables that are not the originals'
 EXTRA_TABLES = (
     """CREATE TABLE run_time_details (
   entry_id INTEGER PRIMARY KEY,
@@ -81,8 +71,6 @@ EXTRA_TABLES = (
   part TEXT PRIMARY KEY,
   ms REAL NOT NULL
 )""",
-    FORMAT_TABLE,
-    SETTINGS_TABLE,
 )
 
 VIEWS = (
@@ -121,52 +109,39 @@ SELECT AVG(forward_ms) AS forward_ms, AVG(forward_entries_ms) AS forward_entries
 def write_run_time_report(
     report: RunTimes, path: Path, *, relative: RelativeName, settings: Mapping[str, object] | None = None
 ) -> None:
-    """Write the run-time report.
-
-    Args:
-        path: The file to make or replace.
-        relative: A file's path from the root of the user's project, or None for a file that is not of the project,
-            whose frames are left out.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
-
-    def fill(connection: sqlite3.Connection) -> None:
-        create(connection, (*TABLES, *EXTRA_TABLES, *VIEWS))
-        insert_format(connection, FORMAT, VERSION)
-        _insert_entries(connection, report, relative)
-        insert(
-            connection,
-            "bookkeeping_operations",
-            ((row.name, row.count, ms(row.forward_ns), ms(row.backward_ns)) for row in report.bookkeeping),
-        )
-        insert(connection, "step_times", (_step(step) for step in report.steps))
-        if report.device is not None:
-            parts = asdict(report.device).items()
-            insert(connection, "device_time", ((name.removesuffix("_ns"), ms(part_ns)) for name, part_ns in parts))
-        insert_settings(connection, {"forward_ms and backward_ms": _CLOCKS[report.clock], **(settings or {})})
-
-    write_database(path, fill, user_version=USER_VERSION)
+    """Write the run-time report."""
+    rows = list(enumerate(report.rows, start=1))
+    device = {} if report.device is None else asdict(report.device)
+    tables = {
+        "run_time_entries": (
+            (entry_id, row.name, ms(row.forward_ns), _ms_or_none(row.backward_ns)) for entry_id, row in rows
+        ),
+        "stack_frames": (
+            (ordering, file, line, entry_id)
+            for entry_id, row in rows
+            for ordering, file, line in project_frames(row.frames, relative)
+        ),
+        "run_time_details": ((entry_id, *_details(row)) for entry_id, row in rows),
+        "bookkeeping_operations": (
+            (row.name, row.count, ms(row.forward_ns), ms(row.backward_ns)) for row in report.bookkeeping
+        ),
+        "step_times": map(_step, report.steps),
+        "device_time": ((name.removesuffix("_ns"), ms(part_ns)) for name, part_ns in device.items()),
+    }
+    write_database(
+        path,
+        (*TABLES, *EXTRA_TABLES, *VIEWS),
+        tables,
+        of=(FORMAT, VERSION),
+        settings={"forward_ms and backward_ms": _CLOCKS[report.clock], **(settings or {})},
+        user_version=USER_VERSION,
+    )
 
 
 _CLOCKS = {
     "host": "time of the operator on the host; on an accelerator its kernels may still run when it ends",
     "device": "time of the operator's kernels on the device",
 }
-
-
-def _insert_entries(connection: sqlite3.Connection, report: RunTimes, relative: RelativeName) -> None:
-    rows = list(enumerate(report.rows, start=1))
-    entries = ((entry_id, row.name, ms(row.forward_ns), _ms_or_none(row.backward_ns)) for entry_id, row in rows)
-    insert(connection, "run_time_entries", entries)
-    frames = (
-        (ordering, file, line, entry_id)
-        for entry_id, row in rows
-        for ordering, file, line in project_frames(row.frames, relative)
-    )
-    insert(connection, "stack_frames", frames)
-    insert(connection, "run_time_details", ((entry_id, *_details(row)) for entry_id, row in rows))
 
 
 def _details(row: RunTimeRow) -> tuple[object, ...]:

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from pathlib import Path
 
 from tracer.analysis.snapshots.memory_report import SnapshotReport
 from tracer.analysis.snapshots.oom import OutOfMemory
-from tracer.exporters.sqlite_reports.memory_report import TABLES, USER_VERSION, insert_entries
-from tracer.exporters.sqlite_reports.sqlite_file import (
-    FORMAT_TABLE,
-    SETTINGS_TABLE,
-    create,
-    insert,
-    insert_format,
-    insert_settings,
-    write_database,
-)
+from tracer.exporters.sqlite_reports.memory_report import ACTIVATION, TABLES, USER_VERSION, WEIGHT, entry_rows
+from tracer.exporters.sqlite_reports.sqlite_file import write_database
 
-FORMAT, VERSION = "torch-timeline snapshot report", 1
-"""Of the tables that are not the originals'."""
+FORMAT, VERSION = "torch-timeline snapshot report", 1  # Of the tables that are not the originals'
 EXTRA_TABLES = (
     """CREATE TABLE entry_counts (
   entry_type INTEGER NOT NULL,
@@ -87,79 +77,46 @@ EXTRA_TABLES = (
   allocated_bytes INTEGER NOT NULL,
   reserved_bytes INTEGER NOT NULL
 )""",
-    FORMAT_TABLE,
-    SETTINGS_TABLE,
 )
 
 
 def write_snapshot_report(report: SnapshotReport, path: Path) -> None:
-    """Write the report; a file that is there is replaced.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
-    write_database(path, lambda connection: _fill(connection, report), user_version=USER_VERSION)
-
-
-def _fill(connection: sqlite3.Connection, report: SnapshotReport) -> None:
-    create(connection, (*TABLES, *EXTRA_TABLES))
-    insert_format(connection, FORMAT, VERSION)
+    """Write the report; a file that is there is replaced."""
     entries = (*report.weights, *report.activations)
-    insert_entries(
-        connection,
+    levels, devices = report.levels, report.finding.devices
+    counts = [(WEIGHT, number, weight.count) for number, weight in enumerate(report.weights, start=1)]
+    counts += [(ACTIVATION, number, activation.count) for number, activation in enumerate(report.activations, start=1)]
+    columns = (levels.entry, levels.time_us, levels.requested_bytes, levels.allocated_bytes, levels.reserved_bytes)
+    groups = [(device.device, group) for device in devices for group in device.peak.groups]
+    ooms = [(device.device, *_oom_row(event)) for device in devices for event in device.oom]
+    rows = entry_rows(
         peak_bytes=report.device.peak.requested_bytes,
         # Which gradient is whose, a snapshot does not show.
         weights=[(weight.name, weight.bytes, 0) for weight in report.weights],
         activations=[(activation.name, activation.bytes) for activation in report.activations],
         frames=[[(order, *line) for order, line in enumerate(entry.frames)] for entry in entries],
     )
-    counts = [(1, number, weight.count) for number, weight in enumerate(report.weights, start=1)]
-    counts += [(2, number, activation.count) for number, activation in enumerate(report.activations, start=1)]
-    insert(connection, "entry_counts", counts)
-    insert(connection, "peak_by_category", report.device.peak.by_category)
-    _insert_devices(connection, report)
-    _insert_groups(connection, report)
-    insert(
-        connection,
-        "out_of_memory",
-        ((number, *row) for number, row in enumerate(_oom_rows(report), start=1)),
-    )
-    levels = report.levels
-    columns = (levels.entry, levels.time_us, levels.requested_bytes, levels.allocated_bytes, levels.reserved_bytes)
-    insert(connection, "timeline", zip(*(column.tolist() for column in columns), strict=True))
-    settings = {"device": report.device.device, "weights' gradients": "not known", **report.settings}
-    insert_settings(connection, {name: str(value) for name, value in settings.items()})
-
-
-def _insert_devices(connection: sqlite3.Connection, report: SnapshotReport) -> None:
-    insert(
-        connection,
-        "devices",
-        (
+    rows |= {
+        "entry_counts": counts,
+        "peak_by_category": report.device.peak.by_category,
+        "devices": (
             (device.device, index == report.shown, device.entries, device.peak.entry, device.peak.time_us,
              device.peak.requested_bytes, device.peak.allocated_bytes, device.peak.reserved_bytes,
              device.peak.before_recording_bytes, device.start_requested_bytes, device.end_requested_bytes,
              device.reserved_end_bytes)
-            for index, device in enumerate(report.finding.devices)
+            for index, device in enumerate(devices)
         ),
-    )  # fmt: skip
-
-
-def _insert_groups(connection: sqlite3.Connection, report: SnapshotReport) -> None:
-    groups = [(device.device, group) for device in report.finding.devices for group in device.peak.groups]
-    insert(
-        connection,
-        "peak_groups",
-        (
+        "peak_groups": (
             (number, device, group.kind.words, group.evidence, group.is_before_recording, group.bytes, group.count,
              group.site.frame, group.site.file, group.site.line, json.dumps(group.stack))
             for number, (device, group) in enumerate(groups, start=1)
         ),
-    )  # fmt: skip
-
-
-def _oom_rows(report: SnapshotReport) -> list[tuple[object, ...]]:
-    return [(device.device, *_oom_row(event)) for device in report.finding.devices for event in device.oom]
+        "out_of_memory": ((number, *row) for number, row in enumerate(ooms, start=1)),
+        "timeline": zip(*(column.tolist() for column in columns), strict=True),
+    }  # fmt: skip
+    settings = {"device": report.device.device, "weights' gradients": "not known", **report.settings}
+    statements = (*TABLES, *EXTRA_TABLES)
+    write_database(path, statements, rows, of=(FORMAT, VERSION), settings=settings, user_version=USER_VERSION)
 
 
 def _oom_row(event: OutOfMemory) -> tuple[object, ...]:

@@ -1,5 +1,5 @@
 
-// Sections that come with the data: sentences and tables, as `Section` in page_model.py describes them.
+// Sections that come with the data: sentences and tables, as `Section` in model.py describes them.
 
 const showSections = (sections) => {
   sections.forEach((one, index) => {

@@ -67,5 +67,3 @@ const rowAt = (x, total, from, to) => {
 // Rows at which a staircase changes, and its ends: what lies between draws nothing.
 const steps = (values, rows) => rows.filter((row, i) => i === 0 || i === rows.length - 1 || values[row] !== values[rows[i - 1]]);
 
-const pick = (values, rows) => Array.from(rows, (row) => values[row]);
-

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.analysis.kept_blocks import KeptBlocks, keep_blocks
 from tracer.arrays import Ints
+from tracer.exporters.page.blocks import KeptBlocks, keep_blocks
 
 NUM_ROWS = 12
 
