@@ -682,7 +682,7 @@ def test_paper_has_all_rows_and_no_controls(opened: Callable[..., Any], width: i
 
 def test_a_snapshot_says_why_it_ran_out_and_unfolds_its_stacks(opened: Callable[..., Any], tmp_path: Path) -> None:
     with opened(page_of(load(tmp_path / "s", out_of_memory()))) as tab:
-        assert tab.locator("h1").inner_text().startswith("Out of memory on device 0, 2 times: 64.00 MiB were asked for")
+        assert tab.locator("h1").inner_text().startswith("Out of memory on device 0, 2 times: 48.00 MiB were asked for")
         advice = tab.locator("#answer .lead").first
         assert "Fragmentation is not the cause" in advice.inner_text()
         assert "(~/model.py:7)" in advice.inner_text()
