@@ -1,0 +1,115 @@
+"""Whether programs that run out of memory for a known reason are told it first.
+
+    uv run python -m benchmarks.causes [NAME ...]
+
+Each program of scripts/causes says in its first line its card and its cause, mostly after a public report. It runs on
+the null GPU three times: with the allocator's history dumped in `except`, as most people do; dumped by an observer at
+the failure; and under `run --on CARD`. Right is what has the cause as the first change, or as the decisive one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.engine import as_markdown
+from tracer.analysis.snapshots.findings import replay_snapshot
+from tracer.analysis.snapshots.first_changes import first_changes
+from tracer.analysis.snapshots.modelled import model_device
+from tracer.null_gpu.cards import devices_of
+from tracer.null_gpu.process import environment
+from tracer.snapshot.load import load_snapshot
+
+_PROGRAMS = Path(__file__).parent / "scripts" / "causes"
+_HEAD = re.compile(r'"""(.+); on (\S+): (.+)\."""')
+_NO_CAUSE = "largest line"
+_LIMIT_S = 600
+
+
+def _dump(program: str, file: str, how: str) -> None:
+    """Run a program in this process, which is on the null GPU, and write its history."""
+    import torch
+
+    memory = torch.cuda.memory
+    memory._record_memory_history(max_entries=200_000)
+    if how == "observer":
+        attach = torch._C._cuda_attach_out_of_memory_observer
+        attach(lambda *arguments: memory._dump_snapshot(file))
+    try:
+        runpy.run_path(program, run_name="__main__")
+    except torch.cuda.OutOfMemoryError:
+        if how == "except":
+            memory._dump_snapshot(file)
+
+
+def _of_dump(program: Path, card: str, how: str, folder: Path) -> str:
+    """The first cause in a dump."""
+    file = folder / f"{how}.pickle"
+    devices = devices_of(card)
+    command = [sys.executable, "-m", "benchmarks.causes", "--dump", how, "--to", str(file), str(program)]
+    variables = environment((devices.card,) * devices.count)
+    subprocess.run(command, env=variables, capture_output=True, check=False, timeout=_LIMIT_S)
+    if not file.exists():
+        return "not out of memory"
+    replayed = replay_snapshot(load_snapshot(file))
+    (device, *_) = replayed.devices
+    first = first_changes(replayed, device, model_device(replayed.snapshot, device.state, device.replay))
+    return first.changes[0].cause if first is not None and first.changes else "nothing"
+
+
+def _of_run(program: Path, card: str, folder: Path) -> str:
+    """The decisive cause that `run` says."""
+    out = folder / "run"
+    command = [sys.executable, "-m", "tracer", "run", "--on", card, "--save-dir", str(out), str(program)]
+    said = subprocess.run(command, capture_output=True, check=False, timeout=_LIMIT_S, text=True)
+    if "with --inference" in said.stdout + said.stderr:
+        command.insert(4, "--inference")
+        subprocess.run(command, capture_output=True, check=False, timeout=_LIMIT_S)
+    for file, key in ((out / "peak.json", "failure"), (out / "later" / "watch.json", "out_of_memory")):
+        if file.exists() and (failure := json.loads(file.read_text()).get(key)):
+            return failure["decisive"] or _NO_CAUSE
+    return "no failure"
+
+
+def _judged(program: Path) -> dict[str, str]:
+    head = _HEAD.match(program.read_text())
+    assert head is not None, f"{program.name} does not say its card and cause."
+    _, card, cause = head.groups()
+    with tempfile.TemporaryDirectory() as folder:
+        found = {how: _of_dump(program, card, how, Path(folder)) for how in ("except", "observer")}
+        found["run"] = _of_run(program, card, Path(folder))
+    wrong = {how: said for how, said in found.items() if said != cause}
+    shown = {how: "right" if how not in wrong else said for how, said in found.items()}
+    return {"program": program.stem, "cause": cause, **shown}
+
+
+def main() -> None:
+    """Print a row for each program, and how many are right in each way."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="programs of scripts/causes; all by default")
+    parser.add_argument("--dump", choices=["except", "observer"], help=argparse.SUPPRESS)
+    parser.add_argument("--to", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.dump is not None:
+        _dump(arguments.names[0], arguments.to, arguments.dump)
+        os._exit(0)
+    programs = sorted(_PROGRAMS.glob("*.py"))
+    chosen = [program for program in programs if not arguments.names or program.stem in arguments.names]
+    rows = []
+    for program in chosen:
+        rows.append(_judged(program))
+        print(f"{len(rows)} of {len(chosen)}: {rows[-1]}", file=sys.stderr, flush=True)
+    print(as_markdown([list(rows[0]), *(list(row.values()) for row in rows)]))
+    for how in ("except", "observer", "run"):
+        print(f"{how}: {sum(row[how] == 'right' for row in rows)} of {len(rows)} right")
+
+
+if __name__ == "__main__":
+    main()
