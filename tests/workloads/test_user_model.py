@@ -292,10 +292,10 @@ def test_micro_batches_make_the_step_of_the_whole_batch(nets: str) -> None:
 
 def test_a_profiled_step_has_all_its_micro_batches(nets: str) -> None:
     results = run_profile(build(f"{nets}:Net", inputs=["8"], accumulate=3), schedule=ONE_STEP)
-    recording = results.findings.worst.recording
-    calls = [recording.modules.names[i] for i in recording.modules.name] if hasattr(recording.modules, "names") else []
+    ops = results.findings.worst.recording.ops.name.tolist()
+    names = [results.findings.worst.recording.strings[name] for name in ops]
     assert len(results.losses) == ONE_STEP.num_steps
-    assert not calls or calls.count("Net_0") in (0, 3)
+    assert names.count("aten::linear") == 3 * 2  # of the one recorded step
     assert results.notes == ("The phases were timed with one of a step's 3 micro-batches.",)
 
 
@@ -609,8 +609,7 @@ def test_resnet50_of_torchvision(tmp_path: Path) -> None:
 
 
 @needs("transformers")
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_transformers_model_built_from_a_config(tmp_path: Path, checkpoint: bool) -> None:
+def test_a_transformers_model_built_from_a_config(tmp_path: Path) -> None:
     path = tmp_path / "tiny_gpt2.py"
     path.write_text(
         textwrap.dedent("""
@@ -621,8 +620,7 @@ def test_a_transformers_model_built_from_a_config(tmp_path: Path, checkpoint: bo
     """)
     )
     inputs = ["--input", "input_ids=8:int64:0-32", "--input", "labels=8:int64:0-32", "--batch-size", "2"]
-    options = ["--checkpoint"] if checkpoint else []
-    result = command("--model", f"{path}:build", *inputs, *options, "--no-cuda-timing", save_dir=tmp_path / "out")
+    result = command("--model", f"{path}:build", *inputs, "--checkpoint", "--no-cuda-timing", save_dir=tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert "Every parameter received a gradient." in result.output
     assert "Loss: 3." in result.output  # log(32) is 3.47: the model's own loss

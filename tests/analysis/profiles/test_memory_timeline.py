@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +19,6 @@ from tests.training_steps import WORKLOADS, Recorded, build_workload, record, to
 from tracer.analysis.profiles.allocator_count import default_device
 from tracer.analysis.profiles.memory_timeline import MemoryTimeline, memory_timeline, torch_microseconds
 from tracer.analysis.profiles.torch_categories import Category, categorize
-from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
 from tracer.errors import RecordingError
 
@@ -313,61 +310,6 @@ def test_the_total_is_the_allocators(name: str, recorded: Callable[[str], Record
         timeline = timeline_of(recording, "cpu")
         rise = last_total_at(timeline, allocations.time_ns) - held_before(timeline)
         assert (rise == totals - before_recording).all()
-
-
-# ---- memory that an unrecorded thread frees --------------------------------------------------------------------------
-
-
-# Above the 32 MiB from which C libraries ask the system, which gives out first what it was given back last. Nothing is
-# ever written to it, so it costs nothing.
-BLOCK_BYTES = 64 << 20
-
-
-def made_twice_at_one_address(*, taken: bool) -> None:
-    """A block that a thread frees, which the profiler does not record, and another one where it was.
-
-    Args:
-        taken: Whether an operator takes a tensor of each: only from that does the profiler know that it is a tensor's.
-    """
-    may_free = threading.Event()
-    kept = [torch.empty(BLOCK_BYTES, dtype=torch.uint8)]
-    address = kept[0].data_ptr()
-
-    def free() -> None:
-        may_free.wait()
-        kept.clear()
-
-    thread = threading.Thread(target=free)  # begun before the free: its stack must not take the place
-    thread.start()
-    if taken:
-        kept[0].view(2, -1)
-    may_free.set()
-    thread.join()
-    again = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
-    if again.data_ptr() != address:
-        pytest.skip("this C library keeps a block of 64 MiB, so that no address is handed out again for sure")
-    if taken:
-        again.view(2, -1)
-
-
-@pytest.mark.parametrize("taken", [True, False])
-def test_goes_on_where_an_address_is_handed_out_twice(taken: bool) -> None:
-    """The free that nobody saw is put in right before the second allocation.
-
-    Torch gives up, `duplicate outputs`, if an operator took a tensor of both; else neither is a tensor to it. The
-    same from a tree made by hand: `test_an_address_that_is_handed_out_again_was_freed_unseen`.
-    """
-    (results,) = record(lambda: made_twice_at_one_address(taken=taken))
-    with pytest.raises(AssertionError, match="duplicate outputs") if taken else nullcontext():
-        torch_timeline(results)
-    recording = read_recording(results)
-    assert recording.num_assumed_frees == 1
-    timeline = timeline_of(recording)
-    assert (timeline.sizes_bytes >= 0).all()
-    assert timeline.totals_bytes[-1] - held_before(timeline) == recording.allocations.size_bytes.sum()
-    large = abs(recording.allocations.size_bytes) == BLOCK_BYTES
-    assert recording.allocations.size_bytes[large].tolist() == [BLOCK_BYTES, -BLOCK_BYTES, BLOCK_BYTES, -BLOCK_BYTES]
-    assert recording.allocations.assumed[large].tolist() == [False, True, False, False]
 
 
 # ---- CUDA ------------------------------------------------------------------------------------------------------------
