@@ -47,7 +47,14 @@ def complex_products() -> Workload:
 
 @pytest.mark.parametrize(
     "build",
-    [PROGRAMS["lstm"], PROGRAMS["resnet"], PROGRAMS["fno"], accumulated_unet, complex_products],
+    [
+        PROGRAMS["lstm"],
+        complex_products,
+        *(
+            pytest.param(build, marks=pytest.mark.slow)
+            for build in (PROGRAMS["resnet"], PROGRAMS["fno"], accumulated_unet)
+        ),
+    ],
 )
 def test_with_them_the_rehearsed_peak_is_the_measured_one(build: Callable[[], Workload]) -> None:
     returned = in_fresh_process(_peaks, build)

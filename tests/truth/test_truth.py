@@ -74,24 +74,9 @@ WORKLOADS = {"workload:growing_list", "workload:checkpointing_reentrant", "workl
 # One of each class of programs, for the quick run; the others take some seconds each. Of compiled ones, quicker tests
 # are tests/analysis/compiled and, for what watching changes, tests/capture/objects/test_call_hooks.py.
 QUICK = {
-    "gan_two_optimizers",
-    "generate_with_cache",
-    "forward_in_a_thread_pool",
-    "data_loader_with_workers",
-    "functional_gradients",
-    "nested_jagged",
-    "wrapper_subclass",
-    "scripted_model",
-    "idle_cache",
-    "leaking_losses",
-    "assigned_state_dict",
-    "activations_offloaded",
-    "optimizer_inside_backward",
-    "inference_only",
-    "optimizers_replaced",
-    "cache_in_an_attribute",
-    "tensors_without_a_module",
-    "loop_enumerated",
+    *("gan_two_optimizers", "forward_in_a_thread_pool", "data_loader_with_workers", "functional_gradients"),
+    *("nested_jagged", "wrapper_subclass", "leaking_losses", "optimizer_inside_backward", "optimizers_replaced"),
+    *("cache_in_an_attribute", "loop_enumerated"),
 }
 
 

@@ -597,15 +597,15 @@ def needs(package: str) -> pytest.MarkDecorator:
 
 @pytest.mark.usefixtures("alone")
 @needs("torchvision")
-def test_resnet50_of_torchvision(tmp_path: Path) -> None:
-    arguments = ["torchvision.models:resnet50", "--input", "3x64x64", "--batch-size", "2", "--no-cuda-timing"]
+def test_resnet18_of_torchvision(tmp_path: Path) -> None:
+    arguments = ["torchvision.models:resnet18", "--input", "3x32x32", "--batch-size", "2", "--no-cuda-timing"]
     result = command("--model", *arguments, save_dir=tmp_path)
     assert result.exit_code == 0, result.output
     peak = json.loads((tmp_path / "peak.json").read_text())
     assert sum(row["bytes"] for row in peak["rows"]) == peak["peak_bytes"] == peak["allocator_peak_bytes"]
     parameters = sum(row["bytes"] for row in peak["rows"] if row["category"] == "PARAMETER")
-    assert parameters == 4 * 25_557_032
-    assert {"layer4.2.conv3", "fc"} <= {row["module"] for row in peak["rows"]}
+    assert parameters == 4 * 11_689_512
+    assert {"layer4.1.conv2", "fc"} <= {row["module"] for row in peak["rows"]}
 
 
 @needs("transformers")
