@@ -216,18 +216,6 @@ def test_a_loop_may_go_on_after_the_last_recorded_step(tmp_path: Path) -> None:
     assert len(session.results.findings.cycles) == 1
 
 
-def test_torchs_note_on_forgotten_events_is_not_shown(tmp_path: Path) -> None:
-    model, optimizer = net()
-    with (
-        warnings.catch_warnings(record=True) as caught,
-        profile_training(model, optimizer, save_dir=tmp_path) as session,
-    ):
-        for _ in range(11):
-            train_step(model, optimizer)
-            session.step()
-    assert not [each for each in caught if "clears events" in str(each.message)]
-
-
 @pytest.mark.parametrize("screen", ["none", "short", "full", False, True])
 def test_the_screen_is_shown_where_asked_for(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], screen: Screen | bool
