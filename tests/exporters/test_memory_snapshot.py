@@ -118,12 +118,6 @@ def test_a_history_worked_by_hand() -> None:
     ]
 
 
-def test_memory_that_died_unseen_is_freed_before_its_address_is_used_again() -> None:
-    snapshot = snapshot_of(recording_of([Event(20, 10, 2)], [Key(0, 100, 1)]))
-    assert entries(snapshot) == [("free_requested", 0, 100), ("free_completed", 0, 100), ("alloc", 20, 10)]
-    assert_sound(snapshot)
-
-
 def test_of_two_storages_from_before_in_one_place_the_first_stands_for_both() -> None:
     """One of them was gone before anybody could see it, and no viewer takes blocks that overlap."""
     snapshot = snapshot_of(recording_of([Event(500, 8, 3)], [Key(0, 100, 1), Key(50, 20, 2)]))
@@ -178,15 +172,6 @@ def test_torchs_own_viewer_takes_it(name: str, converted: Convert) -> None:
     assert f"segments: {len(snapshot['segments'])}" in summary
     assert _memory_viz.segments(snapshot, format_flamegraph=lambda lines: lines)
     assert _memory_viz.memory(snapshot, format_flamegraph=lambda lines: lines)
-
-
-def test_torchs_summary_has_our_totals(converted: Convert) -> None:
-    _, snapshot = converted("fno_2d_new_zeros")
-    total = sum(segment["total_size"] for segment in snapshot["segments"])
-    allocated = sum(segment["allocated_size"] for segment in snapshot["segments"])
-    lines = dict(line.split(": ", 1) for line in _memory_viz.segsum(snapshot).splitlines() if ": " in line)
-    assert lines["total_reserved"] == _memory_viz._format_size(total)
-    assert lines["total_allocated"] == _memory_viz._format_size(allocated)
 
 
 # ---- frames and annotations ------------------------------------------------------------------------------------------
