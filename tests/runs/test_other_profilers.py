@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from tests.truth.isolate import in_fresh_process, value_in_fresh_process
+from tests.truth.isolate import value_in_fresh_process
 from tracer.capture.torch_names import STEP_PREFIX
 from tracer.runs.session import ProfileSession, Schedule
 
@@ -110,5 +110,4 @@ def _fails(**_: Any) -> None:
 
 
 def test_a_fault_of_ours_inside_an_optimizers_step_is_not_the_loops() -> None:
-    returned = in_fresh_process(fault_inside_a_step)
-    assert returned.value == 5, returned.error
+    assert value_in_fresh_process(fault_inside_a_step) == 5

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.truth.isolate import in_fresh_process, value_in_fresh_process
+from tests.truth.isolate import value_in_fresh_process
 from tracer.errors import TracerError
 from tracer.runs.script_run import ScriptProfile
 from tracer.runs.script_sessions import ScriptTraining
@@ -227,8 +227,7 @@ def optimizers_that_step_in_backward(folder: Path) -> tuple[str, bool, int]:
 
 
 def test_steps_that_end_inside_of_backward_are_recorded_from_call_to_call(tmp_path: Path) -> None:
-    returned = in_fresh_process(optimizers_that_step_in_backward, tmp_path)
-    assert returned.value == ("None", True, 0), returned.error
+    assert value_in_fresh_process(optimizers_that_step_in_backward, tmp_path) == ("None", True, 0)
 
 
 class Branch(nn.Module):

@@ -22,7 +22,7 @@ from tests.truth import (
     programs_training,
 )
 from tests.truth.catalogue import entry_of, names
-from tests.truth.isolate import in_fresh_process
+from tests.truth.isolate import value_in_fresh_process
 from tests.truth.program import PROGRAMS
 from tests.truth.verdict import judge
 from tracer.runs.training import profile_training
@@ -144,9 +144,7 @@ def test_no_program_is_known_to_the_tracer() -> None:
 
 
 def test_no_warning_filter_is_left() -> None:
-    returned = in_fresh_process(_filters_of_profiler_warnings)
-    assert returned.error is None
-    assert returned.value == 0
+    assert value_in_fresh_process(_filters_of_profiler_warnings) == 0
 
 
 def _filters_of_profiler_warnings() -> int:
