@@ -20,7 +20,7 @@ _LOADED = re.compile(r"<(?:script|img|iframe|link)[^>]*(?:src|href)=\"(?:https?:
 def build(root: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
     variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, env=variables, timeout=120)
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, env=variables, timeout=300)
 
 
 @pytest.fixture(scope="module")
