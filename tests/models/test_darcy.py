@@ -8,13 +8,7 @@ import torch
 
 from models.darcy import apply_darcy, darcy_samples, gaussian_field, permeability, solve_darcy
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tensors this small only lose by sharing
-    yield
-    torch.set_num_threads(num_threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def uniform(size, num_samples=1):

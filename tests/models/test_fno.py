@@ -23,13 +23,10 @@ SMALL: dict[str, Any] = {"in_channels": 3, "out_channels": 2, "hidden_channels":
 
 
 @pytest.fixture(autouse=True)
-def seeded():
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tensors this small only lose by sharing
+def seeded(one_thread):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         yield
-    torch.set_num_threads(num_threads)
 
 
 def golden_model(case, **options):

@@ -96,13 +96,10 @@ CASES = [
 
 
 @pytest.fixture(autouse=True)
-def seeded():
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tensors this small only lose by sharing
+def seeded(one_thread):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         yield
-    torch.set_num_threads(num_threads)
 
 
 def pair(**options):

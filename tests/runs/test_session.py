@@ -40,11 +40,6 @@ SHORT = Schedule(0, 1, 1, 2)
 Build = Callable[[], Any]
 
 
-@pytest.fixture(autouse=True)
-def two_threads() -> None:
-    torch.set_num_threads(2)
-
-
 # ---- observing changes nothing ---------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,8 @@ from tracer.workloads.random_inputs import parse_input, random_batches
 from tracer.workloads.user_errors import UserModelError
 from tracer.workloads.user_model import StepOptions, as_workload, build_user_workload
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 ONE_STEP = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
 
@@ -135,14 +137,6 @@ def nets(tmp_path: Path) -> str:
 def own_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """A factory's folder stays on the path as long as its program runs, which here is a test."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build(place: str, *model_args: str, **options: Any):

@@ -32,7 +32,6 @@ ONE_CYCLE = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=3, n
 def profiled(
     model: nn.Module, step: Callable[[], object], optimizer: torch.optim.Optimizer | None = None
 ) -> CycleFindings:
-    torch.set_num_threads(2)
     with ProfileSession(model, optimizer, schedule=ONE_CYCLE) as session:
         for _ in range(ONE_CYCLE.num_steps):
             step()
