@@ -65,7 +65,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     # Kernels take memory by the number of threads, and weights are drawn: both are alike on every machine and in every
     # order of the tests.
     torch.set_num_threads(2)
-    torch.default_generator.manual_seed(0)
+    torch.default_generator.manual_seed(7)  # none that a program sets
 
 
 @pytest.fixture(scope="session")
