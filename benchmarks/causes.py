@@ -40,7 +40,7 @@ def _dump(program: str, file: str, how: str) -> None:
     memory = torch.cuda.memory
     memory._record_memory_history(max_entries=200_000)
     if how == "observer":
-        attach = torch._C._cuda_attach_out_of_memory_observer
+        attach = torch._C._cuda_attach_out_of_memory_observer  # type: ignore[attr-defined]
         attach(lambda *arguments: memory._dump_snapshot(file))
     try:
         runpy.run_path(program, run_name="__main__")

@@ -62,6 +62,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs a CUDA device, and torch sees none here")
     if (marks := [mark for mark in ON_NULL_GPU if item.get_closest_marker(mark)]) and is_active():
         pytest.skip(ON_NULL_GPU[marks[0]])
+    # Kernels take memory by the number of threads, and weights are drawn: both are alike on every machine and in every
+    # order of the tests.
+    torch.set_num_threads(2)
+    torch.default_generator.manual_seed(7)  # none that a program sets
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +74,14 @@ def recorded() -> Callable[[str], Recorded]:
     from tests.training_steps import record_workload
 
     return cache(record_workload)
+
+
+@pytest.fixture
+def one_thread() -> None:
+    """Small tensors only lose by sharing, and the order of a sum is one."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

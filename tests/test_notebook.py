@@ -67,7 +67,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     document = nbformat.v4.new_notebook()
     document.cells = [nbformat.v4.new_code_cell(text.replace("{root!r}", repr(str(ROOT)))) for text in CELLS]
     at = {"metadata": {"path": str(folder)}}
-    NotebookClient(document, timeout=120, allow_errors=True, kernel_name="python3", resources=at).execute()
+    NotebookClient(document, timeout=300, allow_errors=True, kernel_name="python3", resources=at).execute()
     return document
 
 

@@ -20,7 +20,7 @@ _LOADED = re.compile(r"<(?:script|img|iframe|link)[^>]*(?:src|href)=\"(?:https?:
 def build(root: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
     variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, env=variables, timeout=120)
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, env=variables, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +49,15 @@ def test_links_lead_from_page_to_page(site: Path) -> None:
     assert 'href="files.html"' in (site / "CONTRIBUTING.html").read_text()
 
 
-@pytest.mark.parametrize("target", ["nowhere.md", "recipes.md#nowhere", "../benchmarks/results.md#nowhere"])
-def test_a_link_that_leads_nowhere_ends_the_build(target: str, tmp_path: Path) -> None:
+def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path) -> None:
+    targets = ("nowhere.md", "recipes.md#no-heading", "../benchmarks/results.md#no-figure")
     for name in ("mkdocs.yml", "CONTRIBUTING.md", "CHANGELOG.md", "README.md"):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "benchmarks").mkdir()
     shutil.copy(ROOT / "benchmarks" / "results.md", tmp_path / "benchmarks")
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     with (tmp_path / "docs" / "index.md").open("a") as document:
-        document.write(f"\n[there]({target})\n")
+        document.writelines(f"\n[there]({target})\n" for target in targets)
     done = build(tmp_path, tmp_path / "made")
-    assert done.returncode and "nowhere" in done.stderr
+    assert done.returncode
+    assert all(word in done.stderr for word in ("nowhere.md", "no-heading", "no-figure")), done.stderr

@@ -118,7 +118,7 @@ def test_a_schedule_without_an_end(num_batches: int, cycles: int, file: Path) ->
     assert num_cycles(file) == cycles
 
 
-@pytest.mark.parametrize(("last", "cycles"), [(2, 1), (3, 1), (5, 1), (6, 1), (7, 2), (8, 2), (10, 2)])
+@pytest.mark.parametrize(("last", "cycles"), [(2, 1), (6, 1), (7, 2), (10, 2)])
 def test_a_loop_that_raises(last: int, cycles: int, file: Path) -> None:
     """The exception goes its way, and what was recorded until then is in the file."""
     built = build_workload("sgd_momentum")
@@ -134,7 +134,7 @@ def test_a_loop_that_raises(last: int, cycles: int, file: Path) -> None:
     assert not hasattr(caught.value, "__notes__")
 
 
-@pytest.mark.parametrize(("num_batches", "cycles"), [(3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 2)])
+@pytest.mark.parametrize(("num_batches", "cycles"), [(3, 1), (7, 1), (8, 2)])
 def test_a_loop_that_ends_early(num_batches: int, cycles: int, file: Path) -> None:
     """After 7 batches a second cycle has begun and recorded nothing, which takes nothing from the first."""
     train(TimelineTracer(file), num_batches)
@@ -162,17 +162,6 @@ def test_a_profiler_without_a_schedule(raises: bool, file: Path) -> None:
             train(TimelineTracer(file), 3, scheduled=False, step=step)
     else:
         train(TimelineTracer(file), 3, scheduled=False)
-    assert num_cycles(file) == 1
-
-
-def test_start_and_stop_by_hand(file: Path) -> None:
-    built = build_workload("sgd_momentum")
-    prof = profile(
-        activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True, on_trace_ready=TimelineTracer(file)
-    )
-    prof.start()
-    built.step()
-    prof.stop()
     assert num_cycles(file) == 1
 
 
@@ -319,9 +308,3 @@ def test_torchs_results_are_let_go_once_read(file: Path) -> None:
     assert tracer.findings.cycles
     gc.collect()
     assert [ref() for ref in refs] == [None, None]
-
-
-def test_all_cycles_are_about_one_device(file: Path) -> None:
-    tracer = TimelineTracer(file, device=torch.device("cpu"))
-    train(tracer, 11)
-    assert {cycle.peak.device for cycle in tracer.findings.cycles} == {"cpu"} == {tracer.findings.device}

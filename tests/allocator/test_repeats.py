@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.allocator.recorded import MIB, Program, requests_of
 from tracer.allocator import replay as replay_module
 from tracer.allocator.blocks import USED, Block
-from tracer.allocator.driver import PackingDriver
 from tracer.allocator.history import Op
 from tracer.allocator.replay import Program as Requests
 from tracer.allocator.replay import replay
@@ -100,11 +99,6 @@ def test_a_step_by_hand() -> None:
     assert {(0, 6), (1, 3), (2, 4)} <= set(zip(repeats.made.tolist(), repeats.gone.tolist(), strict=True))
 
 
-def test_a_program_that_never_does_the_same_twice_has_none() -> None:
-    assert requests_of(Program(1).run(600)).repeats is None
-    assert requests_of(Loop().steps(STEP, 3)).repeats is None, "too short to look at"
-
-
 def test_only_the_first_periods_are_performed(performed: Callable[[], int]) -> None:
     """The batch takes two places in turns, so that the third step finds what the first one found."""
     requests = requests_of(Loop().steps(STEP, 500))
@@ -128,33 +122,6 @@ def test_what_is_cached_counts_though_nothing_is_in_use() -> None:
     assert replay(requests, AllocatorSettings()).num_driver_calls == 1
 
 
-def test_what_waits_behind_what_was_skipped_is_still_waited_for() -> None:
-    """By hand: one segment serves all, each time when the other stream is done with it."""
-    program = Loop().steps((("finish", 0, 0), ("assign", 0, 30 * MIB), ("wait", 0, 0)), 100)
-    program.steps((("finish", 0, 0), ("assign", 2, 30 * MIB)), 1)
-    assert replay(requests_of(program), AllocatorSettings()).reserved_peak_bytes == 30 * MIB
-
-
-@pytest.mark.parametrize("times", [100, 101])
-def test_it_counts_which_of_two_blocks_alike_is_whose(times: int) -> None:
-    """By hand: two variables change places with each step, and only one of the places has room behind it."""
-    program = Loop().steps((("drop", 0, 0), ("assign", 2, 8 * MIB), ("assign", 0, 8 * MIB)), times)
-    program.steps((("drop", 0, 0), ("assign", 4, 12 * MIB)), 1)
-    requests = requests_of(program)
-    outcome = replay(requests, AllocatorSettings())
-    assert outcome == replay(in_full(requests), AllocatorSettings())
-    assert outcome.reserved_peak_bytes == (20 if times % 2 else 32) * MIB
-
-
-def test_a_driver_with_a_hole_is_not_as_it_was() -> None:
-    driver = PackingDriver()
-    before = driver.arrangement()
-    address = driver.reserve(64 * MIB, 0, (0, 0))
-    assert address is not None
-    driver.release(address, 64 * MIB)
-    assert driver.arrangement() != before
-
-
 def test_a_loop_that_keeps_more_with_each_step_is_performed_to_its_end(performed: Callable[[], int]) -> None:
     program = Loop()
     for number in range(100):
@@ -169,15 +136,6 @@ def test_the_garbage_collection_has_a_clock_and_skips_nothing(performed: Callabl
     requests = requests_of(Loop().steps(STEP, 100))
     replay(requests, parse_settings("garbage_collection_threshold:0.5"), capacity=100 * MIB)
     assert performed() == len(requests.code)
-
-
-def test_out_of_memory_behind_what_was_skipped_is_the_same() -> None:
-    program = Loop().steps(STEP, 100)
-    program.steps((("assign", 9, 300 * MIB),), 1)
-    requests = requests_of(program)
-    outcome = replay(requests, AllocatorSettings(), capacity=200 * MIB)
-    assert outcome.failure is not None
-    assert outcome == replay(in_full(requests), AllocatorSettings(), capacity=200 * MIB)
 
 
 ACTS = st.tuples(

@@ -87,27 +87,6 @@ def test_what_torch_refuses_is_refused_in_one_sentence(text: str, message: str) 
     assert error.value.hint.endswith((".", '"', "..."))
 
 
-@pytest.mark.parametrize("text", ["max_split_size_mb:25x", "max_split_size_mb:-5", "garbage_collection_threshold:.5x"])
-def test_what_torch_only_guesses_is_refused_too(text: str) -> None:
-    with pytest.raises(SettingsError, match="number"):
-        parse_settings(text)
-
-
-def test_values_are_bytes() -> None:
-    text = "max_split_size_mb:128,large_segment_size_mb:40,garbage_collection_threshold:0.8,expandable_segments:True"
-    assert parse_settings(text) == AllocatorSettings(
-        expandable_segments=True,
-        max_split_size=128 * MIB,
-        max_non_split_rounding_size=40 * MIB,  # follows the large segments where nothing else is said
-        large_segment_size=40 * MIB,
-        garbage_collection_threshold=0.8,
-    )
-
-
-def test_the_last_one_counts() -> None:
-    assert parse_settings("expandable_segments:True,expandable_segments:False") == AllocatorSettings()
-
-
 def test_a_snapshot_tells_its_settings() -> None:
     recorded = {
         "PYTORCH_CUDA_ALLOC_CONF": "large_segment_size_mb:40,expandable_segments:False",

@@ -11,16 +11,6 @@ from hypothesis.extra import numpy as hnp
 from tracer.analysis.downsample import bucket_starts, reduce_rows
 
 
-def test_by_hand() -> None:
-    # Two buckets of width 5: rows 0-4 (x 0..4) and 5-9 (x 5..10).
-    x = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 10], np.int64)
-    values = np.array([[5, 0], [9, 1], [1, 1], [5, 1], [5, 1], [2, 2], [2, 2], [2, 8], [2, 2], [2, 2]], np.int64)
-    # First bucket: ends 0 and 4; total and first column are highest in 1 and lowest in 2; the second column is lowest
-    # in 0 and highest first in 1. Row 3 repeats what others have. Second bucket: ends 5 and 9; all is highest in 7.
-    assert reduce_rows(x, values, num_buckets=2).tolist() == [0, 1, 2, 4, 5, 7, 9]
-    assert reduce_rows(x, values, num_buckets=2, keep=[3]).tolist() == [0, 1, 2, 3, 4, 5, 7, 9]
-
-
 def test_nothing_and_one_row() -> None:
     none = np.zeros(0, np.int64)
     assert reduce_rows(none, np.zeros((0, 3), np.int64), num_buckets=4).tolist() == []

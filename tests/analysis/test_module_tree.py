@@ -9,27 +9,6 @@ from tests.exporters.page.page_samples import peak_row
 from tracer.analysis.module_tree import NO_MODULE, module_tree
 
 
-def test_an_example_by_hand() -> None:
-    rows = [
-        peak_row(100, module="net.block.0.conv"),
-        peak_row(30, module="net.block.1"),
-        peak_row(7, module="net"),
-        peak_row(200, module="(optimizer)"),
-        peak_row(5, module=None),
-        peak_row(1, module="net.block.1"),
-    ]
-    assert [(depth, node.path, node.own_bytes, node.total_bytes) for depth, node in module_tree(rows).walk()] == [
-        (0, "", 0, 343),
-        (1, "(optimizer)", 200, 200),
-        (1, "net", 7, 138),
-        (2, "net.block", 0, 131),
-        (3, "net.block.0", 0, 100),
-        (4, "net.block.0.conv", 100, 100),
-        (3, "net.block.1", 31, 31),
-        (1, NO_MODULE, 5, 5),
-    ]
-
-
 def test_nothing_is_a_root_alone() -> None:
     root = module_tree([])
     assert (root.total_bytes, root.children) == (0, [])

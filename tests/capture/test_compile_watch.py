@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.pieces import Pieces
-from tests.truth.isolate import in_fresh_process
+from tests.truth.isolate import value_in_fresh_process
 from tracer.capture.compile_watch import CompileWatch, _node
 from tracer.capture.sources.compiled_code import MemoryBudget, RecomputedTensor
 from tracer.capture.sources.source_line import SourceLine
@@ -152,5 +152,4 @@ def told_apart() -> list[bool]:
 
 def test_graphs_that_torch_compile_made_are_told_from_models() -> None:
     """In a process of its own: hooks know whether anything was ever compiled in one."""
-    returned = in_fresh_process(told_apart)
-    assert returned.value == [True, False, False, False], returned.error
+    assert value_in_fresh_process(told_apart) == [True, False, False, False]

@@ -27,8 +27,6 @@ import tracer.runs.workload_run
 from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem, parse_total_time
 from tests.pieces import Pieces, noise, raising
 from tests.processes import run_python
-from tests.snapshot.dumps import block, entry, frame, segment, snapshot
-from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.commands import usage
 from tracer.commands.profile import Built, RunOptions, run_and_report
 from tracer.commands.workload_options import chosen_device
@@ -188,10 +186,6 @@ def test_stderr_names_each_file_and_what_opens_it(done: tuple[Ended, Path]) -> N
     # The recording's line goes on with its size.
     for line, start in zip(lines, starts, strict=True):
         assert re.fullmatch(re.escape(start) + r"(?:; [\d.]+ [KM]iB, [\d.]+ bytes an event)?\)", line)
-
-
-def test_loss_of_first_and_last_step_is_shown(done: tuple[Ended, Path]) -> None:
-    assert re.search(r"Loss: [\d.]+ in the first step, [\d.]+ in the last\.", done[0].stdout)
 
 
 @pytest.mark.usefixtures("already_run")
@@ -544,23 +538,6 @@ def test_a_first_step_without_memory_says_how_to_have_it_recorded(
     )
 
 
-def test_where_the_allocators_history_saw_it_the_answer_is_on_the_screen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory."), step=0)
-    oom = {"action": "oom", "device_free": 100, "size": 50_000, "stream": 0, "frames": [frame("forward", "net.py", 13)]}
-    made = entry("alloc", 1 << 20, 9000, frames=[frame("forward", "net.py", 12)])
-    history = snapshot([made, oom], [segment(1 << 20, 1 << 16, [block(1 << 20, 9000)])])
-    monkeypatch.setattr(AllocatorHistory, "dump", lambda self, cycle: setattr(self, "snapshot", history))
-    ended = run(*TINY, *SHORT, "--n-wait-steps", "1", "--save-dir", tmp_path)
-    assert ended.code == 1
-    assert ended.stderr.splitlines()[1] == "Hint: What was in use then is explained below, by line."
-    assert "Out of memory at forward  net.py:13" in ended.stdout
-    assert re.search(r"requested +48\.83 KiB \(50,000 B\)", ended.stdout)
-    assert "forward  net.py:12" in ended.stdout
-    assert {path.name for path in tmp_path.iterdir()} == {"memory_snapshot.pkl", "memory_timeline.html"}
-
-
 def test_files_of_an_earlier_run_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracer.runs.workload_run, "run_profile", lambda *_, **__: results())
     assert "earlier run" not in run(*TINY, *SHORT, "--save-dir", tmp_path).stderr
@@ -604,17 +581,6 @@ def test_sigterm_ends_a_run_like_ctrl_c_and_the_default_comes_back(
     assert ended.stderr.splitlines()[0] == "Error: Ended by SIGTERM in step 2."
     assert (tmp_path / "peak.json").exists()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-@pytest.mark.usefixtures("already_run")
-def test_a_file_that_cannot_be_written_does_not_take_the_others_along(tmp_path: Path) -> None:
-    (tmp_path / "peak.json").mkdir()
-    ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
-    assert ended.code == 1
-    assert "Error: " in ended.stderr
-    assert "peak.json cannot be written" in ended.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {output.file_name for output in USUAL}
-    assert not list((tmp_path / "peak.json").iterdir())
 
 
 def test_unused_parameters_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

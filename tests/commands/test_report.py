@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import main
-import tracer.runs.outputs
 from tests.commands.test_profile import SHORT, TINY, own_state
 from tests.exporters.recording_file.samples import kept_on_cpu
 from tests.pieces import Pieces, raising
@@ -157,22 +154,3 @@ def test_a_file_that_cannot_be_written_costs_no_other(kept: Path, tmp_path: Path
     assert (code, "What filled it" in out) == (1, True)
     assert "Error: " in err
     assert names_in(tmp_path) == FILES - {"recording.npz"}
-
-
-@pytest.mark.usefixtures("usual_signals")
-def test_ctrl_c_while_files_are_written(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = OUTPUTS[0].write
-
-    def signalled(*arguments: Any) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        write(*arguments)
-
-    monkeypatch.setattr(
-        tracer.runs.outputs, "OUTPUTS", (dataclasses.replace(OUTPUTS[0], write=signalled), *OUTPUTS[1:])
-    )
-    code, out, err = run("report", kept, "--save-dir", tmp_path)
-    assert (code, out) == (1, "")
-    assert err.splitlines()[-1].startswith(
-        "Error: Interrupted while writing: wrote max_mem.txt, recording.npz; not written: "
-    )
-    assert names_in(tmp_path) == {"max_mem.txt", "recording.npz"}

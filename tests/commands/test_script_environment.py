@@ -83,6 +83,7 @@ def test_modules_are_read_as_python_m_runs_them(
     assert environment == {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "4"}
 
 
+@pytest.mark.slow  # a process that has not loaded torch; what is set, and when, is tested above
 def test_torch_reads_what_the_script_sets(tmp_path: Path) -> None:
     text = "import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\nprint('threads', torch.get_num_threads())"
     ended = subprocess.run(

@@ -144,6 +144,6 @@ def test_wandb_has_them_and_its_steps_are_the_loops(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "WANDB_SILENT": "true", "WANDB_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(root)}
     done = subprocess.run(
-        [sys.executable, "-c", WANDB, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", WANDB, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0 and "read" in done.stdout, done.stderr[-2000:]

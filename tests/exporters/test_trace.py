@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import tracemalloc
 from collections import Counter
@@ -175,18 +174,6 @@ def test_counters_are_the_blocks_alive_counted_one_by_one(name: str, tmp_path: P
     assert {events[0][0] for events in found.values()} == {start}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_top_of_the_total_is_the_peak(name: str, tmp_path: Path) -> None:
-    one = workload(name)
-    trace = written(one, tmp_path)
-    total = counters(trace)["memory total"]
-    top = max(value for _, value in total)
-    assert top == one.cycle.peak.peak_bytes
-    (peak,) = [event for event in trace["traceEvents"] if event["name"].startswith("peak ")]
-    assert peak["args"]["bytes"] == top
-    assert ns_of(trace, peak["ts"]) == next(time for time, value in total if value == top)
-
-
 def test_a_clock_that_steps_back_stands_still() -> None:
     one = workload("no_optimizer")
     times = one.cycle.recording.allocations.time_ns
@@ -287,11 +274,6 @@ def test_another_shape_is_one_sentence(text: str, tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- keeping and memory
-def test_the_same_trace_is_the_same_file(tmp_path: Path) -> None:
-    one = workload("no_optimizer")
-    for name in ("one", "two"):
-        write_trace(one.trace, one.cycle, tmp_path / name)
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
 def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
@@ -376,4 +358,4 @@ def test_without_a_file_no_trace_is_taken(tmp_path: Path) -> None:
     tracer.finish()
     assert tracer.trace is None
     results.save(str(tmp_path / "theirs.json"))
-    assert gzip.compress((tmp_path / "theirs.json").read_bytes())
+    assert (tmp_path / "theirs.json").stat().st_size

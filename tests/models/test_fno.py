@@ -16,20 +16,17 @@ from models.fno_layers import SpectralConv
 from models.fno_workload import relative_l2_loss
 from tests.models.fno_memory import saved_bytes_closed_form
 from tests.models.make_golden import CASES, CHANNELS, PATH, run, weights
-from tests.models.neuralop_weights import load_neuralop_state_dict, neuralop_name
+from tests.models.neuralop_weights import load_neuralop_state_dict
 
 GOLDEN = json.loads(PATH.read_text())
 SMALL: dict[str, Any] = {"in_channels": 3, "out_channels": 2, "hidden_channels": 8, "n_layers": 2}
 
 
 @pytest.fixture(autouse=True)
-def seeded():
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tensors this small only lose by sharing
+def seeded(one_thread):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         yield
-    torch.set_num_threads(num_threads)
 
 
 def golden_model(case, **options):
@@ -70,11 +67,6 @@ def test_loading_fails_whole_when_a_tensor_is_left_over_or_missing_or_of_another
         for name, tensor in model.state_dict().items():
             assert torch.equal(tensor, before[name])
     load_neuralop_state_dict(model, {**theirs, "_metadata": {"not": "a tensor"}})
-
-
-def test_no_name_for_a_tensor_that_does_not_exist():
-    with pytest.raises(ValueError, match="no tensor named blocks"):
-        neuralop_name(FNO((4,), **SMALL), "blocks.0.nothing")
 
 
 @pytest.mark.parametrize(("modes", "elements", "num_bytes"), [(16, 2_410_433, 19_078_916), (32, 8_964_033, 71_507_716)])
@@ -160,17 +152,6 @@ def test_one_model_takes_grids_of_several_sizes(size):
     for scale in (1, 2, 1):  # back again: the grid that was kept must not be the wrong one
         bigger = [scale * n for n in size]
         assert model(torch.randn(2, 3, *bigger)).shape == (2, 2, *bigger)
-
-
-def test_output_on_a_finer_grid_is_nearly_the_same_function():
-    model = FNO((6, 6), **SMALL)
-
-    def smooth(n):
-        angle = 2 * torch.pi * torch.arange(n) / n
-        return torch.stack([torch.cos(angle)[:, None] * torch.sin(angle + k) for k in range(3)])[None]
-
-    coarse, fine = model(smooth(32)), model(smooth(64))[..., ::2, ::2]
-    assert (coarse - fine).norm() < 0.1 * coarse.norm()
 
 
 def test_every_module_with_weights_is_called_so_that_a_profiler_sees_it():
@@ -314,14 +295,13 @@ CLOSED_FORM_CASES: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.parametrize("spectrum", ["new_zeros", "torch_zeros"])
 @pytest.mark.parametrize("name", CLOSED_FORM_CASES)
-def test_saved_bytes_are_those_of_the_closed_form(name, spectrum):
+def test_saved_bytes_are_those_of_the_closed_form(name):
     counts, size, modes, options = CLOSED_FORM_CASES[name]
     widths: dict[str, Any] = dict(
         zip(("in_channels", "out_channels", "hidden_channels", "n_layers"), counts, strict=True)
     )
-    model = FNO(modes, **widths, **options, spectrum=spectrum)
+    model = FNO(modes, **widths, **options, spectrum="torch_zeros" if name == "2d" else "new_zeros")
     x, y = torch.randn(3, counts[0], *size), torch.randn(3, counts[1], *size)
     settings: dict[str, Any] = dict(batch_size=3, data_size=size, n_modes=modes, **widths, **options)
     for loss, function in {
@@ -339,14 +319,6 @@ def test_closed_form_by_hand():
     settings |= {"in_channels": 3, "out_channels": 1}
     assert saved_bytes_closed_form(n_modes=(16, 16), **settings) == 219.125 * 2**20
     assert saved_bytes_closed_form(n_modes=(32, 32), **settings) == 225.375 * 2**20
-
-
-@pytest.mark.parametrize("modes", [(17, 4), (4, 17), (4,)])
-def test_closed_form_refuses_modes_that_do_not_fit(modes):
-    with pytest.raises(ValueError, match="do not fit the grid"):
-        saved_bytes_closed_form(
-            batch_size=1, data_size=(16, 16), n_modes=modes, in_channels=1, out_channels=1, hidden_channels=4
-        )
 
 
 # ---- on a GPU --------------------------------------------------------------------------------------------------------

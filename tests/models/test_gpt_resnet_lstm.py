@@ -5,19 +5,13 @@ import torch
 
 from models import gpt, lstm, resnet
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL = {
     "gpt": lambda **more: gpt.build(batch_size=2, context=8, width=16, vocabulary=16, **more),
     "resnet": lambda **more: resnet.build(batch_size=4, image_size=32, width=4, **more),
     "lstm": lambda **more: lstm.build(batch_size=2, length=8, width=8, **more),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def num_parameters(model):

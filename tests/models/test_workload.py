@@ -10,6 +10,8 @@ import models.fno_workload
 from models.fno_workload import NUM_DARCY_BATCHES, build_fno_workload, check_fno_settings, relative_l2_loss
 from tracer.workloads.supervised import SupervisedWorkload as Workload
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL: dict[str, Any] = {
     "batch_size": 2,
     "hidden_channels": 8,
@@ -18,14 +20,6 @@ SMALL: dict[str, Any] = {
     "n_layers": 2,
     "device": "cpu",
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tensors this small only lose by sharing
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def train(workload, num_steps):

@@ -164,23 +164,6 @@ def runs_out_in(where: str) -> dict[str, Any]:
     return found
 
 
-def runs_out_while_validating() -> str:
-    """The advice on a validation that adds up its losses, with gradients on."""
-    leave_bytes(0, 64 * MIB)
-    model, optimizer = parts()
-    with tempfile.TemporaryDirectory() as name:
-        with suppress(torch.OutOfMemoryError), watch_training(model, optimizer, save_dir=name, screen="none") as watch:
-            for _ in range(3):
-                train_step(model, optimizer)
-                watch.step()
-            model.eval()
-            total = torch.zeros((), device=DEVICE)
-            while True:
-                total = total + model(torch.randn(1024, 16, device=DEVICE)).square().mean()
-        advice: str = report(Path(name))["out_of_memory"]["advice"]
-    return advice
-
-
 def history_is_off_afterwards() -> tuple[bool, bool]:
     model, optimizer = parts()
     with (

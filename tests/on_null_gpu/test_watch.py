@@ -101,11 +101,6 @@ def test_kinds_are_right_without_a_profiler(elsewhere: Elsewhere, where: str) ->
     assert found["out_of_memory"]["asked_bytes"] == 100 * MIB
 
 
-def test_a_validation_with_gradients_on_is_told_of_no_grad(elsewhere: Elsewhere) -> None:
-    advice = elsewhere(jobs_watch.runs_out_while_validating)
-    assert "torch.no_grad()" in advice
-
-
 def test_the_history_is_off_when_it_is_over(elsewhere: Elsewhere) -> None:
     assert elsewhere(jobs_watch.history_is_off_afterwards) == (True, False)
 

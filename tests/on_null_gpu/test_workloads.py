@@ -6,9 +6,9 @@ import pytest
 
 from tests.elsewhere import Elsewhere
 from tests.on_null_gpu import jobs_workloads
-from tests.training_steps import WORKLOADS
+from tests.training_steps import ONE_OF_EACH, WORKLOADS
 
-NAMES = sorted(WORKLOADS)
+NAMES = [pytest.param(name, marks=() if name in ONE_OF_EACH else pytest.mark.slow) for name in sorted(WORKLOADS)]
 
 
 @pytest.mark.parametrize("name", NAMES)

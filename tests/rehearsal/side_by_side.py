@@ -10,7 +10,7 @@ import torch
 
 from tests.report_workloads import build
 from tests.training_steps import Workload
-from tests.truth.isolate import in_fresh_process
+from tests.truth.isolate import value_in_fresh_process
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 from tracer.rehearsal.cpu_kernels import CpuKernels
@@ -96,9 +96,7 @@ def rows_of(findings: CycleFindings) -> Counter[BlockRow]:
 
 def side_by_side(name: str) -> SideBySide:
     """Compare one of the tests' workloads, in a process where nothing else has left anything that Python can reach."""
-    returned = in_fresh_process(_side_by_side, name)
-    assert returned.value is not None, returned.error
-    return returned.value
+    return value_in_fresh_process(_side_by_side, name)
 
 
 def _side_by_side(name: str) -> SideBySide:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.advice.programs import PROGRAMS
-from tests.truth.isolate import in_fresh_process
+from tests.truth.isolate import value_in_fresh_process
 from tracer.advice.changes.accumulate import Accumulated
 from tracer.rehearsal import cpu_kernels
 from tracer.rehearsal.cpu_kernels import CpuKernels
@@ -47,12 +47,17 @@ def complex_products() -> Workload:
 
 @pytest.mark.parametrize(
     "build",
-    [PROGRAMS["lstm"], PROGRAMS["resnet"], PROGRAMS["fno"], accumulated_unet, complex_products],
+    [
+        PROGRAMS["lstm"],
+        complex_products,
+        *(
+            pytest.param(build, marks=pytest.mark.slow)
+            for build in (PROGRAMS["resnet"], PROGRAMS["fno"], accumulated_unet)
+        ),
+    ],
 )
 def test_with_them_the_rehearsed_peak_is_the_measured_one(build: Callable[[], Workload]) -> None:
-    returned = in_fresh_process(_peaks, build)
-    assert returned.value is not None, returned.error
-    measured, with_them, without = returned.value
+    measured, with_them, without = value_in_fresh_process(_peaks, build)
     assert with_them == measured
     assert without < measured
 

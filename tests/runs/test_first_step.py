@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad
 
-from tests.truth.isolate import in_fresh_process
+from tests.truth.isolate import value_in_fresh_process
 from tracer.runs.outputs import OUTPUTS
 from tracer.runs.script_run import ScriptProfile
 from tracer.runs.script_sessions import ScriptTraining
@@ -163,9 +163,7 @@ CASES: dict[str, tuple[Step, int, Schedule, list[list[int]]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_first_step_is_recorded_until_another_one_has_been(case: str, tmp_path: Path) -> None:
     step, num_steps, schedule, steps = CASES[case]
-    returned = in_fresh_process(steps_found, step, num_steps, str(tmp_path), schedule)
-    assert returned.value is not None, returned.error
-    found = returned.value
+    found = value_in_fresh_process(steps_found, step, num_steps, str(tmp_path), schedule)
     assert [of_cycle for of_cycle in found["steps"] if of_cycle] == steps
     assert (found["fault"], found["patched"]) == ("None", "seen")
     assert found["open"] == ["from the first step on"] * (step is step_that_leaves_a_region_open)

@@ -69,13 +69,13 @@ def asked_of(kind: str, folder: Path) -> tuple[list[Any], str]:
         is_served = os.read(replies, 1) == b"\n"
         answer = folder / str(number) / "0.json"
         if not is_served:
-            process.wait(60)
+            process.wait(300)
         left.append(json.loads(answer.read_text("utf-8")) if answer.exists() else None)
         if not is_served:
             break
     os.close(requests)
     os.close(replies)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=300)
     return left, said
 
 

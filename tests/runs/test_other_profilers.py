@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from tests.truth.isolate import in_fresh_process
+from tests.truth.isolate import value_in_fresh_process
 from tracer.capture.torch_names import STEP_PREFIX
 from tracer.runs.session import ProfileSession, Schedule
 
@@ -60,10 +60,9 @@ def beside_each(kind: str) -> list[tuple[int, list[int]]]:
 @pytest.mark.parametrize("kind", ["torch", "legacy"])
 def test_a_profiler_of_the_programs_own_goes_first(kind: str) -> None:
     """In front of ours, in its wait, in its warm-up, in its recording and behind it."""
-    returned = in_fresh_process(beside_each, kind)
-    assert returned.value is not None, returned.error
-    assert all(events > 20 for events, _ in returned.value)
-    assert [steps for _, steps in returned.value] == [[4, 5], [5, 6], [6, 7], [7, 8], [2, 3]]
+    returned = value_in_fresh_process(beside_each, kind)
+    assert all(events > 20 for events, _ in returned)
+    assert [steps for _, steps in returned] == [[4, 5], [5, 6], [6, 7], [7, 8], [2, 3]]
 
 
 def warming_up() -> tuple[int, list[int]]:
@@ -85,9 +84,7 @@ def warming_up() -> tuple[int, list[int]]:
 
 
 def test_one_that_warms_up_is_not_cancelled() -> None:
-    returned = in_fresh_process(warming_up)
-    assert returned.value is not None, returned.error
-    events, steps = returned.value
+    events, steps = value_in_fresh_process(warming_up)
     assert events > 20
     assert steps
 
@@ -113,5 +110,4 @@ def _fails(**_: Any) -> None:
 
 
 def test_a_fault_of_ours_inside_an_optimizers_step_is_not_the_loops() -> None:
-    returned = in_fresh_process(fault_inside_a_step)
-    assert returned.value == 5, returned.error
+    assert value_in_fresh_process(fault_inside_a_step) == 5

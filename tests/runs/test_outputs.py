@@ -61,22 +61,6 @@ def test_all_files_are_written_into_a_folder_that_is_made(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=NAMES)
-def test_a_file_that_is_not_wanted_is_left_out(output: outputs.Output, tmp_path: Path) -> None:
-    write(tmp_path, leave_out=[output.name])
-    assert names_in(tmp_path) == sorted(set(FILES) - {output.file_name})
-
-
-@pytest.mark.parametrize("output", OUTPUTS, ids=NAMES)
-def test_a_rerun_replaces_a_file(output: outputs.Output, tmp_path: Path) -> None:
-    path = tmp_path / output.file_name
-    path.write_bytes(b"old" * 1_000_000)
-    output.write(outputs.Material(results()), path)
-    assert path.stat().st_size < 3_000_000
-    assert b"oldold" not in path.read_bytes()
-    assert names_in(tmp_path) == [output.file_name]
-
-
-@pytest.mark.parametrize("output", OUTPUTS, ids=NAMES)
 def test_one_that_fails_leaves_nothing_and_the_others_are_written(output: outputs.Output, tmp_path: Path) -> None:
     (tmp_path / output.file_name).mkdir()
     written = write(tmp_path)
@@ -155,12 +139,6 @@ def test_the_size_of_a_recording_is_told_by_the_event(tmp_path: Path) -> None:
 def test_without_findings_only_the_timings_are_written(tmp_path: Path) -> None:
     write(tmp_path, dataclasses.replace(results(), findings=None, advice=None))
     assert names_in(tmp_path) == ["cuda_timing.txt", "recording.npz"]
-
-
-def test_a_run_that_failed_at_once_writes_nothing(tmp_path: Path) -> None:
-    failed = run_profile(Pieces(before=raising(KeyError(), piece="forward", step=0)), schedule=Schedule(0, 1, 1, 1))
-    assert write(tmp_path / "new", failed) == {}
-    assert not (tmp_path / "new").exists()
 
 
 def test_files_of_an_earlier_run_are_told_apart_and_stay(tmp_path: Path) -> None:

@@ -309,52 +309,6 @@ def test_sigterm_unwinds_like_an_exception_and_the_default_comes_back() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_sigterm_waits_while_files_are_written() -> None:
-    termination = Termination()
-    termination.watch()
-    termination.hold()
-    os.kill(os.getpid(), signal.SIGTERM)
-    with pytest.raises(SystemExit):
-        termination.close()
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_sigterm_that_waited_comes_when_it_may() -> None:
-    termination = Termination()
-    termination.watch()
-    termination.hold()
-    termination.resume()
-    termination.hold()
-    os.kill(os.getpid(), signal.SIGTERM)
-    with pytest.raises(Terminated):
-        termination.resume()
-    termination.hold()
-    termination.close()
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_one_that_watches_nothing_does_nothing() -> None:
-    termination = Termination()
-    termination.hold()
-    termination.resume()
-    termination.close()
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_somebody_elses_handler_is_left_alone() -> None:
-    seen = []
-    signal.signal(signal.SIGTERM, lambda *args: seen.append(args))
-    try:
-        termination = Termination()
-        termination.watch()
-        os.kill(os.getpid(), signal.SIGTERM)
-        termination.close()
-        assert len(seen) == 1
-        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 # ---- real processes --------------------------------------------------------------------------------------------------
 
 DYING = """

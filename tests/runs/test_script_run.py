@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.truth.isolate import in_fresh_process
+from tests.truth.isolate import value_in_fresh_process
 from tracer.errors import TracerError
 from tracer.runs.script_run import ScriptProfile
 from tracer.runs.script_sessions import ScriptTraining
@@ -43,9 +43,7 @@ def with_a_fault() -> tuple[int, tuple[str, ...]]:
 
 
 def test_a_fault_of_ours_in_the_beginning_does_not_end_the_script() -> None:
-    returned = in_fresh_process(with_a_fault)
-    assert returned.value is not None, returned.error
-    steps, (note,) = returned.value
+    steps, (note,) = value_in_fresh_process(with_a_fault)
     assert steps == 3
     assert note.startswith("The script was not profiled, and went on: an internal fault.\nTraceback")
     assert "ValueError: no such thing" in note
@@ -125,9 +123,7 @@ def layers_called_while_the_model_is_made(folder: Path) -> tuple[list[str | None
 
 
 def test_the_model_is_the_one_that_is_trained_and_not_what_was_called_while_it_was_made(tmp_path: Path) -> None:
-    returned = in_fresh_process(layers_called_while_the_model_is_made, tmp_path)
-    assert returned.value is not None, returned.error
-    names, num_sessions, is_complete = returned.value
+    names, num_sessions, is_complete = value_in_fresh_process(layers_called_while_the_model_is_made, tmp_path)
     assert set(names) == {"0", "2"} and num_sessions == 2 and is_complete
 
 
@@ -154,9 +150,7 @@ def calls_at_a_step() -> tuple[int, int]:
 
 
 def test_looking_for_optimizers_in_a_recorded_step_is_hardly_in_the_recording() -> None:
-    returned = in_fresh_process(calls_at_a_step)
-    assert returned.value is not None, returned.error
-    num_calls, num_objects = returned.value
+    num_calls, num_objects = value_in_fresh_process(calls_at_a_step)
     assert num_calls < 0.05 * num_objects
 
 
@@ -201,12 +195,11 @@ def steps_by_hand() -> dict[str, int]:
 
 
 def test_without_an_optimizer_steps_end_where_gradients_were_cleared() -> None:
-    returned = in_fresh_process(steps_by_hand)
-    assert returned.value is not None, returned.error
+    returned = value_in_fresh_process(steps_by_hand)
     # The last one ends with the loop. An optimizer's own steps take over: two by hand, two by it.
     told = {"cleared": 3, "filled with zeros": 0, "never": 0, "an optimizer later": 4, "evaluated between": 3}
     # The second one shows that a step has two backward passes; the first that is told of ends with it.
-    assert returned.value == told | {"cleared before backward": 2}
+    assert returned == told | {"cleared before backward": 2}
 
 
 def optimizers_that_step_in_backward(folder: Path) -> tuple[str, bool, int]:
@@ -234,8 +227,7 @@ def optimizers_that_step_in_backward(folder: Path) -> tuple[str, bool, int]:
 
 
 def test_steps_that_end_inside_of_backward_are_recorded_from_call_to_call(tmp_path: Path) -> None:
-    returned = in_fresh_process(optimizers_that_step_in_backward, tmp_path)
-    assert returned.value == ("None", True, 0), returned.error
+    assert value_in_fresh_process(optimizers_that_step_in_backward, tmp_path) == ("None", True, 0)
 
 
 class Branch(nn.Module):
@@ -279,9 +271,7 @@ def modules_of_a_learner(folder: Path) -> tuple[dict[str | None, int], int]:
 
 
 def test_networks_of_one_class_are_rows_of_their_own_by_their_attributes(tmp_path: Path) -> None:
-    returned = in_fresh_process(modules_of_a_learner, tmp_path)
-    assert returned.value is not None, returned.error
-    bytes_of, rest = returned.value
+    bytes_of, rest = value_in_fresh_process(modules_of_a_learner, tmp_path)
     weights, batch = (64 * 64 + 64) * 4, 4096 * 64 * 4
     assert bytes_of["target.net.0"] == weights and bytes_of["target.net.1"] == batch
     assert bytes_of["online.net.0"] >= weights and bytes_of["online.net.1"] >= batch
@@ -321,11 +311,8 @@ def modules_made_late(folder: Path) -> set[str | None]:
 
 
 def test_a_module_that_a_model_gets_in_its_first_call_has_its_dotted_name(tmp_path: Path) -> None:
-    returned = in_fresh_process(modules_made_late, tmp_path)
-    assert returned.value is not None, returned.error
-    assert "target.net.0" in returned.value and not [
-        name for name in returned.value if name is not None and "_" in name
-    ]
+    returned = value_in_fresh_process(modules_made_late, tmp_path)
+    assert "target.net.0" in returned and not [name for name in returned if name is not None and "_" in name]
 
 
 def training_without_ends_of_steps(folder: Path) -> tuple[bool, int, str, int]:
@@ -353,9 +340,7 @@ def training_without_ends_of_steps(folder: Path) -> tuple[bool, int, str, int]:
 
 
 def test_a_training_whose_steps_are_not_found_is_not_recorded_as_one_step(tmp_path: Path) -> None:
-    returned = in_fresh_process(training_without_ends_of_steps, tmp_path)
-    assert returned.value is not None, returned.error
-    is_well, num_calls, notes, rest = returned.value
+    is_well, num_calls, notes, rest = value_in_fresh_process(training_without_ends_of_steps, tmp_path)
     assert is_well and rest == 0
     assert num_calls == 6, "the seventh call comes after more than five seconds"
     assert "No end of a step was found within 5 s of a processor. Recording ended there" in notes

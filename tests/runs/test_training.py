@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import io
 import json
-import os
-import signal
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,11 +17,9 @@ import tracer
 from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.profiles.attribution import Phase
 from tracer.capture.objects.known_storages import Role
-from tracer.errors import OutputError, Terminated, TracerError
-from tracer.runs import outputs
+from tracer.errors import OutputError, TracerError
 from tracer.runs.script_sessions import ScriptTraining, ScriptWatch
 from tracer.runs.session import Schedule
-from tracer.runs.termination import WritingInterrupted
 from tracer.runs.training import Screen, TrainingProfile, profile_training
 from tracer.runs.watch import TrainingWatch
 
@@ -42,6 +38,16 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
     loss.backward()
     optimizer.step()
     return loss.item()
+
+
+def profiled(folder: Path, num_steps: int = 3, **options: Any) -> TrainingProfile:
+    """A session around some steps of `net`, with its files in a folder."""
+    model, optimizer = net()
+    with profile_training(model, optimizer, save_dir=folder, **{"schedule": SHORT, **options}) as session:
+        for _ in range(num_steps):
+            train_step(model, optimizer)
+            session.step()
+    return session
 
 
 def test_the_public_name_is_this_one() -> None:
@@ -158,11 +164,7 @@ def test_a_file_that_cannot_be_written_is_said_and_the_others_are_there(
 ) -> None:
     """By a warning where nothing is printed, so that it is said once."""
     (tmp_path / "peak.json").mkdir()
-    model, optimizer = net()
-    with profile_training(model, optimizer, save_dir=tmp_path, schedule=Schedule(0, 0, 1, 1), screen=screen) as session:
-        for _ in range(2):
-            train_step(model, optimizer)
-            session.step()
+    profiled(tmp_path, 2, schedule=Schedule(0, 0, 1, 1), screen=screen)
     assert (tmp_path / "max_mem.txt").is_file()
     says = "peak.json cannot be written"
     warned = [str(one.message) for one in recwarn if says in str(one.message)]
@@ -191,34 +193,6 @@ def test_a_screen_that_takes_nothing_is_a_warning_and_the_files_are_there(
     assert (tmp_path / "peak.json").is_file()
 
 
-@pytest.mark.usefixtures("usual_signals")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_ends_the_program_while_files_are_written_goes_on_its_way(
-    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C after the file at work, with a sentence; SIGTERM, whose default knows no sentence, after all of them."""
-    first, *others = outputs.OUTPUTS
-
-    def signalled(material: outputs.Material, path: Path) -> None:
-        os.kill(os.getpid(), number)
-        first.write(material, path)
-
-    monkeypatch.setattr(outputs, "OUTPUTS", (dataclasses.replace(first, write=signalled), *others))
-    model, optimizer = net()
-    ends = {
-        signal.SIGINT: pytest.raises(
-            WritingInterrupted, match=r"wrote max_mem\.txt, recording\.npz; not written: memory_timeline\.html"
-        ),
-        signal.SIGTERM: pytest.raises(Terminated),
-    }
-    with ends[number], profile_training(model, optimizer, save_dir=tmp_path, schedule=Schedule(0, 0, 1, 1)) as session:
-        train_step(model, optimizer)
-        session.step()
-    there = sorted(path.name for path in tmp_path.iterdir())
-    assert sorted(each.path.name for each in session.written) == there
-    assert (there == ["max_mem.txt", "recording.npz"]) == (number == signal.SIGINT)
-
-
 def test_a_folder_that_cannot_be_written_is_said_before_the_loop(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="is a file, not a folder"):
@@ -238,35 +212,15 @@ def test_a_loop_that_is_too_short_says_so_at_the_users_own_line(tmp_path: Path) 
 
 
 def test_a_loop_may_go_on_after_the_last_recorded_step(tmp_path: Path) -> None:
-    model, optimizer = net()
-    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as session:
-        for _ in range(9):
-            train_step(model, optimizer)
-            session.step()
+    session = profiled(tmp_path, 9)
     assert len(session.results.findings.cycles) == 1
-
-
-def test_torchs_note_on_forgotten_events_is_not_shown(tmp_path: Path) -> None:
-    model, optimizer = net()
-    with (
-        warnings.catch_warnings(record=True) as caught,
-        profile_training(model, optimizer, save_dir=tmp_path) as session,
-    ):
-        for _ in range(11):
-            train_step(model, optimizer)
-            session.step()
-    assert not [each for each in caught if "clears events" in str(each.message)]
 
 
 @pytest.mark.parametrize("screen", ["none", "short", "full", False, True])
 def test_the_screen_is_shown_where_asked_for(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], screen: Screen | bool
 ) -> None:
-    model, optimizer = net()
-    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT, screen=screen) as session:
-        for _ in range(3):
-            train_step(model, optimizer)
-            session.step()
+    profiled(tmp_path, screen=screen)
     shown = capfd.readouterr()
     assert ("Peak: " in shown.out) == (screen in ("full", True))
     assert ("Peak: " in shown.err) == (screen == "short")
@@ -276,11 +230,7 @@ def test_the_screen_is_shown_where_asked_for(
 def test_the_short_screen_has_the_headline_the_largest_lines_and_the_files(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    model, optimizer = net()
-    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as session:
-        for _ in range(3):
-            train_step(model, optimizer)
-            session.step()
+    profiled(tmp_path)
     lines = capfd.readouterr().err.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("Peak: "))
     peak = json.loads((tmp_path / "peak.json").read_text())
@@ -312,23 +262,15 @@ def test_files_of_an_earlier_run_are_warned_of(tmp_path: Path) -> None:
 
 
 def test_files_that_are_not_wanted_are_left_out(tmp_path: Path) -> None:
-    model, optimizer = net()
     unwanted = ["memory-snapshot", "memory-timeline"]
-    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT, leave_out=unwanted) as session:
-        for _ in range(3):
-            train_step(model, optimizer)
-            session.step()
+    profiled(tmp_path, leave_out=unwanted)
     names = {path.name for path in tmp_path.iterdir()}
     assert "peak.json" in names
     assert not names & {"memory_snapshot.pkl", "memory_timeline.html"}
 
 
 def test_the_trace_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
-    model, optimizer = net()
-    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT, trace=True) as session:
-        while not session.is_complete:
-            train_step(model, optimizer)
-            session.step()
+    session = profiled(tmp_path, trace=True)
     events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
     top = max(event["args"]["bytes"] for event in events if event["name"] == "memory total")
     assert session.results is not None

@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.advice.wasteful import PROGRAMS, pair, train
 from tests.truth.catalogue import entry_of
-from tests.truth.isolate import in_fresh_process
+from tests.truth.isolate import value_in_fresh_process
 from tracer.advice.unneeded import LARGE_SHARE, unneeded_memory, unneeded_sentence
 from tracer.analysis.profiles.waste import Waste, WasteKind
 from tracer.exporters.screen.run import short_lines
@@ -51,7 +51,7 @@ def slow_unless(quick: set[str], names: tuple[str, ...]) -> list[object]:
 
 def in_a_fresh_process(check: Callable[..., None], *arguments: object) -> None:
     """Where no other test has left anything."""
-    assert in_fresh_process(check, *arguments).error is None
+    value_in_fresh_process(check, *arguments)
 
 
 @pytest.mark.parametrize("name", slow_unless(QUICK, tuple(PROGRAMS)))

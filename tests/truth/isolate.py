@@ -48,6 +48,13 @@ def in_fresh_process(function: Callable[..., T], *arguments: Any) -> Returned[T]
         connection.close()
 
 
+def value_in_fresh_process(function: Callable[..., T], *arguments: Any) -> T:
+    """Call it elsewhere and return what it returns; a test fails where it raises."""
+    returned = in_fresh_process(function, *arguments)
+    assert returned.error is None, returned.error
+    return returned.value  # type: ignore[return-value]
+
+
 def _work(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     # As in a program of its own, where nobody has chosen how processes start.
     multiprocessing.set_start_method("fork" if sys.version_info < (3, 14) else None, force=True)

@@ -1,81 +1,20 @@
-"""The bookkeeper counts what can be counted by hand."""
+"""The bookkeeper counts what can be counted by hand, and the rules by which a tracer is judged can fail."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+import os
+from dataclasses import replace
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.truth.bookkeeper import Alive, Bookkeeper, Holder, Phase
+from tests.truth.isolate import in_fresh_process
 from tests.truth.program import Batch, Program
-
-
-@pytest.fixture(autouse=True)
-def _without_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-def watched(build: Callable[[], Program], *, num_steps: int = 1, num_before: int = 1) -> Bookkeeper:
-    """A program's steps under the bookkeeper, the first of them outside the window."""
-    book = Bookkeeper()
-    with book.watching():
-        program = build()
-        book.knows(program)
-        for index in range(num_before + num_steps):
-            book.step = index
-            if index == num_before:
-                book.begin()
-            program.step()
-        book.end()
-    return book
-
-
-def rise(step: Callable[[], object]) -> int:
-    """Bytes of the peak above the start."""
-    book = watched(lambda: Program(step))
-    return book.peak_bytes - book.start_bytes
-
-
-def test_tensors_that_are_alive_together_count_and_views_do_not() -> None:
-    def step() -> None:
-        a = torch.ones(100)  # 400 B
-        b = a.view(10, 10)[2:]
-        c = b * 2  # 320 B
-        del a, b
-        torch.ones(50)  # 200 B, beside c alone: 520 B
-        del c
-
-    assert rise(step) == 720
-
-
-def test_one_piece_of_memory_in_two_storages_counts_once() -> None:
-    array = np.ones(1000, np.float32)
-
-    def step() -> None:
-        one, other = torch.from_numpy(array), torch.from_numpy(array)
-        assert one.untyped_storage()._cdata != other.untyped_storage()._cdata
-        one.add_(other)
-
-    assert rise(step) == 4000
-
-
-def test_memory_that_no_operator_made_is_foreign() -> None:
-    def step() -> None:
-        torch.from_numpy(np.ones(1000, np.float32)).add_(1)
-        torch.ones(10)
-
-    book = watched(lambda: Program(step))
-    assert book.foreign_bytes == 4000
-
-
-# ---- what holds it, what made it -------------------------------------------------------------------------------------
+from tests.truth.running import Effects
+from tests.truth.verdict import Share, differences, kinds, wrong_sum
 
 
 class _Scaled(nn.Module):
@@ -100,17 +39,26 @@ def _training() -> Program:
     return Program(step, model, [optimizer], batch)
 
 
-def _alive(book: Bookkeeper, phase: Phase) -> tuple[Alive, ...]:
-    there = [each for each in book.instants if (each.step, each.phase) == (1, phase)]
-    return max(there, key=lambda each: each.bytes).blocks
+def _watched() -> Bookkeeper:
+    """The second step of the training is in the window."""
+    book = Bookkeeper()
+    with book.watching():
+        program = _training()
+        book.knows(program)
+        for book.step in (0, 1):
+            if book.step == 1:
+                book.begin()
+            program.step()
+        book.end()
+    return book
 
 
 def test_holders_and_what_is_kept_for_backward() -> None:
-    book = watched(_training)
-    after_forward = _alive(book, Phase.OTHER)
-    held = {block.holder: block.bytes for block in after_forward if block.holder is not None}
+    book = _watched()
+    there = [each for each in book.instants if (each.step, each.phase) == (1, Phase.OTHER)]
+    after_forward = max(there, key=lambda each: each.bytes).blocks
     weight = 8 * 16 * 4
-    assert held == {
+    assert {block.holder: block.bytes for block in after_forward if block.holder is not None} == {
         Holder.PARAMETER: weight,
         Holder.GRADIENT: weight,
         Holder.BUFFER: 64,
@@ -119,21 +67,37 @@ def test_holders_and_what_is_kept_for_backward() -> None:
     }
     (kept,) = (block for block in after_forward if block.packed and block.holder is None and block.step == 1)
     assert (kept.bytes, kept.module, kept.phase, kept.op) == (256, "_Scaled", Phase.FORWARD, "aten.tanh.default")
-    assert kept.file == __file__
-    assert kept.line == _Scaled.forward.__code__.co_firstlineno + 1
+    assert (kept.file, kept.line) == (__file__, _Scaled.forward.__code__.co_firstlineno + 1)
 
 
-def test_a_watched_program_computes_the_same() -> None:
-    def weights(watch: bool) -> Tensor:
-        torch.manual_seed(0)
-        if watch:
-            book = watched(_training, num_steps=3)
-            assert book.program is not None and book.program.model is not None
-            return next(book.program.model.parameters())
-        program = _training()
-        for _ in range(4):
-            program.step()
-        assert program.model is not None
-        return next(program.model.parameters())
+def test_each_rule_of_the_verdict_can_fail() -> None:
+    peak = {"rows": [{"bytes": 60}, {"bytes": 40}], "peak_bytes": 100, "allocator_peak_bytes": 100}
+    assert not wrong_sum({**peak, "unexplained_bytes": 0})
+    assert wrong_sum({**peak, "unexplained_bytes": 9})
+    assert wrong_sum({**peak, "unexplained_bytes": 0, "peak_bytes": 99})
+    kept = Alive(100, None, None, True, Phase.FORWARD, 2, "a", "op", "f.py", 1)
+    assert kinds([(100, "ACTIVATION")], [kept], knows_batch=True) == Share(100, 100)
+    assert kinds([(100, "TEMPORARY")], [kept], knows_batch=True) == Share(0, 100)
 
-    assert torch.equal(weights(watch=True), weights(watch=False))
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"losses": ("b",)},
+        {"tensors": {"w": "b"}},
+        {"random_states": "b"},
+        {"compilations": {"frames": 2}},
+        {"torch_state": {"profiler": True}},
+        {"batches_alive": ((True,), (True, True))},
+    ],
+)
+def test_every_difference_is_one(changes: dict[str, Any]) -> None:
+    plain = Effects(("a",), {"w": "a"}, "a", {"frames": 1}, {}, ((True,), (False, True)), {})
+    assert differences(plain, plain) == []
+    assert len(differences(plain, replace(plain, **changes))) == 1
+
+
+def test_a_call_in_a_fresh_process_returns_or_says_how_it_ended() -> None:
+    assert in_fresh_process(divmod, 7, 2).value == (3, 1)
+    assert "ZeroDivisionError" in str(in_fresh_process(divmod, 7, 0).error)
+    assert "died with exit code 3" in str(in_fresh_process(os._exit, 3).error)

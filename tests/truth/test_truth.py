@@ -22,7 +22,7 @@ from tests.truth import (
     programs_training,
 )
 from tests.truth.catalogue import entry_of, names
-from tests.truth.isolate import in_fresh_process
+from tests.truth.isolate import value_in_fresh_process
 from tests.truth.program import PROGRAMS
 from tests.truth.verdict import judge
 from tracer.runs.training import profile_training
@@ -74,24 +74,9 @@ WORKLOADS = {"workload:growing_list", "workload:checkpointing_reentrant", "workl
 # One of each class of programs, for the quick run; the others take some seconds each. Of compiled ones, quicker tests
 # are tests/analysis/compiled and, for what watching changes, tests/capture/objects/test_call_hooks.py.
 QUICK = {
-    "gan_two_optimizers",
-    "generate_with_cache",
-    "forward_in_a_thread_pool",
-    "data_loader_with_workers",
-    "functional_gradients",
-    "nested_jagged",
-    "wrapper_subclass",
-    "scripted_model",
-    "idle_cache",
-    "leaking_losses",
-    "assigned_state_dict",
-    "activations_offloaded",
-    "optimizer_inside_backward",
-    "inference_only",
-    "optimizers_replaced",
-    "cache_in_an_attribute",
-    "tensors_without_a_module",
-    "loop_enumerated",
+    *("gan_two_optimizers", "forward_in_a_thread_pool", "data_loader_with_workers", "functional_gradients"),
+    *("nested_jagged", "wrapper_subclass", "leaking_losses", "optimizer_inside_backward", "optimizers_replaced"),
+    *("cache_in_an_attribute", "loop_enumerated"),
 }
 
 
@@ -159,9 +144,7 @@ def test_no_program_is_known_to_the_tracer() -> None:
 
 
 def test_no_warning_filter_is_left() -> None:
-    returned = in_fresh_process(_filters_of_profiler_warnings)
-    assert returned.error is None
-    assert returned.value == 0
+    assert value_in_fresh_process(_filters_of_profiler_warnings) == 0
 
 
 def _filters_of_profiler_warnings() -> int:

@@ -26,6 +26,8 @@ from tracer.workloads.random_inputs import parse_input, random_batches
 from tracer.workloads.user_errors import UserModelError
 from tracer.workloads.user_model import StepOptions, as_workload, build_user_workload
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 ONE_STEP = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
 
@@ -135,14 +137,6 @@ def nets(tmp_path: Path) -> str:
 def own_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """A factory's folder stays on the path as long as its program runs, which here is a test."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build(place: str, *model_args: str, **options: Any):
@@ -292,10 +286,10 @@ def test_micro_batches_make_the_step_of_the_whole_batch(nets: str) -> None:
 
 def test_a_profiled_step_has_all_its_micro_batches(nets: str) -> None:
     results = run_profile(build(f"{nets}:Net", inputs=["8"], accumulate=3), schedule=ONE_STEP)
-    recording = results.findings.worst.recording
-    calls = [recording.modules.names[i] for i in recording.modules.name] if hasattr(recording.modules, "names") else []
+    ops = results.findings.worst.recording.ops.name.tolist()
+    names = [results.findings.worst.recording.strings[name] for name in ops]
     assert len(results.losses) == ONE_STEP.num_steps
-    assert not calls or calls.count("Net_0") in (0, 3)
+    assert names.count("aten::linear") == 3 * 2  # of the one recorded step
     assert results.notes == ("The phases were timed with one of a step's 3 micro-batches.",)
 
 
@@ -597,20 +591,19 @@ def needs(package: str) -> pytest.MarkDecorator:
 
 @pytest.mark.usefixtures("alone")
 @needs("torchvision")
-def test_resnet50_of_torchvision(tmp_path: Path) -> None:
-    arguments = ["torchvision.models:resnet50", "--input", "3x64x64", "--batch-size", "2", "--no-cuda-timing"]
+def test_resnet18_of_torchvision(tmp_path: Path) -> None:
+    arguments = ["torchvision.models:resnet18", "--input", "3x32x32", "--batch-size", "2", "--no-cuda-timing"]
     result = command("--model", *arguments, save_dir=tmp_path)
     assert result.exit_code == 0, result.output
     peak = json.loads((tmp_path / "peak.json").read_text())
     assert sum(row["bytes"] for row in peak["rows"]) == peak["peak_bytes"] == peak["allocator_peak_bytes"]
     parameters = sum(row["bytes"] for row in peak["rows"] if row["category"] == "PARAMETER")
-    assert parameters == 4 * 25_557_032
-    assert {"layer4.2.conv3", "fc"} <= {row["module"] for row in peak["rows"]}
+    assert parameters == 4 * 11_689_512
+    assert {"layer4.1.conv2", "fc"} <= {row["module"] for row in peak["rows"]}
 
 
 @needs("transformers")
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_transformers_model_built_from_a_config(tmp_path: Path, checkpoint: bool) -> None:
+def test_a_transformers_model_built_from_a_config(tmp_path: Path) -> None:
     path = tmp_path / "tiny_gpt2.py"
     path.write_text(
         textwrap.dedent("""
@@ -621,8 +614,7 @@ def test_a_transformers_model_built_from_a_config(tmp_path: Path, checkpoint: bo
     """)
     )
     inputs = ["--input", "input_ids=8:int64:0-32", "--input", "labels=8:int64:0-32", "--batch-size", "2"]
-    options = ["--checkpoint"] if checkpoint else []
-    result = command("--model", f"{path}:build", *inputs, *options, "--no-cuda-timing", save_dir=tmp_path / "out")
+    result = command("--model", f"{path}:build", *inputs, "--checkpoint", "--no-cuda-timing", save_dir=tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert "Every parameter received a gradient." in result.output
     assert "Loss: 3." in result.output  # log(32) is 3.47: the model's own loss

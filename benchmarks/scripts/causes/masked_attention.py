@@ -16,7 +16,7 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x):
         b, t, c = x.size()
-        q, k, v = self.c_attn(x).split(C, dim=2)
+        q, k, v = self.c_attn(x).split(c, dim=2)
         q, k, v = (part.view(b, t, self.n_head, c // self.n_head).transpose(1, 2) for part in (q, k, v))
         att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
         att = att.masked_fill(self.bias[:, :, :t, :t] == 0, float("-inf"))

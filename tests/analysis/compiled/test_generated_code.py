@@ -52,21 +52,6 @@ def test_memory_that_a_kernel_asks_for_by_itself_is_scratch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "held"),
-    [
-        ("buf0", 6, "buf0"),
-        ("buf0", 11, "buf0"),  # the gelu still reads it
-        ("buf0", 12, "buf3"),  # handed over
-        ("buf0", END, "buf3"),
-        ("buf1", 9, "buf2"),  # nothing is ever written to buf1: it is buf2 from the beginning
-        ("buf4", END, "buf4"),
-    ],
-)
-def test_a_reuse_moves_what_a_storage_holds(name: str, line: int, held: str) -> None:
-    assert call().holds(name, line) == held
-
-
-@pytest.mark.parametrize(
     ("name", "kernel"),
     [
         ("buf0", "extern_kernels.addmm"),

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
 
-from tests.histories import Event, History, Key, histories, known_of, levels_of, recording_of
+from tests.histories import Event, known_of, levels_of, recording_of
 from tests.programs import Node, Program, Storage
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.profiles import block_lifetimes as storages_module
@@ -99,19 +98,6 @@ def test_an_assumed_free_leaves_an_absolute_counter_as_it_was() -> None:
     events = [Event(0, 512, 1), Event(0, -512, 1, assumed=True), Event(0, 1024, 2, total_bytes=1024)]
     lifetimes = follow_blocks(recording_of(events, devices=("cuda:0",)), None, 0)
     assert lifetimes.allocator_bytes.tolist() == [512, 512, 1024]
-
-
-@given(histories())
-def test_the_count_is_that_of_a_plain_loop_over_lives(history: History) -> None:
-    lifetimes = follow_blocks(history.recording(), None, 0)
-    assert lifetimes.allocator_bytes.tolist() == history.levels()
-
-
-def test_the_parts_sum_to_the_total() -> None:
-    lifetimes = follow_blocks(recording_of([Event(10, 50, 1)], [Key(100, 40, 9)]), None, 0)
-    parts = lifetimes.count.at(0)
-    assert (parts.counter_bytes, parts.mapped_bytes, parts.before_bytes, parts.unseen_bytes) == (50, 0, 40, 0)
-    assert not parts.is_walked
 
 
 @pytest.mark.parametrize("name", list(WORKLOADS)[:3])

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.truth.isolate import in_fresh_process
+from tests.truth.isolate import value_in_fresh_process
 from tracer.analysis.kinds import Kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import CycleFindings
@@ -107,9 +107,7 @@ def sharded(model: nn.Sequential, *, only_root: bool = False) -> nn.Sequential:
 
 def test_shards_are_parameters_gradients_and_state() -> None:
     """In a process of its own: other tests keep parameters and optimizers, too."""
-    returned = in_fresh_process(_peak_of_shards)
-    assert returned.value is not None, returned.error
-    rows, names = returned.value
+    rows, names = value_in_fresh_process(_peak_of_shards)
     local = 3 * BLOCK_BYTES // WORLD_SIZE
     assert bytes_of(rows, "PARAMETER") == local
     assert bytes_of(rows, "OPTIMIZER_STATE") == 2 * local + 4 * len(names)

@@ -19,12 +19,6 @@ def followed(machine: Machine) -> list[tuple[Cycle, KnownStorages, BlockLifetime
     return [(cycle, known, follow_blocks(cycle.recording(), known, 0)) for cycle in machine.cycles if cycle.events]
 
 
-def names_of(known: KnownStorages, lifetimes: BlockLifetimes) -> dict[int, str]:
-    """What the blocks were seen to be, by address."""
-    columns = zip(lifetimes.address.tolist(), lifetimes.observed_as.tolist(), strict=True)
-    return {address: known.names[known.name[row]] for address, row in columns if row >= 0}
-
-
 def check(machine: Machine) -> None:
     """The blocks are those that are there, and the rows' sum and the count are their bytes, after each event."""
     for cycle, known, lifetimes in followed(machine):
@@ -65,32 +59,6 @@ def test_a_gradient_from_before_has_its_own_size_whatever_the_reporter_remembers
     last = machine.cycles[-1]
     assert [event.size_bytes for event in last.events] == [3, -10, 2]
     assert last.levels == [1 + 1 + size_bytes + 3, 1 + 1 + 3, 1 + 1 + 3 + 2]
-
-
-def test_an_observation_of_an_earlier_cycle_says_nothing_of_who_has_the_address_now() -> None:
-    """In the first recording a gradient lay where a tensor lies that a list holds in the second."""
-    machine = Machine()
-    first = [("toggle",), ("allocate", 20, 10, G), ("look",), ("toggle",), ("free", 0)]
-    run(machine, [*first, ("allocate", 20, 10, H), ("toggle",), ("allocate", 60, 3, H)])
-    check(machine)
-    _, known, lifetimes = followed(machine)[-1]
-    assert names_of(known, lifetimes) == {1: "weight"}
-
-
-def test_an_observation_of_a_later_cycle_says_nothing_of_what_had_the_address_before() -> None:
-    machine = Machine()
-    first = [("toggle",), ("allocate", 20, 10, H), ("toggle",), ("free", 0)]
-    run(machine, [*first, ("allocate", 20, 10, P), ("toggle",), ("look",), ("allocate", 60, 3, H)])
-    check(machine)
-    _, known, lifetimes = followed(machine)[0]
-    assert names_of(known, lifetimes) == {1: "weight"}
-
-
-def test_what_was_seen_at_the_end_of_its_own_cycle_counts() -> None:
-    machine = Machine()
-    run(machine, [("toggle",), ("allocate", 20, 10, P), ("toggle",)])
-    _, known, lifetimes = followed(machine)[0]
-    assert names_of(known, lifetimes) == {1: "weight", 20: machine.alive[1].name}
 
 
 def test_a_free_that_python_saw_at_another_time_is_unexplained() -> None:

@@ -127,7 +127,6 @@ def run_alone(workload: Any, schedule: Schedule) -> Findings | None:
 @cache
 def peak_after_backward(*, optimizer: bool) -> PeakReport:
     """The peak is in the last step, after backward, with all gradients alive: something large is made there."""
-    torch.set_num_threads(2)
 
     def before(piece: str, step: int) -> None:
         if piece == "optimizer_step":
@@ -163,7 +162,6 @@ def test_optimizer_state_is_exact() -> None:
 
 @cache
 def fno_peak(spectrum: str) -> tuple[PeakReport, int]:
-    torch.set_num_threads(2)
     workload = replace(tiny_fno(spectrum=spectrum), optimizer=None)
     findings = run_alone(workload, ONE_STEP)
     assert findings is not None

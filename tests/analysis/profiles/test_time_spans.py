@@ -38,12 +38,6 @@ def test_the_enclosing_span_is_that_of_a_plain_loop(spans: list[tuple[int, int]]
     assert enclosing(start, end, np.array(times, np.int64)).tolist() == expected
 
 
-def test_by_hand() -> None:
-    start, end = merged(*columns([(10, 20), (0, 3), (15, 30), (30, 31)]))
-    assert (start.tolist(), end.tolist()) == ([0, 10], [3, 31])
-    assert enclosing(start, end, np.array([0, 2, 3, 9, 10, 30, 31])).tolist() == [0, 0, -1, -1, 1, 1, -1]
-
-
 SHORT_SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=8)
 
 

@@ -77,50 +77,6 @@ def test_a_training_step_worked_by_hand() -> None:
     }
 
 
-def test_a_parameter_that_is_listed_wins_over_a_gradient_of_the_same_id() -> None:
-    """As `x.data = y` leaves it, where one id is both."""
-    program = Program([Storage(5), Storage(5)], [Node(reads={0, 1})], gradients={0}, parameters={1})
-    assert set(by_slot(categorize(program.recording())).values()) == {"PARAMETER"}
-    program.optimizer_states = {0}
-    assert set(by_slot(categorize(program.recording())).values()) == {"OPTIMIZER_STATE"}
-
-
-def test_one_input_without_a_category_stops_activations() -> None:
-    x, weight, noise, y, z, gradient = range(6)
-    program = Program(
-        [Storage(id_) for id_ in range(6)],
-        [
-            # Made from a parameter alone, the noise depends on one and so is no INPUT; without an INPUT beside it, it
-            # is no ACTIVATION either.
-            Node(reads={weight}, allocates={noise}),
-            Node(reads={x, weight}, allocates={y}),
-            Node(reads={y, noise}, allocates={z}),
-            Node(reads={y}, allocates={gradient}, backward=True),
-        ],
-        parameters={weight},
-        gradients={gradient},
-    )
-    found = by_slot(categorize(program.recording()))
-    assert [found[slot, 0] for slot in (x, noise, y, z)] == ["INPUT", None, "ACTIVATION", None]
-
-
-def test_what_depends_on_no_gradient_is_no_parameter() -> None:
-    """Such as noise that backward made and a later forward takes beside its input."""
-    x, noise, y, gradient = range(4)
-    program = Program(
-        [Storage(id_) for id_ in range(4)],
-        [
-            Node(allocates={noise}, backward=True),
-            Node(reads={x, noise}, allocates={y}),
-            Node(reads={y}, allocates={gradient}, backward=True),
-        ],
-        gradients={gradient},
-    )
-    found = by_slot(categorize(program.recording()))
-    assert found[x, 0] == "INPUT"
-    assert found[noise, 0] == TorchRules(program).category(noise, 0) == "AUTOGRAD_DETAIL"
-
-
 def test_nothing_at_all() -> None:
     categories = categorize(Program([], []).recording())
     assert len(categories.of_slot) == 0

@@ -51,17 +51,6 @@ def test_a_step_divided_by_hand() -> None:
     assert waits.work.tolist() == [0, 2, -1]
 
 
-def test_a_step_goes_until_the_next_one_begins() -> None:
-    work = work_of([(10, 20, "kernel", 5), (28, 40, "kernel", 12), (45, 60, "kernel", 15)])
-    steps, _ = step_times(work, [("ProfilerStep#0", 0, 20), ("ProfilerStep#1", 25, 50)], (0, 60))
-    assert [(step.name, step.wall_ns, step.compute_ns) for step in steps] == [
-        ("ProfilerStep#0", 25, 10), ("ProfilerStep#1", 35, 12 + 15),
-    ]  # fmt: skip
-    # Between 20 and 28 the device had work: 5 of the first step's, and 3 of the second's.
-    assert [step.host_wait_ns for step in steps] == [5, 0]
-    assert [step.launched_wait_ns for step in steps] == [5 + 5, 3 + 5]
-
-
 def test_loading_data_is_a_part_of_the_step_and_of_what_the_device_waits() -> None:
     # The device waits for the host from 0 to 6 and from 20 to 30; the host loads from 2 to 8 and from 25 to 40.
     work = work_of([(10, 20, "kernel", 6), (40, 50, "kernel", 30)])

@@ -56,17 +56,6 @@ def work_on(streams: list[int], rows: list[tuple[int, int, str]]) -> DeviceWork:
     return replace(work, stream=np.array(streams), name=np.arange(len(rows)), names=names)
 
 
-def test_a_lane_for_each_stream_by_hand() -> None:
-    work = work_on([7, 3, 7], [(0, 10, "kernel"), (5, 9, "nccl"), (20, 25, "copy")])
-    first, second = work_lanes(work)
-    assert (first.stream, first.start_ns.tolist(), first.end_ns.tolist()) == (3, [5], [9])
-    assert [SORTS[number] for number in first.sort.tolist()] == ["collectives"]
-    assert (second.stream, second.start_ns.tolist(), second.end_ns.tolist()) == (7, [0, 20], [10, 25])
-    assert [SORTS[number] for number in second.sort.tolist()] == ["computes", "copies"]
-    assert [second.names[number] for number in second.name.tolist()] == ["kernel0", "kernel2"]
-    assert (second.count.tolist(), second.busy_ns.tolist()) == ([1, 1], [10, 5])
-
-
 def test_what_lies_close_together_is_one_span_named_by_its_longest() -> None:
     # Two groups of three, 1 apart; the groups are 1000 apart.
     rows = [(at + 10 * k, at + 10 * k + 9 - k % 2, "kernel") for at in (0, 1000) for k in range(3)]

@@ -50,12 +50,6 @@ def test_durations_on_the_hosts_clock() -> None:
     assert (timings.device, timings.clock) == ("cpu", "CPU")
 
 
-@pytest.mark.usefixtures("squares")
-def test_warmup_steps_are_dropped() -> None:
-    timings = run(CPU, num_warmup_steps=2, num_steps=3)
-    assert timings.durations_ms["loss_bk"] == tuple(expected(step)["loss_bk"] for step in (2, 3, 4))
-
-
 def test_what_is_called_and_in_which_order() -> None:
     log: list[str] = []
     run(

@@ -220,7 +220,7 @@ def test_nothing_is_kept_alive_afterwards() -> None:
 
 
 # A program, and how many steps come before the session.
-QUICK = ("wrapped 0", "optimizer_alone 0")
+QUICK = ("wrapped 0",)
 OTHERS = tuple(
     f"{one.__name__} {before}" for one in PROGRAMS for before in (0, 3) if f"{one.__name__} {before}" not in QUICK
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import runpy
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,7 +21,6 @@ from tracer.capture.objects import holders
 from tracer.capture.objects.holders import Holder, find_common_holder, find_holders
 from tracer.capture.objects.way_words import spelled
 
-KEPT_BY_THE_MODULE: dict[str, list[Tensor]] = {"losses": []}
 HERE = "test_holders.py"
 
 
@@ -46,8 +47,6 @@ def only(addresses: list[int], error: BaseException | None = None) -> Holder:
 
 
 class Trainer:
-    shared: list[Tensor]
-
     def __init__(self) -> None:
         self.history: list[Tensor] = []
         self.by_name: dict[str, Any] = {}
@@ -96,25 +95,20 @@ def test_an_attribute_also_in_slots_and_of_modules() -> None:
     assert only([place(module[0].weight)]).path == "module._modules['0'].weight"  # type: ignore[arg-type]
 
 
-def test_a_global_variable() -> None:
-    gc.unfreeze()
-    KEPT_BY_THE_MODULE["losses"].append(tensor())
-    try:
-        found = only([place(KEPT_BY_THE_MODULE["losses"][0])])
-        assert found.path == "KEPT_BY_THE_MODULE['losses'][0]"
-        assert found.variable.startswith("global variable of ") and "test_holders" in found.variable
-    finally:
-        KEPT_BY_THE_MODULE["losses"].clear()
+def test_a_global_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper: Any = ModuleType("keeper")
+    monkeypatch.setitem(sys.modules, "keeper", keeper)
+    keeper.losses = {"kept": [tensor()]}
+    found = only([place(keeper.losses["kept"][0])])
+    del keeper
+    assert (found.path, found.variable) == ("losses['kept'][0]", "global variable of keeper")
 
 
 def test_an_attribute_of_a_class() -> None:
-    gc.unfreeze()
-    Trainer.shared = [tensor()]
-    try:
-        found = only([place(Trainer.shared[0])])
-        assert found.path == "Trainer.shared[0]"
-    finally:
-        del Trainer.shared
+    class Keeper:
+        shared = (tensor(),)
+
+    assert only([place(Keeper.shared[0])]).path == "Keeper.shared[0]"
 
 
 def batches(sizes: list[int]) -> Iterator[int]:
@@ -378,7 +372,6 @@ def test_what_has_more_holders_than_anybody_would_read_has_no_name() -> None:
 
 def test_the_variables_of_a_script_are_its_globals_and_not_those_of_who_runs_it(tmp_path: Path) -> None:
     """Under `runpy` a script's variables are a local variable of a function that nobody has written."""
-    gc.unfreeze()
     script = tmp_path / "leak.py"
     script.write_text(
         "import torch\nfrom tracer.capture.objects.holders import find_holders\n"
@@ -391,7 +384,6 @@ def test_the_variables_of_a_script_are_its_globals_and_not_those_of_who_runs_it(
 
 def test_the_variables_of_a_script_that_has_ended_are_its_globals_and_not_attributes_of_its_functions() -> None:
     """Neither a module nor a frame has them any more, but what the script has defined keeps them."""
-    gc.unfreeze()
     variables: dict[str, Any] = {"__name__": "__main__", "__file__": "/somewhere/leak.py"}
     variables["hist"] = [tensor() for _ in range(3)]
     exec("class Net:\n    def forward(self): ...", variables)

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from tracer.analysis.profiles.held_now import held_now
 from tracer.capture.device.device_blocks import DeviceBlocks
 from tracer.capture.objects import storage_observer
 from tracer.capture.objects.known_storages import KnownStorages, Role
-from tracer.capture.objects.storage_observer import StorageObserver, input_tensors, model_tensors, optimizer_tensors
+from tracer.capture.objects.storage_observer import StorageObserver, input_tensors, model_tensors
 
 
 def observe(*tensors: tuple[Role, str, Tensor]) -> list[tuple[str, Role, int, int, str]]:
@@ -81,13 +80,6 @@ def test_a_sparse_tensor_is_its_values_and_its_indices() -> None:
     assert found == {(sparse._values().data_ptr(), 8), (sparse._indices().data_ptr(), 16)}
 
 
-def test_no_observation_gives_empty_columns() -> None:
-    known = StorageObserver().observations()
-    assert rows(known) == []
-    assert known.time_ns.dtype == np.int64
-    assert known.names == known.devices == ()
-
-
 def test_columns_of_different_length_are_refused() -> None:
     good = known_of((0, 1, 2, Role.INPUT, "x"))
     with pytest.raises(ValueError, match="differ in length"):
@@ -136,31 +128,6 @@ def test_a_model_is_its_parameters_gradients_and_buffers() -> None:
     assert next(model_tensors(model))[2] is next(model.parameters())
     model.zero_grad()
     assert "GRADIENT" not in dict(names(model_tensors(model)))
-
-
-def test_optimizer_state_is_named_after_its_parameter() -> None:
-    model, optimizer = trained()
-    owner = {id(parameter): name for name, parameter in model.named_parameters()}
-    assert names(optimizer_tensors(optimizer, owner))[:3] == [
-        ("OPTIMIZER_STATE", "0.weight.step"),
-        ("OPTIMIZER_STATE", "0.weight.exp_avg"),
-        ("OPTIMIZER_STATE", "0.weight.exp_avg_sq"),
-    ]
-    assert names(optimizer_tensors(optimizer))[0] == ("OPTIMIZER_STATE", "parameter.step")
-
-
-def test_optimizer_state_that_is_no_tensor_is_passed_over() -> None:
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = model(torch.ones(1, 2)).square().sum()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)  # type: ignore[arg-type]
-    assert all(isinstance(tensor, Tensor) for _, _, tensor in optimizer_tensors(optimizer))
 
 
 def test_a_batch_may_be_nested() -> None:

@@ -201,15 +201,6 @@ def test_nothing_of_torch_is_held(recorded: Callable[[str], Recorded]) -> None:
             assert (getattr(getattr(copy, name), column) == values).all()
 
 
-def test_reading_twice_gives_the_same(recorded: Callable[[str], Recorded]) -> None:
-    run = recorded("lstm")
-    again = read_recording(run.results[0])
-    assert again.strings == run.recordings[0].strings
-    for name, table in columns(again).items():
-        for column, values in table.items():
-            assert (getattr(getattr(run.recordings[0], name), column) == values).all()
-
-
 def test_columns_are_small(recorded: Callable[[str], Recorded]) -> None:
     """The event tree takes some 5,000 bytes per event."""
     recording = recorded("fno_2d_new_zeros").recordings[0]
@@ -283,13 +274,6 @@ def test_a_region_that_is_open_when_the_recording_ends_lasts_until_then() -> Non
     recording = read_recording(results)
     names = [recording.strings[name] for name in recording.spans.name.tolist()]
     assert recording.spans.end_ns[names.index("a region")] > recording.ops.end_ns.max()
-
-
-def test_a_step_that_does_nothing() -> None:
-    (results,) = record(lambda: None)
-    recording = read_recording(results)
-    assert_consistent(recording)
-    assert len(recording.allocations.key) == len(recording.keys.id) == 0
 
 
 def test_no_tensor_goes_into_an_operator() -> None:

@@ -33,18 +33,6 @@ def test_by_hand() -> None:
     assert [tuple(map(int, one)) for one in changes] == [(1, 1, 10, 1), (2, 1, 10, 1)]
 
 
-def test_what_comes_as_what_goes_is_no_change() -> None:
-    kept = keep_blocks(
-        ints(0, 1, 2),
-        made_at=ints(0, 1),
-        freed_at=ints(1, 2),
-        size_bytes=ints(7, 7),
-        group=ints(3, 3),
-        most_blocks=0,
-    )
-    assert (kept.change_at.tolist(), kept.change_bytes.tolist()) == ([0, 2], [7, -7])
-
-
 @pytest.mark.parametrize(("most", "limit"), [(0, 512), (1, 512), (2, 256), (4, 2), (5, 0), (9, 0)])
 def test_the_limit_is_the_least_power_of_two_that_is_enough(most: int, limit: int) -> None:
     sizes = ints(1, 100, 200, 300, 511)

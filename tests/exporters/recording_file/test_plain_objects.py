@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tracer.errors import RecordingError
 from tracer.exporters.recording_file.checked_columns import Columns
-from tracer.exporters.recording_file.plain_objects import MAX_VISITS, Code, object_columns, object_from
+from tracer.exporters.recording_file.plain_objects import MAX_VISITS, object_columns, object_from
 
 SCALAR = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(st.characters(), max_size=5))
 KEY = st.one_of(st.integers(), st.text(max_size=3))
@@ -34,17 +34,6 @@ def again(root: Any) -> Any:
 @given(root=OBJECT)
 def test_what_comes_back_is_equal_and_of_the_same_types(root: Any) -> None:
     assert repr(again(root)) == repr(root)
-
-
-def test_by_hand() -> None:
-    """Text "a" and 5 before the pair that holds them, the pair before the list that holds it twice."""
-    pair = ("a", 5)
-    columns = object_columns("x", [pair, pair])
-    assert columns["x.code"].tolist() == [Code.TEXT, Code.INT, Code.TUPLE, Code.LIST]
-    assert columns["x.value"].tolist() == [0, 5, 2, 2]
-    assert columns["x.items"].tolist() == [0, 1, 2, 2]
-    found = again([pair, pair])
-    assert found == [pair, pair] and found[0] is found[1]
 
 
 def test_a_snapshot_pickles_to_the_same_bytes() -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.analysis.profiles.test_collectives import BLOCK_BYTES, blocks, one_of_four, sharded, train
-from tests.truth.isolate import in_fresh_process
+from tests.truth.isolate import value_in_fresh_process
 from tracer.analysis.peak_row import PeakRow
 from tracer.capture.torch_names import in_buffers_of
 from tracer.exporters.screen.parallelism import _of_modules, parallelism_sentences, wide_sentence
@@ -73,10 +73,9 @@ def test_two_modules_are_named_and_the_others_counted(names: tuple[str, ...], wo
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
 def test_gathered_parameters_and_gradients_are_told_apart_and_have_their_modules() -> None:
-    returned = in_fresh_process(_sentences_of_shards)
-    assert returned.value is not None, returned.error
+    returned = value_in_fresh_process(_sentences_of_shards)
     assert 12.3 < BLOCK_BYTES / 1024 < 12.32
-    assert returned.value == (
+    assert returned == (
         "Communication at the peak: 24.62 KiB gathered parameters (0 and 1), 12.31 KiB gradients to be reduced (2).",
     )
 
@@ -88,9 +87,8 @@ def _sentences_of_shards() -> tuple[str, ...]:
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
 def test_buckets_are_named() -> None:
-    returned = in_fresh_process(_sentences_of_buckets)
-    assert returned.value is not None, returned.error
-    assert returned.value == ("Communication at the peak: 36.94 KiB buckets of gradients (module).",)
+    returned = value_in_fresh_process(_sentences_of_buckets)
+    assert returned == ("Communication at the peak: 36.94 KiB buckets of gradients (module).",)
     assert round(3 * BLOCK_BYTES / 1024, 2) == 36.94
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import sys
-import threading
 import weakref
 from collections.abc import Callable
-from contextlib import closing
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +28,6 @@ from tracer.capture.objects.parameter_origins import ParameterOrigins, describe_
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.sources.project_files import ProjectFiles, project_root
 from tracer.capture.sources.source_line import SourceLine
-from tracer.errors import OutputError
 from tracer.exporters.sqlite_reports.memory_report import write_memory_report
 from tracer.exporters.sqlite_reports.sqlite_file import write_database
 
@@ -141,13 +138,6 @@ def test_two_steps_lead_from_an_entry_to_its_frames(name: str, tmp_path: Path) -
             assert frames, "everything in these is made and called by the project"
             for file, line in frames:
                 assert 1 <= line <= len((ROOT / file).read_text().splitlines())
-
-
-def test_names_need_no_quoting_and_hold_no_blobs(tmp_path: Path) -> None:
-    path = written(report("residual"), tmp_path)
-    tables = dump(path)
-    assert "sqlite_sequence" not in tables
-    assert not any(isinstance(value, bytes) for rows in tables.values() for row in rows for value in row)
 
 
 # ------------------------------------------------------------------------------------------------------------- laws
@@ -263,48 +253,6 @@ def test_the_root_is_the_folder_of_the_models_code() -> None:
 
 
 # --------------------------------------------------------------------------------------------------- files come whole
-def test_a_failure_leaves_the_former_file_and_nothing_else(tmp_path: Path) -> None:
-    path = written(by_hand(), tmp_path)
-    before = path.read_bytes()
-
-    def failing(file: str) -> str:
-        raise RuntimeError("in the middle")
-
-    with pytest.raises(RuntimeError, match="in the middle"):
-        write_memory_report(by_hand(), path, relative=failing)
-    assert path.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == [path.name]
-
-
-def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(OutputError, match="cannot be written"):
-        write_memory_report(by_hand(), tmp_path / "file" / "report.sqlite", relative=str)
-
-
-def test_readers_see_a_whole_file_while_others_write(tmp_path: Path) -> None:
-    path = written(by_hand(), tmp_path)
-    stop, failures = threading.Event(), list[BaseException]()
-
-    def keep_reading() -> None:
-        while not stop.is_set():
-            try:
-                assert query(path, "SELECT COUNT(*) FROM stack_correlation") == [(4,)]
-                assert query(path, "PRAGMA integrity_check") == [("ok",)]
-            except BaseException as error:
-                failures.append(error)
-                return
-
-    reader = threading.Thread(target=keep_reading)
-    reader.start()
-    with closing(sqlite3.connect(path)) as long_open:
-        for _ in range(20):
-            written(by_hand(), tmp_path)
-        # Whoever had the former file open still reads it.
-        assert long_open.execute("SELECT COUNT(*) FROM weight_entries").fetchone() == (2,)
-    stop.set()
-    reader.join()
-    assert not failures
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no umask")
