@@ -18,6 +18,7 @@ from tracer.snapshot.parts import MAX_DEVICES
 from tracer.snapshot.printable import printable
 from tracer.snapshot.reader import RawSnapshot
 from tracer.snapshot.rows import UNKNOWN_FREE
+from tracer.units import some
 
 Table = Mapping[str, NDArray[Any]]
 _EMPTY_TRACE = {"action": np.uint8, "addr": np.int64, "size": np.int64, "stream": np.int64, "time_us": np.int64}
@@ -46,14 +47,17 @@ def assemble(raw: RawSnapshot, path: Path) -> Snapshot:
     columns = {name: np.frombuffer(column, dtype=column.typecode) for name, column in raw.columns.items()}
     traces = _by_device(columns)
     for name, column in columns.items():
-        _check_range(name, column, path, columns)
+        if not name.startswith("trace."):
+            _check_range(name, column, path)
     stack_of_id: Int32s = columns["stack_of_id"]
     segments, blocks, annotations = (_under(columns, f"{name}.") for name in ("segment", "block", "annotation"))
     segment_of_block = np.repeat(np.arange(len(segments["device"])), np.diff(segments["first_block"]))
     devices, remarks = [], list(raw.remarks)
     for device in sorted({*raw.devices, *np.unique(segments["device"]).tolist()}):
         in_device = segments["device"] == device
-        trace = _trace(traces.get(device, {}), stack_of_id)
+        table, remark = _without_damaged(traces.get(device, {}), device)
+        remarks += remark
+        trace = _trace(table, stack_of_id)
         if not len(trace) and not in_device.any():
             continue
         trace, num_mended = _with_whole_times(trace)
@@ -160,19 +164,42 @@ def _stacks(columns: Table, strings: list[str]) -> Stacks:
     return Stacks(frames=frames, offset=columns["stack_offset"], frame_of=columns["stack_frame"])
 
 
-def _check_range(name: str, column: NDArray[Any], path: Path, columns: Table) -> None:
+def _without_damaged(table: Table, device: int) -> tuple[Table, list[str]]:
+    """A device's trace without entries that no allocator writes, and a remark on these."""
+    is_damaged = np.zeros(len(table.get("action", ())), dtype=np.bool_)
+    first = ""
+    for key, column in table.items():
+        if key not in _RANGES or not len(column):
+            continue
+        if key == "addr":
+            column = np.where((table["action"] == Action.OOM) & (column == UNKNOWN_FREE), 0, column)
+        is_wrong = _is_out_of_range(key, column)
+        if is_wrong.any():
+            index = int(np.flatnonzero(is_wrong)[0])
+            first = first or f"entry {index} with {'an' if key == 'addr' else 'a'} {key} of {int(column[index])}"
+            is_damaged |= is_wrong
+    if not is_damaged.any():
+        return table, []
+    number = int(np.count_nonzero(is_damaged))
+    entries = some(number, "entry", "is left out that no allocator writes/are left out that no allocator writes")
+    remark = f"Of device {device}, {entries}: the first is {first}."
+    return {key: column[~is_damaged] for key, column in table.items()}, [remark]
+
+
+def _is_out_of_range(key: str, column: NDArray[Any]) -> Bools:
+    low, high = _RANGES[key]
+    is_wrong: Bools = (column < low) | (column > high)
+    return is_wrong
+
+
+def _check_range(name: str, column: NDArray[Any], path: Path) -> None:
     table, _, key = name.rpartition(".")
-    low, high = _RANGES.get(key, (None, None))
-    if key == "addr":
-        ooms = columns[f"{table}.action"] == Action.OOM
-        column = np.where(ooms & (column == UNKNOWN_FREE), 0, column)
-    if low is None or not len(column) or (column.min() >= low and column.max() <= high):
+    if key not in _RANGES or not len(column) or not (is_wrong := _is_out_of_range(key, column)).any():
         return
-    index = int(np.flatnonzero((column < low) | (column > high))[0])
-    kind, _, device = table.partition(".")
-    where = f"Entry {index} of device {device}" if kind == "trace" else f"{kind.capitalize()} {index}"
+    index = int(np.flatnonzero(is_wrong)[0])
     raise SnapshotError(
-        f"{where} has a {key} of {int(column[index])}, which no allocator writes.", hint=f"{path.name} is damaged."
+        f"{table.capitalize()} {index} has a {key} of {int(column[index])}, which no allocator writes.",
+        hint=f"{path.name} is damaged.",
     )
 
 
