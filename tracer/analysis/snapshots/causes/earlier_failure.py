@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -15,12 +16,16 @@ from tracer.analysis.snapshots.changed_requests import with_earlier_frees
 from tracer.analysis.snapshots.frames import is_python, is_users
 from tracer.snapshot.columns import Frame
 
-_LEAST_PERCENT = 10
+_LEAST_PERCENT: Final = 10
+_MOST_FAILURES: Final = 20
+"""Looked at: a program may catch its failures forever."""
 
 
 def held_by_traceback(case: Case) -> Iterator[Cause]:
     """Blocks of the attempt before, in use at a failure that was called from its `except`."""
-    before = next((entry for entry in case.failures[-2::-1].tolist() if _handles(case, entry)), None)
+    before = next(
+        (entry for entry in case.failures[-2 : -2 - _MOST_FAILURES : -1].tolist() if _handles(case, entry)), None
+    )
     if before is None:
         return
     lives, ends = case.lives, case.device.kinds.optimizer_runs[1]
