@@ -1,6 +1,6 @@
 """A device's recording at the moment that is to be explained: its last failure, or else its peak.
 
-Shapes: L blocks of the device, as its `Lives` have them.
+Shapes: blocks of the device, as its `Lives` have them [lives].
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Case:
 
     @property
     def lives(self) -> Lives:
-        """Its blocks, likewise [L]."""
+        """Its blocks, likewise [lives]."""
         return self._parts[1]
 
     @property
@@ -93,17 +93,17 @@ class Case:
 
     @cached_property
     def kind(self) -> Ints:
-        """The `Kind` of every block [L]."""
+        """The `Kind` of every block [lives]."""
         return self.device.kinds.of(np.arange(len(self.lives)))
 
     @cached_property
     def facts(self) -> Ints:
-        """The `Fact`s of the stack of every block [L]."""
+        """The `Fact`s of the stack of every block [lives]."""
         return self.sites.facts[self.lives.stack]
 
     @cached_property
     def forward(self) -> Ints:
-        """For blocks of backward the stack of their operation of forward, where it is certain; else -1 [L]."""
+        """For blocks of backward the stack of their operation of forward, where it is certain; else -1 [lives]."""
         return self.device.kinds.backward_lines.forward_stacks(np.arange(len(self.lives)))
 
     @cached_property
@@ -118,28 +118,28 @@ class Case:
 
     @cached_property
     def stays(self) -> Bools:
-        """Whether every block is of a kind that stays from step to step [L]."""
+        """Whether every block is of a kind that stays from step to step [lives]."""
         return np.isin(self.kind, (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.BUFFER, Kind.WORKSPACE))
 
     @cached_property
     def is_loaded(self) -> Bools:
-        """Whether torch.load or safetensors made every block [L]."""
+        """Whether torch.load or safetensors made every block [lives]."""
         return self.stacks_with([*map(_is_loading, self.frames)])[self.lives.stack]
 
     @cached_property
     def is_set_up(self) -> Bools:
-        """Whether every block was loaded from a file, or made or moved by modules as they are set up [L]."""
+        """Whether every block was loaded from a file, or made or moved by modules as they are set up [lives]."""
         return self.is_loaded | has(self.facts, Fact.MODULE_SETUP)
 
     @cached_property
     def in_model(self) -> Bools:
-        """Whether every block was made in the forward of a module; not every recording has torch's call of it [L]."""
+        """Whether every block was made in a module's forward; not every recording has torch's call of it [lives]."""
         is_named = self.stacks_with([frame.name == "forward" and is_python(frame) for frame in self.frames])
         return (has(self.facts, Fact.MODULE_FORWARD) | is_named[self.lives.stack]) & ~has(self.facts, Fact.ENGINE)
 
     @cached_property
     def calls(self) -> tuple[Ints, Ints]:
-        """The call of a model that every block was made in, or -1 [L]; and the line of each call, as a number.
+        """The call of a model that every block was made in, or -1 [lives]; and the line of each call, as a number.
 
         Each begins as the first call of its line did: what frees or fails in between may be of somewhere else.
         """

@@ -74,10 +74,13 @@ def _kept_for_nothing(case: Case) -> Ints:
     calls = _calls(case, call, lines)
     learning = np.unique(calls.line[calls.learns])
     idle = (calls.first > case.last_learning) & calls.kept & ~np.isin(calls.line, learning)
-    # Alone, the first call of a program may be that of a training whose backward is still to come.
-    again = np.unique(calls.line[idle & (calls.last <= case.entry)])
-    idle &= (np.isin(calls.line, again) & (np.bincount(calls.line)[calls.line] > 1)) | (len(learning) > 0)
     rows = np.flatnonzero(call >= 0)
+    if not len(learning):
+        # It may be a training whose first backward is still to come, for one call or for the sum of several losses:
+        # certain is a line that has let go of what its calls before had kept.
+        held = np.bincount(call[rows[case.lives.end[rows] > case.entry]], minlength=len(lines))
+        has_let_go = idle & (held < _KEPT_SHARE * np.bincount(call[rows], minlength=len(lines)))
+        idle &= np.isin(calls.line, calls.line[has_let_go])
     rows = rows[idle[call[rows]]]
     return rows[case.lives.end[rows] > calls.last[call[rows]]]
 

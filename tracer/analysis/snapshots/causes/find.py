@@ -55,7 +55,5 @@ _OF_RESERVING: Final[tuple[Callable[[Case, Modelled], Iterator[Cause]], ...]] = 
 def causes_of(case: Case, modelled: Modelled) -> list[Cause]:
     """Every cause that holds, the most avoidable first."""
     found = [cause for ask in _OF_BLOCKS for cause in ask(case)]
-    if any(cause.name == "graphs kept" for cause in found):  # whose change says so, where it is an evaluation
-        found = [cause for cause in found if cause.name != "gradients in evaluation"]
     found += [cause for look in _OF_RESERVING for cause in look(case, modelled)]
     return found

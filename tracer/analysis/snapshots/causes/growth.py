@@ -34,9 +34,6 @@ _KEPT_OF_FORWARD: Final = 0.25
 _GRAPHS_BLOCKS: Final = 2
 """Blocks that an iteration leaves at least, where it leaves a graph."""
 _LEAST_CATS: Final = 8
-_EVALUATES: Final = (
-    "evaluate under `with torch.no_grad():`, and train with a backward() for each part of a batch, not for their sum"
-)
 _TRAINER: Final = "transformers/trainer"
 
 
@@ -74,13 +71,11 @@ def growth(case: Case) -> Iterator[Cause]:
     ends = grown.starts[np.minimum(grown.iteration + 1, len(grown.starts) - 1)]
     site = case.largest_site(grown.rows)
     if _is_graph(case, grown):
-        evaluates = case.is_evaluating or (not grown.are_steps and _are_never_learned(case, grown))
         yield Cause(
             "graphs kept",
             f"{left}{case.lines(grown.rows)}: the graph that backward needs, held by a tensor that outlives its {what} "
             "(a loss in a list or a running sum, a metric, an output, a hidden state, a gradient with a graph).",
-            "keep loss.item() in place of the loss, and .detach() of any other tensor that outlives its "
-            + (f"{what}; {_EVALUATES}" if evaluates else what),
+            _detached(case, grown, what),
             lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
             site,
         )
@@ -92,6 +87,19 @@ def growth(case: Case) -> Iterator[Cause]:
         + ("; eval_accumulation_steps=1 does so in a Trainer" if _is_trainers(case, grown.rows) else ""),
         lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
         site,
+    )
+
+
+def _detached(case: Case, grown: Grown, what: str) -> str:
+    """The change for graphs; where no backward ran in these iterations, it may be no training at all."""
+    detach = f"keep loss.item() in place of the loss, and .detach() of any other tensor that outlives its {what}"
+    if case.is_evaluating:
+        return f"evaluate under `with torch.no_grad():`, and {detach}"
+    if grown.are_steps or not _are_never_learned(case, grown):
+        return detach
+    return (
+        "evaluate under `with torch.no_grad():`, or train with a backward() for each part of a batch in place of one "
+        f"for their sum; {detach}"
     )
 
 

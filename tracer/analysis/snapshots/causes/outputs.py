@@ -73,7 +73,7 @@ def _cause(case: Case, rows: Ints, sentence: str, *, asks: bool = False) -> Caus
 
 
 def _is_of_loss(case: Case) -> Bools:
-    """Whether each block is of a cross entropy, in forward or in backward [L]."""
+    """Whether each block is of a cross entropy, in forward or in backward [lives]."""
     is_loss = case.stacks_with([*map(_is_cross_entropy, case.frames)])
     is_of_loss: Bools = is_loss[case.lives.stack] | at(is_loss, case.forward, False)
     return is_of_loss
