@@ -79,25 +79,15 @@ _MOST_TOGETHER = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What came of rehearsing some changes.
+    """What came of rehearsing some changes."""
 
-    Attributes:
-        changes: One, or several together.
-        peak_bytes: The most allocated.
-        saved_bytes: How much less that is than without.
-        reserved_bytes: The most reserved; None on the CPU, which reserves nothing.
-        saved_reserved_bytes: How much less that is; below zero for more.
-        flops: Operations of a step.
-        more_flops: By which share they become more.
-    """
-
-    changes: tuple[Change, ...]
-    peak_bytes: int
-    saved_bytes: int
-    reserved_bytes: int | None
-    saved_reserved_bytes: int | None
-    flops: int
-    more_flops: float
+    changes: tuple[Change, ...]  # One, or several together
+    peak_bytes: int  # The most allocated
+    saved_bytes: int  # How much less that is than without
+    reserved_bytes: int | None  # The most reserved; None on the CPU, which reserves nothing
+    saved_reserved_bytes: int | None  # How much less that is; below zero for more
+    flops: int  # Operations of a step
+    more_flops: float  # By which share they become more
 
     @property
     def name(self) -> str:
@@ -131,51 +121,33 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class NotTried:
-    """A change that could not be rehearsed.
+    """A change that could not be rehearsed."""
 
-    Attributes:
-        name: The change's.
-        reason: What was raised.
-    """
-
-    name: str
-    reason: str
+    name: str  # The change's
+    reason: str  # What was raised
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fit:
-    """The cheapest set of changes with which a program fits.
+    """The cheapest set of changes with which a program fits."""
 
-    Attributes:
-        target_bytes: Into what.
-        outcome: With these changes; none of them where it fits as it is. None if nothing that was tried suffices.
-    """
-
-    target_bytes: int
+    target_bytes: int  # Into what
+    # With these changes; none of them where it fits as it is. None if nothing that was tried suffices.
     outcome: Outcome | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Advice:
-    """What would help a program.
+    """What would help a program."""
 
-    Attributes:
-        device: "cpu" or "cuda": whose rules were followed.
-        base: The program as it is: an outcome without changes.
-        outcomes: Outcomes of changes alone that save something, by what they give up; within a group the most first.
-        together: Outcome of the best ones together; None where no two of them save more than one alone.
-        fit: What makes it fit; None where nobody asked.
-        num_tried: How many rehearsals and replays.
-        not_tried: What could not be rehearsed.
-    """
-
-    device: str
-    base: Outcome
+    device: str  # "cpu" or "cuda": whose rules were followed
+    base: Outcome  # The program as it is: an outcome without changes
+    # Outcomes of changes alone that save something, by what they give up; within a group the most first.
     outcomes: tuple[Outcome, ...]
-    together: Outcome | None
-    fit: Fit | None
-    num_tried: int
-    not_tried: tuple[NotTried, ...]
+    together: Outcome | None  # Outcome of the best ones together; None where no two of them save more than one alone
+    fit: Fit | None  # What makes it fit; None where nobody asked
+    num_tried: int  # How many rehearsals and replays
+    not_tried: tuple[NotTried, ...]  # What could not be rehearsed
 
     @property
     def best(self) -> tuple[Outcome, ...]:

@@ -52,23 +52,15 @@ class Group(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A change made for real, on copies: before and after.
+    """A change made for real, on copies: before and after."""
 
-    Attributes:
-        saves_bytes: Bytes saved of the measured peak.
-        peak_bytes: The measured peak with it.
-        step_ms: Time of a step without the change; None where nothing was computed, which has no losses either.
-        changed_step_ms: And with it.
-        losses: Losses of the first steps without the change.
-        changed_losses: And with it.
-    """
-
-    saves_bytes: int
-    peak_bytes: int
+    saves_bytes: int  # Bytes saved of the measured peak
+    peak_bytes: int  # The measured peak with it
+    # Time of a step without the change; None where nothing was computed, which has no losses either.
     step_ms: float | None
-    changed_step_ms: float | None
-    losses: tuple[float, ...]
-    changed_losses: tuple[float, ...]
+    changed_step_ms: float | None  # And with it
+    losses: tuple[float, ...]  # Losses of the first steps without the change
+    changed_losses: tuple[float, ...]  # And with it
 
     @property
     def largest_loss_difference(self) -> float:
@@ -79,35 +71,20 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A change, or several together, that would lower the peak.
+    """A change, or several together, that would lower the peak."""
 
-    Attributes:
-        change: The change in a few words.
-        lines: To paste.
-        saves_bytes: Bytes saved of what is allocated at the peak.
-        saves_reserved_bytes: Bytes saved of what is reserved; None where nothing is, as on the CPU.
-        peak_bytes: Allocated at the peak with it.
-        reserved_bytes: Reserved with it, or None.
-        results: What becomes of the training's results.
-        cost: What it costs, or nothing.
-        needs: What has to hold, or nothing.
-        how_found: `rehearsed`, `replayed`, or `measured`.
-        measured: Where it was made for real.
-        group: What it gives up, a key of `Group`; of several together the last of theirs.
-    """
-
-    change: str
-    lines: tuple[str, ...]
-    saves_bytes: int
-    saves_reserved_bytes: int | None
-    peak_bytes: int
-    reserved_bytes: int | None
-    results: str
-    cost: str
-    needs: str
-    how_found: str
-    measured: Measured | None = None
-    group: str = Group.MEMORY.key
+    change: str  # The change in a few words
+    lines: tuple[str, ...]  # To paste
+    saves_bytes: int  # Bytes saved of what is allocated at the peak
+    saves_reserved_bytes: int | None  # Bytes saved of what is reserved; None where nothing is, as on the CPU
+    peak_bytes: int  # Allocated at the peak with it
+    reserved_bytes: int | None  # Reserved with it, or None
+    results: str  # What becomes of the training's results
+    cost: str  # What it costs, or nothing
+    needs: str  # What has to hold, or nothing
+    how_found: str  # `rehearsed`, `replayed`, or `measured`
+    measured: Measured | None = None  # Where it was made for real
+    group: str = Group.MEMORY.key  # What it gives up, a key of `Group`; of several together the last of theirs
 
     @property
     def known_bytes(self) -> int:
@@ -122,68 +99,39 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class UnneededMemory:
-    """Memory at the peak that nobody needs, as the recording shows it.
+    """Memory at the peak that nobody needs, as the recording shows it."""
 
-    Attributes:
-        what: What it is.
-        change: What to do.
-        lines: To paste.
-        bytes: Held at the peak.
-        count: Number of blocks.
-        file: File of the line to look at, or None.
-        line: Its number, or None.
-        held_by: The way to it from a variable; empty where none holds it.
-        variable: Where that begins.
-        results: What becomes of the training's results.
-        how_found: `found in the recording`, or `rehearsed`.
-        saves_bytes: What the change saves where it was rehearsed, or None.
-    """
-
-    what: str
-    change: str
-    lines: tuple[str, ...]
-    bytes: int
-    count: int
-    file: str | None
-    line: int | None
-    held_by: str
-    variable: str
-    results: str
-    how_found: str
-    saves_bytes: int | None = None
+    what: str  # What it is
+    change: str  # What to do
+    lines: tuple[str, ...]  # To paste
+    bytes: int  # Held at the peak
+    count: int  # Number of blocks
+    file: str | None  # File of the line to look at, or None
+    line: int | None  # Its number, or None
+    held_by: str  # The way to it from a variable; empty where none holds it
+    variable: str  # Where that begins
+    results: str  # What becomes of the training's results
+    how_found: str  # `found in the recording`, or `rehearsed`
+    saves_bytes: int | None = None  # What the change saves where it was rehearsed, or None
 
 
 @dataclass(frozen=True, slots=True)
 class AdviceReport:
-    """Everything to tell.
+    """Everything to tell."""
 
-    Attributes:
-        device: The device that it is about.
-        peak_bytes: Allocated at the peak, as it is.
-        reserved_bytes: The most reserved, or None.
-        rows: What saves something, the best of each family, by group, and in a group the most first.
-        others: Further ones.
-        together: The best ones together, or None.
-        target_bytes: What it should fit into; None where nobody asked.
-        fits: Whether it does as it is.
-        fit: The cheapest that makes it fit, or None.
-        num_tried: How many were tried.
-        not_tried: Names of changes that could not be tried, and why.
-        found: What the recording of a run shows that nobody needs, the largest first.
-        unrehearsed_bytes: How much larger the run's measured peak is than the rehearsed one: a rehearsed saving may be
-            off by as much. 0 where nothing was measured.
-    """
-
-    device: str
-    peak_bytes: int
-    reserved_bytes: int | None
+    device: str  # The device that it is about
+    peak_bytes: int  # Allocated at the peak, as it is
+    reserved_bytes: int | None  # The most reserved, or None
+    # What saves something, the best of each family, by group, and in a group the most first.
     rows: tuple[Recommendation, ...]
-    others: tuple[Recommendation, ...] = ()
-    together: Recommendation | None = None
-    target_bytes: int | None = None
-    fits: bool = True
-    fit: Recommendation | None = None
-    num_tried: int = 0
-    not_tried: tuple[tuple[str, str], ...] = ()
-    found: tuple[UnneededMemory, ...] = ()
+    others: tuple[Recommendation, ...] = ()  # Further ones
+    together: Recommendation | None = None  # The best ones together, or None
+    target_bytes: int | None = None  # What it should fit into; None where nobody asked
+    fits: bool = True  # Whether it does as it is
+    fit: Recommendation | None = None  # The cheapest that makes it fit, or None
+    num_tried: int = 0  # How many were tried
+    not_tried: tuple[tuple[str, str], ...] = ()  # Names of changes that could not be tried, and why
+    found: tuple[UnneededMemory, ...] = ()  # What the recording of a run shows that nobody needs, the largest first
+    # How much larger the run's measured peak is than the rehearsed one: a rehearsed saving may be off by as much. 0
+    # where nothing was measured.
     unrehearsed_bytes: int = 0

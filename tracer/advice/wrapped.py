@@ -13,13 +13,9 @@ from tracer.workloads.workload import Workload, num_micro_batches
 
 @dataclass(slots=True, eq=False)
 class Wrapped:
-    """The same step; what a change is about is overridden.
+    """The same step; what a change is about is overridden."""
 
-    Attributes:
-        inner: The workload.
-    """
-
-    inner: Workload
+    inner: Workload  # The workload
 
     @property
     def model(self) -> nn.Module:

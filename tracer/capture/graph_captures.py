@@ -29,36 +29,24 @@ _Told = Callable[[Any], None]
 
 @dataclass(slots=True, eq=False)
 class Capture:
-    """The capture of one graph.
+    """The capture of one graph."""
 
-    Attributes:
-        device: Index of the CUDA device.
-        began_ns: When, on the profiler's clock.
-        ended_ns: When; 0 until then.
-        pool: The private pool that the graph works in; None until the capture has ended.
-        recording: All that was recorded meanwhile; None where a profiler was recording already, which has it.
-        in_use: Addresses of blocks of private pools that were in use when it began, which may be earlier captures'.
-    """
-
-    device: int
-    began_ns: int
-    ended_ns: int = 0
-    pool: Pool | None = None
+    device: int  # Index of the CUDA device
+    began_ns: int  # When, on the profiler's clock
+    ended_ns: int = 0  # When; 0 until then
+    pool: Pool | None = None  # The private pool that the graph works in; None until the capture has ended
+    # All that was recorded meanwhile; None where a profiler was recording already, which has it.
     recording: Recording | None = None
+    # Addresses of blocks of private pools that were in use when it began, which may be earlier captures'.
     in_use: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LivePool:
-    """A private pool of graphs that are alive.
+    """A private pool of graphs that are alive."""
 
-    Attributes:
-        captures: Of these graphs, in order.
-        size: What is reserved for it and allocated in it.
-    """
-
-    captures: tuple[Capture, ...]
-    size: PoolBytes
+    captures: tuple[Capture, ...]  # Of these graphs, in order
+    size: PoolBytes  # What is reserved for it and allocated in it
 
 
 class GraphCaptures:

@@ -23,17 +23,12 @@ from tracer.capture.values_read import ValuesRead
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file that a recording or a parameter names.
+    """A file that a recording or a parameter names."""
 
-    Attributes:
-        path: As they name it.
-        project_name: Its path from the root of the user's project, or None for a file that is not of the project.
-        text: Its source, from which lines were read; None for files that are not the user's.
-    """
-
-    path: str
+    path: str  # As they name it
+    # Its path from the root of the user's project, or None for a file that is not of the project.
     project_name: str | None
-    text: str | None
+    text: str | None  # Its source, from which lines were read; None for files that are not the user's
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,82 +49,48 @@ class KeptTrace:
 
 @dataclass(frozen=True, slots=True)
 class KeptWaste:
-    """Memory that nobody needed, with what held it while the program could be asked.
+    """Memory that nobody needed, with what held it while the program could be asked."""
 
-    Attributes:
-        kind: Name of a `WasteKind`.
-        bytes: At the peak.
-        count: Number of blocks.
-        line: Line of the user's code; None where it was not known.
-        path: How it was held; empty where nothing was found.
-        variable: Where that began.
-        held_at: The line that put it there; None where it was not known.
-    """
-
-    kind: str
-    bytes: int
-    count: int
-    line: SourceLine | None
-    path: str
-    variable: str
-    held_at: SourceLine | None
+    kind: str  # Name of a `WasteKind`
+    bytes: int  # At the peak
+    count: int  # Number of blocks
+    line: SourceLine | None  # Line of the user's code; None where it was not known
+    path: str  # How it was held; empty where nothing was found
+    variable: str  # Where that began
+    held_at: SourceLine | None  # The line that put it there; None where it was not known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptRun:
-    """What was observed of a run, and nothing that was concluded from it.
+    """What was observed of a run, and nothing that was concluded from it."""
 
-    Attributes:
-        cycles: Cycles with memory on the device, in order; none if not one step was recorded.
-        device: The device that is explained, as `str(torch.device)` writes it.
-        known: Objects that were observed.
-        module_names: Dotted names of the model's modules by `id()`.
-        snapshot: The allocator's own, on CUDA; elsewhere None.
-        num_later: Cycles behind the one that the snapshot is of; None if it is of none.
-        parameters: The model's, with the lines that constructed them.
-        timings: Timings of the timing pass; None if there was none.
-        unused_parameters: Names of parameters without gradient; None where it was not looked at.
-        losses: One per step.
-        num_steps: Steps that ended.
-        failure: What ended the run early, in the lines that were shown; none if nothing did.
-        ran_out_of_memory: Whether that was for want of memory.
-        was_evaluating: Whether what is trained was in evaluation mode then.
-        notes: Sentences on what could not be observed.
-        settings: What the run was made with, by name.
-        origin: When, where and with what it was made.
-        sources: Every file that the recordings and the parameters name.
-        trace: The profiler's own; None if it was not asked for.
-        compiled: What torch.compile made of the user's code, with the source of every generated file.
-        eager: The peak of the same run without compilation, as its peak.json has it; None where it was not made.
-        waste: What nobody needed of the peak: who held it cannot be asked again.
-        values_read: What the program read of a device that computes nothing; None on any other.
-        graph_pools: What CUDA graphs work in, as peak.json has it: captures are not recorded in cycles.
-    """
-
-    cycles: tuple[KeptCycle, ...]
-    device: str
-    known: KnownStorages
-    module_names: Mapping[int, str]
-    snapshot: dict[str, Any] | None
-    parameters: tuple[Parameter, ...]
-    timings: PhaseTimings | None
-    unused_parameters: tuple[str, ...] | None
-    losses: tuple[float, ...]
-    num_steps: int
-    failure: tuple[str, ...]
-    ran_out_of_memory: bool
-    notes: tuple[str, ...]
-    settings: Mapping[str, object]
-    origin: RunOrigin
-    sources: tuple[SourceFile, ...]
-    trace: KeptTrace | None = None
+    cycles: tuple[KeptCycle, ...]  # Cycles with memory on the device, in order; none if not one step was recorded
+    device: str  # The device that is explained, as `str(torch.device)` writes it
+    known: KnownStorages  # Objects that were observed
+    module_names: Mapping[int, str]  # Dotted names of the model's modules by `id()`
+    snapshot: dict[str, Any] | None  # The allocator's own, on CUDA; elsewhere None
+    parameters: tuple[Parameter, ...]  # The model's, with the lines that constructed them
+    timings: PhaseTimings | None  # Timings of the timing pass; None if there was none
+    unused_parameters: tuple[str, ...] | None  # Names of parameters without gradient; None where it was not looked at
+    losses: tuple[float, ...]  # One per step
+    num_steps: int  # Steps that ended
+    failure: tuple[str, ...]  # What ended the run early, in the lines that were shown; none if nothing did
+    ran_out_of_memory: bool  # Whether that was for want of memory
+    notes: tuple[str, ...]  # Sentences on what could not be observed
+    settings: Mapping[str, object]  # What the run was made with, by name
+    origin: RunOrigin  # When, where and with what it was made
+    sources: tuple[SourceFile, ...]  # Every file that the recordings and the parameters name
+    trace: KeptTrace | None = None  # The profiler's own; None if it was not asked for
+    # What torch.compile made of the user's code, with the source of every generated file.
     compiled: CompiledCode = NOTHING_COMPILED
+    # The peak of the same run without compilation, as its peak.json has it; None where it was not made.
     eager: dict[str, Any] | None = None
-    waste: tuple[KeptWaste, ...] = ()
-    values_read: ValuesRead | None = None
-    was_evaluating: bool = False
+    waste: tuple[KeptWaste, ...] = ()  # What nobody needed of the peak: who held it cannot be asked again
+    values_read: ValuesRead | None = None  # What the program read of a device that computes nothing; None on any other
+    was_evaluating: bool = False  # Whether what is trained was in evaluation mode then
+    # What CUDA graphs work in, as peak.json has it: captures are not recorded in cycles.
     graph_pools: tuple[dict[str, Any], ...] = ()
-    num_later: int | None = 0
+    num_later: int | None = 0  # Cycles behind the one that the snapshot is of; None if it is of none
 
     @property
     def num_events(self) -> int:

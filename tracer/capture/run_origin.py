@@ -11,23 +11,15 @@ from tracer.command_line import this_command
 
 @dataclass(frozen=True, slots=True)
 class RunOrigin:
-    """What a reader wants to know of the process that made a run.
+    """What a reader wants to know of the process that made a run."""
 
-    Attributes:
-        command: As it was called, without the folder of the program.
-        date: When the results were put together, with the zone's name.
-        torch: Its version.
-        python: Its version.
-        device_name: Name of the accelerator; empty on the CPU.
-        caveat: What has to be said first of all that comes from the run, as where the device computed nothing; empty
-            for a run like any other.
-    """
-
-    command: str
-    date: str
-    torch: str
-    python: str
-    device_name: str = ""
+    command: str  # As it was called, without the folder of the program
+    date: str  # When the results were put together, with the zone's name
+    torch: str  # Its version
+    python: str  # Its version
+    device_name: str = ""  # Name of the accelerator; empty on the CPU
+    # What has to be said first of all that comes from the run, as where the device computed nothing; empty for a run
+    # like any other.
     caveat: str = ""
 
     @property

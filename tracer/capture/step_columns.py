@@ -24,34 +24,22 @@ class StepColumns:
     are of the last of them, and what was highest is the highest of all.
 
     Moments within a step are looked at in the first steps and then in one of eight, see `moments`.
-
-    Attributes:
-        step: The number of steps that had ended, from 1.
-        time_ns: When the step ended.
-        end_bytes: Bytes in use when it ended: by the allocator, or on the CPU resident memory of the process.
-        forward_bytes: Most that was in use right after a call of a model in training.
-        backward_bytes: Bytes in use when an optimizer began its step.
-        evaluation_bytes: Most that was in use right after a call of a model in evaluation, or with gradients off.
-        reserved_bytes: Held from the driver when the step ended.
-        peak_bytes: The allocator's own peak, since the program began or set it back.
-        num_retries: Requests so far for which the cache was emptied.
-        device_used_bytes: Bytes in use on the device by everybody, as its driver says.
-        resident_bytes: Resident memory of the process.
-        num_allocations: Requests so far that the allocator has served.
     """
 
-    step: PerSteps[Int]
-    time_ns: PerSteps[Int]
+    step: PerSteps[Int]  # The number of steps that had ended, from 1
+    time_ns: PerSteps[Int]  # When the step ended
+    # Bytes in use when it ended: by the allocator, or on the CPU resident memory of the process.
     end_bytes: PerSteps[Int]
-    forward_bytes: PerSteps[Int]
-    backward_bytes: PerSteps[Int]
+    forward_bytes: PerSteps[Int]  # Most that was in use right after a call of a model in training
+    backward_bytes: PerSteps[Int]  # Bytes in use when an optimizer began its step
+    # Most that was in use right after a call of a model in evaluation, or with gradients off.
     evaluation_bytes: PerSteps[Int]
-    reserved_bytes: PerSteps[Int]
-    peak_bytes: PerSteps[Int]
-    num_retries: PerSteps[Int]
-    device_used_bytes: PerSteps[Int]
-    resident_bytes: PerSteps[Int]
-    num_allocations: PerSteps[Int]
+    reserved_bytes: PerSteps[Int]  # Held from the driver when the step ended
+    peak_bytes: PerSteps[Int]  # The allocator's own peak, since the program began or set it back
+    num_retries: PerSteps[Int]  # Requests so far for which the cache was emptied
+    device_used_bytes: PerSteps[Int]  # Bytes in use on the device by everybody, as its driver says
+    resident_bytes: PerSteps[Int]  # Resident memory of the process
+    num_allocations: PerSteps[Int]  # Requests so far that the allocator has served
 
     def __post_init__(self) -> None:
         if len({len(getattr(self, field.name)) for field in fields(self)}) > 1:

@@ -17,17 +17,12 @@ TABLE = "torch-timeline"
 
 @dataclass(frozen=True)
 class Defaults:
-    """What the table says.
+    """What the table says."""
 
-    Attributes:
-        path: The file; None where there is none.
-        shared: Values of options, by name without dashes, for each command that has them.
-        of_commands: The same for one command, by its name.
-    """
-
-    path: Path | None = None
+    path: Path | None = None  # The file; None where there is none
+    # Values of options, by name without dashes, for each command that has them.
     shared: Mapping[str, Any] = field(default_factory=dict)
-    of_commands: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    of_commands: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # The same for one command, by its name
 
     def of(self, command: str | None, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Values of a command's options by the names of their parameters.

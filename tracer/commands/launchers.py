@@ -39,19 +39,12 @@ _LOCAL_RANK: Final = {"deepspeed": "--local_rank", "torch.distributed.launch": "
 
 
 class Script(NamedTuple):
-    """The script that a launcher's command starts.
+    """The script that a launcher's command starts."""
 
-    Attributes:
-        script: Its path, or a module's name.
-        arguments: Its own.
-        is_module: Which of them.
-        notes: Sentences on what it sets in its environment too late.
-    """
-
-    script: str
-    arguments: list[str]
-    is_module: bool
-    notes: tuple[str, ...] = ()
+    script: str  # Its path, or a module's name
+    arguments: list[str]  # Its own
+    is_module: bool  # Which of them
+    notes: tuple[str, ...] = ()  # Sentences on what it sets in its environment too late
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,13 +30,9 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class OnNullGpu:
-    """torch's own CUDA code, in this process.
+    """torch's own CUDA code, in this process."""
 
-    Attributes:
-        devices: What the process runs on; None where no card was named.
-    """
-
-    devices: Devices | None
+    devices: Devices | None  # What the process runs on; None where no card was named
 
     def predict(self, workload: PredictedWorkload) -> Prediction:
         """The memory that a workload needs, by a run on the null GPU."""
@@ -68,17 +64,11 @@ class OnNullGpu:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """Tensors without memory.
+    """Tensors without memory."""
 
-    Attributes:
-        card: The card that it is about; None where none was named.
-        settings: Settings of its allocator.
-        device: `cuda` or `cpu`.
-    """
-
-    card: Card | None
-    settings: AllocatorSettings | None
-    device: str
+    card: Card | None  # The card that it is about; None where none was named
+    settings: AllocatorSettings | None  # Settings of its allocator
+    device: str  # `cuda` or `cpu`
 
     def predict(self, workload: PredictedWorkload) -> Prediction:
         """The memory that a workload needs, by a rehearsal."""

@@ -26,23 +26,14 @@ _IMAGE = re.compile(r"^((?:\w+=)?\d+)x(\d+)x(\d+)(?=$|:)")
 
 @dataclass(frozen=True, slots=True)
 class _Varied:
-    """What is varied.
+    """What is varied."""
 
-    Attributes:
-        option: As it is written.
-        name: For people.
-        start: The size to begin with.
-        step: Sizes are multiples of it.
-        most: The largest size that can be asked for.
-        sized: The workload of a size.
-    """
-
-    option: str
-    name: str
-    start: int
-    step: int
-    most: int
-    sized: Callable[[int], PredictedWorkload]
+    option: str  # As it is written
+    name: str  # For people
+    start: int  # The size to begin with
+    step: int  # Sizes are multiples of it
+    most: int  # The largest size that can be asked for
+    sized: Callable[[int], PredictedWorkload]  # The workload of a size
 
 
 def find_largest(options: Options, engine: Engine, card: Card) -> LargestSize:

@@ -92,25 +92,15 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How a workload is run and written.
+    """How a workload is run and written."""
 
-    Attributes:
-        schedule: Which steps are recorded.
-        device_named: Whether the profile is about the workload's device, whatever other devices hold.
-        leave_out: Names of files that are not wanted.
-        trace: Whether the profiler's own trace is.
-        keep_recording: Whether recording.npz is.
-        root: The folder from which reports name files; None for that of the model's code.
-        quiet: Whether only errors are printed.
-    """
-
-    schedule: Schedule
-    device_named: bool = True
-    leave_out: Collection[str] = ()
-    trace: bool = False
-    keep_recording: bool = False
-    root: Path | None = None
-    quiet: bool = False
+    schedule: Schedule  # Which steps are recorded
+    device_named: bool = True  # Whether the profile is about the workload's device, whatever other devices hold
+    leave_out: Collection[str] = ()  # Names of files that are not wanted
+    trace: bool = False  # Whether the profiler's own trace is
+    keep_recording: bool = False  # Whether recording.npz is
+    root: Path | None = None  # The folder from which reports name files; None for that of the model's code
+    quiet: bool = False  # Whether only errors are printed
 
     @property
     def say(self) -> Callable[[str], None]:

@@ -249,34 +249,22 @@ def _write_job(finding: JobFinding, html: Path, *, dask: str | None, named: Sequ
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What is asked beside the peak.
+    """What is asked beside the peak."""
 
-    Attributes:
-        at: Moments of which the memory in use is shown, see `moments.entry_at`.
-        between: Two moments.
-        before_oom: How much of what was allocated last before it ran out of memory is shown, such as `5GiB`.
-    """
-
-    at: tuple[str, ...] = ()
-    between: tuple[str, str] | None = None
+    at: tuple[str, ...] = ()  # Moments of which the memory in use is shown, see `moments.entry_at`
+    between: tuple[str, str] | None = None  # Two moments
+    # How much of what was allocated last before it ran out of memory is shown, such as `5GiB`.
     before_oom: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Explained:
-    """A snapshot, and what was found in it.
+    """A snapshot, and what was found in it."""
 
-    Attributes:
-        replayed: The snapshot.
-        finding: What filled its devices.
-        allocator: Allocator findings of each device.
-        moments: Answers about moments other than the peak, for each device.
-    """
-
-    replayed: ReplayedSnapshot
-    finding: SnapshotFinding
-    allocator: Sequence[AllocatorFinding]
-    moments: Sequence[Moments]
+    replayed: ReplayedSnapshot  # The snapshot
+    finding: SnapshotFinding  # What filled its devices
+    allocator: Sequence[AllocatorFinding]  # Allocator findings of each device
+    moments: Sequence[Moments]  # Answers about moments other than the peak, for each device
 
     @property
     def runs(self) -> bool:

@@ -38,17 +38,11 @@ _OF_THIS_RUN = ("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORK
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a test's mark and the options ask.
+    """What a test's mark and the options ask."""
 
-    Attributes:
-        limit_bytes: Bytes that may be allocated; None for any number.
-        on: The card, as `--on` takes it; None for the GPU at hand.
-        fail_above: How much more than in the baseline, such as `2%`.
-    """
-
-    limit_bytes: int | None
-    on: str | None
-    fail_above: str
+    limit_bytes: int | None  # Bytes that may be allocated; None for any number
+    on: str | None  # The card, as `--on` takes it; None for the GPU at hand
+    fail_above: str  # How much more than in the baseline, such as `2%`
 
     @classmethod
     def of(cls, item: pytest.Item) -> Limits | None:

@@ -48,24 +48,16 @@ _MULTIPROCESSORS = {
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A GPU.
+    """A GPU."""
 
-    Attributes:
-        label: Short name, such as `RTX-4090`; empty if only a size is given.
-        name: torch's name, such as `NVIDIA GeForce RTX 4090`; empty if only a size is given.
-        memory_bytes: All of its memory, as `torch.cuda.get_device_properties` and out-of-memory messages say it: less
-            than is printed on the box by what ECC and the driver keep for themselves.
-        capability: Compute capability, such as (8, 6).
-        num_sms: Multiprocessors, by which some kernels divide their work.
-        l2_bytes: Size of the L2 cache.
-    """
-
-    label: str
+    label: str  # Short name, such as `RTX-4090`; empty if only a size is given
+    # All of its memory, as `torch.cuda.get_device_properties` and out-of-memory messages say it: less than is printed
+    # on the box by what ECC and the driver keep for themselves.
     memory_bytes: int
-    name: str = ""
-    capability: tuple[int, int] = (8, 0)
-    num_sms: int = 108
-    l2_bytes: int = 40 * MIB
+    name: str = ""  # torch's name, such as `NVIDIA GeForce RTX 4090`; empty if only a size is given
+    capability: tuple[int, int] = (8, 0)  # Compute capability, such as (8, 6)
+    num_sms: int = 108  # Multiprocessors, by which some kernels divide their work
+    l2_bytes: int = 40 * MIB  # Size of the L2 cache
 
     @property
     def usable_bytes(self) -> int:
@@ -200,15 +192,10 @@ _ALSO = {
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What a process is to run on: one or more cards of a kind.
+    """What a process is to run on: one or more cards of a kind."""
 
-    Attributes:
-        card: Kind of the devices, with the memory that was asked for.
-        count: Number of devices.
-    """
-
-    card: Card
-    count: int = 1
+    card: Card  # Kind of the devices, with the memory that was asked for
+    count: int = 1  # Number of devices
 
     @property
     def words(self) -> str:

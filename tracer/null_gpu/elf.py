@@ -16,19 +16,12 @@ _NEEDED = 1
 
 @dataclass(frozen=True, slots=True)
 class SharedLibrary:
-    """What the dynamic linker reads of a library.
+    """What the dynamic linker reads of a library."""
 
-    Attributes:
-        needed: SONAMEs of the libraries that it needs.
-        undefined: Symbols that others must define.
-        defined: Symbols that it defines.
-        sections: Names of its sections.
-    """
-
-    needed: tuple[str, ...] = ()
-    undefined: frozenset[str] = frozenset()
-    defined: frozenset[str] = frozenset()
-    sections: tuple[str, ...] = ()
+    needed: tuple[str, ...] = ()  # SONAMEs of the libraries that it needs
+    undefined: frozenset[str] = frozenset()  # Symbols that others must define
+    defined: frozenset[str] = frozenset()  # Symbols that it defines
+    sections: tuple[str, ...] = ()  # Names of its sections
 
 
 def read_library(path: Path) -> SharedLibrary | None:

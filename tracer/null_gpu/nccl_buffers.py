@@ -36,15 +36,10 @@ Source:
 
 @dataclass(frozen=True, slots=True)
 class NcclBuffers:
-    """What one process has that NCCL takes memory for.
+    """What one process has that NCCL takes memory for."""
 
-    Attributes:
-        communicators: Number of communicators in which a collective of several ranks has run, the most at once.
-        partners: Ranks of theirs that this one sent to or received from, the most at once.
-    """
-
-    communicators: int = 0
-    partners: int = 0
+    communicators: int = 0  # Number of communicators in which a collective of several ranks has run, the most at once
+    partners: int = 0  # Ranks of theirs that this one sent to or received from, the most at once
 
     @classmethod
     def of_this_process(cls) -> Self:

@@ -28,17 +28,11 @@ _SIZE = re.compile(r"size|bytes|lwork|nnz|buffersize", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Prototype:
-    """The declaration of a function in a header.
+    """The declaration of a function in a header."""
 
-    Attributes:
-        name: Its name.
-        result: The type that it returns.
-        parameters: Each with type and name, as written.
-    """
-
-    name: str
-    result: str
-    parameters: tuple[str, ...]
+    name: str  # Its name
+    result: str  # The type that it returns
+    parameters: tuple[str, ...]  # Each with type and name, as written
 
 
 def read_prototypes(preprocessed: str) -> dict[str, Prototype]:

@@ -29,30 +29,19 @@ _REQUIRED = (
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """An installed torch.
+    """An installed torch."""
 
-    Attributes:
-        folder: The package's folder.
-        version: Such as 2.15.0+cu132.
-        cuda: The version of CUDA that it was built for, such as 13.2.
-    """
-
-    folder: Path
-    version: str
-    cuda: str
+    folder: Path  # The package's folder
+    version: str  # Such as 2.15.0+cu132
+    cuda: str  # The version of CUDA that it was built for, such as 13.2
 
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """What a build is made with.
+    """What a build is made with."""
 
-    Attributes:
-        compiler: The C compiler.
-        includes: Folders with NVIDIA's headers, and last our own few declarations.
-    """
-
-    compiler: str
-    includes: tuple[Path, ...]
+    compiler: str  # The C compiler
+    includes: tuple[Path, ...]  # Folders with NVIDIA's headers, and last our own few declarations
 
 
 def torch_folder() -> Path:

@@ -25,15 +25,10 @@ _TRITON_DRIVER = "triton/backends/nvidia/driver.c"
 
 @dataclass(frozen=True, slots=True)
 class TorchSymbols:
-    """What must be there before torch is loaded.
+    """What must be there before torch is loaded."""
 
-    Attributes:
-        sonames: NVIDIA's libraries, by the names that the dynamic linker knows them by.
-        names: Functions that are called.
-    """
-
-    sonames: tuple[str, ...]
-    names: frozenset[str]
+    sonames: tuple[str, ...]  # NVIDIA's libraries, by the names that the dynamic linker knows them by
+    names: frozenset[str]  # Functions that are called
 
 
 def torch_symbols(torch_folder: Path) -> TorchSymbols:

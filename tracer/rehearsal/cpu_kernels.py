@@ -39,15 +39,10 @@ _PLAIN = frozenset((torch.float32, torch.float64))
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What a call took.
+    """What a call took."""
 
-    Attributes:
-        shapes: Shapes of each result, in order.
-        more_bytes: How much more than the results was in use at once.
-    """
-
-    shapes: tuple[tuple[int, ...], ...]
-    more_bytes: int
+    shapes: tuple[tuple[int, ...], ...]  # Shapes of each result, in order
+    more_bytes: int  # How much more than the results was in use at once
 
 
 class CpuKernels:

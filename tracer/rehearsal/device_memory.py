@@ -16,70 +16,42 @@ from tracer.arrays import Bool, Int, PerAllocation
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Requests:
-    """All that a rehearsal asked of the device's allocator, from the first parameter on, in order. Columns [requests].
+    """All that a rehearsal asked of the device's allocator, from the first parameter on, in order [requests]."""
 
-    Attributes:
-        storage: A number for each storage; the free carries the same.
-        size_bytes: Bytes as requested; negative for a free.
-        op: Row in `Rehearsal.whole.ops` of the operator that asked, or -1.
-        step: The step in which it was, from 0; -1 before the first.
-        undecided_bytes: What a library may take behind this row and give back at once, such as a convolution's
-            workspace; 0 for nothing. No part of `size_bytes`.
-        in_backward: Whether that is in a backward pass.
-    """
-
-    storage: PerAllocation[Int]
-    size_bytes: PerAllocation[Int]
-    op: PerAllocation[Int]
-    step: PerAllocation[Int]
+    storage: PerAllocation[Int]  # A number for each storage; the free carries the same
+    size_bytes: PerAllocation[Int]  # Bytes as requested; negative for a free
+    op: PerAllocation[Int]  # Row in `Rehearsal.whole.ops` of the operator that asked, or -1
+    step: PerAllocation[Int]  # The step in which it was, from 0; -1 before the first
+    # What a library may take behind this row and give back at once, such as a convolution's workspace; 0 for nothing.
+    # No part of `size_bytes`.
     undecided_bytes: PerAllocation[Int]
-    in_backward: PerAllocation[Bool]
+    in_backward: PerAllocation[Bool]  # Whether that is in a backward pass
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """The first request that a device had no memory for.
+    """The first request that a device had no memory for."""
 
-    Attributes:
-        request: Row in `Requests`.
-        size_bytes: The rounded request.
-        reserved_bytes: What was reserved then.
-        allocated_bytes: What of that was in use.
-    """
-
-    request: int
-    size_bytes: int
-    reserved_bytes: int
-    allocated_bytes: int
+    request: int  # Row in `Requests`
+    size_bytes: int  # The rounded request
+    reserved_bytes: int  # What was reserved then
+    allocated_bytes: int  # What of that was in use
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceMemory:
-    """What the allocator made of the requests. Columns [requests], up to the one that failed.
+    """What the allocator made of the requests. Columns [requests], up to the one that failed."""
 
-    Attributes:
-        peak_allocated_bytes: The most in use, rounded as the allocator does: `max_memory_allocated`.
-        peak_requested_bytes: The most in use, as asked for.
-        peak_reserved_bytes: The most taken from the driver: `max_memory_reserved`.
-        num_segments: Segments at the end.
-        num_retries: How often the cache was emptied for a request.
-        address: Address of every request.
-        size_bytes: The block's, negative for a free.
-        allocated_bytes: Bytes in use after each request.
-        reserved_bytes: Reserved after each request.
-        failure: The first request that could not be served; None if all could.
-    """
-
-    peak_allocated_bytes: int
-    peak_requested_bytes: int
-    peak_reserved_bytes: int
-    num_segments: int
-    num_retries: int
-    address: PerAllocation[Int]
-    size_bytes: PerAllocation[Int]
-    allocated_bytes: PerAllocation[Int]
-    reserved_bytes: PerAllocation[Int]
-    failure: OutOfMemory | None
+    peak_allocated_bytes: int  # The most in use, rounded as the allocator does: `max_memory_allocated`
+    peak_requested_bytes: int  # The most in use, as asked for
+    peak_reserved_bytes: int  # The most taken from the driver: `max_memory_reserved`
+    num_segments: int  # Segments at the end
+    num_retries: int  # How often the cache was emptied for a request
+    address: PerAllocation[Int]  # Address of every request
+    size_bytes: PerAllocation[Int]  # The block's, negative for a free
+    allocated_bytes: PerAllocation[Int]  # Bytes in use after each request
+    reserved_bytes: PerAllocation[Int]  # Reserved after each request
+    failure: OutOfMemory | None  # The first request that could not be served; None if all could
 
 
 def serve(

@@ -31,43 +31,27 @@ _START, _END = 4, 5
 
 @dataclass(frozen=True, slots=True)
 class OperatorCall:
-    """An operator that has run, as a rule of a device sees it.
+    """An operator that has run, as a rule of a device sees it."""
 
-    Attributes:
-        name: With its namespace, such as `aten::mm`.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        out: What it returned.
-        is_backward: Whether it ran in a backward pass, which has a thread of its own on a GPU.
-    """
-
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    out: Any
-    is_backward: bool
+    name: str  # With its namespace, such as `aten::mm`
+    args: tuple[Any, ...]  # Positional arguments
+    kwargs: dict[str, Any]  # Keyword arguments
+    out: Any  # What it returned
+    is_backward: bool  # Whether it ran in a backward pass, which has a thread of its own on a GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Memory that an operator takes and that is no tensor of the program's.
+    """Memory that an operator takes and that is no tensor of the program's."""
 
-    Attributes:
-        size_bytes: Bytes taken.
-        kept: Whether it stays for good; else it is freed when the operator ends.
-        name: Name of memory that is kept, for screens.
-        with_tensor: It lives as long as the storage of this one.
-        at_most_bytes: What it may be instead, where a library decides; only the range of a prediction knows of it.
-        beside: With how many of the pieces behind it it is held; None for all.
-        after: The result behind which it is taken, to be freed before the next is made; None behind all.
-    """
-
-    size_bytes: int
-    kept: bool = False
-    name: str = ""
-    with_tensor: Tensor | None = None
+    size_bytes: int  # Bytes taken
+    kept: bool = False  # Whether it stays for good; else it is freed when the operator ends
+    name: str = ""  # Name of memory that is kept, for screens
+    with_tensor: Tensor | None = None  # It lives as long as the storage of this one
+    # What it may be instead, where a library decides; only the range of a prediction knows of it.
     at_most_bytes: int = 0
-    beside: int | None = None
+    beside: int | None = None  # With how many of the pieces behind it it is held; None for all
+    # The result behind which it is taken, to be freed before the next is made; None behind all.
     after: Tensor | None = None
 
 
@@ -111,19 +95,12 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class ValueRead:
-    """A place where the program read a number out of a tensor, which a rehearsal does not have.
+    """A place where the program read a number out of a tensor, which a rehearsal does not have."""
 
-    Attributes:
-        file: File of the user's or a library's innermost line; empty where there is none.
-        line: Line number in that file.
-        answer: What it was given.
-        count: How often.
-    """
-
-    file: str
-    line: int
-    answer: str
-    count: int
+    file: str  # File of the user's or a library's innermost line; empty where there is none
+    line: int  # Line number in that file
+    answer: str  # What it was given
+    count: int  # How often
 
 
 class Recorder:

@@ -45,32 +45,21 @@ _NUM_STEPS = 3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rehearsal:
-    """What a rehearsal brought to light.
+    """What a rehearsal brought to light."""
 
-    Attributes:
-        device: The device that it is about: `cpu`, or `cuda:0`.
-        recording: The steps behind the first one, as a profiler would have recorded them: any analysis of recordings
-            reads it. It is of the first step too where that has the largest peak.
-        whole: All of it, from the first parameter on.
-        known: What every storage is to the training.
-        module_names: Dotted names of the model's modules by `id()`.
-        requests: All allocations and frees in order.
-        memory: What torch's allocator makes of these at its default settings and without a limit.
-        num_steps: How many steps were rehearsed.
-        value_reads: Where the program read numbers that a rehearsal does not have, and what it was told.
-        rules: Names of the rules of CUDA that were followed; none on the CPU.
-    """
-
-    device: str
+    device: str  # The device that it is about: `cpu`, or `cuda:0`
+    # The steps behind the first one, as a profiler would have recorded them: any analysis of recordings reads it. It is
+    # of the first step too where that has the largest peak.
     recording: Recording
-    whole: Recording
-    known: KnownStorages
-    module_names: Mapping[int, str]
-    requests: Requests
-    memory: DeviceMemory
-    num_steps: int
+    whole: Recording  # All of it, from the first parameter on
+    known: KnownStorages  # What every storage is to the training
+    module_names: Mapping[int, str]  # Dotted names of the model's modules by `id()`
+    requests: Requests  # All allocations and frees in order
+    memory: DeviceMemory  # What torch's allocator makes of these at its default settings and without a limit
+    num_steps: int  # How many steps were rehearsed
+    # Where the program read numbers that a rehearsal does not have, and what it was told.
     value_reads: tuple[ValueRead, ...]
-    rules: tuple[str, ...]
+    rules: tuple[str, ...]  # Names of the rules of CUDA that were followed; none on the CPU
 
     def on_device(
         self, settings: AllocatorSettings | None = None, *, capacity_bytes: int | None = None

@@ -24,16 +24,11 @@ class Cudnn(Protocol):
 
 @dataclass(slots=True)
 class Gpu:
-    """The device that is imitated, and what has been taken of it for good.
+    """The device that is imitated, and what has been taken of it for good."""
 
-    Attributes:
-        card: The card whose rules are followed.
-        cudnn: What its convolutions are asked of; None for no workspaces.
-        memory: For rules that have to remember something during a rehearsal, by the rule's name.
-    """
-
-    card: Card = UNNAMED
-    cudnn: Cudnn | None = None
+    card: Card = UNNAMED  # The card whose rules are followed
+    cudnn: Cudnn | None = None  # What its convolutions are asked of; None for no workspaces
+    # For rules that have to remember something during a rehearsal, by the rule's name.
     memory: dict[str, Any] = field(default_factory=dict)
 
 
@@ -44,36 +39,28 @@ Replacement = Callable[[Callable[..., Any], Gpu], Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A difference between a CUDA device and the CPU. The parts after the first three are optional.
+    """A difference between a CUDA device and the CPU. The parts after the first three are optional."""
 
-    Attributes:
-        name: Name by which the rule can be left out.
-        source: torch's file and function, or a library's manual.
-        does: What a CUDA device does, in a sentence.
-        optimizer: Called with every optimizer before the first step.
-        operators: What stands in for operators that are made of others, by name and overload such as `softmax.int`,
-            however the program calls them: imported by name, as a method, from C++.
-        functions: What stands in for functions of torch's that are no operators, by dotted name.
-        scratch: What operators take beside their results, by name such as `aten::mm`.
-        order: In which order operators make their results, by name, where not from the first to the last.
-        around: Entered while the steps run.
-        together: Called with every module before it is turned into fake tensors; puts parameters into one storage, as
-            moving the module to a device does, and returns their names, or none.
-        workload: Called with the workload before it is turned into fake tensors; what it returns is rehearsed.
-        on_host: Which tensors of an optimizer's state are not on the device.
-        prepare: Called with the device before anything runs.
-    """
-
-    name: str
-    source: str
-    does: str
+    name: str  # Name by which the rule can be left out
+    source: str  # torch's file and function, or a library's manual
+    does: str  # What a CUDA device does, in a sentence
+    # Called with every optimizer before the first step.
     optimizer: Callable[[torch.optim.Optimizer], None] | None = None
+    # What stands in for operators that are made of others, by name and overload such as `softmax.int`, however the
+    # program calls them: imported by name, as a method, from C++.
     operators: Mapping[str, Replacement] = field(default_factory=dict)
+    # What stands in for functions of torch's that are no operators, by dotted name.
     functions: Mapping[str, Replacement] = field(default_factory=dict)
+    # What operators take beside their results, by name such as `aten::mm`.
     scratch: Mapping[str, ScratchOfGpu] = field(default_factory=dict)
+    # In which order operators make their results, by name, where not from the first to the last.
     order: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    around: Callable[[], AbstractContextManager[None]] | None = None
+    around: Callable[[], AbstractContextManager[None]] | None = None  # Entered while the steps run
+    # Called with every module before it is turned into fake tensors; puts parameters into one storage, as moving the
+    # module to a device does, and returns their names, or none.
     together: Callable[[nn.Module], list[str]] | None = None
+    # Called with the workload before it is turned into fake tensors; what it returns is rehearsed.
     workload: Callable[[Workload], Workload] | None = None
+    # Which tensors of an optimizer's state are not on the device.
     on_host: Callable[[torch.optim.Optimizer], Iterable[Tensor]] | None = None
-    prepare: Callable[[Gpu], None] | None = None
+    prepare: Callable[[Gpu], None] | None = None  # Called with the device before anything runs

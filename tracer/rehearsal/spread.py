@@ -16,15 +16,10 @@ _LARGE_BYTES = MIB  # smaller requests have a pool of their own, whose segments 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Lowest and highest of several answers.
+    """Lowest and highest of several answers."""
 
-    Attributes:
-        low_bytes: Least bytes that are reserved.
-        high_bytes: Most bytes that are reserved.
-    """
-
-    low_bytes: int
-    high_bytes: int
+    low_bytes: int  # Least bytes that are reserved
+    high_bytes: int  # Most bytes that are reserved
 
 
 def reserved_spread(

@@ -23,41 +23,28 @@ class Interned(dict[Any, int]):
 
 @dataclass(slots=True, eq=False)
 class StorageLog:
-    """Tables of a rehearsal, one list a table.
+    """Tables of a rehearsal, one list a table."""
 
-    Attributes:
-        strings: All names, interned.
-        shapes: All sets of input shapes, interned.
-        frames: (file, line, function, whether it is the user's) of every line named.
-        modules: `id()` of every module called; the value is its row.
-        module_names: Index in `strings` of torch's kind of name, by row.
-        storages: (bytes, shape or -1, dtype or -1, whether a tensor shows it, whether it is on the host).
-        events: (storage, bytes, below zero for a free, time, operator, call).
-        ops: Rows of `Ops`, as lists, since an end is written later.
-        calls: Rows of `Calls`, as lists.
-        spans: (name, start, end).
-        nodes: (time, whether in backward, bits by storage).
-        observations: (time, storage, role, name).
-        gradients: Storages that were accumulated as a gradient.
-        undecided: (row of the event before it, bytes, whether in backward) of what a library may take for itself.
-        now_ns: The time of the last row.
-    """
-
-    strings: Interned = field(default_factory=Interned)
-    shapes: Interned = field(default_factory=Interned)
+    strings: Interned = field(default_factory=Interned)  # All names, interned
+    shapes: Interned = field(default_factory=Interned)  # All sets of input shapes, interned
+    # (file, line, function, whether it is the user's) of every line named.
     frames: Interned = field(default_factory=Interned)
-    modules: Interned = field(default_factory=Interned)
-    module_names: list[int] = field(default_factory=list)
+    modules: Interned = field(default_factory=Interned)  # `id()` of every module called; the value is its row
+    module_names: list[int] = field(default_factory=list)  # Index in `strings` of torch's kind of name, by row
+    # (bytes, shape or -1, dtype or -1, whether a tensor shows it, whether it is on the host).
     storages: list[tuple[int, int, int, bool, bool]] = field(default_factory=list)
+    # (storage, bytes, below zero for a free, time, operator, call).
     events: list[tuple[int, int, int, int, int]] = field(default_factory=list)
-    ops: list[list[int]] = field(default_factory=list)
-    calls: list[list[int]] = field(default_factory=list)
-    spans: list[tuple[int, int, int]] = field(default_factory=list)
+    ops: list[list[int]] = field(default_factory=list)  # Rows of `Ops`, as lists, since an end is written later
+    calls: list[list[int]] = field(default_factory=list)  # Rows of `Calls`, as lists
+    spans: list[tuple[int, int, int]] = field(default_factory=list)  # (name, start, end)
+    # (time, whether in backward, bits by storage).
     nodes: list[tuple[int, bool, dict[int, int]]] = field(default_factory=list)
-    observations: list[tuple[int, int, int, str]] = field(default_factory=list)
-    gradients: set[int] = field(default_factory=set)
+    observations: list[tuple[int, int, int, str]] = field(default_factory=list)  # (time, storage, role, name)
+    gradients: set[int] = field(default_factory=set)  # Storages that were accumulated as a gradient
+    # (row of the event before it, bytes, whether in backward) of what a library may take for itself.
     undecided: list[tuple[int, int, bool]] = field(default_factory=list)
-    now_ns: int = 0
+    now_ns: int = 0  # The time of the last row
 
     def tick(self) -> int:
         """The next time."""

@@ -13,19 +13,12 @@ from torch import nn
 
 @dataclass(slots=True)
 class CountedSteps:
-    """Steps of a script that are counted, and nothing more.
+    """Steps of a script that are counted, and nothing more."""
 
-    Attributes:
-        device: Where what is trained was when its first step began.
-        num_steps_done: How many have ended.
-        is_complete: Whether no more are wanted; the script's profile asks its own question.
-        is_incomplete: Never: it writes nothing.
-    """
-
-    device: torch.device
-    num_steps_done: int = 0
-    is_complete: bool = False
-    is_incomplete: bool = False
+    device: torch.device  # Where what is trained was when its first step began
+    num_steps_done: int = 0  # How many have ended
+    is_complete: bool = False  # Whether no more are wanted; the script's profile asks its own question
+    is_incomplete: bool = False  # Never: it writes nothing
 
     @classmethod
     def of(cls, models: dict[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> CountedSteps:

@@ -16,17 +16,11 @@ _GROWTH = 16
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What was found with one size.
+    """What was found with one size."""
 
-    Attributes:
-        fits: Whether every allocation was served.
-        allocated_bytes: Peak of the allocated bytes, on a device without a limit.
-        reserved_bytes: Peak of the reserved bytes, likewise.
-    """
-
-    fits: bool
-    allocated_bytes: int
-    reserved_bytes: int
+    fits: bool  # Whether every allocation was served
+    allocated_bytes: int  # Peak of the allocated bytes, on a device without a limit
+    reserved_bytes: int  # Peak of the reserved bytes, likewise
 
 
 Try = Callable[[int], Trial]

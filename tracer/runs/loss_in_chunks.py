@@ -111,19 +111,12 @@ class LossInChunks:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call of a model whose last layer waits: what `loss_function` is given are that layer's inputs.
+    """A call of a model whose last layer waits: what `loss_function` is given are that layer's inputs."""
 
-    Attributes:
-        model: The model.
-        head: Its last layer.
-        own_loss: The model's own `loss_function`.
-        has_loss: Whether a loss was computed.
-    """
-
-    model: nn.Module
-    head: nn.Linear
-    own_loss: Any
-    has_loss: bool = False
+    model: nn.Module  # The model
+    head: nn.Linear  # Its last layer
+    own_loss: Any  # The model's own `loss_function`
+    has_loss: bool = False  # Whether a loss was computed
 
     def loss_of_hidden(
         self,

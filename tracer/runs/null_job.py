@@ -39,18 +39,12 @@ _LAST_LINES: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is asked for.
+    """What is asked for."""
 
-    Attributes:
-        devices: One for each rank.
-        per_node: How many ranks a node has.
-        ranks: Ranks to run; None for those that can differ.
-        processes: The ranks that run at this moment.
-    """
-
-    devices: Devices
-    per_node: int
-    ranks: tuple[int, ...] | None = None
+    devices: Devices  # One for each rank
+    per_node: int  # How many ranks a node has
+    ranks: tuple[int, ...] | None = None  # Ranks to run; None for those that can differ
+    # The ranks that run at this moment.
     processes: ChildProcesses = field(default_factory=ChildProcesses, compare=False, repr=False)
 
     @property

@@ -22,17 +22,11 @@ _QUICK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ScriptSizes:
-    """What a script takes.
+    """What a script takes."""
 
-    Attributes:
-        sizes: The peaks of the device that was filled most.
-        has_fit: Whether all steps that were wanted have run; what comes behind them is for the operations alone.
-        flops: Floating point operations of a step; None where it is not known.
-    """
-
-    sizes: Sizes
-    has_fit: bool
-    flops: int | None
+    sizes: Sizes  # The peaks of the device that was filled most
+    has_fit: bool  # Whether all steps that were wanted have run; what comes behind them is for the operations alone
+    flops: int | None  # Floating point operations of a step; None where it is not known
 
 
 def script_sizes(run: Callable[[ScriptProfile], bool], *, num_steps: int) -> ScriptSizes | None:

@@ -132,18 +132,12 @@ class Material:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A file and how it is written.
+    """A file and how it is written."""
 
-    Attributes:
-        file: Its names.
-        write: Takes a run's material and the file's path.
-        needs: Whether results allow it.
-        detail: What there is to say of the file once it is written, or nothing.
-    """
-
-    file: OutputFile
-    write: Callable[[Material, Path], None]
-    needs: Callable[[RunResults], bool] = _has_findings
+    file: OutputFile  # Its names
+    write: Callable[[Material, Path], None]  # Takes a run's material and the file's path
+    needs: Callable[[RunResults], bool] = _has_findings  # Whether results allow it
+    # What there is to say of the file once it is written, or nothing.
     detail: Callable[[RunResults, Path], str] = lambda results, path: ""
 
     @property

@@ -19,17 +19,11 @@ ROUNDING = "rounding"
 
 @dataclass(frozen=True, slots=True)
 class ProcessPeak:
-    """What was in use at most.
+    """What was in use at most."""
 
-    Attributes:
-        peak: With rows that sum to it, as the allocator counted it.
-        reserved_bytes: Reserved from the driver at most.
-        caveat: What has to be said of it before anything else; empty on a GPU.
-    """
-
-    peak: SavedPeak
-    reserved_bytes: int
-    caveat: str
+    peak: SavedPeak  # With rows that sum to it, as the allocator counted it
+    reserved_bytes: int  # Reserved from the driver at most
+    caveat: str  # What has to be said of it before anything else; empty on a GPU
 
 
 class ProcessMemory:

@@ -13,19 +13,12 @@ from tracer.results.failure import is_out_of_memory
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """What ended a rank's script.
+    """What ended a rank's script."""
 
-    Attributes:
-        words: The exception, in a line.
-        out_of_memory: Whether the device had no memory left.
-        file: File of the line at which it arose; None if there is none.
-        line: That line, from 1.
-    """
-
-    words: str
-    out_of_memory: bool
-    file: str | None
-    line: int
+    words: str  # The exception, in a line
+    out_of_memory: bool  # Whether the device had no memory left
+    file: str | None  # File of the line at which it arose; None if there is none
+    line: int  # That line, from 1
 
 
 def leave_failure(error: BaseException) -> None:

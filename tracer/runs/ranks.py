@@ -31,22 +31,14 @@ WAIT_S, WAIT_AFTER_FAILURE_S = 20.0, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A process of several, as torchrun's environment describes it.
+    """A process of several, as torchrun's environment describes it."""
 
-    Attributes:
-        index: Number from 0, over all machines.
-        world_size: Number of ranks.
-        local_index: Number from 0, on this machine; also that of its device.
-        run: Name of this start of the program, so that an earlier one's files are not taken for this one's.
-        local_world_size: Number of ranks on this machine.
-        job_folder: Where it leaves what it has to say if the others do not run beside it; None where they do.
-    """
-
-    index: int
-    world_size: int
-    local_index: int
-    run: str
-    local_world_size: int = 1
+    index: int  # Number from 0, over all machines
+    world_size: int  # Number of ranks
+    local_index: int  # Number from 0, on this machine; also that of its device
+    run: str  # Name of this start of the program, so that an earlier one's files are not taken for this one's
+    local_world_size: int = 1  # Number of ranks on this machine
+    # Where it leaves what it has to say if the others do not run beside it; None where they do.
     job_folder: Path | None = None
 
     @property
@@ -88,48 +80,28 @@ def this_rank(environment: Mapping[str, str] = os.environ) -> Rank | None:
 
 @dataclass(frozen=True, slots=True)
 class RankPeak:
-    """What one rank has to say.
+    """What one rank has to say."""
 
-    Attributes:
-        index: Index of the rank.
-        run: See `Rank.run`.
-        device: Name of its device.
-        peak_bytes: Its largest peak; None if nothing was recorded.
-        reserved_bytes: Reserved from the driver at that moment; 0 where a device has no such thing.
-        categories: Bytes of the peak by category.
-        num_steps: Steps that ended.
-        failure: What ended its loop early, in words; empty if nothing did.
-        out_of_memory: Whether that was the device's memory.
-        has_ended: Whether its loop has ended; what a rank that is killed leaves behind does not say so.
-        finding: What its recorder has found, a sentence; empty where that is nothing.
-    """
-
-    index: int
-    run: str
-    device: str = ""
-    peak_bytes: int | None = None
-    reserved_bytes: int = 0
-    categories: Mapping[str, int] = field(default_factory=dict)
-    num_steps: int = 0
-    failure: str = ""
-    out_of_memory: bool = False
-    has_ended: bool = True
-    finding: str = ""
+    index: int  # Index of the rank
+    run: str  # See `Rank.run`
+    device: str = ""  # Name of its device
+    peak_bytes: int | None = None  # Its largest peak; None if nothing was recorded
+    reserved_bytes: int = 0  # Reserved from the driver at that moment; 0 where a device has no such thing
+    categories: Mapping[str, int] = field(default_factory=dict)  # Bytes of the peak by category
+    num_steps: int = 0  # Steps that ended
+    failure: str = ""  # What ended its loop early, in words; empty if nothing did
+    out_of_memory: bool = False  # Whether that was the device's memory
+    has_ended: bool = True  # Whether its loop has ended; what a rank that is killed leaves behind does not say so
+    finding: str = ""  # What its recorder has found, a sentence; empty where that is nothing
 
 
 @dataclass(frozen=True, slots=True)
 class RanksSummary:
-    """All ranks beside each other.
+    """All ranks beside each other."""
 
-    Attributes:
-        ranks: Ranks that have left results, by index.
-        missing: Indices of those that have not.
-        num_not_run: How many ranks of the job were not meant to run.
-    """
-
-    ranks: tuple[RankPeak, ...]
-    missing: tuple[int, ...]
-    num_not_run: int = 0
+    ranks: tuple[RankPeak, ...]  # Ranks that have left results, by index
+    missing: tuple[int, ...]  # Indices of those that have not
+    num_not_run: int = 0  # How many ranks of the job were not meant to run
 
     @property
     def ended(self) -> frozenset[int]:

@@ -16,21 +16,13 @@ ALLOCATOR_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
 
 @dataclass(frozen=True, slots=True)
 class ScriptChange:
-    """A change that can be made to an unchanged script.
+    """A change that can be made to an unchanged script."""
 
-    Attributes:
-        name: Name in `--apply`.
-        group: What it gives up.
-        words: What it does, for people.
-        settings: Allocator settings, if the change is these and nothing else.
-        is_for_jobs: Whether it is nothing to a script of one process.
-    """
-
-    name: str
-    group: Group
-    words: str
-    settings: str = ""
-    is_for_jobs: bool = False
+    name: str  # Name in `--apply`
+    group: Group  # What it gives up
+    words: str  # What it does, for people
+    settings: str = ""  # Allocator settings, if the change is these and nothing else
+    is_for_jobs: bool = False  # Whether it is nothing to a script of one process
 
 
 EXPANDABLE = ScriptChange(

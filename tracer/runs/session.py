@@ -72,18 +72,15 @@ _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Numbers of steps: `repeats` cycles of wait, warmup and active steps.
-
-    Attributes:
-        is_apart: Whether a step that is not recorded separates cycles even without wait and warmup. It has to where
-            steps end inside an operator, as in an optimizer's own hook: what is open when a recording ends writes, at
-            its own end, into that recording's freed memory once the next has begun.
-    """
+    """Numbers of steps: `repeats` cycles of wait, warmup and active steps."""
 
     num_wait_steps: int = 1
     num_warmup_steps: int = 1
     num_active_steps: int = 3
     num_repeats: int = 2
+    # Whether a step that is not recorded separates cycles even without wait and warmup. It has to where steps end
+    # inside an operator, as in an optimizer's own hook: what is open when a recording ends writes, at its own end, into
+    # that recording's freed memory once the next has begun.
     is_apart: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:

@@ -17,15 +17,10 @@ def request(names: Sequence[str], folder: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """The side that is asked.
+    """The side that is asked."""
 
-    Attributes:
-        requests: A pipe's end to read from.
-        replies: A pipe's end to write to.
-    """
-
-    requests: int
-    replies: int
+    requests: int  # A pipe's end to read from
+    replies: int  # A pipe's end to write to
 
     def next(self) -> dict[str, Any] | None:
         """The next request, when it comes; None where no more will come."""

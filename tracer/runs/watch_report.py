@@ -45,39 +45,24 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moment:
-    """What a watched run knows of itself when it is to be explained.
+    """What a watched run knows of itself when it is to be explained."""
 
-    Attributes:
-        device: The device that is watched.
-        event: Why.
-        events: All so far.
-        error: The error that ends the run, or None.
-        columns: The counters so far.
-        ends: When steps ended, by what the allocator had served; None where it does not count.
-        snapshot: Snapshot of the allocator, with its history; None where there is none.
-        tensors: Role, name and tensor of what is known of models, optimizers and batches.
-        earlier: What was reached and in no module at the beginning, where there is no history.
-        earlier_step: The step at whose end that was.
-        notes: Sentences on what is missing.
-        settings: What to remember of the run.
-        found_before: What earlier reports of the run found.
-        is_evaluating: What is trained is in evaluation mode.
-    """
-
-    device: torch.device
-    event: Event
-    events: tuple[Event, ...]
-    error: BaseException | None
-    columns: StepColumns
-    ends: StepEnds | None
-    snapshot: Mapping[str, Any] | None
+    device: torch.device  # The device that is watched
+    event: Event  # Why
+    events: tuple[Event, ...]  # All so far
+    error: BaseException | None  # The error that ends the run, or None
+    columns: StepColumns  # The counters so far
+    ends: StepEnds | None  # When steps ended, by what the allocator had served; None where it does not count
+    snapshot: Mapping[str, Any] | None  # Snapshot of the allocator, with its history; None where there is none
+    # Role, name and tensor of what is known of models, optimizers and batches.
     tensors: Callable[[], Iterable[tuple[Role, str, Tensor]]]
+    # What was reached and in no module at the beginning, where there is no history.
     earlier: Mapping[str, Alike] | None = None
-    earlier_step: int = 0
-    notes: tuple[str, ...] = ()
-    settings: Mapping[str, object] = field(default_factory=dict)
-    found_before: tuple[WatchReport, ...] = ()
-    is_evaluating: bool = False
+    earlier_step: int = 0  # The step at whose end that was
+    notes: tuple[str, ...] = ()  # Sentences on what is missing
+    settings: Mapping[str, object] = field(default_factory=dict)  # What to remember of the run
+    found_before: tuple[WatchReport, ...] = ()  # What earlier reports of the run found
+    is_evaluating: bool = False  # What is trained is in evaluation mode
 
 
 def watch_report(moment: Moment) -> WatchReport:

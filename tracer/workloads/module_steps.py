@@ -29,29 +29,17 @@ _LISTS = (nn.ModuleList, nn.Sequential)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModuleWorkload:
-    """A module, what updates it, and where its batches come from.
+    """A module, what updates it, and where its batches come from."""
 
-    Attributes:
-        model: Called with what `next_batch` gives.
-        optimizer: Updates it; None for gradients alone, and in inference.
-        next_batch: Makes a batch, or a micro-batch.
-        device: Where model and batches are.
-        loss: From the model's output to the number to make small.
-        amp: The dtype of mixed precision.
-        num_micro_batches: Forward and backward passes before each step of the optimizer.
-        inference: No loss, no backward, no optimizer: the forward pass under `torch.inference_mode`.
-        scaler: Scaler of gradients, in float16 on CUDA.
-    """
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer | None
-    next_batch: Callable[[], Batch]
-    device: torch.device
-    loss: Callable[[Any], Tensor]
-    amp: Amp = "off"
-    num_micro_batches: int = 1
-    inference: bool = False
-    scaler: torch.amp.GradScaler | None = None
+    model: nn.Module  # Called with what `next_batch` gives
+    optimizer: torch.optim.Optimizer | None  # Updates it; None for gradients alone, and in inference
+    next_batch: Callable[[], Batch]  # Makes a batch, or a micro-batch
+    device: torch.device  # Where model and batches are
+    loss: Callable[[Any], Tensor]  # From the model's output to the number to make small
+    amp: Amp = "off"  # The dtype of mixed precision
+    num_micro_batches: int = 1  # Forward and backward passes before each step of the optimizer
+    inference: bool = False  # No loss, no backward, no optimizer: the forward pass under `torch.inference_mode`
+    scaler: torch.amp.GradScaler | None = None  # Scaler of gradients, in float16 on CUDA
 
     def forward(self, batch: Batch) -> Tensor | None:
         """The loss of a batch, a scalar; None in inference."""
@@ -107,19 +95,12 @@ def gradient_scaler(amp: Amp, device: torch.device) -> torch.amp.GradScaler | No
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepWorkload:
-    """A function that does a whole training step by itself. Its phases cannot be started apart, nor can it be copied.
+    """A function that does a whole training step by itself; no phase starts apart, and it cannot be copied."""
 
-    Attributes:
-        step: Called without arguments; returns the loss or anything else.
-        model: The model whose parameters are named; an empty module if there is none.
-        optimizer: The optimizer that updates them, if there is one.
-        device: Where it works.
-    """
-
-    step: Callable[[], Any]
-    model: nn.Module
-    optimizer: torch.optim.Optimizer | None
-    device: torch.device
+    step: Callable[[], Any]  # Called without arguments; returns the loss or anything else
+    model: nn.Module  # The model whose parameters are named; an empty module if there is none
+    optimizer: torch.optim.Optimizer | None  # The optimizer that updates them, if there is one
+    device: torch.device  # Where it works
 
     def next_batch(self) -> tuple[()]:
         """Nothing: the step makes its own."""

@@ -26,23 +26,14 @@ VARIES = re.compile(r"(\d+)\.\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """A specification of one model input.
+    """A specification of one model input."""
 
-    Attributes:
-        name: The keyword by which the model takes it; None for the next positional argument.
-        shape: Shape of one sample, without the batch; the largest if it varies.
-        dtype: Floating: normal noise. Integer: uniform in `low <= n < high`. Boolean: either.
-        low: Smallest integer.
-        high: One more than the largest integer.
-        smallest: The smallest shape; None where it does not vary.
-    """
-
-    name: str | None
-    shape: tuple[int, ...]
-    dtype: torch.dtype = torch.float32
-    low: int = 0
-    high: int = 0
-    smallest: tuple[int, ...] | None = None
+    name: str | None  # The keyword by which the model takes it; None for the next positional argument
+    shape: tuple[int, ...]  # Shape of one sample, without the batch; the largest if it varies
+    dtype: torch.dtype = torch.float32  # Floating: normal noise. Integer: uniform in `low <= n < high`. Boolean: either
+    low: int = 0  # Smallest integer
+    high: int = 0  # One more than the largest integer
+    smallest: tuple[int, ...] | None = None  # The smallest shape; None where it does not vary
 
     def sample(self, batch_size: int, generator: torch.Generator, part: float = 1.0) -> Tensor:
         """A batch of it, on the host.

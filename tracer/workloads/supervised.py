@@ -17,23 +17,16 @@ class SupervisedWorkload:
     """A model and all that its training step needs.
 
     One step is `batch = next_batch()`, `loss = forward(batch)`, `backward(loss)`, `optimizer_step()`.
-
-    Attributes:
-        model: Called with all tensors of a batch but the last.
-        optimizer: Updates the model, or None for gradients alone.
-        next_batch: Makes a batch on the host, as a data loader does, and moves it to the device: the inputs, then the
-            target. Called in every step.
-        loss: From output and target to the number to make small.
-        device: Where model and batches are.
-        description: Settings to show a reader, by name.
     """
 
-    model: nn.Module
-    optimizer: torch.optim.Optimizer | None
+    model: nn.Module  # Called with all tensors of a batch but the last
+    optimizer: torch.optim.Optimizer | None  # Updates the model, or None for gradients alone
+    # Makes a batch on the host, as a data loader does, and moves it to the device: the inputs, then the target. Called
+    # in every step.
     next_batch: Callable[[], Batch]
-    loss: Callable[[Tensor, Tensor], Tensor]
-    device: torch.device
-    description: Mapping[str, str | int | float]
+    loss: Callable[[Tensor, Tensor], Tensor]  # From output and target to the number to make small
+    device: torch.device  # Where model and batches are
+    description: Mapping[str, str | int | float]  # Settings to show a reader, by name
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss of one batch, a scalar."""

@@ -41,30 +41,19 @@ _PARTS_OF_A_WORKLOAD = ["model", "optimizer", "device", "next_batch", "forward",
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """How a plain module is trained.
+    """How a plain module is trained."""
 
-    Attributes:
-        inputs: What it is called with, as `--input` has it.
-        batch_size: Samples of a batch, or of a micro-batch.
-        optimizer: Optimizer of `torch.optim`, by name, with arguments: `sgd:lr=0.1,momentum=0.9`; or `none`.
-        loss: From the output to a number.
-        amp: The dtype of mixed precision.
-        accumulate: Micro-batches of a step.
-        checkpoint: Whether repeated blocks compute their activations again in backward.
-        inference: Whether there is only a forward pass.
-        seed: Seed of the inputs.
-        lora: Rank, and perhaps the layers, of adapters that are trained in the place of the weights; empty for none.
-    """
-
-    inputs: Sequence[str] = ()
-    batch_size: int = 8
+    inputs: Sequence[str] = ()  # What it is called with, as `--input` has it
+    batch_size: int = 8  # Samples of a batch, or of a micro-batch
+    # Optimizer of `torch.optim`, by name, with arguments: `sgd:lr=0.1,momentum=0.9`; or `none`.
     optimizer: str = "adamw"
-    loss: Loss = "auto"
-    amp: Amp = "off"
-    accumulate: int = 1
-    checkpoint: bool = False
-    inference: bool = False
-    seed: int = 0
+    loss: Loss = "auto"  # From the output to a number
+    amp: Amp = "off"  # The dtype of mixed precision
+    accumulate: int = 1  # Micro-batches of a step
+    checkpoint: bool = False  # Whether repeated blocks compute their activations again in backward
+    inference: bool = False  # Whether there is only a forward pass
+    seed: int = 0  # Seed of the inputs
+    # Rank, and perhaps the layers, of adapters that are trained in the place of the weights; empty for none.
     lora: str = ""
 
     def __post_init__(self) -> None:

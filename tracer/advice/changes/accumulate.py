@@ -22,15 +22,10 @@ _PARTS = (2, 4)
 
 @dataclass(slots=True, eq=False)
 class Accumulated(Wrapped):
-    """Each batch in parts of equal size.
+    """Each batch in parts of equal size."""
 
-    Attributes:
-        num_parts: Number of parts.
-        divides: Whether each part's loss is divided by their number, as a mean over the batch has it.
-    """
-
-    num_parts: int = 2
-    divides: bool = True
+    num_parts: int = 2  # Number of parts
+    divides: bool = True  # Whether each part's loss is divided by their number, as a mean over the batch has it
     _left: deque[Any] = field(default_factory=deque)
 
     @property

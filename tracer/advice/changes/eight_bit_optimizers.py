@@ -59,15 +59,10 @@ class AsLarge(torch.optim.Optimizer):
 
 @dataclass(frozen=True, slots=True)
 class EightBitLibrary:
-    """A library with such optimizers.
+    """A library with such optimizers."""
 
-    Attributes:
-        package: Its name, which is also that of its module.
-        is_estimate: It is not installed: its optimizers are of the size, and compute nothing.
-    """
-
-    package: str
-    is_estimate: bool = False
+    package: str  # Its name, which is also that of its module
+    is_estimate: bool = False  # It is not installed: its optimizers are of the size, and compute nothing
 
     @property
     def words(self) -> str:

@@ -80,13 +80,9 @@ def _with_options(**options: bool) -> Callable[[Workload], Workload]:
 
 @dataclass(slots=True, eq=False)
 class _StepInBackward(Wrapped):
-    """Every parameter is updated as soon as its gradient is there, which then goes.
+    """Every parameter is updated as soon as its gradient is there, which then goes."""
 
-    Attributes:
-        steppers: The optimizers that update; nobody else holds them.
-    """
-
-    steppers: _Steppers
+    steppers: _Steppers  # The optimizers that update; nobody else holds them
 
     def copy(self) -> None:
         """None: hooks of parameters are not copied with them."""

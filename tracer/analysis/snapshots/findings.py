@@ -27,26 +27,19 @@ _STATES_AND_PARAMETERS = 2
 
 @dataclass(frozen=True, slots=True)
 class DeviceFinding:
-    """A device of a snapshot, explained.
+    """A device of a snapshot, explained."""
 
-    Attributes:
-        device: Its index.
-        never_freed: Allocated in the recording and in use at its end; groups of blocks.
-        notes: What does not fit together or is not known, one sentence each.
-        first_time_us: Time of the first entry, microseconds since 1970, or -1.
-    """
-
-    device: int
+    device: int  # Its index
     entries: int
     peak: Peak
     start_requested_bytes: int
     end_requested_bytes: int
     reserved_end_bytes: int
     end_fragmentation: Fragmentation
-    never_freed: tuple[Group, ...]
+    never_freed: tuple[Group, ...]  # Allocated in the recording and in use at its end; groups of blocks
     oom: tuple[OutOfMemory, ...]
-    notes: tuple[str, ...]
-    first_time_us: int = -1
+    notes: tuple[str, ...]  # What does not fit together or is not known, one sentence each
+    first_time_us: int = -1  # Time of the first entry, microseconds since 1970, or -1
 
     @property
     def growth_bytes(self) -> int:

@@ -27,30 +27,18 @@ _GROWS: Final = ("graphs kept", "results kept", "cache grown by cat")
 
 @dataclass(frozen=True, slots=True)
 class FirstChange:
-    """A change that helps, and the peaks of the recorded requests without and with it.
-
-    Attributes:
-        cause: Name of the cause that it removes.
-        sentence: What that cause is, with its bytes; empty where the change says it.
-        site: The line whose blocks it is about; None if it is about none in particular.
-        allocated_before_bytes: The most in use, rounded as the allocator does, as recorded.
-        allocated_bytes: The same with the change.
-        reserved_before_bytes: The most reserved, as recorded.
-        reserved_bytes: The same with the change.
-        num_served: Requests that failed in the recording and are served with the change.
-        postpones: Memory grows, and with the change it is full later.
-    """
+    """A change that helps, and the peaks of the recorded requests without and with it."""
 
     words: str
-    site: Site | None
-    allocated_before_bytes: int
-    allocated_bytes: int
-    reserved_before_bytes: int
-    reserved_bytes: int
-    num_served: int = 0
-    cause: str = ""
-    sentence: str = ""
-    postpones: bool = False
+    site: Site | None  # The line whose blocks it is about; None if it is about none in particular
+    allocated_before_bytes: int  # The most in use, rounded as the allocator does, as recorded
+    allocated_bytes: int  # The same with the change
+    reserved_before_bytes: int  # The most reserved, as recorded
+    reserved_bytes: int  # The same with the change
+    num_served: int = 0  # Requests that failed in the recording and are served with the change
+    cause: str = ""  # Name of the cause that it removes
+    sentence: str = ""  # What that cause is, with its bytes; empty where the change says it
+    postpones: bool = False  # Memory grows, and with the change it is full later
 
     @property
     def saved_bytes(self) -> int:
@@ -61,15 +49,10 @@ class FirstChange:
 
 @dataclass(frozen=True, slots=True)
 class FirstChanges:
-    """What to try first on one device.
+    """What to try first on one device."""
 
-    Attributes:
-        changes: The most helpful first, then what a whole line comes to; `MAX_CHANGES` at most.
-        num_failed: Requests that failed in the recording; a change then is one with which more of them are served.
-    """
-
-    changes: tuple[FirstChange, ...]
-    num_failed: int
+    changes: tuple[FirstChange, ...]  # The most helpful first, then what a whole line comes to; `MAX_CHANGES` at most
+    num_failed: int  # Requests that failed in the recording; a change then is one with which more of them are served
 
     @property
     def decisive(self) -> FirstChange | None:

@@ -22,91 +22,60 @@ _ROUNDING_US = 1000
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one device held right after an entry.
+    """What one device held right after an entry."""
 
-    Attributes:
-        device: Its index.
-        entry: The entry; -1 for the start of the recording.
-        time_us: Its time, or -1.
-        phase: `backward` or `optimizer` where the recording shows it, else empty.
-        requested_bytes: Bytes in use, as asked for.
-        groups: By line and kind; they sum to the requested bytes.
-    """
-
-    device: int
-    entry: int
-    time_us: int
-    phase: str
-    requested_bytes: int
+    device: int  # Its index
+    entry: int  # The entry; -1 for the start of the recording
+    time_us: int  # Its time, or -1
+    phase: str  # `backward` or `optimizer` where the recording shows it, else empty
+    requested_bytes: int  # Bytes in use, as asked for
     reserved_bytes: int
-    groups: tuple[Group, ...]
+    groups: tuple[Group, ...]  # By line and kind; they sum to the requested bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """What changed on one device from after one entry to after a later one; what came and went within is in neither.
+    """What changed on one device from after one entry to after a later one; what came and went within is in neither."""
 
-    Attributes:
-        device: Its index.
-        came: Made in between and in use at its end.
-        went: Blocks in use at its begin and freed in between. Bytes that came less bytes that went are the change.
-    """
-
-    device: int
+    device: int  # Its index
     first: int
     last: int
     first_bytes: int
     last_bytes: int
-    came: tuple[Group, ...]
+    came: tuple[Group, ...]  # Made in between and in use at its end
+    # Blocks in use at its begin and freed in between. Bytes that came less bytes that went are the change.
     went: tuple[Group, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LastBefore:
-    """The last allocations before a moment that together hold some bytes, of those in use then.
+    """The last allocations before a moment that together hold some bytes, of those in use then."""
 
-    Attributes:
-        device: Its index.
-        bytes: What they hold; less than asked about if everything in use is less.
-        groups: By line and kind; they sum to the bytes.
-    """
-
-    device: int
+    device: int  # Its index
     entry: int
     first: int
-    bytes: int
-    groups: tuple[Group, ...]
+    bytes: int  # What they hold; less than asked about if everything in use is less
+    groups: tuple[Group, ...]  # By line and kind; they sum to the bytes
 
 
 @dataclass(frozen=True, slots=True)
 class StepLevel:
-    """Memory at the end of one step of the optimizer.
-
-    Attributes:
-        end_bytes: Bytes in use at its end.
-        peak_bytes: The most in use since the step before was over.
-    """
+    """Memory at the end of one step of the optimizer."""
 
     entry: int
-    end_bytes: int
-    peak_bytes: int
+    end_bytes: int  # Bytes in use at its end
+    peak_bytes: int  # The most in use since the step before was over
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """What was asked about one device beside its peak.
+    """What was asked about one device beside its peak."""
 
-    Attributes:
-        device: Its index.
-        before_oom: The last allocations before it ran out of memory.
-        steps: The optimizer's steps that the recording shows.
-    """
-
-    device: int
+    device: int  # Its index
     held: tuple[Held, ...] = ()
     between: Between | None = None
-    before_oom: LastBefore | None = None
-    steps: tuple[StepLevel, ...] = ()
+    before_oom: LastBefore | None = None  # The last allocations before it ran out of memory
+    steps: tuple[StepLevel, ...] = ()  # The optimizer's steps that the recording shows
 
 
 def entry_at(device: ReplayedDevice, moment: str) -> int:

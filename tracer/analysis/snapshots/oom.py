@@ -27,50 +27,31 @@ _LEAST_KEPT_SHARE: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """A failed allocation.
+    """A failed allocation."""
 
-    Attributes:
-        entry: Its position in the trace.
-        time_us: Its time, or -1 where the recording has none.
-        asked_bytes: What the allocator wanted to reserve or serve.
-        device_free_bytes: What the driver said was free on the device, for all processes; None if not recorded.
-        requested_bytes: Bytes in use at that moment, as asked for.
-        allocated_bytes: Bytes in use, rounded.
-        unallocated_bytes: Reserved and not in use.
-        largest_free_bytes: The largest piece of that within one segment.
-        usable_free_bytes: The part of the unallocated bytes that this request could use: of its stream, pool and size.
-        usable_largest_free_bytes: The largest piece of the usable free bytes.
-        pending_free_bytes: Freed by the program there, and not to be used until another stream is done with it.
-        fits_without_fragmentation: What it could use and what the device had free would have sufficed in one piece.
-        groups: What was in use, by line and kind; sums to `requested_bytes`.
-        cause: Cause in a word or two.
-        advice: The cause in a sentence, and what to do first.
-        allocators_advice: The same without what filled the memory, for where that is said.
-        decisive: Name of the cause that the advice begins with, see `causes`; empty where none is known.
-        in_evaluation: The model was in evaluation mode, and kept much for a backward pass all the same.
-    """
-
-    entry: int
-    time_us: int
-    asked_bytes: int
+    entry: int  # Its position in the trace
+    time_us: int  # Its time, or -1 where the recording has none
+    asked_bytes: int  # What the allocator wanted to reserve or serve
+    # What the driver said was free on the device, for all processes; None if not recorded.
     device_free_bytes: int | None
-    requested_bytes: int
-    allocated_bytes: int
+    requested_bytes: int  # Bytes in use at that moment, as asked for
+    allocated_bytes: int  # Bytes in use, rounded
     reserved_bytes: int
-    unallocated_bytes: int
-    largest_free_bytes: int
+    unallocated_bytes: int  # Reserved and not in use
+    largest_free_bytes: int  # The largest piece of that within one segment
+    # The part of the unallocated bytes that this request could use: of its stream, pool and size.
     usable_free_bytes: int
-    usable_largest_free_bytes: int
-    pending_free_bytes: int
-    fits_without_fragmentation: bool
+    usable_largest_free_bytes: int  # The largest piece of the usable free bytes
+    pending_free_bytes: int  # Freed by the program there, and not to be used until another stream is done with it
+    fits_without_fragmentation: bool  # What it could use and what the device had free would have sufficed in one piece
     site: Site
     stack: tuple[str, ...]
-    groups: tuple[Group, ...]
-    cause: Cause
-    advice: str
-    allocators_advice: str = ""
-    decisive: str = ""
-    in_evaluation: bool = False
+    groups: tuple[Group, ...]  # What was in use, by line and kind; sums to `requested_bytes`
+    cause: Cause  # Cause in a word or two
+    advice: str  # The cause in a sentence, and what to do first
+    allocators_advice: str = ""  # The same without what filled the memory, for where that is said
+    decisive: str = ""  # Name of the cause that the advice begins with, see `causes`; empty where none is known
+    in_evaluation: bool = False  # The model was in evaluation mode, and kept much for a backward pass all the same
 
 
 def in_evaluation(event: OutOfMemory) -> OutOfMemory:

@@ -33,24 +33,17 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What is known of one failed request.
-
-    Attributes:
-        device_free_bytes: What the driver said was free; None if the recording does not say.
-        usable: The reserved memory that this request may be served from.
-        splits_all: The recording says that no block is kept whole (`max_split_size` is -1).
-        is_explained: What filled the memory is said elsewhere, with what to change.
-        serves: Whether the request is served in a replay under a change; None where a replay cannot tell.
-    """
+    """What is known of one failed request."""
 
     asked_bytes: int
-    device_free_bytes: int | None
+    device_free_bytes: int | None  # What the driver said was free; None if the recording does not say
     memory: Fragmentation
-    usable: Usable
+    usable: Usable  # The reserved memory that this request may be served from
     is_expandable: bool
     groups: Sequence[Group]
-    splits_all: bool = False
-    is_explained: bool = False
+    splits_all: bool = False  # The recording says that no block is kept whole (`max_split_size` is -1)
+    is_explained: bool = False  # What filled the memory is said elsewhere, with what to change
+    # Whether the request is served in a replay under a change; None where a replay cannot tell.
     serves: Callable[[Trial], bool | None] = lambda _: None
 
     @property

@@ -26,36 +26,25 @@ _NUM_SAMPLES = 6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepEnds:
-    """Ends of steps, as the number of allocations that the allocator had served by then.
+    """Ends of steps, as the number of allocations that the allocator had served by then."""
 
-    Attributes:
-        step: Numbers of the steps, rising [steps].
-        num_allocations: Requests served when each of them had ended [steps].
-        num_allocations_now: Requests served when the snapshot was taken.
-    """
-
-    step: Ints
-    num_allocations: Ints
-    num_allocations_now: int
+    step: Ints  # Numbers of the steps, rising [steps]
+    num_allocations: Ints  # Requests served when each of them had ended [steps]
+    num_allocations_now: int  # Requests served when the snapshot was taken
 
 
 @dataclass(frozen=True, slots=True)
 class OutlivedGroup:
-    """Blocks of one line and kind that are in use at the end and were made before the last whole step.
-
-    Attributes:
-        bytes: Bytes of these blocks together, as requested.
-        bytes_per_step: How much more of them each step leaves, over the steps that the recording has in full; 0 where
-            it has none, or they have become no more.
-        addresses: Addresses of some of them, from the oldest to the latest.
-    """
+    """Blocks of one line and kind that are in use at the end and were made before the last whole step."""
 
     site: Site
     kind: Kind
-    bytes: int
+    bytes: int  # Bytes of these blocks together, as requested
     count: int
+    # How much more of them each step leaves, over the steps that the recording has in full; 0 where it has none, or
+    # they have become no more.
     bytes_per_step: int
-    addresses: tuple[int, ...]
+    addresses: tuple[int, ...]  # Addresses of some of them, from the oldest to the latest
 
 
 def outlived_groups(

@@ -17,22 +17,19 @@ _DEFAULT_POOL = (0, 0)
 
 @dataclass(frozen=True, slots=True)
 class DeviceBlocks:
-    """What a look at the allocator's segments says; empty for other devices than CUDA's.
+    """What a look at the allocator's segments says; empty for other devices than CUDA's."""
 
-    Attributes:
-        workspaces: Address and bytes of each block in use that is exactly as large as a workspace that torch allocates
-            for cuBLAS. Torch keeps one for each handle and stream, as no tensor, and tells nobody where. With a
-            workspace for every call, as from 2.15 on, there is none between two operators.
-        buckets: Address and bytes of each block in use that is exactly as large as a bucket of gradients.
-        idle: Begin and end of each piece of a private pool that is not in use, by address. Replayed CUDA graphs work
-            in such memory, and tensors of theirs refer to it, while the allocator counts it as free.
-        sizes: Bytes of each block in use, by address: what a storage there takes. It is more than the storage where the
-            rest of a piece was too little to split off.
-    """
-
+    # Address and bytes of each block in use that is exactly as large as a workspace that torch allocates for cuBLAS.
+    # Torch keeps one for each handle and stream, as no tensor, and tells nobody where. With a workspace for every call,
+    # as from 2.15 on, there is none between two operators.
     workspaces: tuple[tuple[int, int], ...] = ()
+    # Address and bytes of each block in use that is exactly as large as a bucket of gradients.
     buckets: tuple[tuple[int, int], ...] = ()
+    # Begin and end of each piece of a private pool that is not in use, by address. Replayed CUDA graphs work in such
+    # memory, and tensors of theirs refer to it, while the allocator counts it as free.
     idle: tuple[tuple[int, int], ...] = ()
+    # Bytes of each block in use, by address: what a storage there takes. It is more than the storage where the rest of
+    # a piece was too little to split off.
     sizes: Mapping[int, int] = field(default_factory=dict)
 
 

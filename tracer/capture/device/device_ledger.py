@@ -18,46 +18,31 @@ DEFAULT_POOL, GRAPH_POOL, OWN_POOL = "default pool", "pools of CUDA graphs", "Me
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """What the driver says of the processes on a device.
+    """What the driver says of the processes on a device."""
 
-    Attributes:
-        own_bytes: Bytes of this process.
-        other_bytes: Bytes of all other processes.
-        num_others: How many they are.
-    """
-
-    own_bytes: int
-    other_bytes: int
-    num_others: int
+    own_bytes: int  # Bytes of this process
+    other_bytes: int  # Bytes of all other processes
+    num_others: int  # How many they are
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLedger:
-    """Use of a device's memory at one moment, in bytes; the parts sum to `used_bytes`.
+    """Use of a device's memory at one moment, in bytes; the parts sum to `used_bytes`."""
 
-    Attributes:
-        total_bytes: Memory of the device.
-        used_bytes: Bytes in use by everybody, as the driver says.
-        pools: Reserved by torch in this process, by pool.
-        context_bytes: Bytes of this process outside its allocator: the context, libraries and their code; None where
-            other processes cannot be told apart from it.
-        other_bytes: Bytes in use by other processes; None likewise.
-        num_others: Number of these processes.
-        rest_bytes: What is in use and is none of these: context, libraries and other processes where they cannot be
-            told apart, or what the driver keeps for itself.
-        pinned_bytes: Host memory that is pinned for devices, and what of it torch's cache holds; None where unknown.
-        resident_bytes: Resident host memory of this process; None where unknown.
-    """
-
-    total_bytes: int
-    used_bytes: int
-    pools: Mapping[str, int]
+    total_bytes: int  # Memory of the device
+    used_bytes: int  # Bytes in use by everybody, as the driver says
+    pools: Mapping[str, int]  # Reserved by torch in this process, by pool
+    # Bytes of this process outside its allocator: the context, libraries and their code; None where other processes
+    # cannot be told apart from it.
     context_bytes: int | None
-    other_bytes: int | None
-    num_others: int
+    other_bytes: int | None  # Bytes in use by other processes; None likewise
+    num_others: int  # Number of these processes
+    # What is in use and is none of these: context, libraries and other processes where they cannot be told apart, or
+    # what the driver keeps for itself.
     rest_bytes: int
+    # Host memory that is pinned for devices, and what of it torch's cache holds; None where unknown.
     pinned_bytes: tuple[int, int] | None = None
-    resident_bytes: int | None = None
+    resident_bytes: int | None = None  # Resident host memory of this process; None where unknown
 
     @property
     def reserved_bytes(self) -> int:

@@ -20,23 +20,14 @@ _FIRST_CALLS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What an allocator has counted; see `torch.cuda.memory_stats`.
+    """What an allocator has counted; see `torch.cuda.memory_stats`."""
 
-    Attributes:
-        allocated_bytes: Bytes in use.
-        reserved_bytes: Held from the driver.
-        peak_bytes: The most that was in use since the program began or set it back.
-        num_retries: Requests for which the cache was emptied.
-        num_allocations: Requests served, all told.
-        num_failures: Requests for which there was no memory.
-    """
-
-    allocated_bytes: int
-    reserved_bytes: int
-    peak_bytes: int
-    num_retries: int
-    num_allocations: int
-    num_failures: int
+    allocated_bytes: int  # Bytes in use
+    reserved_bytes: int  # Held from the driver
+    peak_bytes: int  # The most that was in use since the program began or set it back
+    num_retries: int  # Requests for which the cache was emptied
+    num_allocations: int  # Requests served, all told
+    num_failures: int  # Requests for which there was no memory
 
 
 def read_counters(device: torch.device) -> Counters | None:

@@ -11,17 +11,11 @@ PHASES = ("model_fwd", "loss_bk", "total_time", "opt_step")
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimings:
-    """Durations of the phases over several steps.
+    """Durations of the phases over several steps."""
 
-    Attributes:
-        device: Name as `str(torch.device)` writes it.
-        clock: The device's type in capitals, such as `CUDA`, for its events; `CPU` for the host's clock.
-        durations_ms: Per phase of `PHASES`, one duration per measured step.
-    """
-
-    device: str
-    clock: str
-    durations_ms: dict[str, tuple[float, ...]]
+    device: str  # Name as `str(torch.device)` writes it
+    clock: str  # The device's type in capitals, such as `CUDA`, for its events; `CPU` for the host's clock
+    durations_ms: dict[str, tuple[float, ...]]  # Per phase of `PHASES`, one duration per measured step
 
     def mean_ms(self, phase: str) -> float:
         """Mean over the steps."""

@@ -39,23 +39,16 @@ _BARE: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What to let go of, and what memory that frees.
+    """What to let go of, and what memory that frees."""
 
-    Attributes:
-        path: As `trainer.history[...]`; a reference cycle where no variable leads to it; `SEVERAL` where so many hold
-            it that no one of them is worth a name; `NOT_FOUND` where the search failed.
-        variable: Where the path begins: `local variable of main(), train.py:88`; empty where it is no variable.
-        addresses: Addresses of the part of the memory asked about that is held this way.
-        graph_of: The address of the tensor whose graph keeps it; None where it is held itself.
-        also: Further paths that have to be let go of as well.
-        frees: Address and bytes of all memory, asked about or not, that letting go of path and `also` frees.
-    """
-
+    # As `trainer.history[...]`; a reference cycle where no variable leads to it; `SEVERAL` where so many hold it that
+    # no one of them is worth a name; `NOT_FOUND` where the search failed.
     path: str
-    variable: str
-    addresses: tuple[int, ...]
-    graph_of: int | None = None
-    also: tuple[str, ...] = ()
+    variable: str  # Where the path begins: `local variable of main(), train.py:88`; empty where it is no variable
+    addresses: tuple[int, ...]  # Addresses of the part of the memory asked about that is held this way
+    graph_of: int | None = None  # The address of the tensor whose graph keeps it; None where it is held itself
+    also: tuple[str, ...] = ()  # Further paths that have to be let go of as well
+    # Address and bytes of all memory, asked about or not, that letting go of path and `also` frees.
     frees: tuple[tuple[int, int], ...] = ()
 
     @property

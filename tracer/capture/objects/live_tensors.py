@@ -35,20 +35,15 @@ Reached = tuple[Role, str, Tensor | torch.UntypedStorage]
 
 @dataclass(frozen=True, slots=True)
 class LiveTensors:
-    """What a walk found.
+    """What a walk found."""
 
-    Attributes:
-        tensors: Role, name and tensor: modules' by class and dotted name, what else is trained, optimizers' state, what
-            graphs keep for backward, then all that has no name.
-        is_complete: Whether every graph was followed to its end.
-        bucket_bytes: Sizes of the buckets of DistributedDataParallel modules. They are C++'s, and mostly no tensors of
-            Python's.
-        module_names: Dotted names by `id()` of modules in models that were not given.
-    """
-
+    # Role, name and tensor: modules' by class and dotted name, what else is trained, optimizers' state, what graphs
+    # keep for backward, then all that has no name.
     tensors: tuple[Reached, ...]
-    is_complete: bool
+    is_complete: bool  # Whether every graph was followed to its end
+    # Sizes of the buckets of DistributedDataParallel modules. They are C++'s, and mostly no tensors of Python's.
     bucket_bytes: frozenset[int] = frozenset()
+    # Dotted names by `id()` of modules in models that were not given.
     module_names: Mapping[int, str] = field(default_factory=dict)
 
 

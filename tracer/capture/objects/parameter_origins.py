@@ -33,21 +33,13 @@ from tracer.capture.torch_private import torch_tensors
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a model.
+    """A parameter of a model."""
 
-    Attributes:
-        name: Dotted, the first of its names if it is shared.
-        size_bytes: Bytes of its elements.
-        wants_gradient: Whether autograd computes one.
-        module: Dotted name of the module that owns it, "" for the model itself.
-        lines: The lines that constructed it, innermost first; empty where that is not known.
-    """
-
-    name: str
-    size_bytes: int
-    wants_gradient: bool
-    module: str
-    lines: tuple[SourceLine, ...]
+    name: str  # Dotted, the first of its names if it is shared
+    size_bytes: int  # Bytes of its elements
+    wants_gradient: bool  # Whether autograd computes one
+    module: str  # Dotted name of the module that owns it, "" for the model itself
+    lines: tuple[SourceLine, ...]  # The lines that constructed it, innermost first; empty where that is not known
 
 
 _STACKS: dict[int, tuple[ref[Tensor], tuple[SourceLine, ...]]] = {}

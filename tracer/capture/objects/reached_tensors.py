@@ -18,17 +18,11 @@ _MAX_ADDRESSES = 6
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """Storages of tensors that look the same.
+    """Storages of tensors that look the same."""
 
-    Attributes:
-        bytes: Together.
-        count: Number of tensors.
-        addresses: Addresses of some of them, spread over all.
-    """
-
-    bytes: int
-    count: int
-    addresses: tuple[int, ...]
+    bytes: int  # Together
+    count: int  # Number of tensors
+    addresses: tuple[int, ...]  # Addresses of some of them, spread over all
 
 
 def unnamed_tensors(device: torch.device) -> Mapping[str, Alike]:

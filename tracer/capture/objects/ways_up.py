@@ -19,15 +19,10 @@ _MAX_ABOVE: Final = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A path from a variable down to some memory; without a variable if C++ code holds the first object.
+    """A path from a variable down to some memory; without a variable if C++ code holds the first object."""
 
-    Attributes:
-        root: The variable.
-        chain: Vertices: the first object, the last object, the memory.
-    """
-
-    root: Root | None
-    chain: tuple[int, ...]
+    root: Root | None  # The variable
+    chain: tuple[int, ...]  # Vertices: the first object, the last object, the memory
 
 
 Cut: TypeAlias = int | tuple[int, int] | Root

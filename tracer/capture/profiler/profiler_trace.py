@@ -8,13 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProfilerTrace:
-    """The profiler's trace of one cycle, read on demand.
+    """The profiler's trace of one cycle, read on demand."""
 
-    Attributes:
-        process_id: Number that this process has in the trace.
-        chunks: Gives the trace's JSON text from the beginning, in pieces of about a MiB.
-            Raises RecordingError if the profiler did not give it, OutputError if it could not be kept.
-    """
-
-    process_id: int
+    process_id: int  # Number that this process has in the trace
+    # Gives the trace's JSON text from the beginning, in pieces of about a MiB. Raises RecordingError if the profiler
+    # did not give it, OutputError if it could not be kept.
     chunks: Callable[[], Iterator[bytes]]

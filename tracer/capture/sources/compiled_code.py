@@ -29,49 +29,33 @@ def without_wrappers(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CompiledNode:
-    """An operator of a compiled graph.
+    """An operator of a compiled graph."""
 
-    Attributes:
-        name: Name in the graph.
-        lines: The lines of the user's or a library's code that led to it, outermost first; none where torch has none.
-        module_id: `id()` of the innermost module around it, or -1.
-        module: Name of that module as torch.compile found it, such as `blocks.0.fc`, or "".
-        is_recomputed: Whether it is forward's, and backward computes it again.
-        has_stack: Whether torch knows its stack, or at least its modules; without such lines it was made for the line
-            that called the compiled code.
-    """
-
-    name: str
+    name: str  # Name in the graph
+    # The lines of the user's or a library's code that led to it, outermost first; none where torch has none.
     lines: tuple[SourceLine, ...]
-    module_id: int
-    module: str
-    is_recomputed: bool = False
+    module_id: int  # `id()` of the innermost module around it, or -1
+    module: str  # Name of that module as torch.compile found it, such as `blocks.0.fc`, or ""
+    is_recomputed: bool = False  # Whether it is forward's, and backward computes it again
+    # Whether torch knows its stack, or at least its modules; without such lines it was made for the line that called
+    # the compiled code.
     has_stack: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledGraph:
-    """A generated file and the graph that it was made from.
+    """A generated file and the graph that it was made from."""
 
-    Attributes:
-        path: Path of the file, as the profiler's frames name it.
-        text: Source of the file.
-        compile_id: torch's number of it: function and version, such as `0/0`.
-        is_backward: Whether it is the backward of a graph.
-        num_outputs: How many of the outputs are the caller's; those behind them go to backward. -1 where all are.
-        nodes: Its operators, in order.
-        buffers: Rows in `nodes` by the name of what they make together: the first is the node that it stands for.
-        outputs: Names of the nodes that it returns.
-    """
-
-    path: str
-    text: str
-    compile_id: str = ""
-    is_backward: bool = False
+    path: str  # Path of the file, as the profiler's frames name it
+    text: str  # Source of the file
+    compile_id: str = ""  # torch's number of it: function and version, such as `0/0`
+    is_backward: bool = False  # Whether it is the backward of a graph
+    # How many of the outputs are the caller's; those behind them go to backward. -1 where all are.
     num_outputs: int = -1
-    nodes: tuple[CompiledNode, ...] = ()
+    nodes: tuple[CompiledNode, ...] = ()  # Its operators, in order
+    # Rows in `nodes` by the name of what they make together: the first is the node that it stands for.
     buffers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    outputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()  # Names of the nodes that it returns
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,41 +88,27 @@ class RecomputedTensor:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """What torch's `activation_memory_budget` decided of a graph, by torch's own count.
+    """What torch's `activation_memory_budget` decided of a graph, by torch's own count."""
 
-    Attributes:
-        budget: From 0, where all is computed again, to below 1, the default.
-        kept_bytes: Bytes of what forward keeps for backward, without parameters and inputs.
-        default_bytes: The same, as it would be by default.
-        recomputed: What the default keeps, and this does not.
-    """
-
-    budget: float
-    kept_bytes: int
-    default_bytes: int
-    recomputed: tuple[RecomputedTensor, ...]
+    budget: float  # From 0, where all is computed again, to below 1, the default
+    kept_bytes: int  # Bytes of what forward keeps for backward, without parameters and inputs
+    default_bytes: int  # The same, as it would be by default
+    recomputed: tuple[RecomputedTensor, ...]  # What the default keeps, and this does not
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledCode:
-    """All that torch.compile made in a run.
+    """All that torch.compile made in a run."""
 
-    Attributes:
-        graphs: The generated files that were run; one that was compiled before the run has no nodes.
-        functions: What was compiled during the run.
-        breaks: Graph breaks.
-        budgets: Memory budgets of the graphs that were given one.
-        cuda_graphs_left_out: Why CUDA graphs, which were asked for, were not made, each reason once; "" where torch
-            does not say, as on a device that has none.
-        cuda_graphs_bytes: Reserved at the end for the pools in which CUDA graphs work, of all devices.
-    """
-
+    # The generated files that were run; one that was compiled before the run has no nodes.
     graphs: tuple[CompiledGraph, ...] = ()
-    functions: tuple[CompiledFunction, ...] = ()
-    breaks: tuple[GraphBreak, ...] = ()
-    budgets: tuple[MemoryBudget, ...] = ()
+    functions: tuple[CompiledFunction, ...] = ()  # What was compiled during the run
+    breaks: tuple[GraphBreak, ...] = ()  # Graph breaks
+    budgets: tuple[MemoryBudget, ...] = ()  # Memory budgets of the graphs that were given one
+    # Why CUDA graphs, which were asked for, were not made, each reason once; "" where torch does not say, as on a
+    # device that has none.
     cuda_graphs_left_out: tuple[str, ...] = ()
-    cuda_graphs_bytes: int = 0
+    cuda_graphs_bytes: int = 0  # Reserved at the end for the pools in which CUDA graphs work, of all devices
 
     @property
     def num_recompilations(self) -> int:

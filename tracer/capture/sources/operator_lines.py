@@ -58,23 +58,15 @@ Branches = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """A call, an operator, or the end of the function.
+    """A call, an operator, or the end of the function."""
 
-    Attributes:
-        lines: For a call, the lines that its frame may show; for an operator, the line on which it begins.
-        names: Operators that the expression can become; empty for a call.
-        branches: The sides of the conditionals around it.
-        loops: Numbers of the loops around it, outermost first.
-        is_single: Whether the expression makes one operator of a name, so that they can be counted.
-        is_end: Whether it is a return.
-    """
-
+    # For a call, the lines that its frame may show; for an operator, the line on which it begins.
     lines: tuple[int, ...]
-    names: tuple[str, ...]
-    branches: Branches
-    loops: tuple[int, ...]
-    is_single: bool = True
-    is_end: bool = False
+    names: tuple[str, ...]  # Operators that the expression can become; empty for a call
+    branches: Branches  # The sides of the conditionals around it
+    loops: tuple[int, ...]  # Numbers of the loops around it, outermost first
+    is_single: bool = True  # Whether the expression makes one operator of a name, so that they can be counted
+    is_end: bool = False  # Whether it is a return
 
     @property
     def is_operator(self) -> bool:

@@ -16,19 +16,12 @@ _FOLDER: Final = "NULL_GPU_JOB"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A process's rank in its job.
+    """A process's rank in its job."""
 
-    Attributes:
-        rank: Number from 0, over all nodes.
-        world_size: Number of ranks.
-        per_node: Number of ranks on a node.
-        folder: The job's private folder, in which ranks leave what later ones read.
-    """
-
-    rank: int
-    world_size: int
-    per_node: int
-    folder: Path
+    rank: int  # Number from 0, over all nodes
+    world_size: int  # Number of ranks
+    per_node: int  # Number of ranks on a node
+    folder: Path  # The job's private folder, in which ranks leave what later ones read
 
     @classmethod
     def here(cls, variables: Mapping[str, str] = os.environ) -> Self | None:

@@ -34,38 +34,23 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRead:
-    """What one line read from the device with one operator.
+    """What one line read from the device with one operator."""
 
-    Attributes:
-        line: Innermost line outside torch.
-        operator: Such as `aten::nonzero`.
-        count: How often.
-        value: The last one, as text; of an operator that decides a size, that size.
-        known: How well the worst known of them is known.
-        answered: Whether the value was given from outside.
-        decides_size: Whether the value was the size of a result.
-        num_empty: How many of those results were empty.
-    """
-
-    line: Line
-    operator: str
-    count: int
-    value: str
-    known: Known
-    answered: bool
-    decides_size: bool
-    num_empty: int
+    line: Line  # Innermost line outside torch
+    operator: str  # Such as `aten::nonzero`
+    count: int  # How often
+    value: str  # The last one, as text; of an operator that decides a size, that size
+    known: Known  # How well the worst known of them is known
+    answered: bool  # Whether the value was given from outside
+    decides_size: bool  # Whether the value was the size of a result
+    num_empty: int  # How many of those results were empty
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Limit at which a program that only reads values is ended.
+    """Limit at which a program that only reads values is ended."""
 
-    Attributes:
-        max_reads: The most reads by one line with one operator. A step that only reads takes 0.1 ms,
-            one of a model some ms.
-    """
-
+    # The most reads by one line with one operator. A step that only reads takes 0.1 ms, one of a model some ms.
     max_reads: int = 100_000
 
 

@@ -115,33 +115,19 @@ def packet_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What a kernel of ours has to know of the operator that it stands for.
+    """What a kernel of ours has to know of the operator that it stands for."""
 
-    Attributes:
-        name: With namespace and overload, as torch registers it.
-        call: The operator, to be called with tensors of the host.
-        computed: Whether its results may be computed on the host at all.
-        random: Whether it draws numbers.
-        generator: Position and name of its generator's argument; None where it has none.
-        written: Positions, and names, of the arguments that it writes to.
-        overwrites: Whether what it writes to is not read before.
-        tensors: Positions, and names, of the arguments that are tensors.
-        by_element: Whether it takes lists, of which each place is computed by itself.
-        product: Whether it is a product of matrices.
-        not_negative: Whether its results are never below zero.
-    """
-
-    name: str
-    call: Any
-    computed: bool
-    random: bool
-    generator: tuple[int, str] | None
-    written: tuple[tuple[int, ...], tuple[str, ...]]
-    overwrites: bool
-    tensors: tuple[tuple[int, str], ...]
-    by_element: bool
-    product: bool
-    not_negative: bool
+    name: str  # With namespace and overload, as torch registers it
+    call: Any  # The operator, to be called with tensors of the host
+    computed: bool  # Whether its results may be computed on the host at all
+    random: bool  # Whether it draws numbers
+    generator: tuple[int, str] | None  # Position and name of its generator's argument; None where it has none
+    written: tuple[tuple[int, ...], tuple[str, ...]]  # Positions, and names, of the arguments that it writes to
+    overwrites: bool  # Whether what it writes to is not read before
+    tensors: tuple[tuple[int, str], ...]  # Positions, and names, of the arguments that are tensors
+    by_element: bool  # Whether it takes lists, of which each place is computed by itself
+    product: bool  # Whether it is a product of matrices
+    not_negative: bool  # Whether its results are never below zero
 
     @property
     def short_name(self) -> str:

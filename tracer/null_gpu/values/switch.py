@@ -22,18 +22,13 @@ _SEED = 67_280_421_310_721
 
 @dataclass(frozen=True, slots=True)
 class ValuesReport:
-    """What a program on the null GPU has read of the device.
+    """What a program on the null GPU has read of the device."""
 
-    Attributes:
-        reads: By line and operator.
-        left_out: Operators whose results could not be computed, with the reason, and how often.
-        num_compiled_buffers: Buffers that compiled code has allocated: what its kernels leave there is unknown.
-        unused_answers: Lines for which a value was given, by file and number, and that have read nothing yet.
-    """
-
-    reads: tuple[DeviceRead, ...]
+    reads: tuple[DeviceRead, ...]  # By line and operator
+    # Operators whose results could not be computed, with the reason, and how often.
     left_out: tuple[tuple[str, int], ...]
-    num_compiled_buffers: int
+    num_compiled_buffers: int  # Buffers that compiled code has allocated: what its kernels leave there is unknown
+    # Lines for which a value was given, by file and number, and that have read nothing yet.
     unused_answers: tuple[tuple[str, int], ...] = ()
 
 

@@ -32,14 +32,11 @@ _SAFETENSORS: Final = "/safetensors/torch.py"
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What is known of the moment.
-
-    Attributes:
-        is_evaluating: At the end the model was in evaluation mode, and kept much for a backward pass all the same.
-    """
+    """What is known of the moment."""
 
     replayed: ReplayedSnapshot
     device: ReplayedDevice
+    # At the end the model was in evaluation mode, and kept much for a backward pass all the same.
     is_evaluating: bool = False
 
     @cached_property

@@ -26,21 +26,12 @@ class GivesUp(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cause:
-    """What fills memory, and what to change; not replayed yet.
+    """What fills memory, and what to change; not replayed yet."""
 
-    Attributes:
-        name: For scripts, such as `graphs kept`.
-        sentence: What holds how much; empty where the change says it all.
-        change: What to change, as an order: `call torch.cuda.empty_cache()`.
-        make: The recorded program with that change.
-        site: The line that it is about; None for none in particular.
-        postpones: It serves this request, while memory grows.
-    """
-
-    name: str
-    sentence: str
-    change: str
-    make: Callable[[Modelled], Changed]
-    site: Site | None = None
+    name: str  # For scripts, such as `graphs kept`
+    sentence: str  # What holds how much; empty where the change says it all
+    change: str  # What to change, as an order: `call torch.cuda.empty_cache()`
+    make: Callable[[Modelled], Changed]  # The recorded program with that change
+    site: Site | None = None  # The line that it is about; None for none in particular
     gives_up: GivesUp = GivesUp.NOTHING
-    postpones: bool = False
+    postpones: bool = False  # It serves this request, while memory grows

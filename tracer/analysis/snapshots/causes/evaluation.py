@@ -23,21 +23,13 @@ _KEPT_SHARE: Final = 0.4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Calls:
-    """Calls of models, in order [calls].
+    """Calls of models, in order [calls]."""
 
-    Attributes:
-        line: The line that calls, as a number.
-        first: First entry of each.
-        last: Entry at which it is over.
-        kept: Whether it kept at its end a good part of what it had made.
-        learns: Whether a backward ran before that line called again.
-    """
-
-    line: Ints
-    first: Ints
-    last: Ints
-    kept: Bools
-    learns: Bools
+    line: Ints  # The line that calls, as a number
+    first: Ints  # First entry of each
+    last: Ints  # Entry at which it is over
+    kept: Bools  # Whether it kept at its end a good part of what it had made
+    learns: Bools  # Whether a backward ran before that line called again
 
 
 def evaluation_with_gradients(case: Case) -> Iterator[Cause]:

@@ -39,19 +39,12 @@ _TRAINER: Final = "transformers/trainer"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grown:
-    """What iterations left behind.
+    """What iterations left behind."""
 
-    Attributes:
-        starts: First entries of the iterations, in order.
-        rows: Blocks in use that are of an iteration before the last whole one.
-        iteration: The iteration of each of these.
-        are_steps: They are steps of the optimizer.
-    """
-
-    starts: Ints
-    rows: Ints
-    iteration: Ints
-    are_steps: bool
+    starts: Ints  # First entries of the iterations, in order
+    rows: Ints  # Blocks in use that are of an iteration before the last whole one
+    iteration: Ints  # The iteration of each of these
+    are_steps: bool  # They are steps of the optimizer
 
     @property
     def num_iterations(self) -> int:
