@@ -22,6 +22,8 @@ from tracer.units import format_bytes, some
 # A peak of more than this many times the next one's is uneven.
 _UNEVEN = 2
 _MAX_NAMED = 7
+_LEAST_RING = 1000
+"""Entries: people ask for thousands."""
 _STATES_AND_PARAMETERS = 2
 
 
@@ -191,12 +193,23 @@ def _overlap(replayed: Replay, entry: int) -> tuple[int, int] | None:
     return (len(inside), int(lives.requested_bytes[rows[inside]].sum())) if len(inside) else None
 
 
+def _is_full_ring(state: DeviceState, replayed: Replay) -> bool:
+    """Whether the history has a round number of entries, and begins with memory in use that it does not explain."""
+    number = len(state.trace)
+    return number >= _LEAST_RING and number % _LEAST_RING == 0 and bool(replayed.requested_bytes[0])
+
+
 def _device_notes(state: DeviceState, replayed: Replay) -> list[str]:
     odd, notes = replayed.oddities, []
     if not len(state.trace):
         notes.append("It has no history (no trace entries): what follows is the state when the snapshot was taken.")
     elif state.trace.time_us[0] < 0:
         notes.append("The entries have no times; their order is exact all the same.")
+    if _is_full_ring(state, replayed):
+        notes.append(
+            f"The history has exactly {len(state.trace):,} entries, as many as it keeps by the look of it: what came "
+            "before is lost. A larger max_entries of _record_memory_history keeps more."
+        )
     if odd.has_no_allocs:
         notes.append("The recording has no allocations: everything counts as memory from before it.")
     if odd.frees_by_request:
