@@ -65,6 +65,7 @@ def _findings(report: WatchReport) -> dict[str, Any]:
             "asked_bytes": failed.asked_bytes,
             "device_free_bytes": failed.device_free_bytes,
             "cause": str(failed.cause),
+            "decisive": failed.decisive or None,
             "advice": failed.advice,
             "frame": failed.site.frame,
             "file": failed.site.file,
