@@ -9,7 +9,7 @@ import linecache
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final
 
 import numpy as np
@@ -184,15 +184,20 @@ class Case:
         return max(sums, key=lambda site: sums[site])
 
     def lines(self, rows: Ints, most: int = 2) -> str:
-        """The lines that made most of some blocks, as ` (train.py:7, model.py:9)`; empty where none is known."""
-        sums: dict[str, int] = {}
+        """The lines that made most of some blocks, as ` (train.py:7, model.py:9)`; empty where none is known.
+
+        A file may be named by its whole path and as the command named it: its name tells.
+        """
+        sums: dict[tuple[str, int | None], int] = {}
+        shown: dict[tuple[str, int | None], str] = {}
         for row in rows.tolist():
             site = self.site(row)
             if site.file is not None:
-                where = f"{site.file}:{site.line}"
-                sums[where] = sums.get(where, 0) + int(self.lives.requested_bytes[row])
-        chosen = sorted(sums, key=lambda where: -sums[where])[:most]
-        return f" ({', '.join(chosen)})" if chosen else ""
+                line = PurePath(site.file).name, site.line
+                shown.setdefault(line, f"{site.file}:{site.line}")
+                sums[line] = sums.get(line, 0) + int(self.lives.requested_bytes[row])
+        chosen = sorted(sums, key=lambda line: -sums[line])[:most]
+        return f" ({', '.join(map(shown.__getitem__, chosen))})" if chosen else ""
 
     def stacks_with(self, is_wanted: Sequence[bool] | Bools) -> Bools:
         """Which stacks have one of the wanted frames [stacks].

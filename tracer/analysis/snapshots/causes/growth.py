@@ -179,8 +179,12 @@ def _is_graph(case: Case, grown: Grown) -> bool:
     iteration = np.searchsorted(grown.starts, lives.begin, side="right") - 1
     in_model = grown.rows[case.in_model[grown.rows]]
     made = np.isin(iteration, grown.iteration) & (lives.begin > BEFORE) & case.in_model & np.isin(line, line[in_model])
-    if case.is_share(grown.rows[has(case.facts[grown.rows], Fact.ENGINE)], of=grown.rows):
-        return True  # a backward that made a graph itself, create_graph=True
+    of_backward = has(case.facts[grown.rows], Fact.ENGINE)  # it made a graph itself, create_graph=True
+    if case.is_share(grown.rows[of_backward], of=grown.rows):
+        return True
+    of_graphs = np.isin(case.kind[grown.rows], (Kind.ACTIVATION, Kind.AUTOGRAD_DETAIL))
+    if case.is_share(grown.rows[of_graphs], of=grown.rows, percent=50):
+        return True  # as autograd freed them, or as a live program's graphs hold them
     is_several = len(in_model) > _GRAPHS_BLOCKS * grown.num_iterations
     return is_several and case.bytes(in_model) >= _KEPT_OF_FORWARD * case.bytes(np.flatnonzero(made))
 
