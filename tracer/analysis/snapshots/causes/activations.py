@@ -88,8 +88,8 @@ def long_batch(case: Case) -> Iterator[Cause]:
     passing &= (case.kind != Kind.GRADIENT) & ~has(case.facts, Fact.OPTIMIZER_STEP)
     latest, earlier = passing & (step == len(starts)), np.flatnonzero(passing & (step < len(starts)))
     largest = np.zeros(len(case.stacks) + 1, np.int64)
-    np.maximum.at(largest, lives.stack[earlier], lives.requested_bytes[earlier])
-    before = largest[lives.stack]
+    np.maximum.at(largest, case.stack[earlier], lives.requested_bytes[earlier])
+    before = largest[case.stack]
     rows = np.flatnonzero(latest & (before > 0) & (lives.requested_bytes >= _LONGER * before))
     held = rows[lives.end[rows] > case.entry]
     if not case.is_much(held, percent=25):

@@ -17,7 +17,7 @@ import numpy as np
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.block_facts import calls_of_models
 from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot
-from tracer.analysis.snapshots.frames import is_python, torch_file
+from tracer.analysis.snapshots.frames import is_label, is_python, torch_file
 from tracer.analysis.snapshots.sites import Site, Sites
 from tracer.analysis.snapshots.stack_facts import Fact, has, is_module_call
 from tracer.arrays import Bools, Ints
@@ -83,10 +83,27 @@ class Case:
         """Bytes that were asked for then; 0 at a peak."""
         return int(self.state.trace.size[self.entry]) if self.has_failed else 0
 
+    @cached_property
+    def _unlabelled(self) -> Ints:
+        """For every stack the first one with the same frames but for our own label on top [stacks]."""
+        is_ours = [is_label(frame) for frame in self.frames]
+        if not any(is_ours):
+            return np.arange(len(self.stacks))
+        first: dict[tuple[int, ...], int] = {}
+        frames = (
+            tuple(at for at in self.stacks.frame_ids(stack) if not is_ours[at]) for stack in range(len(self.stacks))
+        )
+        return np.array([first.setdefault(key, stack) for stack, key in enumerate(frames)], np.int64)
+
+    @cached_property
+    def stack(self) -> Ints:
+        """The stack of every block, the same where the same lines made it [lives]."""
+        return self._unlabelled[self.lives.stack]
+
     @property
     def asked_stack(self) -> int:
         """Stack of that request; 0, the empty one, at a peak."""
-        return int(self.state.trace.stack[self.entry]) if self.has_failed else 0
+        return int(self._unlabelled[self.state.trace.stack[self.entry]]) if self.has_failed else 0
 
     @cached_property
     def kind(self) -> Ints:
@@ -147,7 +164,7 @@ class Case:
         rows = rows[np.argsort(self.lives.begin[rows], kind="stable")]
         known, first = np.unique(call[rows], return_index=True)
         head = np.full(len(lines), -1)
-        head[known] = self.lives.stack[rows[first]]
+        head[known] = self.stack[rows[first]]
         _, earliest = np.unique(lines[known], return_index=True)
         of_line = dict(zip(lines[known[earliest]].tolist(), head[known[earliest]].tolist(), strict=True))
         begins = np.append(True, lines[1:] != lines[:-1])[: len(lines)]

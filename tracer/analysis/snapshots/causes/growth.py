@@ -114,13 +114,13 @@ def _iterations(case: Case) -> Iterator[tuple[Ints, bool]]:
         starts = np.zeros(0, np.int64)
     lives, is_loops = case.lives, ~has(case.facts, *_NOT_THE_LOOPS) & has(case.facts, Fact.STACK) & ~case.in_model
     made = np.flatnonzero(is_loops & (case.lives.begin > case.last_learning) & (lives.begin <= case.entry))
-    stack, count = np.unique(lives.stack[made], return_counts=True)
+    stack, count = np.unique(case.stack[made], return_counts=True)
     of_count: dict[int, int] = {}
     for number, times in zip(stack.tolist(), count.tolist(), strict=True):
         if times >= _LEAST_ITERATIONS and not _is_inside_steps(case, number, starts):
             of_count[times] = number
     for times in sorted(of_count)[:_MOST_LINES]:
-        yield np.sort(lives.begin[made][lives.stack[made] == of_count[times]]), False
+        yield np.sort(lives.begin[made][case.stack[made] == of_count[times]]), False
 
 
 def _behind_forwards(case: Case, starts: Ints) -> Ints:
@@ -134,7 +134,7 @@ def _is_inside_steps(case: Case, stack: int, steps: Ints) -> bool:
     """Whether a line runs several times in most steps: then it is a part of each, and not a loop around them."""
     if len(steps) < 2:
         return False
-    begin = case.lives.begin[(case.lives.stack == stack) & (case.lives.begin > BEFORE)]
+    begin = case.lives.begin[(case.stack == stack) & (case.lives.begin > BEFORE)]
     inside = np.bincount(np.searchsorted(steps, begin, side="right"), minlength=len(steps) + 1)[1:-1]
     return bool((inside >= 2).mean() > 0.5) if len(inside) else False
 
@@ -145,7 +145,7 @@ def _grown(case: Case, starts: Ints, are_steps: bool) -> Grown | None:
     begin = case.lives.begin[rows]
     iteration = np.searchsorted(starts, begin, side="right") - 1
     is_old = (iteration >= 0) & (iteration < len(starts) - 2) & ~case.stays[rows] & (case.kind[rows] != Kind.GRADIENT)
-    is_old &= ~case.is_set_up[rows] & (case.lives.stack[rows] != NO_STACK)
+    is_old &= ~case.is_set_up[rows] & (case.stack[rows] != NO_STACK)
     rows, iteration = rows[is_old], iteration[is_old]
     lines = _grown_lines(case, rows, iteration, max(len(starts) - 2, 1))
     rows, iteration = rows[lines], iteration[lines]
@@ -160,7 +160,7 @@ def _grown_lines(case: Case, rows: Ints, iteration: Ints, number: int) -> Bools:
     Args:
         number: Iterations that are over.
     """
-    stack = case.lives.stack[rows]
+    stack = case.stack[rows]
     if not len(rows):
         return np.zeros(0, np.bool_)
     pairs = np.unique(np.stack([stack.astype(np.int64), iteration]), axis=1)
@@ -200,16 +200,16 @@ def grown_by_cat(case: Case) -> Iterator[Cause]:
     rows = np.flatnonzero((lives.begin > BEFORE) & (lives.begin <= case.entry) & has(case.facts, Fact.STACK))
     rows = rows[np.argsort(lives.begin[rows], kind="stable")]
     rows = rows[~has(case.facts[rows], Fact.ENGINE, Fact.OPTIMIZER_STEP)]
-    order = np.argsort(lives.stack[rows], kind="stable")
+    order = np.argsort(case.stack[rows], kind="stable")
     rows = rows[order]
-    edges = np.flatnonzero(np.diff(lives.stack[rows])) + 1
+    edges = np.flatnonzero(np.diff(case.stack[rows])) + 1
     grown = [mine for mine in np.split(rows, edges) if _grows(lives.requested_bytes[mine])]
     chosen = [mine for mine in grown if (lives.end[mine] > case.entry).any()]
     if not chosen:
         return
     all_rows = np.concatenate(chosen)
     held = all_rows[lives.end[all_rows] > case.entry]
-    asked = case.asked_bytes if case.asked_stack in set(lives.stack[all_rows].tolist()) else 0
+    asked = case.asked_bytes if case.asked_stack in set(case.stack[all_rows].tolist()) else 0
     if not asked and not case.is_much(held, percent=20):
         return
     site = case.largest_site(held)
@@ -259,7 +259,7 @@ def _in_place(modelled: Modelled, case: Case, grown: list[Ints]) -> Changed:
                 rows.append(row)
                 entries.append(int(begin[at]))
         held = mine[end > case.entry]
-        if len(held) and case.asked_stack == int(case.lives.stack[mine[0]]):
+        if len(held) and case.asked_stack == int(case.stack[mine[0]]):
             rows.append(int(held[0]))
             entries.append(case.entry)
     return with_earlier_frees(modelled, np.array(rows, np.int64), np.array(entries, np.int64))
