@@ -6,10 +6,12 @@ import io
 import pickle
 import pickletools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from torch.cuda import _memory_viz
@@ -123,6 +125,15 @@ def test_of_two_storages_from_before_in_one_place_the_first_stands_for_both() ->
     snapshot = snapshot_of(recording_of([Event(500, 8, 3)], [Key(0, 100, 1), Key(50, 20, 2)]))
     assert_sound(snapshot)
     assert [block["size"] for block in snapshot["segments"][0]["blocks"]] == [100]
+
+
+def test_memory_of_which_nobody_knows_where_it_lies_is_behind_all_other() -> None:
+    recording = recording_of([Event(500, 8, 3)], [Key(0, 100, 1)])
+    lifetimes = follow_blocks(recording, None, 0)
+    unknown = replace(lifetimes, address=np.where(lifetimes.address == 0, -1, lifetimes.address))
+    snapshot = snapshot_of_recording(recording, unknown)
+    assert_sound(snapshot)
+    assert [block["address"] for segment in snapshot["segments"] for block in segment["blocks"]] == [500, 508]
 
 
 def test_nothing_recorded_gives_an_empty_snapshot() -> None:

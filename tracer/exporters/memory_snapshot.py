@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def snapshot_of_recording(
     Returns:
         Segments as they are at the end of the recording, and one trace entry per allocation and two per free.
     """
-    stacks = PythonStacks(recording)
+    stacks, lifetimes = PythonStacks(recording), _with_addresses(lifetimes)
     device = _device_number(recording, lifetimes)
     return {
         "segments": [{**segment, "device": device} for segment in _segments(lifetimes, stacks, labels)],
@@ -45,6 +46,17 @@ def snapshot_of_recording(
         "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False},
         "external_annotations": [{**mark, "device": device} for mark in _annotations(recording)],
     }
+
+
+def _with_addresses(lifetimes: BlockLifetimes) -> BlockLifetimes:
+    """Blocks of which nobody knows where they lie, as a count's remainder, lie behind all others."""
+    unknown = np.flatnonzero(lifetimes.address < 0)
+    if not len(unknown):
+        return lifetimes
+    address, size = lifetimes.address.copy(), lifetimes.size_bytes
+    begin = int((address + size).max(initial=0))
+    address[unknown] = begin + np.cumsum(size[unknown]) - size[unknown]
+    return replace(lifetimes, address=address)
 
 
 def _device_number(recording: Recording, lifetimes: BlockLifetimes) -> int:
