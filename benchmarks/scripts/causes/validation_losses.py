@@ -1,4 +1,4 @@
-"""Losses of a validation with gradients on, summed up (OpenNMT/OpenNMT-py#1141); on 10GiB: graphs kept or gradients in evaluation."""
+"""Losses of a validation, summed up (OpenNMT/OpenNMT-py#1141); on 10GiB: graphs kept or gradients in evaluation."""
 
 import torch
 from torch import nn
