@@ -25,6 +25,7 @@ from tests.snapshot.explained import explain_snapshot
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.findings import DeviceFinding
+from tracer.analysis.snapshots.first_changes import FirstChange, FirstChanges, with_cause
 from tracer.analysis.snapshots.oom import OutOfMemory, in_evaluation
 from tracer.snapshot.load import snapshot_in_memory
 
@@ -244,3 +245,21 @@ def test_what_an_evaluation_keeps_is_said_from_a_fifth_on(kept: int, is_said: bo
     assert found.in_evaluation is is_said
     assert found.advice.endswith(event.advice) and ("torch.no_grad()" in found.advice) is is_said
     assert ("keeps 20 B for a backward pass" in found.advice) is is_said
+
+
+@pytest.mark.parametrize(("num_failed", "is_said"), [(0, True), (1, False)])
+def test_a_change_that_saves_what_was_missing_is_said_where_the_replay_fails_nowhere(
+    tmp_path: Path, num_failed: int, is_said: bool
+) -> None:
+    """As it began before the recording; where the replay fails too, the change has to serve the request."""
+    failed = {"action": "oom", "addr": 0, "size": 80 * MIB, "stream": 0, "time_us": 9, "frames": FORWARD}
+    (event,) = explain(tmp_path / "s", [entry("alloc", BASE, MIB, frames=FORWARD), failed]).oom
+    change = FirstChange(
+        "keep less", None, 100 * MIB, 10 * MIB, 100 * MIB, 10 * MIB, cause="graphs kept", sentence="Memory grows."
+    )
+    said = with_cause(event, FirstChanges((change,), num_failed))
+    expected = (
+        "Memory grows. Keep less: in a replay of the recording 10.00 MiB are reserved at the most where 100.00 MiB"
+    )
+    assert said.advice.startswith(expected) == is_said
+    assert said.decisive == ("graphs kept" if is_said else "")

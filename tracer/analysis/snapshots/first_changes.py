@@ -101,11 +101,16 @@ def first_changes(
 def with_cause(event: OutOfMemory, first: FirstChanges | None) -> OutOfMemory:
     """A failure whose advice begins with the decisive cause and its change, as far as there is one."""
     change = first.decisive if first is not None else None
-    if change is None or not change.num_served or change.cause in _SAID_BY_THE_ALLOCATOR:
+    if first is None or change is None or change.cause in _SAID_BY_THE_ALLOCATOR:
         return event
+    # Where the replay of the recording fails nowhere, as it began before, what the change saves has to be enough.
+    if not change.num_served and (first.num_failed or change.saved_bytes < event.asked_bytes):
+        return event
+    reserved = format_bytes(change.reserved_bytes)
+    most = f"the request is then served, with {reserved}" if change.num_served else f"{reserved} are"
     served = (
-        f"in a replay of the recording the request is then served, with {format_bytes(change.reserved_bytes)} reserved "
-        f"at the most where {format_bytes(change.reserved_before_bytes)} were"
+        f"in a replay of the recording {most} reserved at the most where "
+        f"{format_bytes(change.reserved_before_bytes)} were"
     )
     words = change.words[0].upper() + change.words[1:]
     sentences = (change.sentence, f"{words}: {served}.", event.allocators_advice)
