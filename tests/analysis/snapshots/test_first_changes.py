@@ -94,7 +94,7 @@ def test_gradients_beside_buckets_of_the_same_bytes(buckets: int) -> None:
         assert "gradients beside buckets" not in found
     else:
         assert allocated(found["gradients beside buckets"]) == (230, 170)
-        assert "2 blocks of gradients" in found["gradients beside buckets"].words
+        assert "2 blocks of gradients" in found["gradients beside buckets"].sentence
     assert kept
 
 

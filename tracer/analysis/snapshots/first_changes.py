@@ -149,7 +149,7 @@ def _rank(
         -change.num_served,
         change.saved_bytes < _MUCH * most_bytes,
         cause.gives_up,
-        -change.saved_bytes,
+        -round(change.saved_bytes / max(most_bytes, 1), 1),  # of what helps alike, what is asked about first
     )
 
 

@@ -139,9 +139,8 @@ def variables_over_the_step(case: Case) -> Iterator[Cause]:
         largest = rows[np.argmax(lives.requested_bytes[rows])]
         yield Cause(
             "held over the step",
-            "",
-            f"let go of {some(len(rows), 'block')} that variables keep over the optimizer's step "
-            "(del, .item(), .detach())",
+            f"Variables keep {some(len(rows), 'block')} over the optimizer's step, into the next iteration.",
+            "let go of what variables keep over the optimizer's step (del, .item(), .detach())",
             lambda modelled: with_earlier_frees(modelled, rows, entry),
             case.sites.site(int(lives.stack[largest])),
         )

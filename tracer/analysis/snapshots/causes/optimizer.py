@@ -69,9 +69,8 @@ def gradients_freed_late(case: Case) -> Iterator[Cause]:
     if len(rows) and case.is_worth(end=(rows, end[last[rows]])):
         yield Cause(
             "gradients freed late",
-            "",
-            f"call zero_grad(set_to_none=True) right after the optimizer's step: {some(len(rows), 'block')} of "
-            "gradients are freed only later",
+            f"{some(len(rows), 'block')} of gradients are freed only in the next iteration.",
+            "call zero_grad(set_to_none=True) right after the optimizer's step",
             lambda modelled: with_earlier_frees(modelled, rows, end[last[rows]]),
         )
 
@@ -89,8 +88,7 @@ def gradients_beside_buckets(case: Case) -> Iterator[Cause]:
     if 0 < gradients <= buckets and case.is_worth(without=rows):
         yield Cause(
             "gradients beside buckets",
-            "",
-            f"give DistributedDataParallel gradient_as_bucket_view=True: {some(len(rows), 'block')} of gradients are "
-            "copies of what lies in its buckets",
+            f"{some(len(rows), 'block')} of gradients are copies of what lies in DistributedDataParallel's buckets.",
+            "give DistributedDataParallel gradient_as_bucket_view=True",
             lambda modelled: without_blocks(modelled, rows),
         )
