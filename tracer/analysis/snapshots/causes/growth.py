@@ -182,8 +182,8 @@ def _is_graph(case: Case, grown: Grown) -> bool:
     of_backward = has(case.facts[grown.rows], Fact.ENGINE)  # it made a graph itself, create_graph=True
     if case.is_share(grown.rows[of_backward], of=grown.rows):
         return True
-    of_graphs = np.isin(case.kind[grown.rows], (Kind.ACTIVATION, Kind.AUTOGRAD_DETAIL))
-    if case.is_share(grown.rows[of_graphs], of=grown.rows, percent=50):
+    of_graphs = grown.rows[np.isin(case.kind[grown.rows], (Kind.ACTIVATION, Kind.AUTOGRAD_DETAIL))]
+    if len(of_graphs) > _GRAPHS_BLOCKS * grown.num_iterations and case.is_share(of_graphs, of=grown.rows, percent=50):
         return True  # as autograd freed them, or as a live program's graphs hold them
     is_several = len(in_model) > _GRAPHS_BLOCKS * grown.num_iterations
     return is_several and case.bytes(in_model) >= _KEPT_OF_FORWARD * case.bytes(np.flatnonzero(made))
