@@ -15,6 +15,7 @@ from tracer.allocator.replay import Outcome, Program
 from tracer.allocator.settings import AllocatorSettings
 from tracer.analysis.snapshots.modelled import Modelled, model_device
 from tracer.arrays import Ints
+from tracer.block_sizes import round_size
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import Replay
 
@@ -95,7 +96,7 @@ def with_smaller_blocks(modelled: Modelled, rows: Ints, divisor: int, *, with_la
     program = modelled.program
     if with_last_failure:
         *others, (asked, stream) = program.history.failed
-        failed = (*others, (-(-asked // divisor), stream))
+        failed = (*others, (round_size(-(-asked // divisor)), stream))
         program = replace(program, history=replace(program.history, failed=failed))
     size = program.history.lives.requested_bytes.copy()
     size[rows] = -(-size[rows] // divisor)

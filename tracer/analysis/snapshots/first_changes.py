@@ -22,7 +22,6 @@ _MUCH: Final = 0.25
 _TIGHT: Final = 0.95
 """Of the capacity: where that much is reserved under a setting, the next larger request fails."""
 _SAID_BY_THE_ALLOCATOR: Final = ("fragmentation", "stranded in streams")
-_GROWS: Final = ("graphs kept", "results kept", "cache grown by cat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,6 @@ class FirstChange:
     num_served: int = 0  # Requests that failed in the recording and are served with the change
     cause: str = ""  # Name of the cause that it removes
     sentence: str = ""  # What that cause is, with its bytes; empty where the change says it
-    postpones: bool = False  # Memory grows, and with the change it is full later
 
     @property
     def saved_bytes(self) -> int:
@@ -90,10 +88,14 @@ def first_changes(
     tried = [(cause, _tried(cause, modelled)) for cause in causes]
     helping = [(cause, change) for cause, change in tried if change is not None and _helps(change, modelled)]
     most = max((change.saved_bytes for cause, change in helping if cause.gives_up < GivesUp.UNKNOWN), default=0)
-    grows = any(cause.name in _GROWS and change.saved_bytes >= _MUCH * most for cause, change in helping)
+    grows = any(cause.grows and change.saved_bytes >= _MUCH * most for cause, change in helping)
     helping.sort(key=lambda pair: _rank(*pair, grows=grows, most_bytes=most, capacity=modelled.capacity))
     changes = tuple(
-        change for cause, change in helping if not (cause.gives_up is GivesUp.UNKNOWN and _is_said(change, helping))
+        replace(change, words=f"{change.words} (memory grows: that is for a while)")
+        if cause.postpones and grows
+        else change
+        for cause, change in helping
+        if not (cause.gives_up is GivesUp.UNKNOWN and _is_said(change, helping))
     )
     return FirstChanges(changes[:MAX_CHANGES], len(modelled.baseline.unserved))
 
@@ -177,7 +179,6 @@ def _tried(cause: Cause, modelled: Modelled) -> FirstChange | None:
         num_served=len(before.unserved) - len(after.unserved),
         cause=cause.name,
         sentence=cause.sentence,
-        postpones=cause.postpones,
     )
 
 

@@ -52,11 +52,6 @@ class Failure:
         return max(self.memory.free_bytes - self.usable.free_bytes, 0)
 
 
-def segment_bytes(asked: int) -> int:
-    """What the allocator reserves from the driver for a request that no free block can serve."""
-    return segment_size(asked)
-
-
 def fits_without_fragmentation(failure: Failure) -> bool:
     """Whether what the request may use and what the device is known to have had would have sufficed, in one piece."""
     return failure.usable.free_bytes + (failure.device_free_bytes or 0) >= failure.asked_bytes
@@ -65,7 +60,7 @@ def fits_without_fragmentation(failure: Failure) -> bool:
 def cause_of(failure: Failure) -> Cause:
     """The cause, as far as the recording tells."""
     asked_bytes, free, usable = failure.asked_bytes, failure.device_free_bytes, failure.usable
-    if free is not None and free >= segment_bytes(asked_bytes):
+    if free is not None and free >= segment_size(asked_bytes):
         return "limit"
     if usable.largest_free_bytes >= asked_bytes:
         return "kept whole"
@@ -111,11 +106,11 @@ def _fragmentation(failure: Failure) -> str:
         )
     spare = failure.usable.free_bytes + (failure.device_free_bytes or 0) - failure.asked_bytes
     if failure.is_explained:
-        serves = "serves" if failure.serves("expandable segments") else "does not serve"
-        return (
-            f"Free memory lies in pieces beside that: expandable_segments:True {serves} this request, with "
-            f"{format_bytes(spare)} to spare in one piece."
-        )
+        pieces = f"Free memory lies in pieces beside that; in one piece there would be {format_bytes(spare)} to spare"
+        served = failure.serves("expandable segments")
+        if served is None:
+            return f"{pieces}."
+        return f"{pieces}, and expandable_segments:True {'serves' if served else 'does not serve'} this request."
     advice = _if_served(
         failure,
         "expandable segments",

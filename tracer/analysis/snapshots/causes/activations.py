@@ -43,10 +43,10 @@ def attention_matrix(case: Case) -> Iterator[Cause]:
     is_layers = has(case.facts, Fact.LAYER, Fact.WORKSPACE)
     stack = np.where(case.forward >= 0, case.forward, lives.stack)
     passing = made[~is_layers[made] & ~case.stays[made] & has(case.sites.facts[stack[made]], Fact.MODULE_FORWARD)]
-    held = passing[lives.end[passing] > case.entry]
+    held = case.held(passing)
     if not len(held):
         return
-    layers = made[is_layers[made] & (lives.end[made] > case.entry)]
+    layers = case.held(made[is_layers[made]])
     largest_layer = int(lives.requested_bytes[layers].max(initial=0))
     size = max(case.asked_bytes, int(lives.requested_bytes[held].max()))
     if size < 2 * largest_layer:
@@ -54,7 +54,7 @@ def attention_matrix(case: Case) -> Iterator[Cause]:
     is_matrix = np.isin(lives.requested_bytes, [size // 2, size])
     named = {number: _is_attention(case, number) for number in np.unique(stack[passing[is_matrix[passing]]]).tolist()}
     rows = passing[is_matrix[passing] & np.array([named.get(number, False) for number in stack[passing].tolist()])]
-    held = rows[lives.end[rows] > case.entry]
+    held = case.held(rows)
     if not case.is_much(held, percent=_ATTENTION_PERCENT):
         return
     yield Cause(
@@ -91,7 +91,7 @@ def long_batch(case: Case) -> Iterator[Cause]:
     np.maximum.at(largest, case.stack[earlier], lives.requested_bytes[earlier])
     before = largest[case.stack]
     rows = np.flatnonzero(latest & (before > 0) & (lives.requested_bytes >= _LONGER * before))
-    held = rows[lives.end[rows] > case.entry]
+    held = case.held(rows)
     if not case.is_much(held, percent=25):
         return
     times = max(int(np.median(lives.requested_bytes[held] / before[held])), _LONGER)
@@ -110,7 +110,7 @@ def decoding_at_full_size(case: Case) -> Iterator[Cause]:
     """Images or videos that an autoencoder of diffusers makes whole."""
     is_tiled = case.stacks_with([bool(_TILED.search(frame.file)) for frame in case.frames])
     rows = np.flatnonzero(is_tiled[case.lives.stack] & ~case.stays & (case.lives.begin > BEFORE))
-    held = rows[(case.lives.begin[rows] <= case.entry) & (case.lives.end[rows] > case.entry)]
+    held = case.held(rows)
     asked = case.asked_bytes * bool(is_tiled[case.asked_stack])
     if (case.bytes(held) + asked) * 4 < case.in_use_bytes:
         return

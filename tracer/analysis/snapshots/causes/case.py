@@ -32,7 +32,7 @@ _SAFETENSORS: Final = "/safetensors/torch.py"
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What is known of the moment."""
+    """The moment, with all that is known of it."""
 
     replayed: ReplayedSnapshot
     device: ReplayedDevice
@@ -172,6 +172,10 @@ class Case:
         number = np.cumsum(begins) - 1
         return np.where(call >= 0, np.append(number, -1)[call], -1), lines[begins]
 
+    def held(self, rows: Ints) -> Ints:
+        """Those of some blocks that were in use at the moment."""
+        return rows[(self.lives.begin[rows] <= self.entry) & (self.lives.end[rows] > self.entry)]
+
     def bytes(self, rows: Ints) -> int:
         """Bytes of some blocks, as requested."""
         return int(self.lives.requested_bytes[rows].sum())
@@ -188,17 +192,22 @@ class Case:
         """Whether some blocks are a good part of others."""
         return self.bytes(rows) * 100 >= self.bytes(of) * percent
 
-    def site(self, row: int) -> Site:
-        """The line that made a block; of backward that of its operation of forward."""
-        return self.sites.site_of_backward(int(self.lives.stack[row]), int(self.forward[row]))
+    def _bytes_of_sites(self, rows: Ints) -> dict[Site, int]:
+        """Bytes of some blocks by the line that made them, the most first."""
+        pairs, of_pair = np.unique(
+            np.stack([self.lives.stack[rows].astype(np.int64), self.forward[rows]]), axis=1, return_inverse=True
+        )
+        size = np.zeros(pairs.shape[1], np.int64)
+        np.add.at(size, of_pair.reshape(-1), self.lives.requested_bytes[rows])
+        sums: dict[Site, int] = {}
+        for stack, forward, number in zip(*pairs.tolist(), size.tolist(), strict=True):
+            site = self.sites.site_of_backward(stack, forward)
+            sums[site] = sums.get(site, 0) + number
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     def largest_site(self, rows: Ints) -> Site:
         """The line that made most of some blocks."""
-        sums: dict[Site, int] = {}
-        for row in rows.tolist():
-            site = self.site(row)
-            sums[site] = sums.get(site, 0) + int(self.lives.requested_bytes[row])
-        return max(sums, key=lambda site: sums[site])
+        return next(iter(self._bytes_of_sites(rows)))
 
     def lines(self, rows: Ints, most: int = 2) -> str:
         """The lines that made most of some blocks, as ` (train.py:7, model.py:9)`; empty where none is known.
@@ -207,12 +216,11 @@ class Case:
         """
         sums: dict[tuple[str, int | None], int] = {}
         shown: dict[tuple[str, int | None], str] = {}
-        for row in rows.tolist():
-            site = self.site(row)
+        for site, size in self._bytes_of_sites(rows).items():
             if site.file is not None:
                 line = PurePath(site.file).name, site.line
                 shown.setdefault(line, f"{site.file}:{site.line}")
-                sums[line] = sums.get(line, 0) + int(self.lives.requested_bytes[row])
+                sums[line] = sums.get(line, 0) + size
         chosen = sorted(sums, key=lambda line: -sums[line])[:most]
         return f" ({', '.join(map(shown.__getitem__, chosen))})" if chosen else ""
 

@@ -12,7 +12,7 @@ from tracer.analysis.snapshots.sites import Site
 
 
 class GivesUp(IntEnum):
-    """What a program gives up by a change; the less comes first."""
+    """The price of a change to a program; the lower comes first."""
 
     NOTHING = 0
     """It lets go of what nobody needs."""
@@ -26,7 +26,7 @@ class GivesUp(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cause:
-    """What fills memory, and what to change; not replayed yet."""
+    """A cause of full memory with its change, which is not replayed yet."""
 
     name: str  # For scripts, such as `graphs kept`
     sentence: str  # What holds how much; empty where the change says it all
@@ -34,4 +34,5 @@ class Cause:
     make: Callable[[Modelled], Changed]  # The recorded program with that change
     site: Site | None = None  # The line that it is about; None for none in particular
     gives_up: GivesUp = GivesUp.NOTHING
-    postpones: bool = False  # It serves this request, while memory grows
+    grows: bool = False  # Memory grows from one iteration to the next
+    postpones: bool = False  # Where memory grows, the change serves this request alone

@@ -39,7 +39,7 @@ def evaluation_with_gradients(case: Case) -> Iterator[Cause]:
         rows = rows[case.lives.begin[rows] > BEFORE]
     else:
         rows = _kept_for_nothing(case)
-    held = rows[case.lives.end[rows] > case.entry]
+    held = case.held(rows)
     if not len(rows) or not case.is_much(held):
         return
     yield Cause(

@@ -71,6 +71,7 @@ def growth(case: Case) -> Iterator[Cause]:
             _detached(case, grown, what),
             lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
             site,
+            grows=True,
         )
         return
     yield Cause(
@@ -80,6 +81,7 @@ def growth(case: Case) -> Iterator[Cause]:
         + ("; eval_accumulation_steps=1 does so in a Trainer" if _is_trainers(case, grown.rows) else ""),
         lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
         site,
+        grows=True,
     )
 
 
@@ -204,11 +206,11 @@ def grown_by_cat(case: Case) -> Iterator[Cause]:
     rows = rows[order]
     edges = np.flatnonzero(np.diff(case.stack[rows])) + 1
     grown = [mine for mine in np.split(rows, edges) if _grows(lives.requested_bytes[mine])]
-    chosen = [mine for mine in grown if (lives.end[mine] > case.entry).any()]
+    chosen = [mine for mine in grown if len(case.held(mine))]
     if not chosen:
         return
     all_rows = np.concatenate(chosen)
-    held = all_rows[lives.end[all_rows] > case.entry]
+    held = case.held(all_rows)
     asked = case.asked_bytes if case.asked_stack in set(case.stack[all_rows].tolist()) else 0
     if not asked and not case.is_much(held, percent=20):
         return
@@ -226,6 +228,7 @@ def grown_by_cat(case: Case) -> Iterator[Cause]:
             lambda modelled: _in_place(modelled, case, chosen),
             site,
             GivesUp.TIME_OR_SIZE,
+            grows=True,
         )
         return
     yield Cause(
@@ -235,6 +238,7 @@ def grown_by_cat(case: Case) -> Iterator[Cause]:
         + ("; eval_accumulation_steps=1 does so in a Trainer" if _is_trainers(case, held) else ""),
         lambda modelled: without_blocks(modelled, all_rows),
         site,
+        grows=True,
     )
 
 

@@ -26,7 +26,7 @@ def optimizer_temporaries(case: Case) -> Iterator[Cause]:
     rows = np.flatnonzero(is_foreach[case.lives.stack] & (case.kind != Kind.OPTIMIZER_STATE))
     if not len(rows) or not case.is_worth(without=rows):
         return
-    held = rows[(case.lives.begin[rows] <= case.entry) & (case.lives.end[rows] > case.entry)]
+    held = case.held(rows)
     state = case.in_use[case.kind[case.in_use] == Kind.OPTIMIZER_STATE]
     runs = case.device.kinds.optimizer_runs
     is_first = bool(len(runs[0])) and not (runs[1] <= case.entry).any()

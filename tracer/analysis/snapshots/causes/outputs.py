@@ -33,7 +33,7 @@ def logits(case: Case) -> Iterator[Cause]:
     size = _size_of_logits(case)
     alike = made[_is_alike(case, lives.requested_bytes[made], size) & ~case.stays[made]] if size else of_loss[:0]
     rows = np.union1d(of_loss, alike)
-    held = rows[lives.end[rows] > case.entry]
+    held = case.held(rows)
     asks = bool(size) and bool(_is_alike(case, np.array([case.asked_bytes]), size).all())
     asks |= bool(case.stacks_with([*map(_is_cross_entropy, case.frames)])[case.asked_stack])
     filled = case.bytes(held) + asks * case.asked_bytes
