@@ -79,7 +79,7 @@ _MOST_TOGETHER = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What came of rehearsing some changes."""
+    """Results of rehearsals under some changes."""
 
     changes: tuple[Change, ...]  # One, or several together
     peak_bytes: int  # The most allocated
@@ -138,7 +138,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Advice:
-    """What would help a program."""
+    """Changes that would help a program."""
 
     device: str  # "cpu" or "cuda": whose rules were followed
     base: Outcome  # The program as it is: an outcome without changes

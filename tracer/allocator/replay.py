@@ -30,7 +30,7 @@ _ALLOC, _FREE, _REQUEST, _COMPLETE, _RELEASE, _OOM = map(
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """What a history asked for, without what its allocator made of that."""
+    """Requests of a history, without the decisions of its allocator."""
 
     history: History
     code: list[int]  # Codes of `Op`: requests, frees and emptied caches
@@ -55,7 +55,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a history needs under some settings."""
+    """Memory that a history needs under some settings."""
 
     reserved_peak_bytes: int
     allocated_peak_bytes: int  # The most that was in use, rounded

@@ -18,7 +18,7 @@ _MAX_MB = (1 << 44) - 1  # what torch clamps sizes to, so that they fit 64 bits
 
 @dataclass(frozen=True, slots=True)
 class AllocatorSettings:
-    """What decides how the allocator cuts and keeps memory. Sizes are bytes."""
+    """Settings by which the allocator cuts and keeps memory. Sizes are bytes."""
 
     expandable_segments: bool = False  # Segments grow in place, page by page
     max_split_size: int | None = None  # Blocks of this size and above are not split; None for no limit

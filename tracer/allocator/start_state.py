@@ -36,7 +36,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StartState:
-    """What was there before the first entry."""
+    """Memory that was there before the first entry."""
 
     spans: tuple[Span, ...]
     reserved_bytes: int  # The sum of the spans

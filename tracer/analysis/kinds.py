@@ -11,7 +11,7 @@ from typing import Final
 
 
 class Kind(IntEnum):
-    """What a block is, with its meaning. Finer than torch's categories where there is evidence, and never empty."""
+    """Kinds of blocks, each with its meaning: finer than torch's categories where there is evidence."""
 
     meaning: str  # Beside its name in a table, for whoever reads it for the first time; short enough for 80 columns
 

@@ -26,7 +26,7 @@ class SavedPeak:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What has one name at both peaks."""
+    """Memory of one name at both peaks."""
 
     # Category, module, operator, or all of them and the line, for people. Of snapshots a kind, or a kind and the
     # functions and files of a stack without line numbers, innermost first.

@@ -62,7 +62,7 @@ class KeptWaste:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptRun:
-    """What was observed of a run, and nothing that was concluded from it."""
+    """Observations of a run, without conclusions."""
 
     cycles: tuple[KeptCycle, ...]  # Cycles with memory on the device, in order; none if not one step was recorded
     device: str  # The device that is explained, as `str(torch.device)` writes it

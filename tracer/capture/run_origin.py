@@ -11,7 +11,7 @@ from tracer.command_line import this_command
 
 @dataclass(frozen=True, slots=True)
 class RunOrigin:
-    """What a reader wants to know of the process that made a run."""
+    """The process that made a run, for a reader."""
 
     command: str  # As it was called, without the folder of the program
     date: str  # When the results were put together, with the zone's name

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ValueRead:
-    """What one line read with one operator."""
+    """Values that one line read with one operator."""
 
     file: str  # File of the innermost line outside torch; empty where no Python called
     line: int  # Its number; 0 likewise

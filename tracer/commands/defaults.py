@@ -17,7 +17,7 @@ TABLE = "torch-timeline"
 
 @dataclass(frozen=True)
 class Defaults:
-    """What the table says."""
+    """Contents of the table."""
 
     path: Path | None = None  # The file; None where there is none
     # Values of options, by name without dashes, for each command that has them.

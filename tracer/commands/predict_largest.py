@@ -26,7 +26,7 @@ _IMAGE = re.compile(r"^((?:\w+=)?\d+)x(\d+)x(\d+)(?=$|:)")
 
 @dataclass(frozen=True, slots=True)
 class _Varied:
-    """What is varied."""
+    """The values that are varied."""
 
     option: str  # As it is written
     name: str  # For people

@@ -249,7 +249,7 @@ def _write_job(finding: JobFinding, html: Path, *, dask: str | None, named: Sequ
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What is asked beside the peak."""
+    """Questions beside the peak."""
 
     at: tuple[str, ...] = ()  # Moments of which the memory in use is shown, see `moments.entry_at`
     between: tuple[str, str] | None = None  # Two moments

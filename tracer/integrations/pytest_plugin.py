@@ -38,7 +38,7 @@ _OF_THIS_RUN = ("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORK
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a test's mark and the options ask."""
+    """The questions of a test's mark and of the options."""
 
     limit_bytes: int | None  # Bytes that may be allocated; None for any number
     on: str | None  # The card, as `--on` takes it; None for the GPU at hand

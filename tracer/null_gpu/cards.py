@@ -192,7 +192,7 @@ _ALSO = {
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What a process is to run on: one or more cards of a kind."""
+    """Devices of a process: one or more cards of a kind."""
 
     card: Card  # Kind of the devices, with the memory that was asked for
     count: int = 1  # Number of devices

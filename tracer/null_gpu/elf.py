@@ -16,7 +16,7 @@ _NEEDED = 1
 
 @dataclass(frozen=True, slots=True)
 class SharedLibrary:
-    """What the dynamic linker reads of a library."""
+    """Parts of a library that the dynamic linker reads."""
 
     needed: tuple[str, ...] = ()  # SONAMEs of the libraries that it needs
     undefined: frozenset[str] = frozenset()  # Symbols that others must define

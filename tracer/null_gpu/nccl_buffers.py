@@ -36,7 +36,7 @@ Source:
 
 @dataclass(frozen=True, slots=True)
 class NcclBuffers:
-    """What one process has that NCCL takes memory for."""
+    """Parts of one process that NCCL takes memory for."""
 
     communicators: int = 0  # Number of communicators in which a collective of several ranks has run, the most at once
     partners: int = 0  # Ranks of theirs that this one sent to or received from, the most at once

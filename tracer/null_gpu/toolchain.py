@@ -38,7 +38,7 @@ class Torch:
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """What a build is made with."""
+    """Inputs of a build."""
 
     compiler: str  # The C compiler
     includes: tuple[Path, ...]  # Folders with NVIDIA's headers, and last our own few declarations

@@ -25,7 +25,7 @@ _TRITON_DRIVER = "triton/backends/nvidia/driver.c"
 
 @dataclass(frozen=True, slots=True)
 class TorchSymbols:
-    """What must be there before torch is loaded."""
+    """Variables that must be there before torch is loaded."""
 
     sonames: tuple[str, ...]  # NVIDIA's libraries, by the names that the dynamic linker knows them by
     names: frozenset[str]  # Functions that are called

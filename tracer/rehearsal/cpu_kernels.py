@@ -39,7 +39,7 @@ _PLAIN = frozenset((torch.float32, torch.float64))
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What a call took."""
+    """Cost of a call."""
 
     shapes: tuple[tuple[int, ...], ...]  # Shapes of each result, in order
     more_bytes: int  # How much more than the results was in use at once

@@ -40,7 +40,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceMemory:
-    """What the allocator made of the requests. Columns [requests], up to the one that failed."""
+    """The allocator's decisions on the requests. Columns [requests], up to the one that failed."""
 
     peak_allocated_bytes: int  # The most in use, rounded as the allocator does: `max_memory_allocated`
     peak_requested_bytes: int  # The most in use, as asked for

@@ -45,7 +45,7 @@ _NUM_STEPS = 3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rehearsal:
-    """What a rehearsal brought to light."""
+    """Findings of a rehearsal."""
 
     device: str  # The device that it is about: `cpu`, or `cuda:0`
     # The steps behind the first one, as a profiler would have recorded them: any analysis of recordings reads it. It is

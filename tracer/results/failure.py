@@ -1,4 +1,4 @@
-"""What ended a run early."""
+"""The end of a run that ended early."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tracer.capture.sources.source_line import SourceLine
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What ended a run early."""
+    """The end of a run that ended early."""
 
     error: BaseException  # The exception
     step: int  # Number of the step in which it happened, from 0

@@ -9,7 +9,7 @@ from tracer.null_gpu.nccl_buffers import NcclBuffers
 
 @dataclass(frozen=True, slots=True)
 class RankTrial:
-    """What came of a trial on one rank of a job."""
+    """Result of a trial on one rank of a job."""
 
     rank: int
     fits: bool
@@ -19,7 +19,7 @@ class RankTrial:
 
 @dataclass(frozen=True, slots=True)
 class FitTrial:
-    """What came of some changes."""
+    """Result of some changes."""
 
     apply: tuple[str, ...]  # Names of them, as `run --apply` takes them; none for the script as it is
     fits: bool

@@ -29,7 +29,7 @@ class OutOfMemoryAt:
 
 @dataclass(frozen=True, slots=True)
 class ShapeNeed:
-    """What inputs of one shape need."""
+    """Memory that inputs of one shape need."""
 
     inputs: tuple[str, ...]  # As `--input` has them
     allocated_bytes: int
@@ -51,7 +51,7 @@ class LargestSize:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What an allocator counted."""
+    """Counts of an allocator."""
 
     peak_allocated_bytes: int  # The most in use, rounded as the allocator does: `max_memory_allocated`
     peak_requested_bytes: int  # The most in use, as asked for
@@ -61,7 +61,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
-    """What a step needs of a device."""
+    """Memory that a step needs of a device."""
 
     engine: Engine  # Which of them answered
     results: RunResults  # Results of the steps, as of a run: what fills the device, with its files

@@ -16,7 +16,7 @@ _GROWTH = 16
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What was found with one size."""
+    """Result with one size."""
 
     fits: bool  # Whether every allocation was served
     allocated_bytes: int  # Peak of the allocated bytes, on a device without a limit

@@ -39,7 +39,7 @@ _LAST_LINES: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is asked for."""
+    """The request."""
 
     devices: Devices  # One for each rank
     per_node: int  # How many ranks a node has

@@ -108,7 +108,7 @@ def steps_need(build: Build, *, num_steps: int = NUM_STEPS) -> Sizes:
 
 
 def shape_need(build: Build, inputs: tuple[str, ...]) -> ShapeNeed:
-    """What inputs of one shape need.
+    """Memory that inputs of one shape need.
 
     Args:
         build: Makes the workload of that shape.

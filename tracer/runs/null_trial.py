@@ -22,7 +22,7 @@ _QUICK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ScriptSizes:
-    """What a script takes."""
+    """Options of a script."""
 
     sizes: Sizes  # The peaks of the device that was filled most
     has_fit: bool  # Whether all steps that were wanted have run; what comes behind them is for the operations alone

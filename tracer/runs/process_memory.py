@@ -19,7 +19,7 @@ ROUNDING = "rounding"
 
 @dataclass(frozen=True, slots=True)
 class ProcessPeak:
-    """What was in use at most."""
+    """The most that was in use."""
 
     peak: SavedPeak  # With rows that sum to it, as the allocator counted it
     reserved_bytes: int  # Reserved from the driver at most

@@ -13,7 +13,7 @@ from tracer.results.failure import is_out_of_memory
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """What ended a rank's script."""
+    """The end of a rank's script."""
 
     words: str  # The exception, in a line
     out_of_memory: bool  # Whether the device had no memory left

@@ -80,7 +80,7 @@ def this_rank(environment: Mapping[str, str] = os.environ) -> Rank | None:
 
 @dataclass(frozen=True, slots=True)
 class RankPeak:
-    """What one rank has to say."""
+    """Message of one rank."""
 
     index: int  # Index of the rank
     run: str  # See `Rank.run`

@@ -45,7 +45,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moment:
-    """What a watched run knows of itself when it is to be explained."""
+    """A watched run's knowledge of itself when it is to be explained."""
 
     device: torch.device  # The device that is watched
     event: Event  # Why

@@ -22,7 +22,7 @@ def _check_lengths(*columns: Column[Any]) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """What one device's allocator did, entry by entry, in its own order [entries]."""
+    """Actions of one device's allocator, entry by entry, in its own order [entries]."""
 
     action: Bytes8  # Codes of `Action`
     # Address of the block or segment; of an `oom` entry, the bytes that the device had free, -1 if not known.
@@ -78,7 +78,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
-    """What was reserved from the driver when the snapshot was taken [segments]."""
+    """Memory reserved from the driver when the snapshot was taken [segments]."""
 
     address: Ints  # Where the segment begins; of an expandable one, where this mapped range begins
     total_size: Ints

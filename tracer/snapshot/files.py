@@ -173,7 +173,7 @@ class DataOnlyUnpickler(pickle.Unpickler):
 
 
 class _DataType:
-    """What numpy writes of the type of a number: `i8` and, as its state, the order of the bytes."""
+    """Numpy's words for the type of a number: `i8` and, as its state, the order of the bytes."""
 
     def __init__(self, code: object, *_: object) -> None:
         self.code = code if type(code) is str else ""
@@ -194,7 +194,7 @@ def _number(kind: object, content: object = b"", *_: object) -> object:
 
 
 def _plain_dict(*items: object) -> dict[Any, Any]:
-    """What stands for `OrderedDict(...)`, whose items follow or are given as a list of pairs."""
+    """A stand-in for `OrderedDict(...)`, whose items follow or are given as a list of pairs."""
     pairs = items[0] if items and type(items[0]) is list else []
     return {pair[0]: pair[1] for pair in pairs if type(pair) in (list, tuple) and len(pair) == 2}
 

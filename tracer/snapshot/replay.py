@@ -49,7 +49,7 @@ class Lives:
 
 @dataclass(frozen=True, slots=True)
 class Oddities:
-    """What does not fit together in a recording; all zero for a complete one."""
+    """Counts of contradictions in a recording; all zero for a complete one."""
 
     # Allocations without a free that are not in the end state either; they count for no time.
     num_missing_frees: int = 0
@@ -63,7 +63,7 @@ class Oddities:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """What one device held over its recording."""
+    """Memory in use on one device over its recording."""
 
     lives: Lives
     requested_bytes: Ints  # Bytes as requested: at index 0 before the first entry, at i + 1 after entry i [entries + 1]

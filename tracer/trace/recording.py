@@ -47,7 +47,7 @@ Place = tuple[str, int, str]  # File, line and function
 
 
 class Called(NamedTuple):
-    """What a call runs: a function with the line of its `def`, a module by torch's name of it, or a C function."""
+    """The code of a call: a function with the line of its `def`, a module by torch's name of it, or a C function."""
 
     kind: CallKind
     function: Place | None
@@ -55,7 +55,7 @@ class Called(NamedTuple):
 
 
 def called(name: str) -> Called:
-    """What the event of a call says that it runs."""
+    """The code that a call runs, by its event."""
     if name.startswith(_MODULE_PREFIX):
         return Called(CallKind.MODULE, (MODULE_CALL[0], 0, MODULE_CALL[1]), name.removeprefix(_MODULE_PREFIX))
     match = None if name.startswith("<built-in ") else _FUNCTION.match(name)

@@ -268,12 +268,20 @@ def test_memory_that_streams_keep_for_themselves() -> None:
 
 
 def test_a_setting_is_not_first_where_memory_grows() -> None:
-    """In pieces it would be served by expandable segments, and a few steps later by nothing."""
-    program = Recorded(capacity=460)
-    for _ in range(6):
-        train(program, size=12)
-        for _ in range(4):
-            program.make(14, layer(8, caller=4))
-    program.fail(150, [line(2)])
-    causes = list(program.changes())
-    assert causes[0] == "graphs kept"
+    """What each step keeps lies between what it frees: in one piece that would serve the request, for a while."""
+    program = Recorded(capacity=260)
+    for _ in range(12):
+        passing = []
+        for _ in range(2):
+            passing.append(program.make(7, layer(7)))
+            program.make(3, layer(8, caller=4))
+            passing.append(program.make(5, layer(7)))
+            program.make(1, layer(9, caller=4))
+        for block in passing:
+            program.free(block, BACKWARD)
+        program.free(program.make(2, STEP), STEP)
+    program.fail(118, [line(2)])
+    found = program.changes()
+    assert [*found] == ["graphs kept", "largest line", "fragmentation"]
+    assert found["fragmentation"].num_served == 1
+    assert found["fragmentation"].words.endswith("expandable_segments:True (memory grows: that is for a while)")

@@ -25,7 +25,7 @@ _IN_NAMED_CODE = -2
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What an allocation of a compiled region is for."""
+    """Purpose of an allocation of a compiled region."""
 
     op: str  # The kernel and the buffer, or the region where no more is known
     node: CompiledNode | None = None  # The node that the buffer stands for, or None

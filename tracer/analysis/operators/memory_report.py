@@ -22,7 +22,7 @@ from tracer.capture.torch_names import is_accumulate_grad
 
 @dataclass(frozen=True, slots=True)
 class ActivationEntry:
-    """What one operator invocation saves."""
+    """Tensors that one operator invocation saves."""
 
     name: str  # Name of the operator as users write it
     size_bytes: int  # Saved storages that it keeps alive and that no earlier invocation had saved

@@ -36,7 +36,7 @@ class JoinedHistory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InUse:
-    """What the allocator had handed out at one moment, columns [Q]."""
+    """Blocks that the allocator had handed out at one moment, columns [Q]."""
 
     block: PerBlockInUse[Int]  # Row of `BlockLifetimes`; -1 for what the recording never saw
     address: PerBlockInUse[Int]

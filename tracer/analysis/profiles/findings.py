@@ -76,7 +76,7 @@ class CycleFindings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Findings:
-    """What a run's cycles say about one device."""
+    """Findings of a run's cycles about one device."""
 
     device: str  # Name as `str(torch.device)` writes it
     cycles: tuple[CycleFindings, ...]  # One or more, in order

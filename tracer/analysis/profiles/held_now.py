@@ -42,7 +42,7 @@ def held_now(known: KnownStorages, device: str, rows: Rows | None = None) -> Hel
 
 
 def held_at_failure(known: KnownStorages, device: str, findings: Findings | None) -> HeldNow:
-    """What the program held when a step that was not recorded failed; nothing where nobody looked then."""
+    """Memory that the program held when a step that was not recorded failed; nothing where nobody looked then."""
     if not len(known.walks_ns):
         return NOTHING_HELD
     walk_ns = known.walks_ns[-1]

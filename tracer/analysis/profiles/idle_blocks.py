@@ -41,7 +41,7 @@ _LEFT_BEHIND = 0.5  # Of what a backward pass used: more than that stays only if
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdleBlocks:
-    """What the rules of `waste` look at: blocks alive at the peak, columns [I]."""
+    """Facts for the rules of `waste`: blocks alive at the peak, columns [I]."""
 
     block: Rows  # Row in `CycleFindings.blocks`
     peak_ns: int

@@ -23,7 +23,7 @@ from tracer.capture.recording import Recording
 
 @dataclass(frozen=True, slots=True)
 class AllocatorPeak:
-    """What only the allocator's own history tells of the peak."""
+    """Facts of the peak that the allocator's own history alone has."""
 
     requested_bytes: int  # Sum of what was requested; the peak is the same, rounded up block by block
     pending_bytes: int  # Freed by the program and still used by another stream: neither allocated nor free

@@ -17,7 +17,7 @@ NO_HISTORY = "There is no history to be replayed, so neither settings nor anothe
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllocatorFinding:
-    """What the model says about one device."""
+    """Answers of the model about one device."""
 
     device: int  # Its index
     modelled: Modelled | None  # The replay at the recorded settings; None without a history

@@ -23,7 +23,7 @@ _NONE: Final = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AutogradFrames:
-    """What each stack is in, columns [stacks]; names as torch makes them of operations, without `Backward0`."""
+    """Operation or node of each stack [stacks], by torch's name of the operation, without `Backward0`."""
 
     names: tuple[str, ...]
     operation: Ints  # Number of the forward operation's name, -1 for none

@@ -115,7 +115,7 @@ class _Operations:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """What came of one backward pass."""
+    """Result of one backward pass."""
 
     forward: dict[int, int]  # For a block of backward a block of its operation of forward
     contradicted: int = 0  # Runs that were found and whose number or sizes cannot be those of the operations
@@ -151,7 +151,7 @@ class BackwardLines:
         return stacks
 
     def matched(self, number: int) -> Matched:
-        """What came of one backward pass."""
+        """Result of one backward pass."""
         if number not in self._matched:
             self._matched[number] = self._match(number)
         return self._matched[number]

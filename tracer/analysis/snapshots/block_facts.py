@@ -21,7 +21,7 @@ from tracer.snapshot.stacks import NO_STACK
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockFacts:
-    """What is known of each block, columns [lives]."""
+    """Facts of each block, columns [lives]."""
 
     is_before: Bools
     is_at_end: Bools

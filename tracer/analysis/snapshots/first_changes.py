@@ -1,4 +1,4 @@
-"""What to try first so that a recorded program needs less: its causes, each with its change replayed on the model."""
+"""The first changes to try so that a recorded program needs less: its causes, each change replayed on the model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FirstChange:
 
 @dataclass(frozen=True, slots=True)
 class FirstChanges:
-    """What to try first on one device."""
+    """The first changes to try on one device."""
 
     changes: tuple[FirstChange, ...]  # The most helpful first, then what a whole line comes to; `MAX_CHANGES` at most
     num_failed: int  # Requests that failed in the recording; a change then is one with which more of them are served
@@ -59,7 +59,7 @@ class FirstChanges:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What the causes are, but for the one with which a failure's advice begins."""
+        """Sentences of the causes, but for the one with which a failure's advice begins."""
         rest = self.changes[1:] if self.num_failed and self.decisive is not None else self.changes
         return tuple(change.sentence for change in rest if change.sentence)
 
@@ -88,7 +88,7 @@ def first_changes(
     tried = [(cause, _tried(cause, modelled)) for cause in causes]
     helping = [(cause, change) for cause, change in tried if change is not None and _helps(change, modelled)]
     most = max((change.saved_bytes for cause, change in helping if cause.gives_up < GivesUp.UNKNOWN), default=0)
-    grows = any(cause.grows and change.saved_bytes >= _MUCH * most for cause, change in helping)
+    grows = any(cause.grows and (change.num_served or change.saved_bytes >= _MUCH * most) for cause, change in helping)
     helping.sort(key=lambda pair: _rank(*pair, grows=grows, most_bytes=most, capacity=modelled.capacity))
     changes = tuple(
         replace(change, words=f"{change.words} (memory grows: that is for a while)")
@@ -137,7 +137,7 @@ def with_causes(finding: SnapshotFinding, first: Mapping[int, FirstChanges | Non
 def _rank(
     cause: Cause, change: FirstChange, *, grows: bool, most_bytes: int, capacity: int | None
 ) -> tuple[object, ...]:
-    """What lasts before what postpones; of what helps much what costs less, then what helps more.
+    """Lasting changes before those that postpone; of those that help much the cheaper, then the more helpful ones.
 
     Args:
         grows: Memory grows.

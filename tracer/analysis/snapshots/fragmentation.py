@@ -27,7 +27,7 @@ class Fragmentation:
 
 @dataclass(frozen=True, slots=True)
 class Usable:
-    """What of the reserved memory one request could have been served from: that of its stream, pool and size."""
+    """Reserved memory that one request could have been served from: that of its stream, pool and size."""
 
     free_bytes: int
     largest_free_bytes: int  # The largest free piece

@@ -24,7 +24,7 @@ _FEW: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class RankPeak:
-    """What one rank's recording says; small enough to be sent between processes."""
+    """Findings of one rank's recording; small enough to be sent between processes."""
 
     file: str
     rank: int | None  # Its number, where the name tells; None where it does not

@@ -31,7 +31,7 @@ _UNSAID: Final = -1  # Instead of a kind, where a source says none
 
 @dataclass(frozen=True, slots=True)
 class HeldNow:
-    """What a process holds at the moment of its snapshot, by the address of the memory."""
+    """Tensors that a process holds at the moment of its snapshot, by the address of the memory."""
 
     named: Mapping[int, Kind] = field(default_factory=dict)  # Kinds of what modules, optimizers and batches hold
     kept_by_graphs: Collection[int] = frozenset()  # What autograd keeps for a backward

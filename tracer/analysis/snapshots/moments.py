@@ -22,7 +22,7 @@ _ROUNDING_US = 1000
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one device held right after an entry."""
+    """Memory in use on one device right after an entry."""
 
     device: int  # Its index
     entry: int  # The entry; -1 for the start of the recording
@@ -35,7 +35,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """What changed on one device from after one entry to after a later one; what came and went within is in neither."""
+    """Changes on one device between two entries; blocks that came and went within are in neither."""
 
     device: int  # Its index
     first: int
@@ -69,7 +69,7 @@ class StepLevel:
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """What was asked about one device beside its peak."""
+    """Answers about one device beside its peak."""
 
     device: int  # Its index
     held: tuple[Held, ...] = ()

@@ -33,7 +33,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What is known of one failed request."""
+    """Facts of one failed request."""
 
     asked_bytes: int
     device_free_bytes: int | None  # What the driver said was free; None if the recording does not say

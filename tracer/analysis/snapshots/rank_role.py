@@ -41,7 +41,7 @@ _STRATEGY_OF_OTHERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RankRole:
-    """What part of a job a rank has, as far as names tell."""
+    """Part of a job that a rank has, as far as names tell."""
 
     stage: int | None = None  # Stage of a pipeline; None where no name says it
     tensor: int | None = None  # Its place among those that share each layer's tensors; likewise

@@ -33,7 +33,7 @@ WORTH_TRYING = (
 
 @dataclass(frozen=True, slots=True)
 class SettingsOutcome:
-    """What the history needs under some settings."""
+    """Memory that the history needs under some settings."""
 
     settings: str  # As they were spelled; empty for the recorded ones
     outcome: Outcome  # What came of a replay with what the recording had, see `WhatIf.capacity`

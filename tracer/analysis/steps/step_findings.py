@@ -1,4 +1,4 @@
-"""What the counters of a long run say: growth and its end, evaluation, the first step, reserved memory in pieces.
+"""Findings of the counters of a long run: growth and its end, evaluation, the first step, reserved memory in pieces.
 
 A trend is told from noise, stairs and what only fills up.
 """
@@ -106,7 +106,7 @@ LEAST_RESIDENT_BYTES: Final = 48 << 20
 
 @dataclass(frozen=True, slots=True)
 class GrowthOverSteps:
-    """What is in use at the ends of steps becomes more and more."""
+    """Growth of the memory in use at the ends of steps."""
 
     trend: Trend
     limit_bytes: int | None  # What there is for this process; None where nobody says
@@ -124,7 +124,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Fragmenting:
-    """What is reserved grows, and what is in use does not."""
+    """Growth of the reserved memory, while the memory in use does not grow."""
 
     trend: Trend
     in_use_bytes: int  # The most that was seen in use at the end
@@ -132,7 +132,7 @@ class Fragmenting:
 
 @dataclass(frozen=True, slots=True)
 class StepFindings:
-    """What a run's counters say; None is nothing to say."""
+    """Findings of a run's counters; None is nothing to say."""
 
     num_steps: int
     growth: GrowthOverSteps | None = None  # Growth of the bytes in use at ends of steps

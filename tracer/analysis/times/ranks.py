@@ -52,7 +52,7 @@ class RankTimes:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """What a rank waits, and is waited for, in collectives that could be compared."""
+    """Waits of a rank, and waits of others for it, in collectives that could be compared."""
 
     times: RankTimes
     waited_ns: int  # By how much its kernels ran longer than those of whoever came last

@@ -17,7 +17,7 @@ _DEFAULT_POOL = (0, 0)
 
 @dataclass(frozen=True, slots=True)
 class DeviceBlocks:
-    """What a look at the allocator's segments says; empty for other devices than CUDA's."""
+    """Findings of a look at the allocator's segments; empty for other devices than CUDA's."""
 
     # Address and bytes of each block in use that is exactly as large as a workspace that torch allocates for cuBLAS.
     # Torch keeps one for each handle and stream, as no tensor, and tells nobody where. With a workspace for every call,

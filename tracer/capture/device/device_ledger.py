@@ -18,7 +18,7 @@ DEFAULT_POOL, GRAPH_POOL, OWN_POOL = "default pool", "pools of CUDA graphs", "Me
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """What the driver says of the processes on a device."""
+    """The driver's figures of the processes on a device."""
 
     own_bytes: int  # Bytes of this process
     other_bytes: int  # Bytes of all other processes

@@ -20,7 +20,7 @@ _FIRST_CALLS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What an allocator has counted; see `torch.cuda.memory_stats`."""
+    """Counters of an allocator; see `torch.cuda.memory_stats`."""
 
     allocated_bytes: int  # Bytes in use
     reserved_bytes: int  # Held from the driver

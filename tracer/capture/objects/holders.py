@@ -39,7 +39,7 @@ _BARE: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What to let go of, and what memory that frees."""
+    """A reference to let go of, and the memory that it frees."""
 
     # As `trainer.history[...]`; a reference cycle where no variable leads to it; `SEVERAL` where so many hold it that
     # no one of them is worth a name; `NOT_FOUND` where the search failed.

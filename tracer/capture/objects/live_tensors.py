@@ -35,7 +35,7 @@ Reached = tuple[Role, str, Tensor | torch.UntypedStorage]
 
 @dataclass(frozen=True, slots=True)
 class LiveTensors:
-    """What a walk found."""
+    """Findings of a walk."""
 
     # Role, name and tensor: modules' by class and dotted name, what else is trained, optimizers' state, what graphs
     # keep for backward, then all that has no name.

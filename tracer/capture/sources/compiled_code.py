@@ -88,7 +88,7 @@ class RecomputedTensor:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """What torch's `activation_memory_budget` decided of a graph, by torch's own count."""
+    """The decision of torch's `activation_memory_budget` on a graph, by torch's own count."""
 
     budget: float  # From 0, where all is computed again, to below 1, the default
     kept_bytes: int  # Bytes of what forward keeps for backward, without parameters and inputs

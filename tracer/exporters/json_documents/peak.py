@@ -88,7 +88,7 @@ def _failure(failed: FailedAllocation, peak: PeakReport) -> dict[str, Any]:
 
 
 def eager_document(diff: PeakDiff) -> dict[str, Any]:
-    """What compiling changes."""
+    """Changes by compiling."""
     changes = [
         {
             **dict(zip(("category", "module", "op", "where"), change.name, strict=True)),

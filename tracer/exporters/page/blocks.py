@@ -166,7 +166,7 @@ def _home(text: Callable[[int], str], stream: int, pool: int, is_large: int) -> 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptBlocks:
-    """What is known of a recording's blocks at its kept rows.
+    """Facts of a recording's blocks at its kept rows.
 
     Positions are indices into the kept rows; a block is in use at those with `first <= position < last`.
     """

@@ -36,7 +36,7 @@ def diff_pages(diffs: Sequence[PeakDiff], *, before: str, after: str) -> list[Pa
 
 
 def changes_tables(diff: PeakDiff, *, before: str = "before", after: str = "after") -> tuple[Table, ...]:
-    """What came and went, by everything that it is gathered by, under the names of both sides."""
+    """Memory that came and went, by everything that it is gathered by, under the names of both sides."""
     return tuple(
         Table(
             f"By {gathered_by}",

@@ -188,7 +188,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageLane:
-    """What ran on a device over time, on one stream. S spans, ascending."""
+    """Work of a device over time, on one stream. S spans, ascending."""
 
     name: str
     start: Ints  # [S] On the axis of the page

@@ -45,7 +45,7 @@ def first_changes_sections(first: FirstChanges | None) -> tuple[Section, ...]:
 
 
 def oom_sentences(events: Sequence[OutOfMemory], device: str) -> tuple[str, ...]:
-    """What failed last, and why, for the top of the page; none where nothing did."""
+    """The last failure and its cause, for the top of the page; none where nothing failed."""
     if not events:
         return ()
     last = events[-1]

@@ -237,7 +237,7 @@ def known_columns(known: KnownStorages) -> Arrays:
 
 
 def known_from(columns: Columns) -> KnownStorages:
-    """What was observed, of which these are the columns."""
+    """Observations, of which these are the columns."""
     names, devices = columns.texts("known.names"), columns.texts("known.devices")
     length, num_ends = columns.length("known.time_ns"), columns.length("known.ends_ns")
     return KnownStorages(

@@ -34,7 +34,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRead:
-    """What one line read from the device with one operator."""
+    """Values that one line read from the device with one operator."""
 
     line: Line  # Innermost line outside torch
     operator: str  # Such as `aten::nonzero`

@@ -115,7 +115,7 @@ def packet_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What a kernel of ours has to know of the operator that it stands for."""
+    """Facts of an operator for the kernel of ours that stands for it."""
 
     name: str  # With namespace and overload, as torch registers it
     call: Any  # The operator, to be called with tensors of the host

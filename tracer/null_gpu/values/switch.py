@@ -22,7 +22,7 @@ _SEED = 67_280_421_310_721
 
 @dataclass(frozen=True, slots=True)
 class ValuesReport:
-    """What a program on the null GPU has read of the device."""
+    """Values of the device that a program on the null GPU has read."""
 
     reads: tuple[DeviceRead, ...]  # By line and operator
     # Operators whose results could not be computed, with the reason, and how often.

@@ -1,4 +1,4 @@
-"""What forward keeps for backward, and what a line holds in use: the causes for which something has to be given up."""
+"""Blocks that forward keeps for backward, or that a line holds in use: causes whose change has a price."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _LEAST_SETS: Final = 2
 
 
 def checkpoint_left(case: Case) -> Iterator[Cause]:
-    """What torch.load or safetensors has put on the device, of which modules and optimizers have copies."""
+    """Blocks of torch.load or safetensors on the device, of which modules and optimizers have copies."""
     is_loaded, is_copy = case.is_loaded[case.in_use], has(case.facts, Fact.MODULE_SETUP, Fact.OPTIMIZER_STATE)
     copies = case.in_use[~is_loaded & (is_copy | (case.kind == Kind.PARAMETER))[case.in_use]]
     rows = _of_sizes_in(case, case.in_use[is_loaded], copies)

@@ -1,4 +1,4 @@
-"""What an attempt that failed has left behind, while its exception is being handled."""
+"""Blocks that a failed attempt has left behind, while its exception is being handled."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _TRAINER: Final = "transformers/trainer"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grown:
-    """What iterations left behind."""
+    """Blocks that iterations left behind."""
 
     starts: Ints  # First entries of the iterations, in order
     rows: Ints  # Blocks in use that are of an iteration before the last whole one
@@ -53,7 +53,7 @@ class Grown:
 
 
 def growth(case: Case) -> Iterator[Cause]:
-    """What each iteration leaves: its graph, or results."""
+    """A graph or results that each iteration leaves."""
     grown = _most_grown(case)
     if grown is None or not case.is_much(grown.rows):
         return
@@ -197,7 +197,7 @@ def _are_never_learned(case: Case, grown: Grown) -> bool:
 
 
 def grown_by_cat(case: Case) -> Iterator[Cause]:
-    """What one line makes again and again, each time larger than before, and lets go of the one before."""
+    """Blocks that one line makes again and again, each larger than the one before, which it lets go of."""
     lives = case.lives
     rows = np.flatnonzero((lives.begin > BEFORE) & (lives.begin <= case.entry) & has(case.facts, Fact.STACK))
     rows = rows[np.argsort(lives.begin[rows], kind="stable")]

@@ -1,4 +1,4 @@
-"""What an optimizer makes at its step, and gradients that stay longer than they are needed."""
+"""Blocks that an optimizer makes at its step, and gradients that stay longer than they are needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DDP: Final = "nn/parallel/distributed.py"
 
 
 def optimizer_temporaries(case: Case) -> Iterator[Cause]:
-    """What the optimizer's foreach implementation makes for all parameters at once."""
+    """Temporaries that the optimizer's foreach implementation makes for all parameters at once."""
     is_foreach = case.stacks_with([*map(_is_foreach, case.frames)])
     rows = np.flatnonzero(is_foreach[case.lives.stack] & (case.kind != Kind.OPTIMIZER_STATE))
     if not len(rows) or not case.is_worth(without=rows):

@@ -1,4 +1,4 @@
-"""What lowers the reserved memory alone: settings, streams, and an empty cache."""
+"""Causes of reserved memory alone: pieces, streams, and a full cache."""
 
 from __future__ import annotations
 
