@@ -8,8 +8,7 @@ from typing import IO
 
 import pytest
 
-from tracer.commands import fit_trials
-from tracer.commands.fit_trials import told_alone
+from tracer.commands.fit_trials import Trials, told_alone
 from tracer.null_gpu.cards import devices_of
 from tracer.results.fit import FitTrial
 from tracer.runs.child_processes import ChildProcesses
@@ -25,7 +24,7 @@ def test_each_change_is_told_beside_the_script_as_it_is(
 ) -> None:
     asked: list[tuple[str, ...]] = []
 
-    def make_trial(changes: Sequence[ScriptChange], **kwargs: object) -> FitTrial:
+    def make(trials: Trials, changes: Sequence[ScriptChange] = ()) -> FitTrial:
         names = tuple(change.name for change in changes)
         asked.append(names)
         if names == ("checkpoint",):
@@ -35,7 +34,7 @@ def test_each_change_is_told_beside_the_script_as_it_is(
         notes = ("chunked-loss: no large loss over classes was computed.",) if names == ("chunked-loss",) else ()
         return FitTrial(names, fits=True, allocated_bytes=GIB, reserved_bytes=2 * GIB, notes=notes, flops=1000)
 
-    monkeypatch.setattr(fit_trials, "make_trial", make_trial)
+    monkeypatch.setattr(Trials, "make", make)
     base = FitTrial((), fits=True, allocated_bytes=GIB, reserved_bytes=2 * GIB) if is_known else None
     report = told_alone(DEVICES, ("train.py",), base)
     alone = [(change.name,) for change in changes_of(is_job=False)]
@@ -52,13 +51,13 @@ def test_each_change_is_told_beside_the_script_as_it_is(
 
 
 def test_of_changes_tried_alone_the_first_that_fits_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make_trial(changes: Sequence[ScriptChange], **kwargs: object) -> FitTrial:
+    def make(trials: Trials, changes: Sequence[ScriptChange] = ()) -> FitTrial:
         names = tuple(change.name for change in changes)
         return FitTrial(names, fits=names in (("checkpoint",), ("bf16",)))
 
-    monkeypatch.setattr(fit_trials, "make_trial", make_trial)
+    monkeypatch.setattr(Trials, "make", make)
     assert told_alone(DEVICES, ("train.py",)).apply == ("checkpoint",)
-    monkeypatch.setattr(fit_trials, "make_trial", lambda changes, **kwargs: FitTrial((), fits=False))
+    monkeypatch.setattr(Trials, "make", lambda trials, changes=(): FitTrial((), fits=False))
     assert told_alone(DEVICES, ("train.py",)).apply is None
 
 
@@ -94,5 +93,5 @@ def test_why_a_trial_ended_is_the_line_with_the_exception(
 
     monkeypatch.setattr(subprocess, "Popen", failed)
     monkeypatch.setattr(ChildProcesses, "run", lambda _, start: min(start(), 1))
-    trial = fit_trials.make_trial((CHECKPOINT,))
+    trial = Trials(GIB).make((CHECKPOINT,))
     assert trial.has_ended_before and trial.notes == (reason,)

@@ -10,6 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import main
+from tracer.analysis.snapshots.explanation import Explanation
 from tracer.commands.fit_values import combinations
 from tracer.errors import UsageError
 from tracer.exporters.screen.fit import command_words, print_search, trial_words
@@ -77,8 +78,41 @@ def test_the_worst_rank_is_named() -> None:
     assert trial_words(trial, 2 * GIB) == (
         "--batch-size 4: 1.00 GiB allocated, 1.00 GiB reserved by rank 3, the worst; fits with 1.00 GiB left.",
     )
-    full = FitTrial(("bf16",), False, GIB, GIB, worst_rank=1_000)
-    assert trial_words(full, 2 * GIB) == ("bf16: rank 1,000 is out of memory, with 1.00 GiB allocated.",)
+    full = FitTrial((), False, GIB, GIB, worst_rank=1_000, is_whole=False, failed_in=4, failed_at_bytes=GIB)
+    assert trial_words(full, 2 * GIB) == ("as it is: rank 1,000 is out of memory in step 5, with 1.00 GiB allocated.",)
+
+
+def test_what_does_not_fit_says_how_much_more_it_needs() -> None:
+    base = FitTrial(
+        (), False, 5 * GIB, 6 * GIB, failed_in=0, failed_at_bytes=GIB, explanation=Explanation("", "", "a.py:3")
+    )
+    assert trial_words(base, 2 * GIB) == (
+        "as it is: out of memory in step 1 (a.py:3), with 1.00 GiB allocated.",
+        "Where memory does not end, it needs 5.00 GiB allocated, 6.00 GiB reserved: 3.00 GiB more than there is.",
+    )
+    changed = FitTrial(("bf16",), False, 3 * GIB, 3 * GIB, ("bf16: a note.",), flops=1)
+    assert trial_words(changed, 2 * GIB, base) == (
+        "bf16: needs 3.00 GiB allocated, 3.00 GiB reserved, 2.00 GiB less at the peak; 1.00 GiB more than there is.",
+        "  bf16: a note.",
+    )
+    in_pieces = replace(changed, allocated_bytes=GIB, notes=())
+    assert trial_words(in_pieces, 2 * GIB, base)[0].endswith(
+        "; reserved in pieces, of which 1.00 GiB are more than there is."
+    )
+    built = replace(base, failed_in=-1, is_whole=False, explanation=None)
+    assert trial_words(built, 2 * GIB) == ("as it is: out of memory before the first step, with 1.00 GiB allocated.",)
+
+
+def test_growth_says_when_memory_ends() -> None:
+    # 2 GiB are left behind step 10, four times what a step leaves.
+    grows = FitTrial((), True, 4 * GIB, 6 * GIB, num_steps=10, growth_bytes=GIB // 2)
+    left, growth = trial_words(grows, 8 * GIB)
+    assert left.endswith("fits with 2.00 GiB left.")
+    assert growth == (
+        "Memory grows: each of the last steps left 512.00 MiB more in use; if that goes on, it ends in step 15 or so."
+    )
+    full = replace(grows, fits=False, failed_in=8)
+    assert trial_words(full, 4 * GIB)[2] == "Memory grows: each of the last steps left 512.00 MiB more in use."
 
 
 def of_ranks(*ranks: RankTrial, apply: tuple[str, ...] = (), fits: bool = True, note: str = "") -> FitTrial:
@@ -103,7 +137,7 @@ def test_a_search_is_a_table_by_rank_with_commands_below() -> None:
         "Tried on 4 x H100, the cheapest that fits first",
         "peak reserved left with peak by rank",
         "2.00 GiB 3.00 GiB 1.00 GiB -b 4 3: 2.00 GiB; 0, 1: 1.00 GiB",
-        "out of memory -b 4, compile 3: out of memory; 0: 1.00 GiB",
+        "1.00 GiB 1.00 GiB does not fit -b 4, compile 3: out of memory; 0: 1.00 GiB",
         "1.00 GiB 3.50 GiB if NCCL takes no more than 512.00 MiB -b 4, bf16 0: 1.00 GiB",
         "error -b 0",
         "",

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 import main
 from tracer.capture.values_read import ValuesRead
-from tracer.commands import fit_trials
+from tracer.commands.fit_trials import Trials
 from tracer.exporters.document import Document
 from tracer.exporters.recording_file.checked_columns import RECORDING
 from tracer.exporters.screen.values import print_values
@@ -239,13 +239,13 @@ def test_advice_of_a_job_tries_each_change_on_it_behind_its_own_answer(
 ) -> None:
     jobs: list[Job | None] = []
 
-    def make_trial(changes: Sequence[ScriptChange], *, job: Job | None, **kwargs: object) -> FitTrial:
-        jobs.append(job)
+    def make(trials: Trials, changes: Sequence[ScriptChange] = ()) -> FitTrial:
+        jobs.append(trials.job)
         return FitTrial(tuple(change.name for change in changes), fits=True, allocated_bytes=GIB, worst_rank=1)
 
     job = NullJob(devices_of("2xh100"), 2, ())
     monkeypatch.setattr(null_job, "run_job", lambda *args, **kwargs: job)
-    monkeypatch.setattr(fit_trials, "make_trial", make_trial)
+    monkeypatch.setattr(Trials, "make", make)
     result = called(command, "--on", "2xh100", "--advise", "--save-dir", str(tmp_path / "out"), script)
     assert result.exit_code == 0, result.output
     assert jobs == [Job(devices_of("2xh100"), 2)] * (1 + len(SCRIPT_CHANGES))

@@ -10,9 +10,10 @@ import pytest
 
 from tests.processes import run_python
 from tracer.advice.changes.eight_bit_packages import installed_packages
-from tracer.commands.fit_trials import TRIAL
+from tracer.commands.fit_answer import TRIAL
 from tracer.commands.shared_start import SharedStart
 from tracer.runs.script_changes import changes_of
+from tracer.runs.trial_channel import TrialRequest
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +48,8 @@ for _ in range(12):
     [
         ("h100:8GiB", 0, "GiB left.", ""),
         ("h100:1700MiB", 0, "as it is: out of memory", "run --apply checkpoint train.py --epochs 1"),
-        ("h100:300MiB", 3, "No change that needs no edit", ""),
+        ("h100:700MiB", 3, "No change that needs no edit", ""),
+        ("h100:600MiB", 3, "114.00 MiB are reserved before the first step: no change of the training helps.", ""),
     ],
 )
 def test_the_least_that_has_to_change_is_found(tmp_path: Path, card: str, status: int, said: str, answer: str) -> None:
@@ -151,13 +153,44 @@ def test_a_change_that_a_script_does_not_bear_is_said_and_left_out(tmp_path: Pat
     command = [str(ROOT / "main.py"), "fit", "--on", "h100:1000MiB", "train.py"]
     done = run_python(*command, folder=tmp_path)
     assert done.returncode == 3, done.stderr
-    made = "expandable-segments, fused-optimizer, free-gradients, chunked-loss, checkpoint, state-on-host"
-    assert f"{made}, saved-on-host: out of memory, with " in done.stderr
-    # What comes after bf16 is tried without it, here in vain.
-    for name in ("bf16", "bf16-state, bf16-weights"):
-        assert f"{made}, saved-on-host, {name}: the script ended with an error before a step was done.\n" in done.stderr
-    # And with all at once, which says nothing of the others.
-    assert done.stderr.count("\n  AssertionError: no autocast here\n") == 3
+    ended = "the script ended with an error before a step was done.\n  AssertionError: no autocast here\n"
+    made = "expandable-segments, fused-optimizer, free-gradients, checkpoint, state-on-host, saved-on-host"
+    # With all at once, which says nothing of the others, and alone.
+    assert f"{made}, bf16, bf16-state, bf16-weights: {ended}" in done.stderr and f"\nbf16: {ended}" in done.stderr
+    assert done.stderr.count(ended) == 2
+    assert f"{made}, bf16-state, bf16-weights: needs " in done.stderr
+
+
+LEAK = """
+import torch
+from torch import nn
+model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)]).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+losses = []
+for _ in range(500):
+    loss = model(torch.randn(8192, 1024, device="cuda")).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(model(torch.randn(8192, 1024, device="cuda")).mean())
+"""
+
+
+def test_of_a_script_whose_memory_grows_the_line_is_the_answer_and_nothing_is_tried(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LEAK, "utf-8")
+    command = [str(ROOT / "main.py"), "fit", "--on", "h100:4GiB", "--save-dir", "out", "train.py"]
+    done = run_python(*command, folder=tmp_path)
+    assert done.returncode == 3, done.stderr
+    # Of each step the graph keeps the inputs of four layers, 8,192 x 1,024 x 4 bytes each.
+    assert (
+        "Memory grows: each of the last steps left 128.00 MiB more in use; if that goes on, it ends in step "
+        in done.stderr
+    )
+    assert "the graph that backward needs" in done.stderr and "train.py:12" in done.stderr
+    (trial,) = json.loads((tmp_path / "out" / "fit.json").read_text("utf-8"))["trials"]
+    assert (
+        trial["fits"] and trial["growth_bytes"] == (128 << 20) + 512 and trial["explanation"]["cause"] == "graphs kept"
+    )
 
 
 JOB = """
@@ -249,5 +282,5 @@ def test_trials_are_forks_although_the_script_asks_for_a_gpu_first(
     with SharedStart(TRIAL) as start:
         for number in range(2):
             (folder := tmp_path / str(number)).mkdir()
-            answered.append(start.answers((), folder))
+            answered.append(start.answers(TrialRequest((), str(folder))))
     assert answered == [True, True]

@@ -17,8 +17,18 @@ GIB = 1 << 30
 NAMES = [change.name for change in changes_to_apply(is_job=False)]
 
 
+MEMORY = "expandable-segments,fused-optimizer,free-gradients,chunked-loss,sparse-gradients"
+COMPUTE = "checkpoint,state-on-host,frozen-on-host,saved-on-host"
+
+
 def searched(
-    needs: int, saves: dict[str, int], in_vain: str = "", not_borne: str = "", *, is_job: bool = False
+    needs: int,
+    saves: dict[str, int],
+    in_vain: str = "",
+    not_borne: str = "",
+    *,
+    is_job: bool = False,
+    likely: tuple[str, ...] = (),
 ) -> tuple[tuple[str, ...] | None, list[str]]:
     """Names of the answer, and of each trial, of a script that needs so much, where each change saves so much."""
     asked: list[str] = []
@@ -32,39 +42,41 @@ def searched(
         left = needs - sum(saves.get(name, 0) for name in names)
         return FitTrial(names, fits=left <= 10, allocated_bytes=left, notes=notes)
 
-    found = least_that_fits(make_trial, is_job=is_job)
+    found = least_that_fits(make_trial, is_job=is_job, likely=likely)
     return None if found is None else tuple(change.name for change in found[0]), asked
 
 
-def test_what_fits_needs_nothing() -> None:
-    assert searched(10, {}) == ((), [""])
-
-
-def test_what_is_not_needed_is_left_out() -> None:
+def test_of_a_group_each_is_tried_alone_when_all_of_it_fit() -> None:
     names, asked = searched(15, {"chunked-loss": 3, "checkpoint": 5, "bf16": 100})
     assert names == ("checkpoint",)
-    memory = "expandable-segments,fused-optimizer,free-gradients,chunked-loss,sparse-gradients"
-    # Without checkpoint it is known not to fit; all that costs nothing is left out at once.
-    assert asked == ["", memory, f"{memory},checkpoint", "checkpoint"]
+    assert asked == [MEMORY, f"{MEMORY},{COMPUTE}", "checkpoint"]
+
+
+def test_what_a_cause_names_is_tried_first_and_no_more_where_it_is_enough() -> None:
+    assert searched(15, {"chunked-loss": 5}, likely=("chunked-loss",)) == (("chunked-loss",), ["chunked-loss"])
+    names, asked = searched(15, {"saved-on-host": 5, "free-gradients": 5}, likely=("saved-on-host",))
+    # What costs time comes behind what does not, whatever the cause.
+    assert names == ("free-gradients",) and asked[0] == MEMORY and "saved-on-host" not in asked
 
 
 def test_what_is_only_for_jobs_is_tried_in_jobs() -> None:
     names, asked = searched(15, {"bucket-views": 5}, is_job=True)
-    assert names == ("bucket-views",)
-    assert asked[1] == "expandable-segments,fused-optimizer,free-gradients,chunked-loss,sparse-gradients,bucket-views"
-
-
-def test_of_a_job_sharding_comes_behind_checkpointing_and_before_the_host() -> None:
-    names, asked = searched(100, {"shard": 95, "state-on-host": 95}, is_job=True)
-    assert names == ("shard",) and asked[3].endswith("bucket-views,checkpoint,shard")
+    assert names == ("bucket-views",) and asked[0] == f"{MEMORY},bucket-views"
+    names, asked = searched(100, {"shard": 95}, is_job=True)
+    assert names == ("shard",) and asked[1].endswith(
+        "bucket-views,checkpoint,shard,state-on-host,frozen-on-host,saved-on-host"
+    )
     assert "shard" not in NAMES
 
 
-def test_of_what_costs_nothing_what_is_needed_stays() -> None:
+def test_of_a_set_what_is_needed_stays() -> None:
     names, asked = searched(18, {"chunked-loss": 3, "checkpoint": 5})
     assert names == ("chunked-loss", "checkpoint")
-    assert asked[3:] == [
-        "checkpoint",
+    assert asked == [
+        MEMORY,
+        f"{MEMORY},{COMPUTE}",
+        *COMPUTE.split(","),
+        f"{MEMORY},checkpoint",
         "fused-optimizer,free-gradients,chunked-loss,sparse-gradients,checkpoint",
         "free-gradients,chunked-loss,sparse-gradients,checkpoint",
         "chunked-loss,sparse-gradients,checkpoint",
@@ -73,32 +85,28 @@ def test_of_what_costs_nothing_what_is_needed_stays() -> None:
     ]
 
 
-def test_what_cannot_be_made_or_is_not_borne_is_in_no_later_set() -> None:
-    names, asked = searched(100, {"bf16-weights": 95}, in_vain="chunked-loss", not_borne="checkpoint")
+def test_of_what_fits_together_alone_all_that_is_needed_is_found() -> None:
+    names, _ = searched(30, {"checkpoint": 8, "saved-on-host": 8, "bf16": 4, "bf16-weights": 4})
+    assert names == ("checkpoint", "saved-on-host", "bf16")
+
+
+def test_what_cannot_be_made_is_in_no_larger_set() -> None:
+    names, asked = searched(100, {"bf16-weights": 95}, in_vain="chunked-loss")
     assert names == ("bf16-weights",)
-    assert not any("chunked-loss" in names for names in asked[2:])
-    assert sum("checkpoint" in names for names in asked) == 1
+    assert not any("chunked-loss" in names for names in asked[1:])
 
 
-def test_what_does_not_bear_sparse_gradients_has_the_rest_of_what_costs_nothing() -> None:
+def test_what_the_script_does_not_bear_is_found_alone_and_left_out() -> None:
     names, asked = searched(15, {"chunked-loss": 5}, not_borne="sparse-gradients")
-    memory = "expandable-segments,fused-optimizer,free-gradients,chunked-loss"
-    assert names == ("chunked-loss",) and asked[1:3] == [f"{memory},sparse-gradients", memory]
-
-
-def test_where_nothing_helps_each_set_was_tried_once() -> None:
-    names, asked = searched(1000, {})
-    assert names is None and asked[-1] == ",".join(NAMES) and len(asked) == len(set(asked)) == 5
-
-
-def test_what_all_of_them_came_to_is_not_asked_again() -> None:
-    names, asked = searched(1000, {"bf16-weights": 995})
-    assert names == ("bf16-weights",) and asked.count(",".join(NAMES)) == 1
-
-
-def test_one_that_is_not_borne_says_nothing_of_the_others() -> None:
+    rest = "expandable-segments,fused-optimizer,free-gradients,chunked-loss"
+    assert names == ("chunked-loss",) and asked == [MEMORY, *MEMORY.split(","), rest]
     names, asked = searched(100, {"bf16": 95}, not_borne="bf16-weights")
-    assert names == ("bf16",) and asked.count(",".join(NAMES)) == 1
+    assert names == ("bf16",) and sum("bf16-weights" in names for names in asked) == 2
+
+
+def test_where_nothing_helps_each_group_was_tried_once() -> None:
+    names, asked = searched(1000, {})
+    assert names is None and asked == [MEMORY, f"{MEMORY},{COMPUTE}", ",".join(NAMES)]
 
 
 def test_the_document_has_the_table_of_changes() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tracer.runs.trial_channel import Channel, request
+from tracer.runs.trial_channel import Channel, TrialRequest
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ class Block(nn.Module):
         self.linear = nn.Linear(4, 4)
     def forward(self, x):
         return x + self.linear(x)
-with ForkedTrials(Channel(requests, replies)) as trials:
+with ForkedTrials(Channel(requests, replies), lambda request: None) as trials:
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(*[Block() for _ in range(3)]))
     if kind == "thread":
         threading.Thread(target=threading.Event().wait, daemon=True).start()
@@ -47,6 +47,10 @@ with ForkedTrials(Channel(requests, replies)) as trials:
 print("the end", flush=True)
 """
 ASKED = [(), ("checkpoint",), ("expandable-segments",), ()]
+
+
+def _line(request: TrialRequest) -> bytes:
+    return f"{request.text}\n".encode()
 
 
 def asked_of(kind: str, folder: Path) -> tuple[list[Any], str]:
@@ -65,7 +69,7 @@ def asked_of(kind: str, folder: Path) -> tuple[list[Any], str]:
     left: list[Any] = []
     for number, names in enumerate(ASKED):
         (folder / str(number)).mkdir()
-        os.write(requests, request(names, folder / str(number)))
+        os.write(requests, _line(TrialRequest(names, str(folder / str(number)))))
         is_served = os.read(replies, 1) == b"\n"
         answer = folder / str(number) / "0.json"
         if not is_served:
@@ -103,10 +107,11 @@ def test_where_a_fork_would_lack_something_the_first_trial_is_the_process_itself
 
 def test_a_request_is_read_whole_and_no_further() -> None:
     to_read, to_write = os.pipe()
-    os.write(to_write, request(["bf16"], Path("one")) + request([], Path("two")))
+    first, second = TrialRequest(("bf16",), "one"), TrialRequest((), "two", ("--rows", "3\n4"), False, True)
+    os.write(to_write, _line(first) + _line(second))
     os.close(to_write)
     channel = Channel(to_read, 0)
-    assert channel.next() == {"changes": ["bf16"], "folder": "one"}
-    assert channel.next() == {"changes": [], "folder": "two"}
+    assert channel.next() == first
+    assert channel.next() == second
     assert channel.next() is None
     os.close(to_read)

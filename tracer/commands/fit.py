@@ -9,14 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path
-from tracer.commands.fit_trials import (
-    answer_trial,
-    asked_trial,
-    each_alone,
-    first_that_fits,
-    make_trial,
-    shared_start,
-)
+from tracer.commands.fit_answer import answer_trial, asked_trial
+from tracer.commands.fit_trials import Trials, each_alone, first_that_fits
 from tracer.commands.fit_values import combinations
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions
@@ -29,6 +23,7 @@ from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say, screen, show
 from tracer.null_gpu.cards import Devices, devices_of
 from tracer.results.fit import FitReport, FitTrial
+from tracer.units import format_bytes
 
 if TYPE_CHECKING:
     from tracer.runs.null_job import Job
@@ -105,84 +100,91 @@ def fit(
             answer_trial(asked, on.on, on, script, arguments or [], is_module=module, num_steps=steps)
             return
         own = (*(["-m"] if module else []), script, *(arguments or []))
-        if each:
-            trials = each_alone(devices.card, job=job)
-            report = FitReport(devices.words, devices.card.usable_bytes, own, tuple(trials), first_that_fits(trials))
-        elif search:
-            report = _searched(devices, own, job, tried)
-        elif values:
-            report = _of_values(devices, own, job, tried)
-        else:
-            report = _least(devices, own, job)
+        with Trials(devices.card.usable_bytes, job) as trials:
+            if each:
+                made = each_alone(trials)
+                report = FitReport(devices.words, trials.usable_bytes, own, tuple(made), first_that_fits(made))
+            elif search:
+                report = _searched(devices, own, trials, tried)
+            elif values:
+                report = _of_values(devices, own, trials, tried)
+            else:
+                report = _least(devices, own, trials)
         if save_dir is not None:
             from tracer.exporters.json_documents.fit import write_fit_json
 
             write_fit_json(report, save_dir / "fit.json")
         if report.apply is None:
             if not each:
-                say(_nothing_fits(devices, is_of_values=bool(values) and not search))
+                say(_nothing_fits(report, is_of_values=bool(values) and not search))
             raise typer.Exit(_DOES_NOT_FIT)
         if not each and not search and (report.apply or report.arguments):
             show(_command((*own, *report.arguments), report.apply, devices, job))
 
 
-def _least(devices: Devices, own: tuple[str, ...], job: Job | None) -> FitReport:
-    """The least that has to change, each trial said as it comes."""
+def _least(devices: Devices, own: tuple[str, ...], trials: Trials) -> FitReport:
+    """The least that has to change, each trial said as it comes; what no change from outside can mend ends it."""
     from tracer.runs.fit_search import least_that_fits
+    from tracer.runs.script_changes import changes_against
 
-    trials: list[FitTrial] = []
+    made: list[FitTrial] = []
 
     def told(changes: Sequence[ScriptChange]) -> FitTrial:
-        trials.append(make_trial(changes, job=job, start=start))
-        say("\n".join(trial_words(trials[-1], devices.card.usable_bytes)))
-        return trials[-1]
+        made.append(trials.make(changes))
+        say("\n".join(trial_words(made[-1], trials.usable_bytes, made[0] if changes else None)))
+        return made[-1]
 
-    with shared_start(job) as start:
-        fitting = least_that_fits(told, is_job=job is not None)
-    changes = fitting[0] if fitting is not None else ()
-    for change in changes:
-        say(f"{change.name}: {change.words} ({change.group.words[0].lower()}{change.group.words[1:]}).")
-    names = None if fitting is None else tuple(change.name for change in changes)
-    return FitReport(devices.words, devices.card.usable_bytes, own, tuple(trials), names)
+    base = told(())
+    if (why := base.explanation) is not None and why.cause and (not base.fits or base.growth_bytes):
+        say(why.sentences)
+    names: tuple[str, ...] | None = None
+    if base.fits:
+        names = None if base.growth_bytes else ()
+    elif not base.growth_bytes and base.built_bytes <= trials.usable_bytes:
+        likely = changes_against(why.cause) if why is not None else ()
+        fitting = least_that_fits(told, is_job=trials.job is not None, likely=likely)
+        for change in fitting[0] if fitting is not None else ():
+            say(f"{change.name}: {change.words} ({change.group.words[0].lower()}{change.group.words[1:]}).")
+        names = None if fitting is None else tuple(change.name for change in fitting[0])
+    return FitReport(devices.words, trials.usable_bytes, own, tuple(made), names)
 
 
-def _of_values(devices: Devices, own: tuple[str, ...], job: Job | None, tried: list[tuple[str, ...]]) -> FitReport:
+def _of_values(devices: Devices, own: tuple[str, ...], trials: Trials, tried: list[tuple[str, ...]]) -> FitReport:
     """All combinations of values, each said as it comes; the first that fits is the answer."""
-    trials: list[FitTrial] = []
+    made: list[FitTrial] = []
     for arguments in tried:
-        trials.append(make_trial((), job=job, arguments=arguments))
-        say("\n".join(trial_words(trials[-1], devices.card.usable_bytes)))
-    best = next((trial for trial in trials if trial.fits), None)
-    usable_bytes = devices.card.usable_bytes
+        made.append(trials.make((), arguments))
+        say("\n".join(trial_words(made[-1], trials.usable_bytes)))
+    best = next((trial for trial in made if trial.fits), None)
     if best is None:
-        return FitReport(devices.words, usable_bytes, own, tuple(trials), None)
-    return FitReport(devices.words, usable_bytes, own, tuple(trials), (), best.arguments)
+        return FitReport(devices.words, trials.usable_bytes, own, tuple(made), None)
+    return FitReport(devices.words, trials.usable_bytes, own, tuple(made), (), best.arguments)
 
 
-def _searched(devices: Devices, own: tuple[str, ...], job: Job | None, tried: list[tuple[str, ...]]) -> FitReport:
+def _searched(devices: Devices, own: tuple[str, ...], trials: Trials, tried: list[tuple[str, ...]]) -> FitReport:
     """All values with and without changes, each said as it comes; then the table, and commands to paste."""
     from tracer.runs.fit_table import cheapest_first, search
 
     def told(changes: Sequence[ScriptChange], arguments: tuple[str, ...]) -> FitTrial:
-        trial = make_trial(changes, job=job, arguments=arguments)
-        say("\n".join(trial_words(trial, devices.card.usable_bytes)))
+        trial = trials.make(changes, arguments)
+        say("\n".join(trial_words(trial, trials.usable_bytes)))
         return trial
 
-    trials = search(told, tried)
-    ordered = cheapest_first(trials)
+    made = search(told, tried)
+    ordered = cheapest_first(made)
     fitting = [trial for trial in ordered if trial.fits and not trial.in_vain]
-    commands = [_command((*own, *trial.arguments), trial.apply, devices, job) for trial in fitting[:_MAX_COMMANDS]]
+    commands = [_command((*own, *trial.arguments), trial.apply, devices, trials.job) for trial in fitting]
     best = fitting[0] if fitting else None
     report = FitReport(
         devices.words,
-        devices.card.usable_bytes,
+        trials.usable_bytes,
         own,
-        tuple(trials),
+        tuple(made),
         None if best is None else best.apply,
         () if best is None else best.arguments,
     )
     with screen() as console:
-        print_search(report, ordered, commands, console)
+        print_search(report, ordered, commands[:_MAX_COMMANDS], console)
     return report
 
 
@@ -193,10 +195,17 @@ def _command(script: Sequence[str], apply: Sequence[str], devices: Devices, job:
     return command_words(script, apply, program_name(), num_ranks=min(job.per_node, devices.count), num_nodes=num_nodes)
 
 
-def _nothing_fits(devices: Devices, *, is_of_values: bool) -> str:
+def _nothing_fits(report: FitReport, *, is_of_values: bool) -> str:
     if is_of_values:
-        return f"The script fits on {devices.words} with none of these values. `fit` without --try tries other changes."
+        return f"The script fits on {report.device} with none of these values. `fit` without --try tries other changes."
+    if (base := report.trials[0]).growth_bytes:
+        return "No change that needs no edit ends that: the line that keeps memory from step to step has to change."
+    if base.built_bytes > report.usable_bytes:
+        return (
+            f"{format_bytes(base.built_bytes)} are reserved before the first step: no change of the training helps. "
+            "What does is fewer weights, weights made in bfloat16 at once, or a part of them on each of several GPUs."
+        )
     return (
-        f"No change that needs no edit makes the script fit on {devices.words}. What is left is a smaller batch, "
+        f"No change that needs no edit makes the script fit on {report.device}. What is left is a smaller batch, "
         "sharding over several GPUs, or a larger GPU."
     )

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
-from tracer.commands.fit_trials import answer_trial, asked_trial, told_alone
+from tracer.commands.fit_answer import answer_trial, asked_trial
+from tracer.commands.fit_trials import Trials, told_alone
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import on_null_gpu, run_ranks
 from tracer.commands.options import number, option, with_options
@@ -109,6 +110,9 @@ def _predict(options: Options, devices: Devices | None, *, is_there: bool) -> bo
             num_steps=options.num_steps,
             quiet=options.screen.quiet,
         )
+        if answer.failed_at is not None and not answer.is_whole and RankPlace.here() is None:
+            need = Trials(devices.card.usable_bytes).need()
+            answer = replace(answer, without_end=None if need.has_ended_before else need)
     else:
         engine = _engine(options, devices, is_there=is_there)
         answer = engine.predict(options.workload)
@@ -123,7 +127,10 @@ def _predict(options: Options, devices: Devices | None, *, is_there: bool) -> bo
     _answer(answer, largest, advice, options)
     if options.script is not None and options.advise and devices is not None and RankPlace.here() is None:
         memory = answer.memory
-        base = FitTrial((), bool(answer.fits), memory.peak_allocated_bytes, memory.peak_reserved_bytes)
+        sizes = memory.peak_allocated_bytes, memory.peak_reserved_bytes
+        base = FitTrial((), bool(answer.fits), *sizes, is_whole=answer.is_whole)
+        if answer.without_end is not None:
+            base = replace(answer.without_end, fits=False)
         _advise_script(options, devices, base)
     return answer.fits
 

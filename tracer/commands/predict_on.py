@@ -149,12 +149,20 @@ def predict_script(
     return answer
 
 
-def script_trial(script: str, arguments: Sequence[str], *, is_module: bool, num_steps: int) -> ScriptSizes:
+def script_trial(
+    script: str,
+    arguments: Sequence[str],
+    *,
+    is_module: bool,
+    num_steps: int,
+    at_growth: Callable[[], None] = lambda: None,
+) -> ScriptSizes:
     """Whether a script fits there, and its peaks: the same steps as of `predict_script`, without a recording.
 
     Args:
         script: Its path, or a module's name.
         num_steps: Number of steps that are run; 0 for as many as it takes until memory repeats.
+        at_growth: Called when so many steps have run, if each left more in use than the one before.
 
     Raises:
         TracerError: There is no such script, it failed otherwise than for want of memory, or no step was found in it.
@@ -166,7 +174,7 @@ def script_trial(script: str, arguments: Sequence[str], *, is_module: bool, num_
     check_script(script, is_module=is_module)
     raised: list[BaseException] = []
     run = _runner(script, arguments, raised, is_module=is_module, quiet=True)
-    sizes = script_sizes(run, num_steps=num_steps)
+    sizes = script_sizes(run, num_steps=num_steps, at_growth=at_growth)
     if sizes is None or (not sizes.has_fit and any(not is_out_of_memory(error) for error in raised)):
         raise _no_answer(script, raised)
     return sizes

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
-from tracer.commands.fit_trials import answer_trial, asked_trial, told_alone
+from tracer.commands.fit_answer import answer_trial, asked_trial
+from tracer.commands.fit_trials import Trials, told_alone
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import option, with_options
@@ -21,6 +22,7 @@ from tracer.commands.script import BEFORE_SCRIPT, check_script, run_script
 from tracer.commands.usage import DEVICE
 from tracer.commands.workload_options import check_device
 from tracer.errors import Terminated, UsageError
+from tracer.exporters.screen.fit import need_words
 from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.job.place import Place
@@ -110,6 +112,7 @@ def run(
         say_where(devices)
     say_all(late if not screen.quiet else ())
     from tracer.exporters.files import check_folder
+    from tracer.results.failure import is_out_of_memory
     from tracer.results.null_run import USE_CUDA, elsewhere
     from tracer.runs.script_run import ScriptProfile
     from tracer.runs.script_sessions import ScriptTraining
@@ -128,8 +131,17 @@ def run(
         )
         termination.watch()
         succeeded, own_end = True, None
+        has_run_out = False
+
+        def is_answer(error: Exception) -> bool:
+            nonlocal has_run_out
+            has_run_out = is_out_of_memory(error)
+            return False
+
         try:
-            succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=screen.quiet)
+            succeeded = run_script(
+                profile, script, arguments or [], is_module=module, quiet=screen.quiet, is_answer=is_answer
+            )
         except Terminated:
             raise
         except SystemExit as end:  # many scripts end with sys.exit(main())
@@ -140,6 +152,9 @@ def run(
         results = profile.session.results if isinstance(profile.session, ScriptTraining) else None
         if devices is not None and results is not None and (reason := elsewhere(results.device)):
             say(f"{reason} {USE_CUDA}")
+    if has_run_out and devices is not None and Place.here() is None and not screen.quiet:
+        usable_bytes = devices.card.usable_bytes
+        say_all(need_words(Trials(usable_bytes).need(), usable_bytes))
     if advise and devices is not None and Place.here() is None:  # of a job all ranks together
         with errors_for_people():
             _advise(devices, str(on.on), own, save_dir)

@@ -7,11 +7,13 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from tracer.runs.trial_channel import TrialRequest
 
 _ONE_THREAD = "OMP_NUM_THREADS"
 _COUNT_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -38,19 +40,17 @@ class SharedStart:
         """End the process."""
         self._close()
 
-    def answers(self, names: Sequence[str], folder: Path) -> bool:
+    def answers(self, request: TrialRequest) -> bool:
         """Whether a trial left an answer; none is left where the script fails, or where nothing can be shared."""
-        from tracer.runs.trial_channel import request
-
         if self._is_over:
             return False
         if self._process is None:
             self._begin()
         with suppress(BrokenPipeError):
-            os.write(self._requests, request(names, folder))
+            os.write(self._requests, f"{request.text}\n".encode())
         if not self._is_answered():  # it has ended, with an answer if this was its own trial
             self._close()
-        return any(folder.iterdir())
+        return any(Path(request.folder).iterdir())
 
     def _is_answered(self) -> bool:
         """Wait for the trial's end, unless it waits for what does not come; False where the process has ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tracer.analysis.snapshots.explanation import Explanation
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 
 
@@ -13,17 +14,20 @@ class RankTrial:
 
     rank: int
     fits: bool
-    allocated_bytes: int  # At most; where it does not fit, until memory ran out
+    allocated_bytes: int  # At most, as of the trial
     reserved_bytes: int  # The same
 
 
 @dataclass(frozen=True, slots=True)
 class FitTrial:
-    """Result of some changes."""
+    """Result of some changes.
+
+    Bytes of a trial that does not fit are those of a run in which memory does not end.
+    """
 
     apply: tuple[str, ...]  # Names of them, as `run --apply` takes them; none for the script as it is
     fits: bool
-    allocated_bytes: int = 0  # At most; where it does not fit, until memory ran out
+    allocated_bytes: int = 0  # At most
     reserved_bytes: int = 0  # The same
     notes: tuple[str, ...] = ()  # What could not be made, a sentence each
     # Whether the script ended before a step, otherwise than for want of memory: it does not bear the changes.
@@ -35,6 +39,14 @@ class FitTrial:
     nccl: NcclBuffers = field(default_factory=NcclBuffers)  # What NCCL takes of it, too
     # Floating point operations of a step, of the worst rank in a job; None where they were not counted.
     flops: int | None = None
+    is_whole: bool = True  # Whether the bytes are of whole steps; False where all that is known is until memory ran out
+    built_bytes: int = 0  # Reserved at most before the first step began
+    num_steps: int = 0  # Steps that ended
+    growth_bytes: int = 0  # By how much more each of the last steps left in use; 0 where memory does not grow
+    # Number of the step, from 0, in which memory ran out on the card; -1 before the first, None where it did not.
+    failed_in: int | None = None
+    failed_at_bytes: int = 0  # Allocated when memory ran out on the card
+    explanation: Explanation | None = None  # Why memory ran out on the card, or grows; of the script as it is
 
     @property
     def in_vain(self) -> frozenset[str]:

@@ -10,6 +10,7 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.null_gpu.cards import Card
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.rehearsal.spread import Spread
+from tracer.results.fit import FitTrial
 from tracer.results.run_results import RunResults
 
 Engine = Literal["null GPU", "rehearsal"]
@@ -75,6 +76,7 @@ class Prediction:
     assumptions: tuple[str, ...]  # Sentences on what was assumed of this program
     num_cards: int = 1  # How many of them the program sees
     is_whole: bool = True  # Whether `need` is that of whole steps
+    without_end: FitTrial | None = None  # Of a script that runs out of memory: its steps where memory does not end
     by_shape: tuple[ShapeNeed, ...] = ()  # Where inputs vary, what the smallest and the largest need alone
     other: Prediction | None = None  # What the other engine says, where both were run
     rank: int | None = None  # The rank of a job that it is about alone; None where it is about the whole program

@@ -2,82 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from tracer.advice.recommendation import Group
 from tracer.results.fit import FitTrial
-from tracer.runs.script_changes import (
-    CHECKPOINT,
-    FROZEN_ON_HOST,
-    SHARD,
-    SPARSE_GRADIENTS,
-    STATE_ON_HOST,
-    ScriptChange,
-    changes_to_apply,
-)
+from tracer.runs.script_changes import ScriptChange, changes_to_apply
 
 Changes = tuple[ScriptChange, ...]
 Try = Callable[[Changes], FitTrial]
 """Makes a trial; a costly one, for the script runs anew."""
-_NUM_COSTLY = 2
-"""How many costly changes come one by one before all of them are tried: where that fails, nothing is left to try."""
 
 
-def least_that_fits(make_trial: Try, *, is_job: bool = False) -> tuple[Changes, FitTrial] | None:
+def least_that_fits(
+    make_trial: Try, *, is_job: bool = False, likely: Collection[str] = ()
+) -> tuple[Changes, FitTrial] | None:
     """The first set that fits, without what it does not need; None if none does.
 
-    Sets grow in the order of what their changes give up: first all that give up nothing but memory, then one by one.
+    What gives up nothing but memory comes before what costs time, and that before what costs digits. Of each such group
+    all are tried at once, beside those of the groups before: where that does not fit, nothing smaller does. Where it
+    does, each of the group is tried alone, then beside all that costs less, and what is not needed is left out.
+
+    Args:
+        likely: Names of changes to try alone before all others of their group.
     """
-    changes_there = changes_to_apply(is_job=is_job)
-    free = tuple(change for change in changes_there if change.group == Group.MEMORY)
-    on_host = (STATE_ON_HOST, FROZEN_ON_HOST)  # of most programs one of them is nothing
-    costly = [
-        (CHECKPOINT,),
-        *([(SHARD,)] if is_job else []),
-        on_host,
-        *((change,) for change in changes_there if change not in {*free, CHECKPOINT, SHARD, *on_host}),
-    ]
-    changes: Changes = ()
-    known: dict[Changes, FitTrial] = {}
-    full: set[Changes] = set()
-    for number, stage in enumerate([(), free, *costly]):
-        if number == 2 + _NUM_COSTLY and _is_hopeless((*changes, *sum(costly[_NUM_COSTLY:], ())), make_trial, known):
-            return None
-        tried = (*changes, *stage)
-        trial = known.get(tried) or make_trial(tried)
-        if trial.has_ended_before and SPARSE_GRADIENTS in stage:  # clipping does not bear them, say
-            tried = tuple(change for change in tried if change is not SPARSE_GRADIENTS)
-            trial = make_trial(tried)
-        if trial.has_ended_before:
-            continue
-        # What could not be made is of no use in a larger set either.
-        changes = tuple(change for change in tried if change.name not in trial.in_vain)
-        if trial.fits:
-            named = replace(trial, apply=tuple(change.name for change in changes))
-            return _without_idle(changes, named, make_trial, full)
-        full.add(changes)
+    search = _Search(make_trial)
+    there = sorted(changes_to_apply(is_job=is_job), key=lambda change: (change.group, change.name not in likely))
+    before: Changes = ()
+    for group in Group:
+        of_group = tuple(change for change in there if change.group == group)
+        for change in of_group:
+            if change.name in likely and search.fits((change,)):
+                return search.answer((change,))
+        everything = search.borne(before, of_group)
+        if search.fits(everything):
+            # What is in vain beside others may not be alone.
+            of_group = of_group if before else everything
+            sets = [*((change,) for change in of_group), *((*before, change) for change in of_group), everything]
+            return search.answer(search.without_idle(next(changes for changes in sets if search.fits(changes))))
+        before = everything
     return None
 
 
-def _is_hopeless(everything: Changes, make_trial: Try, known: dict[Changes, FitTrial]) -> bool:
-    trial = known[everything] = make_trial(everything)
+class _Search:
+    """Trials that were made, and what they say of others."""
+
+    def __init__(self, make_trial: Try) -> None:
+        self._make_trial = make_trial
+        self._known: dict[Changes, FitTrial] = {}
+
+    def fits(self, changes: Changes) -> bool:
+        """Whether the script fits with these; it does not with fewer than did not do."""
+        names = set(changes)
+        if any(names <= set(more) and _is_too_little(trial) for more, trial in self._known.items()):
+            return False
+        return self._tried(changes).fits
+
+    def borne(self, before: Changes, of_group: Changes) -> Changes:
+        """All of them, but for those that the script does not bear, or that could not be made.
+
+        Args:
+            before: What it bears.
+        """
+        everything = (*before, *of_group)
+        trial = self._tried(everything)
+        if trial.has_ended_before:
+            everything = tuple(
+                change for change in everything if change in before or not self._tried((change,)).has_ended_before
+            )
+            trial = self._tried(everything)
+        if trial.has_ended_before:
+            return before
+        useful = tuple(change for change in everything if change.name not in trial.in_vain)
+        self._known.setdefault(useful, replace(trial, apply=_names(useful)))
+        return useful
+
+    def without_idle(self, changes: Changes) -> Changes:
+        """The same without each change that it fits without, what gives up most first.
+
+        What gives up nothing but memory is tried all together first: mostly none of it is needed.
+        """
+        cheap = tuple(change for change in changes if change.group == Group.MEMORY)
+        dear = [(change,) for change in sorted(changes, key=lambda change: -change.group) if change not in cheap]
+        for idle in (*dear, *([cheap] if len(cheap) > 1 else []), *((change,) for change in cheap)):
+            fewer = tuple(change for change in changes if change not in idle)
+            if fewer and fewer != changes and self.fits(fewer):
+                changes = fewer
+        return changes
+
+    def answer(self, changes: Changes) -> tuple[Changes, FitTrial]:
+        """These, with their trial."""
+        return changes, self._tried(changes)
+
+    def _tried(self, changes: Changes) -> FitTrial:
+        if changes not in self._known:
+            self._known[changes] = self._make_trial(changes)
+        return self._known[changes]
+
+
+def _is_too_little(trial: FitTrial) -> bool:
     return not trial.fits and not trial.has_ended_before
 
 
-def _without_idle(changes: Changes, trial: FitTrial, make_trial: Try, full: set[Changes]) -> tuple[Changes, FitTrial]:
-    """The same without each change that it fits without, what gives up most first; of `full` it is known already.
-
-    What gives up nothing but memory is tried all together first: mostly none of it is needed.
-    """
-    cheap = tuple(change for change in changes if change.group == Group.MEMORY)
-    dear = [(change,) for change in sorted(changes, key=lambda change: -change.group) if change not in cheap]
-    for group in (*dear, *([cheap] if len(cheap) > 1 else []), *[(change,) for change in cheap]):
-        fewer = tuple(change for change in changes if change not in group)
-        if fewer and fewer != changes and fewer not in full:
-            without = make_trial(fewer)
-            if without.fits:
-                changes, trial = fewer, without
-            else:
-                full.add(fewer)
-    return changes, trial
+def _names(changes: Iterable[ScriptChange]) -> tuple[str, ...]:
+    return tuple(change.name for change in changes)

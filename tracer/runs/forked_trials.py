@@ -26,7 +26,7 @@ from tracer.runs.child_processes import end_with_parent
 from tracer.runs.null_writes import delete as delete_writes
 from tracer.runs.null_writes import in_fork as writes_in_fork
 from tracer.runs.script_changes import ALLOCATOR_SETTINGS, ScriptChange, script_changes, set_allocator
-from tracer.runs.trial_channel import Channel
+from tracer.runs.trial_channel import Channel, TrialRequest
 
 
 class ForkedTrials:
@@ -40,9 +40,14 @@ class ForkedTrials:
         applied: The changes that are made, from then on.
     """
 
-    def __init__(self, channel: Channel) -> None:
-        """Nothing is read before the script has come so far."""
+    def __init__(self, channel: Channel, begin: Callable[[TrialRequest], None]) -> None:
+        """Nothing is read before the script has come so far.
+
+        Args:
+            begin: Called with the request of the trial that a process is, before it goes on.
+        """
         self._channel = channel
+        self._begin = begin
         self._settings = os.environ.get(ALLOCATOR_SETTINGS)
         self._end: Callable[[], None] = _nothing
         self._is_fork = False
@@ -75,16 +80,17 @@ class ForkedTrials:
         if asked is None:
             delete_writes()
             os._exit(0)
-        self.folder = Path(asked["folder"])
+        self.folder = Path(asked.folder)
         self._channel.close()
-        changes = script_changes(",".join(asked["changes"]))
+        self._begin(asked)
+        changes = script_changes(",".join(asked.changes))
         if os.environ.get(ALLOCATOR_SETTINGS) == self._settings:  # else the script has settings of its own
             set_allocator(changes)
             if (settings := os.environ.get(ALLOCATOR_SETTINGS)) is not None and settings != self._settings:
                 set_allocator_settings(settings)
         return changes
 
-    def _fork_for_each(self) -> dict[str, Any] | None:
+    def _fork_for_each(self) -> TrialRequest | None:
         """In each fork what it was asked for; None where no more is asked for."""
         offsets = _offsets()
         while (asked := self._channel.next()) is not None:

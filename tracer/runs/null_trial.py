@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+import torch
+from torch import nn
 
 from tracer.capture.torch_private.torch_modules import leave_unfilled
 from tracer.errors import TracerError
@@ -22,14 +25,19 @@ _QUICK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ScriptSizes:
-    """Options of a script."""
+    """What the first steps of a script took."""
 
     sizes: Sizes  # The peaks of the device that was filled most
+    built: Sizes | None  # The same until the first step began; None where none has
     has_fit: bool  # Whether all steps that were wanted have run; what comes behind them is for the operations alone
+    num_steps: int  # How many have ended
+    growth_bytes: int  # By how much more each of the last ones left in use; 0 where memory does not grow
     flops: int | None  # Floating point operations of a step; None where it is not known
 
 
-def script_sizes(run: Callable[[ScriptProfile], bool], *, num_steps: int) -> ScriptSizes | None:
+def script_sizes(
+    run: Callable[[ScriptProfile], bool], *, num_steps: int, at_growth: Callable[[], None] = lambda: None
+) -> ScriptSizes | None:
     """Run a script until its memory repeats, or has run out, and a step further to count its operations.
 
     Large weights that it initializes on the host are left unwritten. That is most of the time that a large model takes
@@ -38,6 +46,7 @@ def script_sizes(run: Callable[[ScriptProfile], bool], *, num_steps: int) -> Scr
     Args:
         run: Runs it under the profile that it is given, and says whether it came to its end.
         num_steps: Number of steps that are run; 0 for as many as it takes until two take the same.
+        at_growth: Called when so many steps have run, if each left more in use than the one before.
 
     Returns:
         What was counted; None if no step was found in it.
@@ -47,6 +56,11 @@ def script_sizes(run: Callable[[ScriptProfile], bool], *, num_steps: int) -> Scr
     """
     steps, flops = StepRequests(), StepFlops()
     known: list[Sizes] = []
+    built: list[Sizes] = []
+
+    def begins(models: dict[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> CountedSteps:
+        built.append(fullest_sizes())
+        return CountedSteps.of(models, optimizers)
 
     def is_enough() -> bool:
         if flops.is_on:
@@ -54,10 +68,12 @@ def script_sizes(run: Callable[[ScriptProfile], bool], *, num_steps: int) -> Scr
             return True
         if steps.are_enough(num_steps):
             known.append(fullest_sizes())  # what counting takes is no part of it
+            if steps.growth_bytes:
+                at_growth()
             flops.begin()
         return False
 
-    profile = ScriptProfile(CountedSteps.of, is_enough=is_enough)
+    profile = ScriptProfile(begins, is_enough=is_enough)
     with _unfilled_weights():
         try:
             succeeded = run(profile)
@@ -69,7 +85,14 @@ def script_sizes(run: Callable[[ScriptProfile], bool], *, num_steps: int) -> Scr
     peak = known[0] if known else fullest_sizes()
     if session is not None and not peak.peak_allocated_bytes and (reason := elsewhere(str(session.device))):
         raise TracerError(reason, hint=USE_CUDA)
-    return ScriptSizes(peak, succeeded or bool(known), flops.flops)
+    return ScriptSizes(
+        peak,
+        built[0] if built else None,
+        has_fit=succeeded or bool(known),
+        num_steps=steps.num_steps,
+        growth_bytes=steps.growth_bytes if known else 0,  # a script that has ended by itself grows no more
+        flops=flops.flops,
+    )
 
 
 @contextmanager

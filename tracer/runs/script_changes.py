@@ -23,6 +23,7 @@ class ScriptChange:
     words: str  # What it does, for people
     settings: str = ""  # Allocator settings, if the change is these and nothing else
     is_for_jobs: bool = False  # Whether it is nothing to a script of one process
+    against: tuple[str, ...] = ()  # Names of causes of a full memory that it removes, see `analysis/snapshots/causes`
 
 
 EXPANDABLE = ScriptChange(
@@ -30,17 +31,25 @@ EXPANDABLE = ScriptChange(
     Group.MEMORY,
     "segments grow, so that less is reserved and unused",
     "expandable_segments:True",
+    against=("fragmentation",),
 )
-FUSED = ScriptChange("fused-optimizer", Group.MEMORY, "the optimizer's step makes no copies of the parameters' size")
+FUSED = ScriptChange(
+    "fused-optimizer",
+    Group.MEMORY,
+    "the optimizer's step makes no copies of the parameters' size",
+    against=("optimizer temporaries",),
+)
 FREE_GRADIENTS = ScriptChange(
     "free-gradients",
     Group.MEMORY,
     "gradients are freed right after the optimizer's step; nothing may read them later",
+    against=("gradients freed late",),
 )
 CHUNKED_LOSS = ScriptChange(
     "chunked-loss",
     Group.MEMORY,
     "a loss over classes is computed in chunks; a model of Hugging Face returns no logits in training",
+    against=("logits",),
 )
 SPARSE_GRADIENTS = ScriptChange(
     "sparse-gradients",
@@ -57,8 +66,14 @@ BUCKET_VIEWS = ScriptChange(
     Group.MEMORY,
     "gradients are views of the buckets that DistributedDataParallel sends, not copies of them",
     is_for_jobs=True,
+    against=("gradients beside buckets",),
 )
-CHECKPOINT = ScriptChange("checkpoint", Group.COMPUTE, "repeated blocks compute their activations again in backward")
+CHECKPOINT = ScriptChange(
+    "checkpoint",
+    Group.COMPUTE,
+    "repeated blocks compute their activations again in backward",
+    against=("largest line", "attention matrix"),
+)
 SHARD = ScriptChange(
     "shard",
     Group.COMPUTE,
@@ -112,6 +127,11 @@ SCRIPT_CHANGES = (
 """What `fit` tries one after the other, and `fit --each` alone."""
 ALL_CHANGES = (COMPILE, *SCRIPT_CHANGES)
 """Compiling as well, which takes longer than all other trials: `fit --search` tries it."""
+
+
+def changes_against(cause: str) -> tuple[str, ...]:
+    """Names of the changes that remove a cause of a full memory."""
+    return tuple(change.name for change in ALL_CHANGES if cause in change.against)
 
 
 def changes_of(*, is_job: bool) -> tuple[ScriptChange, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 _LEAST_STEPS = 3
@@ -10,6 +11,9 @@ MOST_STEPS = 10
 # Running totals, whose difference is a step's; the last two are peaks, which nobody else is to find reset.
 _TOTALS = ("allocation.all.allocated", "requested_bytes.all.allocated")
 _PEAKS = ("allocated_bytes.all.peak", "reserved_bytes.all.peak")
+_IN_USE = ("allocated_bytes.all.current",)
+_STEPS_OF_GROWTH = 5
+"""So many steps in a row have left more than the one before, each about as much, where memory grows."""
 
 
 class StepRequests:
@@ -23,11 +27,25 @@ class StepRequests:
         """Before the first step."""
         self.have_repeated = False
         self._after: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        self._in_use: list[int] = []
 
     def next(self) -> int:
         """Count a step that has ended; how many have been counted."""
         self._after.append((_counted(_TOTALS), _counted(_PEAKS)))
+        self._in_use.append(sum(_counted(_IN_USE)))
         return len(self._after)
+
+    @property
+    def num_steps(self) -> int:
+        """How many have been counted."""
+        return len(self._after)
+
+    @property
+    def growth_bytes(self) -> int:
+        """By how much more each of the last steps left in use; 0 where some left no more, or far more than others."""
+        more = sorted(map(int, np.diff(self._in_use[-_STEPS_OF_GROWTH - 1 :])))
+        is_steady = len(more) == _STEPS_OF_GROWTH and 0 < more[-1] <= 2 * more[0]
+        return more[len(more) // 2] if is_steady else 0
 
     def are_enough(self, wanted: int) -> bool:
         """Count a step that has ended; whether no more are wanted.

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Self
 
 
-def request(names: Sequence[str], folder: Path) -> bytes:
-    """A line that asks for a trial."""
-    return json.dumps({"changes": list(names), "folder": str(folder)}).encode() + b"\n"
+@dataclass(frozen=True, slots=True)
+class TrialRequest:
+    """A trial of the script with changes, and how it is made."""
+
+    changes: tuple[str, ...]  # Their names
+    folder: str  # It leaves its answer there
+    arguments: tuple[str, ...] = ()  # Behind the script's own
+    is_limited: bool = True  # Whether memory ends where the card's does, or never
+    is_explained: bool = False  # Whether it also leaves the allocator's history where memory runs out, or grows
+
+    @property
+    def text(self) -> str:
+        """One line, without its end."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of(cls, text: str | bytes) -> Self:
+        """Read one that `text` has written."""
+        values = json.loads(text)
+        return cls(**{**values, "changes": tuple(values["changes"]), "arguments": tuple(values["arguments"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +37,7 @@ class Channel:
     requests: int  # A pipe's end to read from
     replies: int  # A pipe's end to write to
 
-    def next(self) -> dict[str, Any] | None:
+    def next(self) -> TrialRequest | None:
         """The next request, when it comes; None where no more will come."""
         line = bytearray()
         while not line.endswith(b"\n"):
@@ -30,8 +45,7 @@ class Channel:
             if not part:
                 return None
             line += part
-        asked: dict[str, Any] = json.loads(line)
-        return asked
+        return TrialRequest.of(bytes(line))
 
     def has_ended(self) -> None:
         """Say that the trial which was asked for last has ended."""

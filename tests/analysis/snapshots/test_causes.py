@@ -123,6 +123,25 @@ def test_the_first_forward_of_a_training_is_no_evaluation() -> None:
     assert "gradients in evaluation" not in program.changes()
 
 
+def test_a_first_forward_that_frees_most_of_its_blocks_keeps_the_large_ones_for_its_backward() -> None:
+    """Of two blocks' tensors half are freed on the way, and a workspace is: three of eight are left, 64 % of bytes."""
+    program = Recorded(capacity=200)
+    program.make(10, [line(2)])
+    program.free(program.make(1, layer(6)), layer(6))
+    hidden = program.make(32, layer(7))
+    program.make(32, layer(8))
+    program.free(hidden, layer(8))
+    result = program.make(8, layer(9))
+    program.make(8, layer(10))
+    program.free(result, layer(10))
+    program.make(32, layer(7))
+    for size in (1, 1):
+        workspace = program.make(size, layer(8))
+        program.free(workspace, layer(8))
+    program.fail(150, layer(8))
+    assert "gradients in evaluation" not in program.changes()
+
+
 def test_a_checkpoint_of_which_the_model_has_a_copy() -> None:
     """Three sets are loaded; the model copies one, and the optimizer takes over the other two."""
     program = Recorded(capacity=200)

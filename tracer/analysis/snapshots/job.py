@@ -10,10 +10,8 @@ from typing import Any, Final
 
 from tracer.analysis.peak_diff import PeakDiff
 from tracer.analysis.snapshots.diff import PeakSide, diff_sides, peak_side
-from tracer.analysis.snapshots.findings import ReplayedSnapshot, explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.first_changes import first_changes, with_cause
-from tracer.analysis.snapshots.modelled import model_device
-from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.analysis.snapshots.explanation import worst_failure
+from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.rank_role import RankRole, rank_of, role_of_file, strategies_of
 from tracer.snapshot.columns import Snapshot
 from tracer.units import some
@@ -99,7 +97,7 @@ def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> Ra
     if finding.worst is None:
         return RankPeak(file, rank_of(file), role=role)
     worst = finding.devices[finding.worst]
-    oom = _explained(replayed, finding.worst, worst.oom[-1]) if worst.oom else None
+    oom = worst_failure(replayed, finding)
     where = "" if oom is None else oom.site.frame + (f" ({oom.site.file}:{oom.site.line})" if oom.site.file else "")
     return RankPeak(
         file=file,
@@ -112,14 +110,6 @@ def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> Ra
         side=peak_side(replayed.devices[finding.worst], replayed.sites),
         out_of_memory="" if oom is None else f"{where}: {oom.advice}",
         role=role,
-    )
-
-
-def _explained(replayed: ReplayedSnapshot, at: int, event: OutOfMemory) -> OutOfMemory:
-    """The failure with its decisive cause, which its device's recording is replayed for."""
-    device = replayed.devices[at]
-    return with_cause(
-        event, first_changes(replayed, device, model_device(replayed.snapshot, device.state, device.replay))
     )
 
 

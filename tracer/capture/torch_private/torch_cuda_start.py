@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 
 import torch
@@ -28,6 +29,17 @@ def before_cuda_begins(act: Callable[[], object]) -> Callable[[], None]:
 
     torch._C._cuda_init = begin_later
     return end
+
+
+def when_cuda_has_begun(act: Callable[[], None]) -> None:
+    """Call something now, or where CUDA has not begun yet, right after it has; also from within `before_cuda_begins`.
+
+    `torch.cuda._lazy_call` would wait there for the lock that is held while CUDA begins.
+    """
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        act()
+    else:
+        torch.cuda._queued_calls.append((act, traceback.format_stack()))
 
 
 def can_begin_in_fork() -> None:

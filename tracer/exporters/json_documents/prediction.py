@@ -18,15 +18,15 @@ VERSION = 1
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
     """The answer, under the same keys whichever engine gave it."""
-    need, results = prediction.need, prediction.results
+    sizes, results = prediction.need, prediction.results
     peak = results.findings.worst.peak if results.findings is not None else None
     document: dict[str, Any] = {
         **json_header("prediction", VERSION, torch=torch.__version__, command=this_command(), computed=False),
         "method": prediction.engine,
         "device": results.device,
-        "peak_allocated_bytes": need.peak_allocated_bytes,
-        "peak_requested_bytes": need.peak_requested_bytes,
-        "peak_reserved_bytes": need.peak_reserved_bytes,
+        "peak_allocated_bytes": sizes.peak_allocated_bytes,
+        "peak_requested_bytes": sizes.peak_requested_bytes,
+        "peak_reserved_bytes": sizes.peak_reserved_bytes,
         "reserved_low_bytes": prediction.spread.low_bytes,
         "reserved_high_bytes": prediction.spread.high_bytes,
         "context_bytes": CONTEXT_BYTES,
@@ -41,7 +41,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
     if (card := prediction.card) is not None:
         document["card"] = {"name": card.label or None, "total_bytes": card.memory_bytes}
         document["usable_bytes"] = card.usable_bytes
-        reserved_bytes = max(need.peak_reserved_bytes, prediction.memory.peak_reserved_bytes)
+        reserved_bytes = max(sizes.peak_reserved_bytes, prediction.memory.peak_reserved_bytes)
         document["room_bytes"] = card.usable_bytes - reserved_bytes
         document["nccl_least_bytes"] = prediction.nccl.least_bytes
         document["nccl_most_bytes"] = prediction.nccl.most_bytes
@@ -49,6 +49,8 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
     if (at := prediction.failed_at) is not None:
         place = {"step": at.step, "phase": at.phase or None, "module": at.module or None, "op": at.op or None}
         document["out_of_memory"] = {"size_bytes": at.size_bytes, **place, **_line(at.line)}
+    if (need := prediction.without_end) is not None:
+        document["without_end"] = {"allocated_bytes": need.allocated_bytes, "reserved_bytes": need.reserved_bytes}
     if prediction.other is not None:
         document["other"] = {"method": prediction.other.engine, **asdict(prediction.other.need)}
     return document

@@ -21,18 +21,65 @@ def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None
         base: The script as it is, to compare with; None to leave that out.
     """
     what = _what(trial)
+    if trial.has_ended_before:
+        return f"{what}: the script ended with an error before a step was done.", *_notes(trial)
+    sizes = f"{_sizes(trial)}{_difference(trial, base)}"
     if trial.fits:
         left = _left(trial, usable_bytes)
         came = f"fits with {left} left" if left[0].isdigit() else f"fits{left}"
-        sizes = f"{format_bytes(trial.allocated_bytes)} allocated, {format_bytes(trial.reserved_bytes)} reserved"
-        sizes += "" if trial.worst_rank is None else f" by rank {trial.worst_rank:,}, the worst"
-        line = f"{what}: {sizes}{_difference(trial, base)}; {came}."
-    elif trial.has_ended_before:
-        line = f"{what}: the script ended with an error before a step was done."
-    else:
-        rank = "" if trial.worst_rank is None else f"rank {trial.worst_rank:,} is "
-        line = f"{what}: {rank}out of memory, with {format_bytes(trial.allocated_bytes)} allocated."
-    return line, *(f"  {note}" for note in trial.notes)
+        return f"{what}: {sizes}; {came}.", *_growth(trial, usable_bytes), *_notes(trial)
+    if trial.failed_in is None:
+        return f"{what}: needs {sizes}; {_missing(trial, usable_bytes)}.", *_notes(trial)
+    rank = "" if trial.worst_rank is None else f"rank {trial.worst_rank:,} is "
+    line = f"{what}: {rank}out of memory {_where(trial)}, with {format_bytes(trial.failed_at_bytes)} allocated."
+    return line, *need_words(trial, usable_bytes), *_notes(trial)
+
+
+def need_words(trial: FitTrial, usable_bytes: int) -> tuple[str, ...]:
+    """How much a script needs that ran out of memory; nothing where that is not known, or is no more than there is.
+
+    Its first steps may fit, and what came later not.
+    """
+    room_bytes = usable_bytes - trial.beside_bytes
+    if not trial.is_whole or trial.has_ended_before or trial.reserved_bytes <= room_bytes:
+        return ()
+    sentence = f"Where memory does not end, it needs {_sizes(trial)}: {_missing(trial, usable_bytes)}."
+    return sentence, *_growth(trial, usable_bytes)
+
+
+def _sizes(trial: FitTrial) -> str:
+    sizes = f"{format_bytes(trial.allocated_bytes)} allocated, {format_bytes(trial.reserved_bytes)} reserved"
+    return sizes if trial.worst_rank is None else f"{sizes} by rank {trial.worst_rank:,}, the worst"
+
+
+def _notes(trial: FitTrial) -> list[str]:
+    return [f"  {note}" for note in trial.notes]
+
+
+def _where(trial: FitTrial) -> str:
+    """As in `in step 1 (train.py:19)`."""
+    at = trial.explanation.line if trial.explanation is not None else ""
+    step = "before the first step" if trial.failed_in == -1 else f"in step {(trial.failed_in or 0) + 1:,}"
+    return f"{step} ({at})" if at else step
+
+
+def _missing(trial: FitTrial, usable_bytes: int) -> str:
+    """How much more than there is; of what is reserved in pieces, that it is."""
+    room_bytes = usable_bytes - trial.beside_bytes
+    if trial.allocated_bytes > room_bytes:
+        return f"{format_bytes(trial.allocated_bytes - room_bytes)} more than there is"
+    return f"reserved in pieces, of which {format_bytes(trial.reserved_bytes - room_bytes)} are more than there is"
+
+
+def _growth(trial: FitTrial, usable_bytes: int) -> list[str]:
+    """A sentence where memory grows, and when it ends if that goes on."""
+    if not trial.growth_bytes:
+        return []
+    sentence = f"Memory grows: each of the last steps left {format_bytes(trial.growth_bytes)} more in use"
+    steps_left = (usable_bytes - trial.beside_bytes - trial.reserved_bytes) // trial.growth_bytes
+    if steps_left < 0:
+        return [f"{sentence}."]
+    return [f"{sentence}; if that goes on, it ends in step {trial.num_steps + steps_left + 1:,} or so."]
 
 
 def _left(trial: FitTrial, usable_bytes: int) -> str:
@@ -70,8 +117,10 @@ def print_search(report: FitReport, trials: Sequence[FitTrial], commands: Sequen
 def _row(trial: FitTrial, usable_bytes: int) -> tuple[str, str, str, str]:
     if trial.has_ended_before:
         return "", "", "error", _what(trial)
-    if not trial.fits:
+    if not trial.fits and not trial.is_whole:
         return "", "", "out of memory", _what(trial)
+    if not trial.fits:
+        return format_bytes(trial.allocated_bytes), format_bytes(trial.reserved_bytes), "does not fit", _what(trial)
     words = _left(trial, usable_bytes).removeprefix(", ").strip()
     return format_bytes(trial.allocated_bytes), format_bytes(trial.reserved_bytes), words, _what(trial)
 
@@ -88,8 +137,8 @@ def _by_rank(trial: FitTrial) -> str:
 
 
 def _difference(trial: FitTrial, base: FitTrial | None) -> str:
-    """The change of the peak in words; empty where one of the two ran out of memory."""
-    if base is None or not base.fits:
+    """The change of the peak in words; empty where one of the two is not known."""
+    if base is None or base.is_whole is False or trial.is_whole is False:
         return ""
     saved_bytes = base.allocated_bytes - trial.allocated_bytes
     if saved_bytes == 0:

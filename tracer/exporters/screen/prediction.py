@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from tracer.exporters.screen.failure import print_failure
+from tracer.exporters.screen.fit import need_words
 from tracer.exporters.screen.paths import source_place
 from tracer.exporters.screen.profile import NUM_ROWS, print_rows
 from tracer.exporters.screen.text import say
@@ -79,6 +80,9 @@ def print_prediction(prediction: Prediction, console: Console, *, top: int = NUM
     low, high = format_bytes(spread.low_bytes), format_bytes(spread.high_bytes)
     words = f"; {low} to {high}, {prediction.spread_is_about}" if prediction.spread_is_about else ""
     say(console, f"Peak reserved: {format_bytes(need.peak_reserved_bytes)}{words}.")
+    if prediction.without_end is not None and prediction.card is not None:
+        for sentence in need_words(prediction.without_end, prediction.card.usable_bytes):
+            say(console, sentence)
     for shape in prediction.by_shape:
         allocated, reserved = format_bytes(shape.allocated_bytes), format_bytes(shape.reserved_bytes)
         say(console, f"With {' '.join(shape.inputs)} alone: {allocated} allocated, {reserved} reserved.")

@@ -67,14 +67,16 @@ def _kept_for_nothing(case: Case) -> Ints:
     learning = np.unique(calls.line[calls.learns])
     idle = (calls.first > case.last_learning) & calls.kept & ~np.isin(calls.line, learning)
     rows = np.flatnonzero(call >= 0)
+    rows = rows[case.lives.end[rows] > calls.last[call[rows]]]
     if not len(learning):
         # It may be a training whose first backward is still to come, for one call or for the sum of several losses:
         # certain is a line that has let go of what its calls before had kept.
-        held = np.bincount(call[rows[case.lives.end[rows] > case.entry]], minlength=len(lines))
-        has_let_go = idle & (held < _KEPT_SHARE * np.bincount(call[rows], minlength=len(lines)))
+        size = case.lives.requested_bytes
+        held = rows[case.lives.end[rows] > case.entry]
+        kept_bytes, held_bytes = (np.bincount(call[of], size[of], minlength=len(lines)) for of in (rows, held))
+        has_let_go = idle & (held_bytes < _KEPT_SHARE * kept_bytes)
         idle &= np.isin(calls.line, calls.line[has_let_go])
-    rows = rows[idle[call[rows]]]
-    return rows[case.lives.end[rows] > calls.last[call[rows]]]
+    return rows[idle[call[rows]]]
 
 
 def _calls(case: Case, call: Ints, lines: Ints) -> _Calls:

@@ -1,0 +1,92 @@
+"""The process that makes a trial: the script runs in it on the null GPU, with changes made from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
+from tracer.commands.predict_on import script_trial
+from tracer.null_gpu.job.place import Place
+from tracer.null_gpu.writes import own_files
+from tracer.results.files import SNAPSHOT
+
+if TYPE_CHECKING:
+    from tracer.runs.trial_memory import TrialMemory
+
+TRIAL: Final = "TORCH_TIMELINE_FIT"
+"""Variable of a process that makes one trial: its request; or of one that is asked for trials, through pipes."""
+
+
+def asked_trial() -> str | None:
+    """What this process was asked to try; None in one that was not begun for a trial."""
+    return os.environ.get(TRIAL)
+
+
+def answer_trial(
+    asked: str,
+    card: str,
+    on: OnOptions,
+    script: str,
+    arguments: Sequence[str],
+    *,
+    is_module: bool,
+    num_steps: int = 0,
+) -> None:
+    """Run the script with changes on the null GPU, and leave what came of it.
+
+    Args:
+        asked: What `asked_trial` returned.
+        card: The GPU, as `--on` names it.
+        script: Its path, or a module's name.
+        num_steps: Number of steps that are run; 0 for as many as it takes until memory repeats.
+
+    Raises:
+        TracerError: There is no such script, or nothing was found in it.
+    """
+    devices = start_on(card)
+    from tracer.runs.applied_changes import AppliedChanges
+    from tracer.runs.child_processes import end_with_parent
+    from tracer.runs.forked_trials import ForkedTrials
+    from tracer.runs.script_changes import script_changes
+    from tracer.runs.trial_channel import Channel, TrialRequest
+    from tracer.runs.trial_memory import TrialMemory
+
+    def tried(applied: AppliedChanges, more: Sequence[str]) -> dict[str, Any]:
+        counted = script_trial(
+            script, [*arguments, *more], is_module=is_module, num_steps=num_steps, at_growth=memory.keep
+        )
+        return {
+            "fits": counted.has_fit,
+            "allocated": counted.sizes.peak_allocated_bytes,
+            "reserved": counted.sizes.peak_reserved_bytes,
+            "built": counted.built.peak_reserved_bytes if counted.built is not None else None,
+            "steps": counted.num_steps,
+            "growth": counted.growth_bytes,
+            "flops": counted.flops,
+            "notes": applied.notes,
+        }
+
+    pipes = json.loads(asked)
+    end_with_parent()
+    with on_null_gpu(on, None, quiet=True), TrialMemory(devices.count) as memory:
+        if "requests" in pipes:
+            with ForkedTrials(Channel(pipes["requests"], pipes["replies"]), memory.begin) as trials:
+                answer = tried(trials.applied, ())
+                if trials.folder is not None:
+                    _leave(answer, memory, trials.folder)
+        else:
+            request = TrialRequest.of(asked)
+            memory.begin(request)
+            with AppliedChanges(script_changes(",".join(request.changes))) as applied:
+                _leave(tried(applied, request.arguments), memory, Path(request.folder))
+
+
+def _leave(answer: dict[str, Any], memory: TrialMemory, folder: Path) -> None:
+    place = Place.here()
+    memory.write(folder / SNAPSHOT.file_name)
+    with own_files():
+        (folder / f"{place.rank if place is not None else 0}.json").write_text(json.dumps(answer), "utf-8")
