@@ -32,6 +32,7 @@ def share_compiled() -> None:
 
 
 def forget_temporary_sources() -> None:
-    """Remove the bytecode of programs that tests wrote into temporary folders."""
+    """Remove the bytecode of programs that tests wrote into pytest's folders; other clones may be temporary, too."""
     of_temporary = cache_folder() / "bytecode" / tempfile.gettempdir().lstrip("/")
-    shutil.rmtree(of_temporary, ignore_errors=True)
+    for folder in of_temporary.glob("pytest-of-*"):
+        shutil.rmtree(folder, ignore_errors=True)

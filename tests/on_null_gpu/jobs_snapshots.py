@@ -1,16 +1,39 @@
-"""A history with C++ frames, as people record it by themselves."""
+"""Histories as people record them by themselves: with C++ frames, and of steps after a warm-up."""
 
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.snapshot.explained import explain_snapshot
+from tracer.analysis.kinds import Kind
+from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.snapshot.load import load_snapshot
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "layers": lambda: (
+        nn.Sequential(*(nn.Linear(width, width + 64) for width in range(256, 640, 64))).cuda(),
+        torch.randn(4096, 256, device="cuda"),
+    ),
+    "convolutions": lambda: (
+        nn.Sequential(*(nn.Conv2d(16 << at, 32 << at, 3) for at in range(4)), nn.BatchNorm2d(256)).cuda(),
+        torch.randn(16, 16, 32, 32, device="cuda"),
+    ),
+    "recurrent": lambda: (nn.LSTM(256, 512, 2, batch_first=True).cuda(), torch.randn(16, 32, 256, device="cuda")),
+}
+OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], torch.optim.Optimizer]] = {
+    "Adam": torch.optim.Adam,
+    "fused AdamW": partial(torch.optim.AdamW, fused=True),
+    "momentum": partial(torch.optim.SGD, momentum=0.9),
+    "SGD": torch.optim.SGD,
+}
 
 
 def history_with_frames_of_cpp() -> dict[str, Any]:
@@ -37,3 +60,36 @@ def history_with_frames_of_cpp() -> dict[str, Any]:
         "groups": [(group.kind.words, group.bytes, group.site.file) for group in device.peak.groups],
         "frames": {frame["name"] for entry in traced for frame in entry.get("frames", ())},
     }
+
+
+def bytes_of_steps_after_a_warm_up(kind_of_model: str, kind_of_optimizer: str) -> Counter[tuple[str, str]]:
+    """Bytes of parameters and optimizer state by what they are and what is said of them, of a history of two steps."""
+    model, batch = MODELS[kind_of_model]()
+    optimizer = OPTIMIZERS[kind_of_optimizer](model.parameters())
+
+    def step() -> None:
+        output = model(batch)
+        (output[0] if isinstance(output, tuple) else output).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(3):
+        step()
+    torch.cuda.memory._record_memory_history(stacks="python", max_entries=10_000)
+    for _ in range(2):
+        step()
+    truth = {parameter.data_ptr(): Kind.PARAMETER for parameter in model.parameters()}
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    truth |= {value.data_ptr(): Kind.OPTIMIZER_STATE for value in states if value.is_cuda}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "snapshot.pkl"
+        torch.cuda.memory._dump_snapshot(str(path))
+        (device,) = replay_snapshot(load_snapshot(path)).devices
+    torch.cuda.memory._record_memory_history(None)
+    lives = device.replay.lives
+    rows = lives.alive_after(len(device.state.trace) - 1)
+    said: Counter[tuple[str, str]] = Counter()
+    for row, kind in zip(rows.tolist(), device.kinds.of(rows).tolist(), strict=True):
+        if (known := truth.get(int(lives.addr[row]))) is not None:
+            said[known.words, Kind(kind).words] += int(lives.requested_bytes[row])
+    return said

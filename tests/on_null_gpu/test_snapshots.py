@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.elsewhere import Elsewhere
 from tests.on_null_gpu import jobs_snapshots
 
@@ -17,3 +19,14 @@ def test_a_history_with_frames_of_cpp_is_explained_as_one_of_python(elsewhere: E
     kinds = {kind: sum(size for one, size, _ in found["groups"] if one == kind) for kind, _, _ in found["groups"]}
     assert kinds["parameter"] == 257 * KIB and kinds["optimizer state"] == 2 * 257 * KIB
     assert {file for kind, _, file in found["groups"] if kind == "parameter"} == {jobs_snapshots.__file__}
+
+
+@pytest.mark.parametrize("model", jobs_snapshots.MODELS)
+@pytest.mark.parametrize("optimizer", jobs_snapshots.OPTIMIZERS)
+def test_parameters_and_state_from_before_the_history_are_told_apart(
+    elsewhere: Elsewhere, model: str, optimizer: str
+) -> None:
+    said = elsewhere(jobs_snapshots.bytes_of_steps_after_a_warm_up, model, optimizer)
+    right_bytes = sum(size for (true, kind), size in said.items() if true == kind)
+    wrong_bytes = sum(size for (true, kind), size in said.items() if kind not in (true, "before recording"))
+    assert right_bytes > 0.98 * said.total() and wrong_bytes < 0.005 * said.total(), said

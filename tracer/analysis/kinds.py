@@ -125,6 +125,10 @@ class Evidence(IntEnum):
     WITHIN_SILENCE = 38, "likely: allocated and freed without a Python stack, as by autograd's threads"
     SAME_STACK = 39, "likely: other blocks of the same stack are of this kind"
     GRADIENTS_SIZES = 40, "likely: allocated before the recording, never freed, as many as gradients of its size"
+    SETS_OF_SIZES = (
+        90,
+        "likely: allocated before the recording, never freed, two or three blocks for each gradient of its size",
+    )
     AUTOCAST_COPY = 41, "likely: a weight cast by autocast"
     MODULE_CALL_STACK = 42, "likely: made in a module's call, alive while backward ran"
     ALIVE_AT_END = 43, "likely, or an output: made in a module's call, never freed, no backward since"

@@ -285,6 +285,8 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
             {**OUTSIDE, "is_as_many_as_gradients": True, "in_autocast": True},
         ],
     ),
+    (Evidence.SETS_OF_SIZES, Kind.PARAMETER, [{**BEFORE, "is_first_set": True}]),
+    (Evidence.SETS_OF_SIZES, Kind.OPTIMIZER_STATE, [{**BEFORE, "is_later_set": True}]),
     (
         Evidence.AUTOCAST_COPY,
         Kind.ACTIVATION,
@@ -470,7 +472,9 @@ def possible(table: BlockFacts) -> Any:
         | (placed & ~table.has_stack)
         | (table.in_silence & (table.has_stack | table.is_before))
     )
-    no |= (table.is_as_many_as_gradients | table.is_one_set | table.is_frozen_set) & (
+    of_sets = table.is_first_set | table.is_later_set
+    no |= (table.is_first_set & table.is_later_set) | (of_sets & table.is_as_many_as_gradients)
+    no |= (table.is_as_many_as_gradients | of_sets | table.is_one_set | table.is_frozen_set) & (
         table.has_stack | ~table.is_before | ~table.is_at_end
     )
     no |= table.has_only_forward & table.is_frozen_set

@@ -100,6 +100,9 @@ class BlockFacts:
     takes_buffers_place: Bools  # It took the place of a buffer
     has_size_of_staying: Bools  # A block of its size was there before and is never freed
     is_as_many_as_gradients: Bools  # There before, never freed, and of a size of which there are as many gradients
+    # There before, never freed, of a size of which there are two or three for each gradient, and made first of them.
+    is_first_set: Bools
+    is_later_set: Bools  # The same, and made later
     is_of_parameters_size: Bools  # A parameter has its size
     layer: Ints  # The call of a layer with one weight that it is in, by its line and its callers'; -1 for none
     # What was there before and is never freed is as many as the layers that forward calls, or has sizes of which none
@@ -140,7 +143,7 @@ _BY_COUNTING = (
     "is_kept_alone", "is_held_of_few", "is_kept_by_forward", "stack_made_temporaries", "is_first_made",
     "is_constructed", "is_replacing", "is_replaced", "takes_parameters_place", "takes_buffers_place",
     "has_size_of_staying", "is_as_many_as_gradients", "is_of_parameters_size", "is_one_set", "is_frozen_set",
-    "is_left_by_backward", "is_in_flight",
+    "is_left_by_backward", "is_in_flight", "is_first_set", "is_later_set",
 )  # fmt: skip
 """Columns that `counting.with_counts` and `with_parameters` fill in; until then they are false."""
 _NOT_THE_PROGRAMS = (

@@ -84,6 +84,8 @@ LIKELY: Final[tuple[Rule, ...]] = (
     Rule(Evidence.LEFT_BY_BACKWARD, Kind.GRADIENT, ("is_left_by_backward", "not is_of_grad_call")),
     Rule(Evidence.SAME_STACK, "stack_kind", ("has_stack_kind",)),
     Rule(Evidence.GRADIENTS_SIZES, Kind.PARAMETER, ("is_as_many_as_gradients",)),
+    Rule(Evidence.SETS_OF_SIZES, Kind.PARAMETER, ("is_first_set",)),
+    Rule(Evidence.SETS_OF_SIZES, Kind.OPTIMIZER_STATE, ("is_later_set",)),
     Rule(Evidence.AUTOCAST_COPY, Kind.ACTIVATION, ("outside", "in_autocast")),
     Rule(
         Evidence.FED_TO_FORWARD,

@@ -9,10 +9,11 @@ import numpy as np
 
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.block_facts import BlockFacts
+from tracer.analysis.snapshots.size_sets import first_of_each, sets_of_sizes
 from tracer.analysis.snapshots.sizes import as_many_as, copies_of, has_size_of, is_one_set, most_at_once
 from tracer.analysis.snapshots.workspaces import LARGE_WORKSPACE_BYTES, WORKSPACE_BYTES
 from tracer.arrays import Bools, Ints
-from tracer.snapshot.columns import Int32s
+from tracer.snapshot.columns import Int32s, Segments
 from tracer.snapshot.replay import Lives
 from tracer.snapshot.stacks import NO_STACK
 
@@ -51,7 +52,7 @@ def agreed(parts: Iterable[Ints]) -> Ints:
     return common
 
 
-def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -> BlockFacts:
+def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints, segments: Segments) -> BlockFacts:
     """The facts, and what counting adds to them."""
     size = lives.requested_bytes
     staying = _is_staying(facts, kind == Kind.UNKNOWN)
@@ -69,8 +70,11 @@ def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -
     # What has no gradient once backward is over, where something else has.
     frozen = staying & ~has_size_of(size, gradients[0]) & (is_over and len(gradients[0]) > 0 and num_layers > 0)
     parameters = size[as_many | facts.is_constructed | (kind == Kind.PARAMETER)]
+    is_first_set, is_later_set = _of_sets(facts, lives, staying & is_over, gradients, segments)
     return replace(
         facts,
+        is_first_set=is_first_set,
+        is_later_set=is_later_set,
         stack_kind=_stack_kinds(facts, np.maximum(stack_kind[lives.stack], NONE)),
         is_kept_by_forward=_is_kept_by_forward(facts, lives),
         stack_made_temporaries=facts.has_stack & _are_alike(lives, _is_freed_before_backward(facts, kind)),
@@ -84,6 +88,19 @@ def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -
         is_one_set=staying & is_one_set(size, size[staying], num_layers),
         is_frozen_set=frozen & is_one_set(size, size[frozen], num_layers),
     )
+
+
+def _of_sets(
+    facts: BlockFacts, lives: Lives, staying: Bools, gradients: tuple[Ints, Ints], segments: Segments
+) -> tuple[Bools, Bools]:
+    """Which blocks are of the first of two or three sets of the gradients' sizes, and which of a later one."""
+    size = lives.requested_bytes
+    sets = sets_of_sizes(size[staying], *gradients)
+    of_sets = staying & np.isin(size, sets.sizes)
+    is_first = np.zeros(len(facts), dtype=np.bool_)
+    if sets.times:
+        is_first[first_of_each(np.flatnonzero(of_sets), size, lives.addr, sets.times, segments)] = True
+    return is_first, (of_sets & ~is_first) | (staying & np.isin(size, sets.of_parts))
 
 
 def _is_staying(facts: BlockFacts, is_not_known: Bools) -> Bools:

@@ -160,7 +160,7 @@ class KindFinder:
     def _kinds_and_evidence(self) -> tuple[Ints, Ints]:
         """`Kind` and `Evidence` of every block, by the table of rules."""
         of_stacks = self._together.kinds_of_stacks
-        return apply_rules(with_counts(self._facts, self._lives, self._proved, of_stacks))
+        return apply_rules(with_counts(self._facts, self._lives, self._proved, of_stacks, self._state.segments))
 
     @cached_property
     def _facts(self) -> BlockFacts:
