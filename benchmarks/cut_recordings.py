@@ -2,6 +2,7 @@
 
     python -m benchmarks.cut_recordings [--programs 12] [--half mended|judging] [--keep FOLDER] [--without-cpp]
     python -m benchmarks.cut_recordings --further [NAME ...] [--keep FOLDER] [--without-cpp]
+    python -m benchmarks.cut_recordings --steady ...
 
 Programs of tests/truth and drawn ones (`benchmarks.random_programs`) run on the null GPU under torch's own recording;
 `benchmarks.recorded_program` notes beside it what each block is. Each recording is cut at 20 entries: history up to
@@ -9,6 +10,7 @@ there, segments as they were then; in four of the cuts, one in each quarter, the
 blocks at each cut's peak, in requested bytes.
 
 `--further` takes the programs of `benchmarks.further_programs` in their place, which the rules were mended with.
+`--steady` drops the first iteration, as of a recording that begins after a warm-up, and cuts within those behind it.
 `--keep` leaves the recordings in a folder and takes those that are there.
 The rules may be mended on the half of the programs named `mended`; the other half judges. Exits with 1 if a target is
 missed.
@@ -24,7 +26,7 @@ import sys
 import tempfile
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,12 +111,12 @@ def cuts(trace: Sequence[Row]) -> Iterator[tuple[int, bool]]:
         yield allocations[int((number + 0.75) * len(allocations) / QUARTERS)], True
 
 
-def cut(trace: Sequence[Row], end: int, *, fails: bool) -> Row:
-    """A recording from the first allocation of a process on, as it would have been had it ended there."""
+def cut(trace: Sequence[Row], end: int, *, fails: bool, start: int = 0) -> Row:
+    """A recording from an entry of a process's on, by default the first, as it would have been had it ended there."""
     kept = list(trace[:end])
     segments: dict[int, Row] = {}
     blocks: dict[int, Row] = {}
-    for entry in kept:
+    for at, entry in enumerate(kept):
         action, address, size = entry["action"], entry.get("addr", 0), entry["size"]
         if action == "segment_alloc":
             segments[address] = {
@@ -127,7 +129,7 @@ def cut(trace: Sequence[Row], end: int, *, fails: bool) -> Row:
             rounded = max(512, -(-size // 512) * 512)
             blocks[address] = {
                 "address": address, "size": rounded, "requested_size": size, "state": "active_allocated",
-                "frames": entry["frames"],
+                "frames": entry["frames"] if at >= start else [],
             }  # fmt: skip
         elif action == "free_completed":
             blocks.pop(address, None)
@@ -136,7 +138,7 @@ def cut(trace: Sequence[Row], end: int, *, fails: bool) -> Row:
     for segment in segments.values():
         begin, past = segment["address"], segment["address"] + segment["total_size"]
         segment["blocks"] = list(_filled(begin, past, [blocks[at] for at in sorted(blocks) if begin <= at < past]))
-    return {"segments": list(segments.values()), "device_traces": [kept]}
+    return {"segments": list(segments.values()), "device_traces": [kept[start:]]}
 
 
 def _filled(begin: int, past: int, blocks: Sequence[Row]) -> Iterator[Row]:
@@ -207,25 +209,37 @@ def _true_kind(entry: Row, served: int, end: int, seen: set[str], recorded: Row)
     return frozenset({Kind.TEMPORARY, Kind.HELD, Kind.EVALUATION})
 
 
-def judge(recorded: Row, *, without_cpp: bool) -> Sums:
+def judge(recorded: Row, *, without_cpp: bool, steady: bool) -> Sums:
     """All cuts of one recording."""
     trace, truth, sums = recorded["snapshot"]["device_traces"][0], true_kinds(recorded), Sums()
+    start = _end_of_first_iteration(recorded) if steady else 0
+    before = {entry["addr"]: at for at, entry in enumerate(trace[:start]) if entry["action"] == "alloc"}
     with tempfile.TemporaryDirectory() as folder:
         for end, fails in cuts(trace):
+            if end <= start:
+                continue
             path = Path(folder) / "cut.pickle"
-            path.write_bytes(pickle.dumps(cut(trace, end, fails=fails)))
+            path.write_bytes(pickle.dumps(cut(trace, end, fails=fails, start=start)))
             snapshot = load_snapshot(path, isolated=False)
-            sums.add(_judge_peak(replay_snapshot(only_python(snapshot) if without_cpp else snapshot).devices[0], truth))
+            device = replay_snapshot(only_python(snapshot) if without_cpp else snapshot).devices[0]
+            sums.add(_judge_peak(device, lambda entry, addr: truth[entry + start if entry >= 0 else before[addr]]))
     return sums
 
 
-def _judge_peak(device: Any, truth: dict[int, frozenset[Kind]]) -> Sums:
+def _end_of_first_iteration(recorded: Row) -> int:
+    """The entry of the first allocation behind it."""
+    trace = recorded["snapshot"]["device_traces"][0]
+    served = [at for at, entry in enumerate(trace) if entry["action"] == "alloc"]
+    return served[recorded["iterations"][0]]
+
+
+def _judge_peak(device: Any, true_of: Callable[[int, int], frozenset[Kind]]) -> Sums:
     lives, sums = device.replay.lives, Sums()
     rows = lives.alive_after(device.replay.peak_entry)
     kinds, evidences = device.kinds.kinds_and_evidence(rows)
-    sizes, entries = lives.requested_bytes[rows].tolist(), lives.alloc_entry[rows].tolist()
-    for number, how, size, entry in zip(kinds.tolist(), evidences.tolist(), sizes, entries, strict=True):
-        kind, evidence, right = Kind(number), Evidence(how).text, truth[entry]
+    columns = (kinds, evidences, lives.requested_bytes[rows], lives.alloc_entry[rows], lives.addr[rows])
+    for number, how, size, entry, addr in zip(*(column.tolist() for column in columns), strict=True):
+        kind, evidence, right = Kind(number), Evidence(how).text, true_of(entry, addr)
         verdict = "unknown" if kind in SILENT else "right" if kind in right else "wrong"
         sums.verdicts[verdict] += size
         if evidence.startswith("likely") and kind not in SILENT:
@@ -271,6 +285,7 @@ def main() -> int:
     parser.add_argument("--further", nargs="*", metavar="NAME")
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--without-cpp", action="store_true")
+    parser.add_argument("--steady", action="store_true")
     parser.add_argument("--details", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -283,7 +298,11 @@ def main() -> int:
         )
         with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as workers:
             recordings = dict(zip(names, workers.map(lambda name: record(name, folder), names), strict=True))
-    found = {name: judge(one, without_cpp=arguments.without_cpp) for name, one in recordings.items() if one}
+    found = {
+        name: judge(one, without_cpp=arguments.without_cpp, steady=arguments.steady)
+        for name, one in recordings.items()
+        if one
+    }
     print(table(found, details=arguments.details))
     right, wrong, _, likely = mean(found)
     return int(right < MIN_RIGHT or wrong >= MAX_WRONG or likely < MIN_LIKELY)
