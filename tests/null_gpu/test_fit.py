@@ -144,9 +144,8 @@ def test_what_fit_found_is_applied_and_has_the_peak_that_it_said(tmp_path: Path)
 
 
 def test_a_change_that_a_script_does_not_bear_is_said_and_left_out(tmp_path: Path) -> None:
-    script = SCRIPT.replace(
-        "return x + ", "assert not torch.is_autocast_enabled(), 'no autocast here'\n        return x + "
-    )
+    asserts = "assert not torch.is_autocast_enabled(), 'no autocast here'\n        return x + "
+    script = SCRIPT.replace("return x + ", asserts).replace("range(8)", "range(3)")
     (tmp_path / "train.py").write_text(script, "utf-8")
     command = [str(ROOT / "main.py"), "fit", "--on", "h100:1000MiB", "train.py"]
     done = run_python(*command, folder=tmp_path)
