@@ -32,7 +32,7 @@ def share_compiled() -> None:
 
 
 def forget_temporary_sources() -> None:
-    """Remove the bytecode of programs that tests wrote into pytest's folders; other clones may be temporary, too."""
+    """Remove the bytecode of programs that tests wrote into temporary folders."""
     of_temporary = cache_folder() / "bytecode" / tempfile.gettempdir().lstrip("/")
-    for folder in of_temporary.glob("pytest-of-*"):
+    for folder in (*of_temporary.glob("pytest-of-*"), *of_temporary.glob("tmp*")):  # beside a checkout's, for one
         shutil.rmtree(folder, ignore_errors=True)

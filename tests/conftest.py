@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from hypothesis import settings
 
         # A busy machine is no fault of the code: no test may fail for the time that it took.
-        settings.register_profile("untimed", deadline=None)
+        settings.register_profile("untimed", deadline=None, max_examples=50)
         settings.load_profile("untimed")
 
 

@@ -133,21 +133,6 @@ def test_a_run_leaves_its_files_and_its_snapshot_is_read(installed: Installed) -
 
 
 @pytest.mark.slow
-def test_the_library_profiles_a_loop(installed: Installed) -> None:
-    program = """
-        import torch
-        from tracer import Schedule, profile_training
-        model = torch.nn.Linear(4, 4)
-        with profile_training(model, save_dir="loop", schedule=Schedule(0, 1, 1, 1)) as session:
-            for _ in range(3):
-                model(torch.ones(2, 4)).sum().backward()
-                session.step()
-        print([written.path.name for written in session.written if written.error is None][0])
-    """
-    assert installed.python(program) == ["max_mem.txt"]
-
-
-@pytest.mark.slow
 def test_models_by_name_are_the_users_where_they_have_some_and_else_ours(installed: Installed, tmp_path: Path) -> None:
     program = """
         from tracer.workloads.factory import load_factory

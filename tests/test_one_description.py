@@ -105,7 +105,13 @@ for step in range(7):
     optimizer.zero_grad()
 """
 QUICK = (("attention", "end", "cpu"), ("checkpointed", "backward", "h100"), ("wide", "forward", "h100"))
-ALL = [(name, place, card) for name in MODELS for place in ("end", *PLACES) for card in ("cpu", "h100")]
+ENDS = ("end", *PLACES)
+# Each model on each device, and each end on each device with two of the models: 20 of the 100.
+SOME = [
+    (name, ENDS[turn % len(ENDS)], card)
+    for row, name in enumerate(MODELS)
+    for card, turn in (("cpu", row + 2), ("h100", 4 - row))
+]
 
 Place = tuple[str, str | None, int | None]
 
@@ -155,7 +161,7 @@ def on_screen(screen: str) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("model", "place", "card"),
-    [pytest.param(*one, marks=() if one in QUICK else pytest.mark.slow, id="-".join(one)) for one in ALL],
+    [pytest.param(*one, marks=() if one in QUICK else pytest.mark.slow, id="-".join(one)) for one in SOME],
 )
 def test_every_output_says_the_same_of_every_block(model: str, place: str, card: str, tmp_path: Path) -> None:
     script, folder = tmp_path / "train.py", tmp_path / "out"

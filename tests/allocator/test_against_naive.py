@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.allocator.naive_allocator import NaiveAllocator, NaiveOutOfMemoryError, Piece
@@ -212,7 +212,6 @@ def any_settings() -> st.SearchStrategy[AllocatorSettings]:
     )
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     one=any_settings(),
     capacity=st.none() | st.integers(200 * MIB, 3 * GIB),

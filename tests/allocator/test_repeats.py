@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.allocator.recorded import MIB, Program, requests_of
@@ -146,7 +146,6 @@ ACTS = st.tuples(
 CONFS = ("", "expandable_segments:True", "max_split_size_mb:20", "roundup_power2_divisions:4")
 
 
-@settings(max_examples=150)
 @given(
     acts=st.lists(ACTS, min_size=2, max_size=14),
     others=st.lists(ACTS, max_size=6),

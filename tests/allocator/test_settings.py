@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tracer.allocator.settings import AllocatorSettings, parse_settings, recorded_settings
@@ -179,7 +178,6 @@ KEYS = ["expandable_segments", "max_split_size_mb", "large_segment_size_mb", "ga
 VALUES = ["True", "False", "0", "10", "20", "21", "300", "0.5", "1", "[1:2]", "", "[", "]", "4"]
 
 
-@hypothesis_settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from(VALUES)), max_size=3))
 def test_any_text_is_read_or_refused_and_torch_refuses_no_more(pairs: list[tuple[str, str]]) -> None:
     text = ",".join(f"{key}:{value}" for key, value in pairs)

@@ -194,13 +194,12 @@ def test_results_in_the_project_itself_are_no_exception(project: Path) -> None:
 
 @pytest.mark.slow
 @needs_null_gpu
-@pytest.mark.parametrize("command", ["predict", "check", "fit"])
+@pytest.mark.parametrize("command", ["check", "fit"])
 def test_other_commands_leave_nothing_of_the_script(command: str, project: Path) -> None:
     before = tree_of(project)
     temporary = project.parent / "temporary"
     temporary.mkdir()
     arguments = {
-        "predict": ["predict", "--on", "h100", "train.py"],
         "check": ["check", "--on", "h100", "train.py", "--update", "--baseline", str(project.parent / "peaks.json")],
         "fit": ["fit", "--each", "--on", "h100", "train.py"],
     }[command]

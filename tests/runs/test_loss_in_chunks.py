@@ -106,8 +106,10 @@ def llama(**changes: Any) -> Any:
     return transformers.LlamaForCausalLM(config)
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("more", [{}, {"num_items_in_batch": torch.tensor(7)}, {"return_dict": False}])
+@pytest.mark.parametrize(
+    ("wrapped", "more"),
+    [(True, {}), (False, {"num_items_in_batch": torch.tensor(7)}), (True, {"return_dict": False})],
+)
 def test_a_language_model_makes_its_logits_in_chunks(wrapped: bool, more: dict[str, Any]) -> None:
     class Wrapper(nn.Module):
         def __init__(self, model: nn.Module) -> None:

@@ -352,9 +352,9 @@ def launch(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "step"), [("raised", 4), ("killed", 4), ("killed", 1)])
+@pytest.mark.parametrize(("how", "step"), [("raised", 4), ("killed", 1)])
 def test_a_rank_that_dies_takes_nothing_from_the_other(tmp_path: Path, how: str, step: int) -> None:
-    """Step 1 is the recorded one; from step 2 on each rank's files are there, and its own death takes nothing back."""
+    """Step 1 is the recorded one; from step 2 on each rank's files are there, and its own error takes nothing back."""
     (tmp_path / "dying.py").write_text(textwrap.dedent(DYING))
     finished = launch("dying.py", "results", how, str(step), folder=tmp_path)
     assert finished.returncode != 0
@@ -365,9 +365,8 @@ def test_a_rank_that_dies_takes_nothing_from_the_other(tmp_path: Path, how: str,
     summary = json.loads((results / "ranks.json").read_text())
     assert summary["missing"] == ([] if step > 1 else [1])
     assert summary["ranks"][0]["has_ended"]
-    if step > 1:
-        assert summary["ranks"][1]["has_ended"] == (how == "raised")
     if how == "raised":
+        assert summary["ranks"][1]["has_ended"]
         assert summary["ranks"][1]["failure"] == "ValueError: rank 1 has had enough"
         assert "rank 1: " in (results / "ranks.txt").read_text()
 

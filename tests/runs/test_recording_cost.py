@@ -152,13 +152,13 @@ def loads(folder: Path, at: range) -> Callable[[int, nn.Module], None]:
     return in_step
 
 
-@pytest.mark.parametrize("kind", ["evaluates", "loads"])
 @pytest.mark.parametrize(
-    ("at", "cycles"),
+    ("kind", "at", "cycles"),
     [
-        (range(2, 3), [2, 2]),  # the first step that is to be recorded
-        (range(3, 4), [1]),  # behind a whole one
-        (range(99), [2]),  # all: dropped three times, then recorded to where it ends behind a whole step
+        ("evaluates", range(2, 3), [2, 2]),  # the first step that is to be recorded
+        ("loads", range(2, 3), [2, 2]),
+        ("evaluates", range(3, 4), [1]),  # behind a whole one
+        ("loads", range(99), [2]),  # all: dropped three times, then recorded to where it ends behind a whole step
     ],
 )
 def test_what_costs_much_in_the_first_recorded_step_has_later_ones_recorded(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.snapshot.allocator_model import AllocatorModel, rounded
@@ -172,7 +172,6 @@ def histories(draw: st.DrawFn) -> tuple[AllocatorModel, int]:
     return model, draw(st.integers(0, len(model.trace)))
 
 
-@settings(max_examples=150, deadline=None)
 @given(history=histories())
 def test_a_replay_agrees_with_the_allocators_own_books(tmp_path_factory: pytest.TempPathFactory, history: Any) -> None:
     model, keep = history
@@ -208,7 +207,6 @@ def check_laws(state: DeviceState, found: Replay) -> None:
     assert found.peak_entry == (at_failures[-1] if at_failures else curve.argmax() - 1)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     rows=st.lists(
         st.tuples(

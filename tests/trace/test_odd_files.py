@@ -71,7 +71,7 @@ def step(draw: st.DrawFn, unit_ns: int) -> list[chrome.Event]:
 
 
 @pytest.mark.parametrize("unit_ns", UNITS.values(), ids=UNITS)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_absolute_and_relative_times_give_the_same_answer(unit_ns: int, data: st.DataObject) -> None:
     events = data.draw(step(unit_ns))
@@ -86,7 +86,7 @@ def with_kernel() -> list[chrome.Event]:
             chrome.kernel("k", 20, 5, launched_by=11, correlation=5)]  # fmt: skip
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.lists(st.integers(0, len(with_kernel()) - 1), min_size=1, max_size=5, unique=True))
 def test_an_event_that_is_there_twice_counts_once(repeated: list[int]) -> None:
     events = with_kernel()
@@ -144,7 +144,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.integers(0, len(with_kernel()) - 1), st.data())
 def test_any_value_in_any_place_costs_that_event_alone(number: int, data: st.DataObject) -> None:
     events = with_kernel()

@@ -193,6 +193,7 @@ class Bookkeeper:
         self._old: dict[int, int] = {}
         self._foreign: dict[int, int] = {}
         self._counts = False
+        self._has_changed, self._last_here = True, (-1, Phase.BEFORE)  # since the last instant, and where that was
         self._lock = threading.RLock()
         self._here = _Thread()
         self._names: dict[int, str] = {}
@@ -271,6 +272,7 @@ class Bookkeeper:
             gradient = parameter.grad
         for storage in storages_in(gradient):
             waiting = [self._live[storage._cdata]] if storage._cdata in self._live else []
+            self._has_changed = True
             while waiting:
                 block = waiting.pop()
                 block.becomes_gradient = True
@@ -348,8 +350,14 @@ class Bookkeeper:
             blocks = [self._enter(storage, "(packed)", made=False) for storage in storages_in(value)]
             for block in blocks:
                 block.packed += 1
-        weakref.finalize(packed, _release, blocks).atexit = False
+            self._has_changed = True
+        weakref.finalize(packed, self._release, blocks).atexit = False
         return packed
+
+    def _release(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            block.packed -= 1
+        self._has_changed = True
 
     # ---- where we are ------------------------------------------------------------------------------------------------
     def _enter_module(self, module: nn.Module, args: Any) -> None:
@@ -455,6 +463,7 @@ class Bookkeeper:
 
     def _change(self, address: int, key: int, size: int) -> None:
         """Storages at one address are one piece of memory, such as an array of NumPy's that two tensors show."""
+        self._has_changed = True
         sizes = self._at.setdefault(address, {})
         before = max(sizes.values(), default=0)
         if size:
@@ -479,10 +488,13 @@ class Bookkeeper:
     # ---- the peak ----------------------------------------------------------------------------------------------------
     def _note_instant(self, op: str) -> None:
         self._measure_collectives()
+        here = (self.step, self._phase())
+        if not self._has_changed and here == self._last_here:
+            return
+        self._has_changed, self._last_here = False, here
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         new = [size for key, size in self._foreign.items() if key not in self._old]
         self.foreign_bytes = max(self.foreign_bytes, sum(new))
-        here = (self.step, self._phase())
         known = self._largest.get(here)
         is_largest = known is None or self.live_bytes > known[0].bytes
         if not is_largest and self.live_bytes < _NEARLY * self.peak_bytes:
@@ -565,11 +577,6 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def _same(tensor: Tensor) -> Tensor:
     return tensor
-
-
-def _release(blocks: list[Block]) -> None:
-    for block in blocks:
-        block.packed -= 1
 
 
 def _place() -> tuple[str | None, int | None, bool]:

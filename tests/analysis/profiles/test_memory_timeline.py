@@ -112,7 +112,7 @@ def test_lengths_are_checked() -> None:
 # ---- one event at a time ---------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(programs())
 def test_counted_one_event_at_a_time(program: Program) -> None:
     recording, rules = program.recording(), TorchRules(program)
@@ -128,7 +128,7 @@ def test_counted_one_event_at_a_time(program: Program) -> None:
         assert not sizes[:, 0].any()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(programs(blocks=False))
 def test_what_is_held_is_conserved(program: Program) -> None:
     """The curve follows the allocator from what was there before, and no category is ever below zero."""

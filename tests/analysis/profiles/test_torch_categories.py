@@ -83,7 +83,7 @@ def test_nothing_at_all() -> None:
     assert categories.of(np.array([-1]), np.array([0])).tolist() == [Category.UNTAGGED]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100)
 @given(programs())
 def test_torchs_rules_as_plain_loops(program: Program) -> None:
     rules, ours = TorchRules(program), categorize(program.recording())
@@ -97,7 +97,6 @@ def test_torchs_rules_as_plain_loops(program: Program) -> None:
     assert {slot for slot, is_known in known.items() if is_known} == rules.known
 
 
-@settings(max_examples=200, deadline=None)
 @given(programs())
 def test_versions_count_writes(program: Program) -> None:
     """Every version but the first has exactly one node that leaves it, and it is left before it is found."""

@@ -44,8 +44,7 @@ def pages(request: pytest.FixtureRequest, recorded: Callable[[str], Recorded], t
     return [run if request.param == "run" else replace(without_times(run), caveat="Null GPU: nothing was computed.")]
 
 
-@pytest.mark.parametrize("width", [390, 1400])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1400, "light")])
 def test_everything_is_clicked_through(
     opened: Callable[..., Any], pages: list[Page], width: int, scheme: Literal["light", "dark"]
 ) -> None:
