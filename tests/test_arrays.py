@@ -83,3 +83,29 @@ class A:
         return "[Q]"
 '''
     assert sorted(letters(source)) == ["B", "E", "S", "U"]
+
+
+def test_rows_of_equal_keys_are_one_group_in_the_order_of_their_first_rows() -> None:
+    asked: list[tuple[int, bool]] = []
+
+    def sign(value: int, is_odd: bool) -> str:
+        asked.append((value, is_odd))
+        return "negative" if value < 0 else "odd" if is_odd else "even"
+
+    value = np.array([4, -1, 3, -2, 4, -1])
+    groups = arrays.grouped((value, value % 2 == 1), sign)
+    assert groups.keys == ("even", "negative", "odd")
+    assert groups.of_row.tolist() == [0, 1, 2, 1, 0, 1]
+    assert (groups.sums(value), groups.counts()) == ([8, -4, 3], [2, 3, 1])
+    assert asked == [(4, False), (-1, True), (3, True), (-2, False)]  # once each, in the order of their rows
+    nothing = arrays.grouped((value[:0],), int)
+    assert (nothing.keys, nothing.of_row.tolist(), nothing.counts()) == ((), [], [])
+
+
+def test_columns_of_wide_values_are_grouped_as_narrow_ones_are() -> None:
+    random = np.random.default_rng(0)
+    narrow = random.integers(0, 3, (4, 500))
+    wide = [random.integers(-(1 << 40), 1 << 40, 3)[column] for column in narrow]
+    groups = arrays.grouped(wide, lambda *values: values)
+    assert groups.of_row.tolist() == arrays.grouped(list(narrow), lambda *values: values).of_row.tolist()
+    assert [groups.keys[group] for group in groups.of_row.tolist()] == list(zip(*np.stack(wide).tolist(), strict=True))

@@ -25,8 +25,9 @@ Tables of a snapshot and of the allocator's model are named in words: `[entries]
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -41,6 +42,8 @@ class HasBytes(Protocol):
 
 _Sized = TypeVar("_Sized", bound=HasBytes)
 _Value = TypeVar("_Value", bound=np.generic)
+_Key = TypeVar("_Key", bound=Hashable)
+_MOST_CODES = 1 << 62
 
 Int: TypeAlias = np.int64
 Bool: TypeAlias = np.bool_
@@ -86,6 +89,49 @@ def at(column: Column[_Value], rows: Rows, none: int | bool) -> Column[_Value]:
     """Return a column's values at some rows, and `none` where the row is -1."""
     missing = np.full(len(rows), none, column.dtype)
     return np.where(rows >= 0, column[np.maximum(rows, 0)], missing) if len(column) else missing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grouped(Generic[_Key]):
+    """Rows of a table in groups, which are in the order of their first rows."""
+
+    keys: tuple[_Key, ...]  # One of each group
+    of_row: Ints  # [rows] The group of each row
+
+    def sums(self, amounts: Column[Any]) -> list[int]:
+        """Return the sum of each group's amounts, which are integers or truths [rows]."""
+        sums = np.zeros(len(self.keys), np.int64)
+        np.add.at(sums, self.of_row, amounts)
+        return list(map(int, sums))
+
+    def counts(self) -> list[int]:
+        """Return the number of rows of each group."""
+        return self.sums(np.ones(len(self.of_row), np.int64))
+
+
+def grouped(columns: Sequence[Column[Any]], key: Callable[..., _Key]) -> Grouped[_Key]:
+    """Group the rows whose values have equal keys.
+
+    Args:
+        columns: Columns of integers, as long as each other and at least one.
+        key: Takes a row's values; called once for each combination that occurs.
+    """
+    code, num_codes = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        least = int(column.min(initial=0))
+        span = int(column.max(initial=0)) - least + 1
+        if num_codes * span > _MOST_CODES:
+            _, code = np.unique(code, return_inverse=True)
+            num_codes = len(code)
+        code = code * span + (column.astype(np.int64) - least)
+        num_codes *= span
+    _, first, code = np.unique(code, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    number: dict[_Key, int] = {}
+    group = np.empty(len(first), np.int64)
+    values = zip(*(column[first[order]].tolist() for column in columns), strict=True)
+    group[order] = [number.setdefault(key(*row), len(number)) for row in values]
+    return Grouped(tuple(number), group[code.reshape(-1)])
 
 
 def largest_first(rows: Sequence[_Sized], row_of: Ints) -> tuple[tuple[_Sized, ...], Ints]:

@@ -17,7 +17,7 @@ from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.analysis.profiles.source_lines import place_of
-from tracer.arrays import Ints, Rows
+from tracer.arrays import Ints, grouped
 from tracer.capture.recording import Recording
 
 # Known objects of the training, of which there are as many in one step as in another.
@@ -82,15 +82,18 @@ def find_survivors(
     survives = np.flatnonzero(counts & (made_in >= 0) & (made_in < num_judged) & (freed > made_in + 1))
     # Alive at the end of step f - 1, made before it, freed in step f: in exchange for what step f - 1 made.
     ended = np.flatnonzero(counts & (freed >= 1) & (freed <= num_judged) & (made_in < freed - 1))
-    site, sites = _sites(recording, attribution, blocks, survives)
+    sites = grouped(
+        [column[survives] for column in (blocks.kind, blocks.op, blocks.module, blocks.frame)],
+        lambda kind, *rows: Site(Kind(kind), *place_of(recording, attribution, *rows)),
+    )
     return Survivors(
         num_judged=num_judged,
         is_complete=is_complete,
         held_before_bytes=int(lifetimes.size_bytes[before & (freed >= 1)].sum()) if num_judged else 0,
         step=np.concatenate([made_in[survives], freed[ended] - 1]),
         size_bytes=np.concatenate([lifetimes.size_bytes[survives], -lifetimes.size_bytes[ended]]),
-        site=np.concatenate([site, np.full(len(ended), -1, np.int64)]),
-        sites=sites,
+        site=np.concatenate([sites.of_row, np.full(len(ended), -1, np.int64)]),
+        sites=sites.keys,
     )
 
 
@@ -101,20 +104,3 @@ def _last_events(attribution: Attribution, lifetimes: BlockLifetimes) -> Ints:
     inside = np.flatnonzero(step >= 0)
     np.maximum.at(last, step[inside], inside)
     return np.maximum.accumulate(last)
-
-
-def _sites(
-    recording: Recording, attribution: Attribution, blocks: ClassifiedBlocks, rows: Rows
-) -> tuple[Ints, tuple[Site, ...]]:
-    """[rows] index of the site of each of these blocks, and the sites."""
-    columns = np.stack([blocks.kind[rows], blocks.op[rows], blocks.module[rows], blocks.frame[rows]], axis=1)
-    different, which = np.unique(columns, axis=0, return_inverse=True)
-    sites: dict[Site, int] = {}
-    of_different = [
-        sites.setdefault(
-            Site(Kind(kind), *place_of(recording, attribution, op, module, frame)),
-            len(sites),
-        )
-        for kind, op, module, frame in different.tolist()
-    ]
-    return np.array(of_different, np.int64)[which.reshape(-1)], tuple(sites)

@@ -12,7 +12,7 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.findings import DeviceFinding, ReplayedDevice, ReplayedSnapshot, SnapshotFinding
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.timeline import START, DeviceTimeline
-from tracer.arrays import Ints
+from tracer.arrays import Ints, grouped
 
 NUM_BUCKETS = 1000
 
@@ -89,11 +89,8 @@ def _one_each(device: ReplayedDevice, rows: Ints, sites: Sites) -> tuple[Entry, 
 
 def _by_stack(device: ReplayedDevice, rows: Ints, sites: Sites) -> tuple[Entry, ...]:
     lives = device.replay.lives
-    stacks, stack_of = np.unique(lives.stack[rows], return_inverse=True)
-    size = np.zeros(len(stacks), dtype=np.int64)
-    np.add.at(size, stack_of.reshape(-1), lives.requested_bytes[rows])
-    count = np.bincount(stack_of.reshape(-1), minlength=len(stacks))
-    columns = (size.tolist(), count.tolist(), stacks.tolist())
+    stacks = grouped([lives.stack[rows]], int)
+    columns = (stacks.sums(lives.requested_bytes[rows]), stacks.counts(), stacks.keys)
     entries = [_entry(*row, sites) for row in zip(*columns, strict=True)]
     return tuple(sorted(entries, key=lambda entry: (-entry.bytes, entry.name, entry.frames)))
 

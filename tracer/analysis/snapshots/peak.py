@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
 from tracer.analysis.snapshots.groups import Group, group_rows
 from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, Sites, pool_words, pools_of_graphs
-from tracer.arrays import Ints
+from tracer.arrays import Grouped, Ints, grouped
 from tracer.snapshot.columns import Annotations, DeviceState, Int32s, Snapshot
 from tracer.snapshot.replay import BEFORE, Replay
 
@@ -76,7 +78,7 @@ def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: 
         reserved_bytes=fragmentation.reserved_bytes,
         before_recording_bytes=int(lives.requested_bytes[before].sum()),
         groups=groups,
-        by_kind=_shares([(group.kind.words, group.bytes, group.count) for group in groups]),
+        by_kind=_shares(grouped([kinds.of(rows)], lambda kind: Kind(kind).words), lives.requested_bytes[rows]),
         by_annotation=_by_annotation(snapshot, state, replay, rows),
         by_stream=_by_stream(snapshot, state, replay, rows, pools_of_graphs(state, sites)),
         fragmentation=fragmentation,
@@ -94,13 +96,8 @@ def _by_annotation(snapshot: Snapshot, state: DeviceState, replay: Replay, rows:
     lives = replay.lives
     region = innermost_region(state, lives.alloc_entry[rows])
     names = np.where(lives.begin[rows] == BEFORE, -2, region)
-    distinct, name_of = np.unique(names, return_inverse=True)
-    size = np.zeros(len(distinct), dtype=np.int64)
-    np.add.at(size, name_of.reshape(-1), lives.requested_bytes[rows])
-    count = np.bincount(name_of.reshape(-1), minlength=len(distinct))
     spelled = {-2: BEFORE_RECORDING, -1: NO_ANNOTATION}
-    triples = zip(distinct.tolist(), size.tolist(), count.tolist(), strict=True)
-    return _shares([(spelled.get(name) or snapshot.text(name), bytes_, num) for name, bytes_, num in triples])
+    return _shares(grouped([names], lambda name: spelled.get(name) or snapshot.text(name)), lives.requested_bytes[rows])
 
 
 def _by_stream(
@@ -121,22 +118,17 @@ def _by_stream(
         stream = np.where(known, trace.stream[np.maximum(entries, 0)], stream)
         if (trace.pool >= 0).any():  # entries name their pool from torch 2.12 on
             pool = np.where(known, trace.pool[np.maximum(entries, 0)], pool)
-    columns = (stream.tolist(), pool.tolist(), lives.requested_bytes[rows].tolist())
-    return _shares([(_place(snapshot, s, p, of_graphs), size, 1) for s, p, size in zip(*columns, strict=True)])
+    return _shares(grouped([stream, pool], partial(_place, snapshot, of_graphs)), lives.requested_bytes[rows])
 
 
-def _place(snapshot: Snapshot, stream: int, pool: int, of_graphs: frozenset[int]) -> str:
+def _place(snapshot: Snapshot, of_graphs: frozenset[int], stream: int, pool: int) -> str:
     of_stream = "stream not recorded" if stream == _NOT_TOLD else f"stream {stream}"
     return f"{of_stream}, {pool_words(snapshot.text(pool), is_of_graphs=pool in of_graphs)}" if pool >= 0 else of_stream
 
 
-def _shares(parts: list[tuple[str, int, int]]) -> tuple[Share, ...]:
-    """Parts added up by name, largest first."""
-    sums: dict[str, tuple[int, int]] = {}
-    for name, size, count in parts:
-        before_size, before_count = sums.get(name, (0, 0))
-        sums[name] = (before_size + size, before_count + count)
-    shares = (Share(name, size, count) for name, (size, count) in sums.items())
+def _shares(names: Grouped[str], size_bytes: Ints) -> tuple[Share, ...]:
+    """Blocks added up by name, largest first."""
+    shares = map(Share, names.keys, names.sums(size_bytes), names.counts())
     return tuple(sorted(shares, key=lambda share: (-share.bytes, share.name)))
 
 
