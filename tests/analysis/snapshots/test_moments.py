@@ -92,8 +92,8 @@ def test_what_came_and_what_went(tmp_path: Path) -> None:
 
 def test_the_last_allocations_before_it_ran_out(tmp_path: Path) -> None:
     found, device = five(tmp_path / "s")
-    assert (last_before(device, found.sites, 5, 4).bytes, last_before(device, found.sites, 5, 4).first) == (4, 4)
-    assert (last_before(device, found.sites, 5, 5).bytes, last_before(device, found.sites, 5, 5).first) == (6, 1)
+    assert (last_before(device, found.sites, 5, 4).bytes, last_before(device, found.sites, 5, 4).first_entry) == (4, 4)
+    assert (last_before(device, found.sites, 5, 5).bytes, last_before(device, found.sites, 5, 5).first_entry) == (6, 1)
     assert last_before(device, found.sites, 5, 1 << 40).bytes == 6
 
 

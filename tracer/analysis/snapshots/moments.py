@@ -22,9 +22,8 @@ _ROUNDING_US = 1000
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Memory in use on one device right after an entry."""
+    """Memory in use right after an entry."""
 
-    device: int  # Its index
     entry: int  # The entry; -1 for the start of the recording
     time_us: int  # Its time, or -1
     phase: str  # `backward` or `optimizer` where the recording shows it, else empty
@@ -35,11 +34,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Changes on one device between two entries; blocks that came and went within are in neither."""
+    """Changes between two entries; blocks that came and went within are in neither."""
 
-    device: int  # Its index
-    first: int
-    last: int
+    first_entry: int
+    last_entry: int
     first_bytes: int
     last_bytes: int
     came: tuple[Group, ...]  # Made in between and in use at its end
@@ -51,9 +49,8 @@ class Between:
 class LastBefore:
     """The last allocations before a moment that together hold some bytes, of those in use then."""
 
-    device: int  # Its index
     entry: int
-    first: int
+    first_entry: int
     bytes: int  # What they hold; less than asked about if everything in use is less
     groups: tuple[Group, ...]  # By line and kind; they sum to the bytes
 
@@ -161,7 +158,6 @@ def held_at(device: ReplayedDevice, sites: Sites, entry: int) -> Held:
     trace, replay = device.state.trace, device.replay
     rows = replay.lives.alive_after(entry)
     return Held(
-        device=device.state.device,
         entry=entry,
         time_us=int(trace.time_us[entry]) if entry >= 0 else -1,
         phase=device.kinds.phase_at(entry),
@@ -186,9 +182,8 @@ def between(device: ReplayedDevice, sites: Sites, first: int, last: int) -> Betw
         return group_rows(lives, rows, kinds=device.kinds, sites=sites)
 
     return Between(
-        device=device.state.device,
-        first=first,
-        last=last,
+        first_entry=first,
+        last_entry=last,
         first_bytes=int(level[first + 1]),
         last_bytes=int(level[last + 1]),
         came=groups(np.flatnonzero(stays & ~was)),
@@ -209,9 +204,8 @@ def last_before(device: ReplayedDevice, sites: Sites, entry: int, size: int) -> 
     sums = np.cumsum(lives.requested_bytes[rows])
     chosen = rows[: int(np.searchsorted(sums, size)) + 1]
     return LastBefore(
-        device=device.state.device,
         entry=entry,
-        first=int(lives.begin[chosen].min(initial=entry)),
+        first_entry=int(lives.begin[chosen].min(initial=entry)),
         bytes=int(lives.requested_bytes[chosen].sum()),
         groups=group_rows(lives, chosen, kinds=device.kinds, sites=sites),
     )
