@@ -14,7 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from tracer.analysis.kinds import LAYERS, Evidence, Kind
+from tracer.analysis.kinds import Evidence, Kind, levels_by_kind
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.block_facts import Facts, facts_of
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
@@ -22,7 +22,7 @@ from tracer.analysis.profiles.collectives import common_modules
 from tracer.analysis.profiles.conditions import NONE
 from tracer.analysis.profiles.torch_categories import Categories
 from tracer.analysis.rules import Rule, first_that_holds
-from tracer.arrays import Int, PerBlock, PerEvent, Rows, at, in_use
+from tracer.arrays import Int, Ints, PerBlock, Rows, at
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 
@@ -220,28 +220,8 @@ def _steps(attribution: Attribution, lifetimes: BlockLifetimes) -> PerBlock[Int]
     return np.where(inside, column[lifetimes.events[np.where(inside, made_at, 0)]] if end else NONE, NONE)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KindLevel:
-    """Bytes of one kind over a recording."""
-
-    kind: Kind
-    before_bytes: int
-    values_bytes: PerEvent[Int]  # [D] Bytes alive after each of `BlockLifetimes.events`
-
-
-def memory_by_kind(lifetimes: BlockLifetimes, blocks: ClassifiedBlocks) -> tuple[KindLevel, ...]:
-    """Follow each kind over a recording; together they are all that is alive.
-
-    Returns:
-        The kinds that occur, in the order of `LAYERS`.
-    """
-    levels = []
-    end = len(lifetimes.events)
-    for kind in LAYERS:
-        mine = blocks.kind == kind
-        if not mine.any():
-            continue
-        size_bytes, made_at = lifetimes.size_bytes[mine], lifetimes.made_at[mine]
-        level = in_use(size_bytes, made_at, lifetimes.freed_at[mine], end)[1:]
-        levels.append(KindLevel(kind, int(size_bytes[made_at < 0].sum()), level))
-    return tuple(levels)
+def memory_by_kind(lifetimes: BlockLifetimes, blocks: ClassifiedBlocks) -> dict[Kind, Ints]:
+    """The bytes of each kind alive before the first of `BlockLifetimes.events` and after each of them [D + 1]."""
+    return levels_by_kind(
+        blocks.kind, lifetimes.size_bytes, lifetimes.made_at, lifetimes.freed_at, len(lifetimes.events)
+    )

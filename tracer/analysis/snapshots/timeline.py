@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 
-from tracer.analysis.kinds import LAYERS, Kind
+from tracer.analysis.kinds import Kind, levels_by_kind
 from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.arrays import Ints, in_use
 from tracer.snapshot.columns import DeviceState, Snapshot
@@ -21,14 +22,6 @@ _OPTIMIZER_PREFIXES: Final = ("Optimizer.step#", "Optimizer.zero_grad#")
 MAX_STRETCHES: Final = 2000
 """Of one phase or of regions: more than pixels say nothing, and some of them would say something wrong."""
 Phase = Literal["region", "forward", "backward", "optimizer"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Curve:
-    """Requested bytes of one kind in use, at the start of the recording and after each entry [entries + 1]."""
-
-    kind: Kind
-    bytes: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +40,7 @@ class DeviceTimeline:
 
     axis: Literal["time", "entry"]  # "time", or "entry" where the entries have no usable times
     times: Ints  # Nanoseconds since the first entry, or the number of the entry, -1 for the start [entries + 1]
-    # Of the kinds that occur, in the order of `LAYERS`; together they are the requested bytes.
-    curves: tuple[Curve, ...]
+    levels: Mapping[Kind, Ints]  # Requested bytes in use by kind, see `levels_by_kind` [entries + 1]
     allocated_bytes: Ints  # Bytes in use, rounded as far as known [entries + 1]
     reserved_bytes: Ints  # Reserved from the driver [entries + 1]
     # Annotated regions, what stacks or annotations show of backward and optimizer, and forward, from the first
@@ -71,7 +63,7 @@ def device_timeline(snapshot: Snapshot, state: DeviceState, replay: Replay, *, k
     return DeviceTimeline(
         axis=axis,
         times=times,
-        curves=_curves(replay, kind, num_entries),
+        levels=levels_by_kind(kind, lives.requested_bytes, lives.begin, lives.end, num_entries),
         allocated_bytes=in_use(lives.allocated_bytes, lives.begin, lives.end, num_entries),
         reserved_bytes=replay.reserved_bytes,
         stretches=tuple(sorted(drawn, key=lambda stretch: stretch.start)),
@@ -85,16 +77,6 @@ def _axis(state: DeviceState) -> tuple[Literal["time", "entry"], Ints]:
         since = (time_us - time_us[0]) * NS_PER_US
         return "time", np.concatenate([since[:1], since])
     return "entry", np.arange(START, len(time_us), dtype=np.int64)
-
-
-def _curves(replay: Replay, kind: Ints, num_entries: int) -> tuple[Curve, ...]:
-    lives = replay.lives
-    curves = []
-    for layer in LAYERS:
-        if len(rows := np.flatnonzero(kind == layer)):
-            size, begin, end = lives.requested_bytes[rows], lives.begin[rows], lives.end[rows]
-            curves.append(Curve(layer, in_use(size, begin, end, num_entries)))
-    return tuple(curves)
 
 
 def _phases(kinds: KindFinder, times: Ints, activations: Ints) -> tuple[tuple[Phase, list[Stretch]], ...]:

@@ -107,7 +107,7 @@ def snapshot_page(
         page,
         subtitle=some(device.entries, "entry"),
         times=timeline.times,
-        series=tuple(Series(curve.kind.name, curve.bytes) for curve in timeline.curves),
+        series=tuple(Series(kind.name, level) for kind, level in timeline.levels.items()),
         lines=(
             Curve("allocated", timeline.times, timeline.allocated_bytes),
             Curve("reserved", timeline.times, timeline.reserved_bytes),

@@ -11,7 +11,6 @@ from tracer.advice.recommendation import AdviceReport, UnneededMemory
 from tracer.analysis.kinds import Evidence
 from tracer.analysis.operators.run_times import RunTimes
 from tracer.analysis.peak_diff import Change, PeakDiff
-from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.caveats import counted, graph_sentences, growth_sentences, left_out, not_recorded, unseen
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, memory_by_kind
 from tracer.analysis.profiles.compiled_words import compiled_sentences
@@ -84,7 +83,7 @@ def timeline_page(
         caveat=caveat,
         subtitle=f"{some(len(times), 'event')} in {some(len(cycle.attribution.step_names), 'recorded step')}",
         times=times,
-        series=series_by_kind(lifetimes, cycle.blocks),
+        series=tuple(Series(kind.name, level[1:]) for kind, level in memory_by_kind(lifetimes, cycle.blocks).items()),
         lines=_reserved(cycle),
         counted_bytes=lifetimes.allocator_bytes,
         blocks=_blocks(cycle, known),
@@ -274,11 +273,6 @@ def _reserved_section(peak: PeakReport) -> tuple[Section, ...]:
     )
     row = ("at the peak", reserved.reserved_bytes, peak.peak_bytes, reserved.free_bytes, reserved.largest_free_bytes)
     return (Section("Reserved memory", (sentence,), (reserved_table([row]),)),)
-
-
-def series_by_kind(lifetimes: BlockLifetimes, blocks: ClassifiedBlocks) -> tuple[Series, ...]:
-    """Bytes of each kind alive after each event; together they are the level that the blocks add up to."""
-    return tuple(Series(level.kind.name, level.values_bytes) for level in memory_by_kind(lifetimes, blocks))
 
 
 def _reserved(cycle: CycleFindings) -> tuple[Curve, ...]:
