@@ -14,7 +14,7 @@ from tests.snapshot.dumps import Row, block, entry, frame, segment, snapshot, wr
 from tests.snapshot.explained import explain_snapshot
 from tracer.analysis.snapshots.findings import SnapshotFinding
 from tracer.analysis.snapshots.groups import CallerShare, Group
-from tracer.exporters.json_documents.snapshot import record_values
+from tracer.exporters.json_documents.header import record_values
 from tracer.snapshot.load import load_snapshot
 
 LINEAR = frame("forward", "/home/me/linear.py", 22)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from tracer.allocator.reproduce import Reproduction
-from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
 from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
 from tracer.analysis.snapshots.moments import Moments
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.reserved import Reserved
-from tracer.analysis.snapshots.sites import Site
 from tracer.analysis.snapshots.what_if import WhatIf
-from tracer.exporters.json_documents.header import json_header
+from tracer.exporters.json_documents.header import json_header, json_value, record_values
 
 VERSION = 1
 
@@ -69,33 +67,13 @@ def _device(device: DeviceFinding) -> dict[str, Any]:
         "reserved_end_bytes": device.reserved_end_bytes,
         "fragmentation_at_peak": asdict(peak.fragmentation),
         "fragmentation_at_end": asdict(device.end_fragmentation),
-        "by_kind": _value(peak.by_kind),
-        "by_annotation": _value(peak.by_annotation) if peak.has_annotations else [],
-        "by_stream": _value(peak.by_stream),
-        "oom": [{**oom_values(event), "groups": _value(event.groups)} for event in device.oom],
-        "groups": _value(peak.groups),
-        "never_freed": _value(device.never_freed),
+        "by_kind": json_value(peak.by_kind),
+        "by_annotation": json_value(peak.by_annotation) if peak.has_annotations else [],
+        "by_stream": json_value(peak.by_stream),
+        "oom": [{**oom_values(event), "groups": json_value(event.groups)} for event in device.oom],
+        "groups": json_value(peak.groups),
+        "never_freed": json_value(device.never_freed),
     }
-
-
-def record_values(record: Any, *, without: Collection[str] = ()) -> dict[str, Any]:
-    """The fields of a record, and of records in it, with a kind in words and the parts of a site beside the others."""
-    values: dict[str, Any] = {}
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if field.name == "site":
-            values |= {part.name: getattr(value, part.name, None) for part in fields(Site)}
-        elif field.name not in without:
-            values[field.name] = _value(value)
-    return values
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, Kind):
-        return value.words
-    if isinstance(value, tuple):
-        return list(map(_value, value))
-    return record_values(value) if is_dataclass(value) else value
 
 
 def oom_values(event: OutOfMemory) -> dict[str, Any]:
@@ -136,8 +114,8 @@ def _reserved(reserved: Reserved) -> dict[str, Any]:
     return {
         "entry": reserved.entry,
         "reserved_bytes": reserved.bytes,
-        "rows": _value(reserved.rows),
-        "held_free_by": _value(reserved.holders),
+        "rows": json_value(reserved.rows),
+        "held_free_by": json_value(reserved.holders),
     }
 
 

@@ -10,11 +10,12 @@ import torch
 
 from tracer.command_line import this_command
 from tracer.exporters.files import write_json
-from tracer.exporters.json_documents.header import json_header
-from tracer.exporters.json_documents.snapshot import record_values
+from tracer.exporters.json_documents.header import json_header, record_values
+from tracer.exporters.json_documents.snapshot import oom_values
 from tracer.results.watch_report import Event, OutlivedMemory, WatchReport
 
 VERSION = 1
+_OOM_KEYS = ("asked_bytes", "device_free_bytes", "cause", "decisive", "advice", "frame", "file", "line")
 
 
 def write_watch_json(report: WatchReport, path: Path) -> None:
@@ -58,18 +59,7 @@ def _findings(report: WatchReport) -> dict[str, Any]:
     failed = report.out_of_memory
     return {
         "findings": asdict(report.steps),
-        "out_of_memory": None
-        if failed is None
-        else {
-            "asked_bytes": failed.asked_bytes,
-            "device_free_bytes": failed.device_free_bytes,
-            "cause": str(failed.cause),
-            "decisive": failed.decisive or None,
-            "advice": failed.advice,
-            "frame": failed.site.frame,
-            "file": failed.site.file,
-            "line": failed.site.line,
-        },
+        "out_of_memory": None if failed is None else {name: oom_values(failed)[name] for name in _OOM_KEYS},
         "kept": [_outlived(group) for group in report.outlived],
     }
 
