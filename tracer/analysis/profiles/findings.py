@@ -133,24 +133,31 @@ def find_in_cycle(
         RecordingError: Nothing was allocated on the device.
     """
     name = device or default_device([recording])
-    index = device_index(recording, name)
-    if index < 0 or not (recording.allocations.device == index).any():
+    index = _index(recording, name)
+    if index < 0:
         raise RecordingError(
             f"Nothing was allocated on {name} while the profiler recorded.",
             hint="Profile with profile_memory=True, and name the device that the model is on.",
         )
     categories = categorize(recording)
     lifetimes = follow_blocks(recording, known, index)
-    peak_ns = int(recording.allocations.time_ns[lifetimes.events[peak_position(lifetimes)]])
     attribution = with_compiled_owners(
         attribute(recording, module_names=module_names),
         recording,
-        compiled_origins(recording, graphs, time_ns=peak_ns),
+        compiled_origins(recording, graphs, time_ns=_peak_ns(recording, lifetimes)),
         module_names or {},
     )
-    return _cycle_findings(
-        recording, categories, attribution, lifetimes, device=name, known=known, is_whole=is_whole, time_ns=peak_ns
-    )
+    return _cycle_findings(recording, categories, attribution, lifetimes, known=known, is_whole=is_whole)
+
+
+def _index(recording: Recording, device: str) -> int:
+    """Index of a device in the recording, -1 where nothing was allocated on it."""
+    index = device_index(recording, device)
+    return index if (recording.allocations.device == index).any() else -1
+
+
+def _peak_ns(recording: Recording, lifetimes: BlockLifetimes) -> int:
+    return int(recording.allocations.time_ns[lifetimes.events[peak_position(lifetimes)]])
 
 
 def _cycle_findings(
@@ -159,14 +166,13 @@ def _cycle_findings(
     attribution: Attribution,
     lifetimes: BlockLifetimes,
     *,
-    device: str,
     known: KnownStorages | None,
     is_whole: bool,
-    time_ns: int,
 ) -> CycleFindings:
     """The answers about one device, from what is known of its blocks and, whatever the device, of the operators."""
-    timeline = memory_timeline(recording, categories, device=device)
-    blocks = classify_blocks(recording, categories, attribution, lifetimes, known=known, time_ns=time_ns)
+    timeline = memory_timeline(recording, categories, device=recording.devices[lifetimes.device])
+    peak_ns = _peak_ns(recording, lifetimes)
+    blocks = classify_blocks(recording, categories, attribution, lifetimes, known=known, time_ns=peak_ns)
     peak = peak_report(recording, attribution, lifetimes, blocks, known=known)
     return CycleFindings(
         recording=recording,
@@ -193,24 +199,12 @@ def find_on_other_device(findings: Findings, device: str, *, known: KnownStorage
     """
     cycles = []
     for cycle in findings.cycles:
-        recording = cycle.recording
-        index = device_index(recording, device)
-        if index < 0 or not (recording.allocations.device == index).any():
+        index = _index(cycle.recording, device)
+        if index < 0:
             continue
-        lifetimes = follow_blocks(recording, known, index)
-        peak_ns = int(recording.allocations.time_ns[lifetimes.events[peak_position(lifetimes)]])
-        cycles.append(
-            _cycle_findings(
-                recording,
-                cycle.categories,
-                cycle.attribution,
-                lifetimes,
-                device=device,
-                known=known,
-                is_whole=cycle.is_whole,
-                time_ns=peak_ns,
-            )
-        )
+        lifetimes = follow_blocks(cycle.recording, known, index)
+        parts = (cycle.recording, cycle.categories, cycle.attribution, lifetimes)
+        cycles.append(_cycle_findings(*parts, known=known, is_whole=cycle.is_whole))
     return put_together(cycles, compiled=findings.compiled)
 
 
