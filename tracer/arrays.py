@@ -25,7 +25,7 @@ Tables of a snapshot and of the allocator's model are named in words: `[entries]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -33,11 +33,15 @@ import numpy as np
 
 
 class HasBytes(Protocol):
-    """A row with a size."""
+    """A row of some blocks."""
 
     @property
     def bytes(self) -> int:
-        """Bytes of it."""
+        """Bytes of the blocks."""
+
+    @property
+    def count(self) -> int:
+        """Number of the blocks."""
 
 
 _Sized = TypeVar("_Sized", bound=HasBytes)
@@ -140,6 +144,15 @@ def largest_first(rows: Sequence[_Sized], row_of: Ints) -> tuple[tuple[_Sized, .
     place = np.empty(len(rows), np.int64)
     place[order] = np.arange(len(rows))
     return tuple(rows[row] for row in order), place[row_of]
+
+
+def totals_by(rows: Iterable[_Sized], key: Callable[[_Sized], _Key]) -> dict[_Key, tuple[int, int]]:
+    """Return the bytes and the number of blocks that the rows of each key have, the most bytes first."""
+    totals: dict[_Key, tuple[int, int]] = {}
+    for row in rows:
+        size_bytes, count = totals.get(named := key(row), (0, 0))
+        totals[named] = (size_bytes + row.bytes, count + row.count)
+    return dict(sorted(totals.items(), key=lambda total: -total[1][0]))
 
 
 def in_use(amount: Ints, begin: Ints, end: Ints, num_entries: int) -> Ints:

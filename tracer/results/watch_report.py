@@ -11,6 +11,7 @@ import numpy as np
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.steps.step_findings import StepFindings
+from tracer.arrays import totals_by
 from tracer.capture.device.device_ledger import DeviceLedger
 from tracer.capture.objects.holders import Holder
 from tracer.capture.sources.source_line import SourceLine
@@ -106,7 +107,5 @@ class WatchReport:
 
     def by_kind(self) -> dict[str, int]:
         """Bytes in use by kind, the largest first; they sum to the groups'."""
-        sums: dict[str, int] = {}
-        for group in self.groups:
-            sums[group.kind.words] = sums.get(group.kind.words, 0) + group.bytes
-        return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+        by_words = sorted(self.groups, key=lambda group: group.kind.words)
+        return {words: size for words, (size, _) in totals_by(by_words, lambda group: group.kind.words).items()}

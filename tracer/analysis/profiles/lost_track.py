@@ -14,7 +14,7 @@ import numpy as np
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
-from tracer.analysis.profiles.source_lines import place_of
+from tracer.analysis.profiles.source_lines import Place, place_of
 from tracer.analysis.profiles.torch_categories import Categories, Category
 from tracer.arrays import Int, PerKey, at, grouped
 from tracer.capture.recording import Recording
@@ -26,10 +26,7 @@ _NOT_KNOWN = (Kind.UNKNOWN, Kind.BEFORE_RECORDING)
 class LostTrack:
     """A line at which torch's categories stopped."""
 
-    op: str | None  # Operator that made the tensor without a category, or None where it was there before the recording
-    module: str | None  # Path of the module that called it, or None
-    file: str | None  # Source file of the user's line, or None
-    line: int | None  # Its number, or None
+    place: Place  # What made the tensor without a category; without operator where it was there before the recording
     bytes: int  # Bytes at the peak that have no category of torch's because of it
     count: int
     known_bytes: int  # The part of these bytes whose kind is known all the same
@@ -51,7 +48,7 @@ def find_lost_track(
     places = grouped([at(column, made, -1) for column in allocations], partial(place_of, recording, attribution))
     size_bytes, is_known = blocks.size_bytes[untagged], ~np.isin(blocks.kind[untagged], _NOT_KNOWN)
     sums = zip(places.keys, places.sums(size_bytes), places.counts(), places.sums(size_bytes * is_known), strict=True)
-    lost = [LostTrack(*place, bytes=size, count=count, known_bytes=known) for place, size, count, known in sums]
+    lost = [LostTrack(*row) for row in sums]
     return tuple(sorted(lost, key=lambda place: -place.bytes))
 
 

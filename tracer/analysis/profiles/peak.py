@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.analysis.profiles.peak_rows import group_rows
 from tracer.analysis.profiles.torch_categories import Category
-from tracer.arrays import Int, PerBlock
+from tracer.arrays import Int, PerBlock, totals_by
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 
@@ -66,10 +67,7 @@ class PeakReport:
 
     def by_category(self) -> dict[str, int]:
         """Bytes by category, largest first."""
-        totals: dict[str, int] = {}
-        for row in self.rows:
-            totals[row.category] = totals.get(row.category, 0) + row.bytes
-        return dict(sorted(totals.items(), key=lambda item: -item[1]))
+        return {category: size for category, (size, _) in totals_by(self.rows, attrgetter("category")).items()}
 
 
 def worst_of(peaks: Sequence[PeakReport]) -> int:

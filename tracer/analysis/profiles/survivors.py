@@ -16,7 +16,7 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
-from tracer.analysis.profiles.source_lines import place_of
+from tracer.analysis.profiles.source_lines import Place, place_of
 from tracer.arrays import Ints, grouped
 from tracer.capture.recording import Recording
 
@@ -24,15 +24,7 @@ from tracer.capture.recording import Recording
 _LASTING = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """An operator, module and line that made blocks, and the blocks' kind."""
-
-    kind: Kind
-    op: str | None
-    module: str | None  # Path of the module, or None
-    file: str | None  # Source file of the user's line, or None
-    line: int | None  # Its number, or None
+Site = tuple[Kind, Place]  # The kind of blocks, and what made them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +76,7 @@ def find_survivors(
     ended = np.flatnonzero(counts & (freed >= 1) & (freed <= num_judged) & (made_in < freed - 1))
     sites = grouped(
         [column[survives] for column in (blocks.kind, blocks.op, blocks.module, blocks.frame)],
-        lambda kind, *rows: Site(Kind(kind), *place_of(recording, attribution, *rows)),
+        lambda kind, *rows: (Kind(kind), place_of(recording, attribution, *rows)),
     )
     return Survivors(
         num_judged=num_judged,

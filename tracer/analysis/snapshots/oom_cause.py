@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, Literal
 
 from tracer.analysis.kinds import Kind
@@ -11,6 +12,7 @@ from tracer.analysis.snapshots.changed_requests import Trial
 from tracer.analysis.snapshots.fragmentation import Fragmentation, Usable
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES
+from tracer.arrays import totals_by
 from tracer.block_sizes import segment_size
 from tracer.units import format_bytes
 
@@ -206,17 +208,11 @@ def _where_to_look(failure: Failure) -> str:
     if not groups:
         return "Nothing else was in use: the request alone is too large."
     named = [group for group in groups if group.site.frame not in (BEFORE_RECORDING, NO_FRAMES)]
-    places: dict[str, int] = {}  # one line may have made blocks of several kinds, and some before the recording
-    for group in named:
-        places[_place(group)] = places.get(_place(group), 0) + group.bytes
+    places = totals_by(named, _place)  # one line may have made blocks of several kinds, and some before the recording
     in_use = sum(group.bytes for group in groups)
-    large = [(where, size) for where, size in places.items() if size >= _LEAST_SHARE * in_use]
-    most_first = sorted(large, key=lambda item: -item[1])[:_NUM_LINES]
-    lines = "; ".join(f"{where} with {format_bytes(size)}" for where, size in most_first)
-    sums: dict[Kind, int] = {}
-    for group in groups:
-        sums[group.kind] = sums.get(group.kind, 0) + group.bytes
-    kind, most = max(sums.items(), key=lambda item: item[1])
+    large = [(where, size) for where, (size, _) in places.items() if size >= _LEAST_SHARE * in_use]
+    lines = "; ".join(f"{where} with {format_bytes(size)}" for where, size in large[:_NUM_LINES])
+    kind, (most, _) = next(iter(totals_by(groups, attrgetter("kind")).items()))
     remedy = _REMEDIES.get(kind)
     parts = [
         f"{100 * most / in_use:.0f} % of what was in use is {remedy}" if remedy and most else "",

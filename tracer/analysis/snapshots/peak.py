@@ -12,7 +12,7 @@ from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation
 from tracer.analysis.snapshots.groups import Group, group_rows
 from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, Sites, pool_words, pools_of_graphs
-from tracer.arrays import Grouped, Ints, grouped
+from tracer.arrays import Grouped, Ints, grouped, totals_by
 from tracer.snapshot.columns import Annotations, DeviceState, Int32s, Snapshot
 from tracer.snapshot.replay import BEFORE, Replay
 
@@ -50,10 +50,8 @@ class Peak:
     @property
     def by_category(self) -> tuple[tuple[str, int], ...]:
         """Bytes by the name of the kind, as `OPTIMIZER_STATE`, largest first; they sum to the requested bytes."""
-        sums: dict[str, int] = {}
-        for group in self.groups:
-            sums[group.kind.name] = sums.get(group.kind.name, 0) + group.bytes
-        return tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+        by_name = sorted(self.groups, key=lambda group: group.kind.name)
+        return tuple((name, size) for name, (size, _) in totals_by(by_name, lambda group: group.kind.name).items())
 
     @property
     def has_annotations(self) -> bool:

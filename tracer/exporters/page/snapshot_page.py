@@ -102,7 +102,6 @@ def snapshot_page(
     )
     if not device.entries:
         return page
-    ranges = address_ranges(replayed_device.state)
     return replace(
         page,
         subtitle=some(device.entries, "entry"),
@@ -114,7 +113,7 @@ def snapshot_page(
         ),
         counted_bytes=replayed_device.replay.requested_bytes,
         blocks=_blocks(replayed, device, shown),
-        space=page_space(ranges, ranges.begin + 1, ranges.end + 1, replayed.snapshot.text),
+        space=page_space(address_ranges(replayed_device.state), replayed.snapshot.text, first_row=1),
         marks=_marks(device, timeline),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from tracer.analysis.profiles.peak import PeakReport
 from tracer.analysis.profiles.peak_rows import LOOP_OWNER, group_rows
 from tracer.analysis.profiles.reserved_ranges import reserved_ranges
 from tracer.analysis.times.findings import TraceTimes
-from tracer.arrays import Int, PerBlock
+from tracer.arrays import Int, PerBlock, totals_by
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX
@@ -210,12 +211,8 @@ def _stacks(
 def _space(cycle: CycleFindings) -> PageSpace | None:
     """What was reserved where, as the allocator's history has it."""
     history = cycle.history
-    reserved = reserved_ranges(history, cycle.lifetimes) if history is not None else None
-    if history is None or reserved is None:
-        return None
-    return page_space(
-        reserved.ranges, reserved.made_at, reserved.freed_at, history.texts.__getitem__, known_from=reserved.known_from
-    )
+    ranges = reserved_ranges(history, cycle.lifetimes) if history is not None else None
+    return None if history is None or ranges is None else page_space(ranges, history.texts.__getitem__)
 
 
 def _with_history(cycle: CycleFindings) -> tuple[ClassifiedBlocks, PerBlock[Int], PerBlock[Int]]:
@@ -250,8 +247,11 @@ def _with_history(cycle: CycleFindings) -> tuple[ClassifiedBlocks, PerBlock[Int]
 def _lost_track(cycle: CycleFindings) -> tuple[PageLostTrack, ...]:
     """Lines at which torch's categories stopped; those below a thousandth of the peak share one row."""
     losses = [
-        PageLostTrack(lost.op or "a tensor from before the recording", lost.bytes, lost.module, lost.file, lost.line)
+        PageLostTrack(
+            place.op or "a tensor from before the recording", lost.bytes, place.module, place.file, place.line
+        )
         for lost in cycle.lost_track
+        for place in [lost.place]
     ]
     large = [lost for lost in losses if lost.bytes * _LEAST_SHARE >= cycle.peak.peak_bytes]
     small = [lost for lost in losses if lost.bytes * _LEAST_SHARE < cycle.peak.peak_bytes]
@@ -336,10 +336,7 @@ def slow_modules(times: RunTimes, peak: PeakReport) -> tuple[SlowModule, ...]:
     An operator that some steps lack counts by its share of them.
     """
     num_steps = max((row.num_steps for row in times.rows), default=0)
-    bytes_of: dict[str, int] = {}
-    for row in peak.rows:
-        if row.module is not None:
-            bytes_of[row.module] = bytes_of.get(row.module, 0) + row.bytes
+    bytes_of = {module: size for module, (size, _) in totals_by(peak.rows, attrgetter("module")).items()}
     totals: dict[str, list[float]] = {}
     for invocation in times.rows:
         total = totals.setdefault(invocation.module or LOOP_OWNER, [0.0, 0.0, 0.0])
