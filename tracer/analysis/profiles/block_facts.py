@@ -20,7 +20,7 @@ from tracer.analysis.profiles.left_gradients import (
     met_a_step,
     of_gradients_sizes,
 )
-from tracer.analysis.profiles.observed_storages import rows_before
+from tracer.analysis.profiles.observed_storages import DeviceRecording
 from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
 from tracer.analysis.profiles.time_spans import enclosing, merged
 from tracer.analysis.profiles.torch_categories import Categories, Category
@@ -170,8 +170,9 @@ class _Finder:
 
     def _is_reached(self, known: KnownStorages | None) -> PerBlock[Bool]:
         """[B] whether it is from before, and a walk found a tensor there."""
-        rows = rows_before(self.recording, known, self.lifetimes.device, self.lifetimes.events)
-        held = known.address[rows[known.role[rows] == Role.HELD]] if known is not None else np.empty(0, np.int64)
+        mine = DeviceRecording(self.recording, known, self.lifetimes.device)
+        rows = mine.observations_before
+        held = mine.known.address[rows[mine.known.role[rows] == Role.HELD]]
         is_from_before = (self.allocation < 0) & ~self.lifetimes.made_unseen
         return np.asarray(is_from_before & np.isin(self.lifetimes.address, held), np.bool_)
 
