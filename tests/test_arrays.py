@@ -7,9 +7,11 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,3 +111,20 @@ def test_columns_of_wide_values_are_grouped_as_narrow_ones_are() -> None:
     groups = arrays.grouped(wide, lambda *values: values)
     assert groups.of_row.tolist() == arrays.grouped(list(narrow), lambda *values: values).of_row.tolist()
     assert [groups.keys[group] for group in groups.of_row.tolist()] == list(zip(*np.stack(wide).tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Named(arrays.ColumnTable):
+    """Two columns."""
+
+    size: arrays.Ints
+    is_new: arrays.Bools
+
+
+def test_a_table_gives_rows_and_goes_on_with_those_of_another() -> None:
+    table = Named(np.array([5, 7, 9]), np.array([True, False, True]))
+    some = table.take(table.is_new).followed_by(table.take(slice(1, 2)))
+    assert (some.size.tolist(), some.is_new.tolist(), len(some)) == ([5, 9, 7], [True, True, False], 3)
+    assert Named.names() == ("size", "is_new")
+    with pytest.raises(ValueError, match="Named differ in length"):
+        Named(np.array([5]), np.array([True, False]))

@@ -26,8 +26,8 @@ Tables of a snapshot and of the allocator's model are named in words: `[entries]
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from dataclasses import Field, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -87,6 +87,35 @@ PerSavedTensor: TypeAlias = Column[_Value]
 
 PerPageRow: TypeAlias = Column[_Value]
 PerSteps: TypeAlias = Column[_Value]
+
+
+class ColumnTable:
+    """A dataclass whose fields are columns of one length."""
+
+    __slots__ = ()
+    if TYPE_CHECKING:  # else it would be among the hints of each table's columns
+        __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(getattr(self, name)) for name in self.names()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"columns of {type(self).__name__} differ in length: {lengths}")
+
+    def __len__(self) -> int:
+        return len(getattr(self, self.names()[0]))
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of the columns."""
+        return tuple(field.name for field in fields(cls))
+
+    def take(self, rows: Rows | Bools | slice) -> Self:
+        """Return some rows, in their order."""
+        return type(self)(**{name: getattr(self, name)[rows] for name in self.names()})
+
+    def followed_by(self, other: Self) -> Self:
+        """Return all rows of this table, then those of another."""
+        return type(self)(**{name: np.append(getattr(self, name), getattr(other, name)) for name in self.names()})
 
 
 def at(column: Column[_Value], rows: Rows, none: int | bool) -> Column[_Value]:

@@ -94,11 +94,10 @@ class WatchReport:
 
     def findings_alone(self) -> WatchReport:
         """The same without its tables: what a later report of the run repeats of it."""
-        none = np.empty(0, np.int64)
         return replace(
             self,
             events=(self.event,),
-            columns=StepColumns(**dict.fromkeys(StepColumns.__slots__, none)),
+            columns=self.columns.take(slice(0)),
             groups=self.groups[:1],
             ledger=None,
             notes=(),

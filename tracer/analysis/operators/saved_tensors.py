@@ -20,7 +20,7 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.operators.invocations import OpInstances, rows_starting_at
 from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
-from tracer.arrays import Bool, Bools, Int, Ints, PerBlock, PerSavedTensor, Rows
+from tracer.arrays import Bool, Bools, ColumnTable, Int, Ints, PerBlock, PerSavedTensor, Rows
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import OPTIMIZER_PREFIXES
 
@@ -35,7 +35,7 @@ class HowSaved(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SavedActivations:
+class SavedActivations(ColumnTable):
     """Saved storages, each once in a step. Columns [T]."""
 
     block: PerSavedTensor[Int]  # Row in `BlockLifetimes`
@@ -47,15 +47,7 @@ class SavedActivations:
 
     def of_step(self, step: int) -> SavedActivations:
         """The activations that one step saved."""
-        mine = self.step == step
-        return SavedActivations(
-            block=self.block[mine],
-            row=self.row[mine],
-            step=self.step[mine],
-            size_bytes=self.size_bytes[mine],
-            is_input=self.is_input[mine],
-            evidence=self.evidence[mine],
-        )
+        return self.take(self.step == step)
 
 
 def saved_activations(

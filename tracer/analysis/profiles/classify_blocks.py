@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from tracer.analysis.profiles.collectives import common_modules
 from tracer.analysis.profiles.conditions import NONE
 from tracer.analysis.profiles.torch_categories import Categories
 from tracer.analysis.rules import Rule, first_that_holds
-from tracer.arrays import Int, Ints, PerBlock, Rows, at
+from tracer.arrays import ColumnTable, Int, Ints, PerBlock, at
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 
@@ -124,7 +123,7 @@ def apply_rules(facts: Facts, rules: Sequence[Rule] = RULES) -> tuple[PerBlock[I
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ClassifiedBlocks:
+class ClassifiedBlocks(ColumnTable):
     """Blocks, columns [B]. What was not seen being made has allocation -1."""
 
     size_bytes: PerBlock[Int]
@@ -143,10 +142,6 @@ class ClassifiedBlocks:
     name: PerBlock[Int]  # Index in `KnownStorages.names`, or -1
     requested_bytes: PerBlock[Int]  # Requested, before rounding; -1 where that is not known
     stack: PerBlock[Int]  # Number of the allocator's stack of what was there before and in no tensor; else -1
-
-    def take(self, rows: Rows) -> Self:
-        """Some of these, in the order of the rows."""
-        return type(self)(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
 
 def classify_blocks(

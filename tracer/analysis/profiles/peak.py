@@ -168,9 +168,5 @@ def _with_unseen(blocks: ClassifiedBlocks, **columns: PerBlock[Int]) -> Classifi
     """Add blocks that the allocator counts and nothing in the recording shows: they were there before it."""
     usual = {"kind": Kind.BEFORE_RECORDING, "torch_category": Category.UNTAGGED, "evidence": Evidence.SEEN_BEFORE}
     num = len(columns["size_bytes"])
-    return ClassifiedBlocks(
-        **{
-            name: np.append(getattr(blocks, name), columns.get(name, np.full(num, int(usual.get(name, -1)), np.int64)))
-            for name in ClassifiedBlocks.__dataclass_fields__
-        }
-    )
+    rest = {name: np.full(num, int(usual.get(name, -1)), np.int64) for name in ClassifiedBlocks.names()}
+    return blocks.followed_by(ClassifiedBlocks(**rest | columns))

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from tracer.analysis.profiles.observed_storages import DeviceRecording
-from tracer.arrays import Bool, Int, Ints, PerNode, PerUnrecorded, Rows
+from tracer.arrays import Bool, ColumnTable, Int, Ints, PerNode, PerUnrecorded, Rows
 from tracer.capture.objects.known_storages import BATCH
 from tracer.capture.recording import Recording
 
@@ -27,7 +27,7 @@ MAX_ROUNDING_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class UnrecordedStorages:
+class UnrecordedStorages(ColumnTable):
     """Storages without a recorded allocation, as columns [U]."""
 
     address: PerUnrecorded[Int]  # [U]
@@ -53,17 +53,15 @@ def unrecorded_storages(mine: DeviceRecording) -> UnrecordedStorages:
     )
     # A free that the allocator reports is more exact than when the storage was seen to go.
     died = np.where(recorded < end, end, died)
-    unseen = _made_unseen(mine)
-    num_before, num_unseen = len(before.address), len(unseen.address)
     table = UnrecordedStorages(
-        address=np.concatenate([before.address, unseen.address]),
-        size_bytes=np.concatenate([before.size_bytes, unseen.size_bytes]),
-        key=np.concatenate([before.key, unseen.key]),
-        made_at=np.concatenate([np.full(num_before, -1, np.int64), unseen.made_at]),
-        freed_at=np.concatenate([np.minimum(recorded, died), unseen.freed_at]),
-        died_unseen=np.concatenate([died < recorded, np.zeros(num_unseen, np.bool_)]),
+        address=before.address,
+        size_bytes=before.size_bytes,
+        key=before.key,
+        made_at=np.full(len(before.address), -1, np.int64),
+        freed_at=np.minimum(recorded, died),
+        died_unseen=died < recorded,
     )
-    return _with_what_the_counter_held(mine, table)
+    return _with_what_the_counter_held(mine, table.followed_by(_made_unseen(mine)))
 
 
 def frees_of(mine: DeviceRecording) -> dict[int, int]:
@@ -163,14 +161,8 @@ def _with_what_the_counter_held(mine: DeviceRecording, table: UnrecordedStorages
     rest = before_bytes - int(table.size_bytes[table.made_at < 0].sum())
     if rest <= 0:
         return table
-    return UnrecordedStorages(
-        address=np.append(table.address, -1),
-        size_bytes=np.append(table.size_bytes, rest),
-        key=np.append(table.key, -1),
-        made_at=np.append(table.made_at, -1),
-        freed_at=np.append(table.freed_at, len(mine.events)),
-        died_unseen=np.append(table.died_unseen, False),
-    )
+    none, size_bytes, end = (np.array([number]) for number in (-1, rest, len(mine.events)))
+    return table.followed_by(UnrecordedStorages(none, size_bytes, none, none, end, np.array([False])))
 
 
 # ------------------------------------------------------------------------------------------------- what was made unseen

@@ -229,16 +229,9 @@ def _with_history(cycle: CycleFindings) -> tuple[ClassifiedBlocks, PerBlock[Int]
         if blocks.allocation[row] < 0:  # what the allocator does not have is in the sizes of others
             size_bytes[row] = size_of.get(int(blocks.address[row]), 0)
     more = at_peak.take(np.flatnonzero(unseen))
-    together = ClassifiedBlocks(
-        **{
-            name: np.append(getattr(blocks, name), getattr(more, name))
-            for name in ClassifiedBlocks.__dataclass_fields__
-        }
-        | {"size_bytes": np.append(size_bytes, more.size_bytes)}
-    )
-    num, end = len(more.size_bytes), len(lifetimes.events)
+    num, end = len(more), len(lifetimes.events)
     return (
-        together,
+        replace(blocks, size_bytes=size_bytes).followed_by(more),
         np.append(lifetimes.made_at, np.full(num, -1, np.int64)),
         np.append(lifetimes.freed_at, np.full(num, end, np.int64)),
     )
