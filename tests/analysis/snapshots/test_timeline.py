@@ -25,7 +25,8 @@ from tests.analysis.snapshots.test_findings import (
 from tests.snapshot.dumps import REAL_FILES, Row, block, entry, freed, segment, snapshot
 from tests.snapshot.explained import allocated_after
 from tracer.analysis.kinds import LAYERS
-from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot, explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.findings import ReplayedSnapshot, explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.timeline import DeviceTimeline, device_timeline, forward_runs
 from tracer.capture.objects.known_storages import Role
 from tracer.exporters.page.snapshot_page import snapshot_page
@@ -33,7 +34,7 @@ from tracer.snapshot.load import load_snapshot
 
 
 def timeline_of(replayed: ReplayedSnapshot, one: ReplayedDevice) -> DeviceTimeline:
-    return device_timeline(replayed.snapshot, one.state, one.replay, kinds=one.kinds)
+    return device_timeline(one)
 
 
 def timeline(path: Path, trace: list[Row], segments: list[Row] | None = None, **more: Any) -> DeviceTimeline:

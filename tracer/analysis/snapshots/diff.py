@@ -11,7 +11,8 @@ import numpy as np
 
 from tracer.analysis.kinds import Kind
 from tracer.analysis.peak_diff import Change, PeakDiff, SavedPeak, largest_first
-from tracer.analysis.snapshots.findings import ReplayedDevice, replay_snapshot
+from tracer.analysis.snapshots.findings import replay_snapshot
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Sites
 from tracer.analysis.snapshots.sizes import most_at_once
 from tracer.arrays import Grouped, Ints, grouped
@@ -28,7 +29,7 @@ def diff_snapshots(before: Snapshot, after: Snapshot) -> tuple[PeakDiff, ...]:
         SnapshotError: The end state of one of them contradicts itself.
     """
     replayed = [replay_snapshot(snapshot) for snapshot in (before, after)]
-    sides = [{device.state.device: _whole_side(device, side.sites) for device in side.devices} for side in replayed]
+    sides = [{device.state.device: _whole_side(device) for device in side.devices} for side in replayed]
     return tuple(
         diff_sides(device, sides[0].get(device, PeakSide()), sides[1].get(device, PeakSide()))
         for device in sorted({*sides[0], *sides[1]})
@@ -52,34 +53,34 @@ class PeakSide:
         return [key for key in self.own_peaks if key[1] and key not in self.by_key]
 
 
-def peak_side(device: ReplayedDevice, sites: Sites) -> PeakSide:
+def peak_side(device: ReplayedDevice) -> PeakSide:
     """What one device of a replayed snapshot held at its peak, to be compared with another one's."""
     peak_entry, lives = device.replay.peak_entry, device.replay.lives
     rows = lives.alive_after(peak_entry)
-    keys = _keys(device, sites, rows)
+    keys = _keys(device, rows)
     sums = zip(keys.sums(lives.requested_bytes[rows]), keys.counts(), strict=True)
     phase = device.kinds.phase_at(peak_entry) or _start(device.state, peak_entry)
     return PeakSide(dict(zip(keys.keys, sums, strict=True)), phase)
 
 
-def _keys(device: ReplayedDevice, sites: Sites, rows: Ints) -> Grouped[Key]:
+def _keys(device: ReplayedDevice, rows: Ints) -> Grouped[Key]:
     """Blocks by kind and stack without lines."""
     lives = device.replay.lives
     return grouped(
         (device.kinds.of(rows), lives.stack[rows], lives.begin[rows] == BEFORE),
-        lambda kind, stack, is_before: (Kind(kind).words, _names(sites, stack, is_before)),
+        lambda kind, stack, is_before: (Kind(kind).words, _names(device.sites, stack, is_before)),
     )
 
 
-def _whole_side(device: ReplayedDevice, sites: Sites) -> PeakSide:
+def _whole_side(device: ReplayedDevice) -> PeakSide:
     """The peak of a device, and what each kind and stack had at its own."""
-    return replace(peak_side(device, sites), own_peaks=_own_peaks(device, sites))
+    return replace(peak_side(device), own_peaks=_own_peaks(device))
 
 
-def _own_peaks(device: ReplayedDevice, sites: Sites) -> dict[Key, int]:
+def _own_peaks(device: ReplayedDevice) -> dict[Key, int]:
     lives = device.replay.lives
     rows = np.arange(len(lives))
-    keys = _keys(device, sites, rows)
+    keys = _keys(device, rows)
     peaks, of_kinds = (
         dict(zip(*map(np.ndarray.tolist, most_at_once(of, lives.begin, lives.end, lives.requested_bytes)), strict=True))
         for of in (keys.of_row, device.kinds.of(rows))

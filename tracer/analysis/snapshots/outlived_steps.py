@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.findings import ReplayedDevice
-from tracer.analysis.snapshots.sites import Site, Sites
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
+from tracer.analysis.snapshots.sites import Site
 from tracer.arrays import Ints, grouped
 from tracer.snapshot.actions import Action
 from tracer.snapshot.replay import BEFORE
@@ -48,7 +48,7 @@ class OutlivedGroup:
 
 
 def outlived_groups(
-    device: ReplayedDevice, sites: Sites, ends: StepEnds, *, expected: Collection[Kind] = EXPECTED
+    device: ReplayedDevice, ends: StepEnds, *, expected: Collection[Kind] = EXPECTED
 ) -> tuple[OutlivedGroup, ...]:
     """Gather what is in use at the end, was made before the last whole step, and is of no kind that stays.
 
@@ -67,7 +67,7 @@ def outlived_groups(
     num_judged = last_whole - first_recorded
     kinds = device.kinds.of(rows)
     kinds[kinds == Kind.BEFORE_RECORDING] = Kind.UNKNOWN  # a line's blocks are one group, whenever they were made
-    groups = grouped((lives.stack[rows], kinds), lambda stack, kind: (sites.site(stack), Kind(kind)))
+    groups = grouped((lives.stack[rows], kinds), lambda stack, kind: (device.sites.site(stack), Kind(kind)))
     outlived = []
     for number, (site, kind) in enumerate(groups.keys):
         if kind in expected:

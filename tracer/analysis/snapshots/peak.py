@@ -10,11 +10,11 @@ import numpy as np
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
 from tracer.analysis.snapshots.groups import Group, group_rows
-from tracer.analysis.snapshots.kind_finder import KindFinder
-from tracer.analysis.snapshots.sites import BEFORE_RECORDING, Sites, pool_words, pools_of_graphs
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING, pool_words, pools_of_graphs
 from tracer.arrays import Grouped, Ints, grouped, totals_by
 from tracer.snapshot.columns import Annotations, DeviceState, Int32s, Snapshot
-from tracer.snapshot.replay import BEFORE, Replay
+from tracer.snapshot.replay import BEFORE
 
 NO_ANNOTATION = "no annotation"
 _NOT_TOLD = -1
@@ -59,12 +59,11 @@ class Peak:
         return any(share.name not in (BEFORE_RECORDING, NO_ANNOTATION) for share in self.by_annotation)
 
 
-def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder, sites: Sites) -> Peak:
+def find_peak(device: ReplayedDevice) -> Peak:
     """Explain the peak of one device to the byte."""
-    entry = replay.peak_entry
-    lives = replay.lives
+    state, replay, kinds = device.state, device.replay, device.kinds
+    entry, lives = replay.peak_entry, replay.lives
     rows = lives.alive_after(entry)
-    groups = group_rows(lives, rows, kinds=kinds, sites=sites)
     before = rows[lives.begin[rows] == BEFORE]
     fragmentation = fragmentation_after(state, replay, entry)
     return Peak(
@@ -75,34 +74,33 @@ def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: 
         allocated_bytes=fragmentation.allocated_bytes,
         reserved_bytes=fragmentation.reserved_bytes,
         before_recording_bytes=int(lives.requested_bytes[before].sum()),
-        groups=groups,
+        groups=group_rows(device, rows),
         by_kind=_shares(grouped([kinds.of(rows)], lambda kind: Kind(kind).words), lives.requested_bytes[rows]),
-        by_annotation=_by_annotation(snapshot, state, replay, rows),
-        by_stream=_by_stream(snapshot, state, replay, rows, pools_of_graphs(state, sites)),
+        by_annotation=_by_annotation(device, rows),
+        by_stream=_by_stream(device, rows),
         fragmentation=fragmentation,
     )
 
 
-def never_freed(replay: Replay, *, kinds: KindFinder, sites: Sites) -> tuple[Group, ...]:
+def never_freed(device: ReplayedDevice) -> tuple[Group, ...]:
     """Blocks that the recording allocated and did not free, by line and kind, largest first."""
-    lives = replay.lives
-    rows = np.flatnonzero((lives.begin > BEFORE) & (lives.end == len(replay.requested_bytes) - 1))
-    return group_rows(lives, rows, kinds=kinds, sites=sites)
+    lives = device.replay.lives
+    return group_rows(device, np.flatnonzero((lives.begin > BEFORE) & (lives.end == len(device.state.trace))))
 
 
-def _by_annotation(snapshot: Snapshot, state: DeviceState, replay: Replay, rows: Ints) -> tuple[Share, ...]:
-    lives = replay.lives
-    region = innermost_region(state, lives.alloc_entry[rows])
+def _by_annotation(device: ReplayedDevice, rows: Ints) -> tuple[Share, ...]:
+    lives = device.replay.lives
+    region = innermost_region(device.state, lives.alloc_entry[rows])
     names = np.where(lives.begin[rows] == BEFORE, -2, region)
     spelled = {-2: BEFORE_RECORDING, -1: NO_ANNOTATION}
-    return _shares(grouped([names], lambda name: spelled.get(name) or snapshot.text(name)), lives.requested_bytes[rows])
+    return _shares(
+        grouped([names], lambda name: spelled.get(name) or device.snapshot.text(name)), lives.requested_bytes[rows]
+    )
 
 
-def _by_stream(
-    snapshot: Snapshot, state: DeviceState, replay: Replay, rows: Ints, of_graphs: frozenset[int]
-) -> tuple[Share, ...]:
+def _by_stream(device: ReplayedDevice, rows: Ints) -> tuple[Share, ...]:
     """Bytes by stream and pool; a block without an entry counts for the segment that it lies in."""
-    lives, trace, segments = replay.lives, state.trace, state.segments
+    lives, trace, segments = device.replay.lives, device.state.trace, device.state.segments
     entries = np.where(lives.alloc_entry[rows] >= 0, lives.alloc_entry[rows], lives.free_entry[rows])
     stream, pool = np.full(len(rows), _NOT_TOLD), np.full(len(rows), -1, dtype=np.int64)
     if len(segments):
@@ -116,7 +114,8 @@ def _by_stream(
         stream = np.where(known, trace.stream[np.maximum(entries, 0)], stream)
         if (trace.pool >= 0).any():  # entries name their pool from torch 2.12 on
             pool = np.where(known, trace.pool[np.maximum(entries, 0)], pool)
-    return _shares(grouped([stream, pool], partial(_place, snapshot, of_graphs)), lives.requested_bytes[rows])
+    place = partial(_place, device.snapshot, pools_of_graphs(device.state, device.sites))
+    return _shares(grouped([stream, pool], place), lives.requested_bytes[rows])
 
 
 def _place(snapshot: Snapshot, of_graphs: frozenset[int], stream: int, pool: int) -> str:

@@ -9,10 +9,10 @@ from typing import Final, Literal
 import numpy as np
 
 from tracer.analysis.kinds import Kind, levels_by_kind
-from tracer.analysis.snapshots.kind_finder import KindFinder
+from tracer.analysis.snapshots.kind_finder import KindFinder, ReplayedDevice
 from tracer.arrays import Ints, in_use
 from tracer.snapshot.columns import DeviceState, Snapshot
-from tracer.snapshot.replay import BEFORE, Replay
+from tracer.snapshot.replay import BEFORE
 from tracer.units import NS_PER_US
 
 START: Final = -1
@@ -49,14 +49,15 @@ class DeviceTimeline:
     left_out: tuple[Phase, ...]  # Phases of which there are more stretches than `MAX_STRETCHES`
 
 
-def device_timeline(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder) -> DeviceTimeline:
+def device_timeline(device: ReplayedDevice) -> DeviceTimeline:
     """The curves of one device, in a few passes over its blocks."""
+    state, replay, kinds = device.state, device.replay, device.kinds
     axis, times = _axis(state)
     lives, num_entries = replay.lives, len(state.trace)
     kind = kinds.of(np.arange(len(lives)))
     activations = np.sort(lives.begin[(kind == Kind.ACTIVATION) & (lives.begin != BEFORE)])
     stretches_of: tuple[tuple[Phase, list[Stretch]], ...] = (
-        ("region", _regions(snapshot, state, axis)),
+        ("region", _regions(device.snapshot, state, axis)),
         *_phases(kinds, times, activations),
     )
     drawn = [stretch for _, stretches in stretches_of if len(stretches) <= MAX_STRETCHES for stretch in stretches]

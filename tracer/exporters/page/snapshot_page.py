@@ -63,9 +63,7 @@ def write_snapshot_page(
     known = timelines or {}
     pages = []
     for shown, device in enumerate(replayed.devices):
-        timeline = known.get(shown) or device_timeline(
-            replayed.snapshot, device.state, device.replay, kinds=device.kinds
-        )
+        timeline = known.get(shown) or device_timeline(device)
         tried = (first or {}).get(device.state.device)
         page = snapshot_page(replayed, finding, shown, timeline, run=run, first=tried)
         pages.append(replace(page, caveat=caveat))
@@ -130,7 +128,7 @@ def _blocks(replayed: ReplayedSnapshot, device: DeviceFinding, shown: int) -> Pa
     """Every block of one device; row i + 1 of the timeline is the state after entry i."""
     replayed_device = replayed.devices[shown]
     lives = replayed_device.replay.lives
-    groups, group = group_lives(lives, np.arange(len(lives)), kinds=replayed_device.kinds, sites=replayed.sites)
+    groups, group = group_lives(replayed_device, np.arange(len(lives)))
     return PageBlocks(
         groups=tuple(_row(one, device) for one in groups),
         group=group,
