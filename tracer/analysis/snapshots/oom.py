@@ -11,7 +11,7 @@ from tracer.analysis.snapshots.changed_requests import Trials
 from tracer.analysis.snapshots.fragmentation import fragmentation_after, usable_after
 from tracer.analysis.snapshots.groups import Group, group_rows
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
-from tracer.analysis.snapshots.oom_cause import Cause, Failure, advice_on, cause_of, fits_without_fragmentation
+from tracer.analysis.snapshots.oom_cause import Cause, FailureFacts, advice_on, cause_of, fits_without_fragmentation
 from tracer.analysis.snapshots.sites import Site
 from tracer.block_sizes import SMALL_BYTES, round_size
 from tracer.snapshot.actions import Action
@@ -110,7 +110,7 @@ def _explain(device: ReplayedDevice, entry: int, trials: Trials) -> OutOfMemory:
     trace = state.trace
     asked_bytes, device_free = int(trace.size[entry]), int(trace.addr[entry])
     stack = int(trace.stack[entry])
-    failure = Failure(
+    failure = FailureFacts(
         asked_bytes=asked_bytes,
         device_free_bytes=device_free if device_free >= 0 else None,
         memory=fragmentation_after(state, replay, entry),
