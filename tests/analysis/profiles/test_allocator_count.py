@@ -15,7 +15,7 @@ from tracer.analysis.profiles import block_lifetimes as storages_module
 from tracer.analysis.profiles.allocator_count import default_device, most_held_bytes
 from tracer.analysis.profiles.attribution import attribute
 from tracer.analysis.profiles.block_lifetimes import follow_blocks
-from tracer.analysis.profiles.classify_blocks import classify_blocks
+from tracer.analysis.profiles.classify_blocks import Cycle, classify_blocks
 from tracer.analysis.profiles.observed_storages import DeviceRecording
 from tracer.analysis.profiles.peak import peak_report
 from tracer.analysis.profiles.torch_categories import categorize
@@ -126,8 +126,8 @@ def test_a_lost_block_is_unexplained(
             lifetimes, freed_at=np.where(np.arange(len(lifetimes.freed_at)) == block, -1, lifetimes.freed_at)
         )
     attribution = attribute(recording)
-    blocks = classify_blocks(recording, categorize(recording), attribution, lifetimes, time_ns=0)
-    peak = peak_report(recording, attribution, lifetimes, blocks)
+    parts = (recording, categorize(recording), attribution, lifetimes)
+    peak = peak_report(Cycle(*parts, classify_blocks(*parts, time_ns=0)))
     assert peak.unexplained_bytes == lost[0] > 0
     assert peak.allocator_peak_bytes == peak.peak_bytes + lost[0]
 

@@ -144,6 +144,17 @@ class ClassifiedBlocks(ColumnTable):
     stack: PerBlock[Int]  # Number of the allocator's stack of what was there before and in no tensor; else -1
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Cycle:
+    """A recorded cycle on one device, with its blocks followed and classified once for all that is asked of them."""
+
+    recording: Recording
+    categories: Categories
+    attribution: Attribution
+    lifetimes: BlockLifetimes
+    blocks: ClassifiedBlocks  # All of `lifetimes`
+
+
 def classify_blocks(
     recording: Recording,
     categories: Categories,

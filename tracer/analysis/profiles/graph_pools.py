@@ -113,7 +113,7 @@ class _Pool:
     def _rows(self, blocks: _Blocks) -> tuple[PeakRow, ...]:
         cycle = blocks.cycle
         chosen = cycle.blocks.take(blocks.rows)
-        return group_rows(cycle.recording, cycle.attribution, self._known, chosen, history=cycle.history)[0]
+        return group_rows(cycle, self._known, chosen, history=cycle.history)[0]
 
 
 def _has(cycle: CycleFindings, capture: Capture) -> bool:

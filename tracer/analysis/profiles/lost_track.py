@@ -12,8 +12,7 @@ from functools import partial
 import numpy as np
 
 from tracer.analysis.kinds import Kind
-from tracer.analysis.profiles.attribution import Attribution
-from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
+from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, Cycle
 from tracer.analysis.profiles.source_lines import Place, place_of
 from tracer.analysis.profiles.torch_categories import Categories, Category
 from tracer.arrays import Int, PerKey, at, grouped
@@ -32,15 +31,14 @@ class LostTrack:
     known_bytes: int  # The part of these bytes whose kind is known all the same
 
 
-def find_lost_track(
-    recording: Recording, categories: Categories, attribution: Attribution, blocks: ClassifiedBlocks
-) -> tuple[LostTrack, ...]:
+def find_lost_track(cycle: Cycle, blocks: ClassifiedBlocks) -> tuple[LostTrack, ...]:
     """Trace the peak's blocks without a category back to where the category was lost.
 
     Returns:
         Lines, largest first. Blocks that were never tensors have no data flow and are left out.
     """
-    origin = _origins(recording, categories)
+    recording, attribution = cycle.recording, cycle.attribution
+    origin = _origins(recording, cycle.categories)
     made_by = _allocation_of_key(recording)
     allocations = (recording.allocations.op, attribution.allocation_module, attribution.allocation_frame)
     untagged = np.flatnonzero((blocks.torch_category == Category.UNTAGGED) & (blocks.key >= 0))

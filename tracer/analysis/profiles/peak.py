@@ -12,14 +12,13 @@ from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.allocator_count import CountedParts
 from tracer.analysis.profiles.allocator_join import InUse, JoinedHistory, in_use_after, in_use_at, last_events
-from tracer.analysis.profiles.attribution import Attribution, Phase
+from tracer.analysis.profiles.attribution import Phase
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
-from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
+from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, Cycle
 from tracer.analysis.profiles.peak_rows import group_rows
 from tracer.analysis.profiles.torch_categories import Category
 from tracer.arrays import Int, PerBlock, totals_by
 from tracer.capture.objects.known_storages import KnownStorages
-from tracer.capture.recording import Recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +80,18 @@ def peak_position(lifetimes: BlockLifetimes) -> int:
 
 
 def peak_report(
-    recording: Recording,
-    attribution: Attribution,
-    lifetimes: BlockLifetimes,
-    blocks: ClassifiedBlocks,
+    cycle: Cycle,
     *,
     known: KnownStorages | None = None,
     history: JoinedHistory | None = None,
     entry: int | None = None,
 ) -> PeakReport:
-    """Explain the peak of one device.
+    """Explain the peak of a cycle, in which there is at least one event.
 
     Args:
-        lifetimes: The device's blocks; there is at least one event.
         entry: Explain what was in use after this entry of the history, in place of the peak.
     """
+    recording, attribution, lifetimes, blocks = cycle.recording, cycle.attribution, cycle.lifetimes, cycle.blocks
     made_at = position = peak_position(lifetimes)
     in_use, counted_bytes = None, int(lifetimes.allocator_bytes[position])
     if history is not None and entry is not None:
@@ -112,7 +108,7 @@ def peak_report(
         blocks = blocks.take(alive)
     allocations = recording.allocations
     step = int(attribution.allocation_step[event])
-    rows, row_of = group_rows(recording, attribution, known, blocks, history=history)
+    rows, row_of = group_rows(cycle, known, blocks, history=history)
     return PeakReport(
         device=recording.devices[lifetimes.device],
         peak_bytes=int(blocks.size_bytes.sum()),

@@ -12,12 +12,11 @@ from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.allocator_join import JoinedHistory
 from tracer.analysis.profiles.attribution import Attribution, Phase
-from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
+from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, Cycle
 from tracer.analysis.profiles.source_lines import line_of_frame
 from tracer.analysis.profiles.torch_categories import Category
 from tracer.arrays import Int, PerBlock, at, grouped, largest_first
 from tracer.capture.objects.known_storages import KnownStorages
-from tracer.capture.recording import Recording
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_names import node_name
 
@@ -53,8 +52,7 @@ def _fused(origin: Origin | None) -> str | None:
 
 
 def group_rows(
-    recording: Recording,
-    attribution: Attribution,
+    cycle: Cycle,
     known: KnownStorages | None,
     blocks: ClassifiedBlocks,
     *,
@@ -63,11 +61,14 @@ def group_rows(
 ) -> tuple[tuple[PeakRow, ...], PerBlock[Int]]:
     """Put equal blocks together: same kind, evidence, phase, owner, name, shape and dtype. Largest first.
 
+    Args:
+        blocks: Blocks of the cycle, and what the allocator's history has beside them.
+
     Returns:
         The rows, and [B] the row of each block.
     """
-    columns = _columns_that_tell_apart(recording, attribution, blocks, by_step=by_step)
-    groups = grouped(columns, partial(_row, recording, attribution, known, history))
+    columns = _columns_that_tell_apart(cycle, blocks, by_step=by_step)
+    groups = grouped(columns, partial(_row, cycle, known, history))
     requested, num_unknown = groups.sums(blocks.requested_bytes), groups.sums(blocks.requested_bytes < 0)
     sums = zip(groups.keys, groups.sums(blocks.size_bytes), groups.counts(), requested, num_unknown, strict=True)
     rows = [
@@ -78,11 +79,9 @@ def group_rows(
     return largest_first(rows, groups.of_row)
 
 
-def _columns_that_tell_apart(
-    recording: Recording, attribution: Attribution, blocks: ClassifiedBlocks, *, by_step: bool
-) -> tuple[PerBlock[Int], ...]:
+def _columns_that_tell_apart(cycle: Cycle, blocks: ClassifiedBlocks, *, by_step: bool) -> tuple[PerBlock[Int], ...]:
     """[B] each: all that a row says of its blocks, as numbers; `_row` reads them in this order."""
-    origins = attribution.origins
+    recording, origins = cycle.recording, cycle.attribution.origins
     return (
         blocks.kind,
         blocks.torch_category,
@@ -101,14 +100,9 @@ def _columns_that_tell_apart(
     )
 
 
-def _row(
-    recording: Recording,
-    attribution: Attribution,
-    known: KnownStorages | None,
-    history: JoinedHistory | None,
-    *values: int,
-) -> PeakRow:
+def _row(cycle: Cycle, known: KnownStorages | None, history: JoinedHistory | None, *values: int) -> PeakRow:
     """The row of blocks with these values, without bytes and counts."""
+    recording, attribution = cycle.recording, cycle.attribution
     kind, tag, evidence, phase, step, module, op, frame, caller, name, stack, origin_row, shape, dtype = values
     label = known.names[name] if known is not None and name >= 0 else None
     origins = attribution.origins

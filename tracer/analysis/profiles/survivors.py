@@ -15,10 +15,9 @@ import numpy as np
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
-from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
+from tracer.analysis.profiles.classify_blocks import Cycle
 from tracer.analysis.profiles.source_lines import Place, place_of
 from tracer.arrays import Ints, grouped
-from tracer.capture.recording import Recording
 
 # Known objects of the training, of which there are as many in one step as in another.
 _LASTING = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
@@ -48,23 +47,13 @@ class Survivors:
         return bytes_, blocks
 
 
-def find_survivors(
-    recording: Recording,
-    attribution: Attribution,
-    lifetimes: BlockLifetimes,
-    blocks: ClassifiedBlocks,
-    *,
-    is_whole: bool = True,
-    is_complete: bool = False,
-) -> Survivors:
+def find_survivors(cycle: Cycle, *, is_whole: bool = True) -> Survivors:
     """Find what the steps of one cycle leave behind.
 
     A step's survivors are known at the end of the step after it, so the last one is not judged, and where the cycle
     was cut short, the one before neither: its last step let go of nothing yet.
-
-    Args:
-        is_complete: Whether all that was alive before the recording is among `lifetimes`.
     """
+    attribution, lifetimes, blocks = cycle.attribution, cycle.lifetimes, cycle.blocks
     ends = _last_events(attribution, lifetimes)[: len(attribution.step_names) - (not is_whole)]
     num_judged = max(0, len(ends) - 1)
     before = lifetimes.made_at < 0
@@ -76,11 +65,11 @@ def find_survivors(
     ended = np.flatnonzero(counts & (freed >= 1) & (freed <= num_judged) & (made_in < freed - 1))
     sites = grouped(
         [column[survives] for column in (blocks.kind, blocks.op, blocks.module, blocks.frame)],
-        lambda kind, *rows: (Kind(kind), place_of(recording, attribution, *rows)),
+        lambda kind, *rows: (Kind(kind), place_of(cycle.recording, attribution, *rows)),
     )
     return Survivors(
         num_judged=num_judged,
-        is_complete=is_complete,
+        is_complete=lifetimes.count.is_walked,
         held_before_bytes=int(lifetimes.size_bytes[before & (freed >= 1)].sum()) if num_judged else 0,
         step=np.concatenate([made_in[survives], freed[ended] - 1]),
         size_bytes=np.concatenate([lifetimes.size_bytes[survives], -lifetimes.size_bytes[ended]]),

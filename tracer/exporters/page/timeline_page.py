@@ -190,7 +190,7 @@ def _blocks(cycle: CycleFindings, known: KnownStorages | None) -> PageBlocks:
     blocks, made_at, freed_at = cycle.blocks, lifetimes.made_at, lifetimes.freed_at
     if cycle.peak.allocator is not None:
         blocks, made_at, freed_at = _with_history(cycle)
-    groups, group = group_rows(cycle.recording, cycle.attribution, known, blocks, by_step=False)
+    groups, group = group_rows(cycle, known, blocks, by_step=False)
     stacks = _stacks(cycle.recording, blocks, group, len(groups))
     address = blocks.address if cycle.history is not None else None
     return PageBlocks(groups, group, blocks.size_bytes, made_at, freed_at, stacks, address=address)
