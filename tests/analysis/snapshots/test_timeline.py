@@ -118,7 +118,7 @@ def test_phases_are_runs_of_entries(tmp_path: Path) -> None:
     ]
     path = tmp_path / "s"
     found = timeline(path, trace)
-    assert [(one.phase, one.start, one.end) for one in found.stretches] == [
+    assert [(one.kind, one.start, one.end) for one in found.stretches] == [
         ("backward", 10_000, 20_000),
         ("optimizer", 20_000, 30_000),
     ]
@@ -153,7 +153,7 @@ def test_more_stretches_than_can_be_drawn_are_left_out_and_named(
         for i, frames in enumerate([BACKWARD, IN_STEP, BACKWARD, FORWARD, BACKWARD])
     ]
     found = timeline(tmp_path / "s", trace)
-    assert [one.phase for one in found.stretches] == ["optimizer"]
+    assert [one.kind for one in found.stretches] == ["optimizer"]
     assert found.left_out == ("backward",)
 
 
@@ -173,9 +173,9 @@ def test_regions_are_the_outermost_ones_and_end_with_the_recording(tmp_path: Pat
     ]
     trace = [entry("alloc", BASE + 512 * i, 1, time_us=10 + i, frames=FORWARD) for i in range(5)]
     found = timeline(tmp_path / "s", trace, external_annotations=notes)
-    regions = [(one.name, one.start, one.end) for one in found.stretches if one.phase == "region"]
+    regions = [(one.name, one.start, one.end) for one in found.stretches if one.kind == "step"]
     assert regions == [("epoch", 0, 2000), ("later", 4000, 4000)]
-    assert [one.start for one in found.stretches if one.phase == "optimizer"] == [3000]
+    assert [one.start for one in found.stretches if one.kind == "optimizer"] == [3000]
 
 
 @pytest.mark.parametrize("times", [(None, None), (0, 2**62)])

@@ -21,14 +21,14 @@ _MAX_SPAN_US: Final = 2**53 // NS_PER_US
 _OPTIMIZER_PREFIXES: Final = ("Optimizer.step#", "Optimizer.zero_grad#")
 MAX_STRETCHES: Final = 2000
 """Of one phase or of regions: more than pixels say nothing, and some of them would say something wrong."""
-Phase = Literal["region", "forward", "backward", "optimizer"]
+BandKind = Literal["step", "forward", "backward", "optimizer"]
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """A part of the recording with a name, from one time of the axis to another."""
+class Band:
+    """A stretch of the axis: a step or an annotated region, or a phase."""
 
-    phase: Phase
+    kind: BandKind
     name: str
     start: int
     end: int
@@ -45,8 +45,8 @@ class DeviceTimeline:
     reserved_bytes: Ints  # Reserved from the driver [entries + 1]
     # Annotated regions, what stacks or annotations show of backward and optimizer, and forward, from the first
     # activation that was made to the backward that follows.
-    stretches: tuple[Stretch, ...]
-    left_out: tuple[Phase, ...]  # Phases of which there are more stretches than `MAX_STRETCHES`
+    stretches: tuple[Band, ...]
+    left_out: tuple[BandKind, ...]  # Kinds of which there are more stretches than `MAX_STRETCHES`
 
 
 def device_timeline(device: ReplayedDevice) -> DeviceTimeline:
@@ -56,8 +56,8 @@ def device_timeline(device: ReplayedDevice) -> DeviceTimeline:
     lives, num_entries = replay.lives, len(state.trace)
     kind = kinds.of(np.arange(len(lives)))
     activations = np.sort(lives.begin[(kind == Kind.ACTIVATION) & (lives.begin != BEFORE)])
-    stretches_of: tuple[tuple[Phase, list[Stretch]], ...] = (
-        ("region", _regions(device.snapshot, state, axis)),
+    stretches_of: tuple[tuple[BandKind, list[Band]], ...] = (
+        ("step", _regions(device.snapshot, state, axis)),
         *_phases(kinds, times, activations),
     )
     drawn = [stretch for _, stretches in stretches_of if len(stretches) <= MAX_STRETCHES for stretch in stretches]
@@ -80,13 +80,13 @@ def _axis(state: DeviceState) -> tuple[Literal["time", "entry"], Ints]:
     return "entry", np.arange(START, len(time_us), dtype=np.int64)
 
 
-def _phases(kinds: KindFinder, times: Ints, activations: Ints) -> tuple[tuple[Phase, list[Stretch]], ...]:
+def _phases(kinds: KindFinder, times: Ints, activations: Ints) -> tuple[tuple[BandKind, list[Band]], ...]:
     """The phases, from their entries; one that the recording does not end goes to its last entry."""
 
-    def stretches(phase: Phase, runs: tuple[Ints, Ints]) -> list[Stretch]:
+    def stretches(phase: BandKind, runs: tuple[Ints, Ints]) -> list[Band]:
         last = len(times) - 1
         starts, ends = (times[np.minimum(entries + 1, last)].tolist() for entries in runs)
-        return [Stretch(phase, phase, start, end) for start, end in zip(starts, ends, strict=True)]
+        return [Band(phase, phase, start, end) for start, end in zip(starts, ends, strict=True)]
 
     forward = forward_runs(activations, kinds.backward_runs, kinds.optimizer_runs, end=len(times) - 1)
     return (
@@ -115,7 +115,7 @@ def forward_runs(
     return activations[outside][first], np.append(starts, end)[run]
 
 
-def _regions(snapshot: Snapshot, state: DeviceState, axis: str) -> list[Stretch]:
+def _regions(snapshot: Snapshot, state: DeviceState, axis: str) -> list[Band]:
     """The outermost annotated regions, except the optimizer's, which are a phase; only times can place them."""
     notes = state.annotations
     if axis == "entry" or not len(notes):
@@ -123,13 +123,13 @@ def _regions(snapshot: Snapshot, state: DeviceState, axis: str) -> list[Stretch]
     first_us, last_us = int(state.trace.time_us[0]), int(state.trace.time_us[-1])
     order = np.argsort(notes.time_us, kind="stable")
     columns = (notes.name[order].tolist(), notes.is_start[order].tolist(), notes.time_us[order].tolist())
-    regions: list[Stretch] = []
+    regions: list[Band] = []
     opened: tuple[int, int] | None = None
     for name, is_start, time_us in zip(*columns, strict=True):
         at = (min(max(time_us, first_us), last_us) - first_us) * NS_PER_US
         if opened is None and is_start and not snapshot.text(name).startswith(_OPTIMIZER_PREFIXES):
             opened = (name, at)
         elif opened is not None and not is_start and name == opened[0]:
-            regions.append(Stretch("region", snapshot.text(name), opened[1], at))
+            regions.append(Band("step", snapshot.text(name), opened[1], at))
             opened = None
     return regions

@@ -18,13 +18,13 @@ from tracer.arrays import Int, Ints, PerBlock, PerPageRow
 if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
     from tracer.analysis.snapshots.address_space import AddressRanges
+    from tracer.analysis.snapshots.timeline import Band
     from tracer.analysis.times.findings import WorkLane
 
 
 Axis = Literal["time", "entry"]
 MarkKind = Literal["peak", "tagged", "oom"]
 Source = Literal["profile", "snapshot"]
-BandKind = Literal["step", "forward", "backward", "optimizer"]
 RankState = Literal["readable", "unreadable", "missing"]
 Selector = Literal["device", "rank"]  # What a page's parts are chosen by, where it has several
 
@@ -69,16 +69,6 @@ class Mark:
     time: int
     bytes: int
     row: int | None = None  # Of `Page.times`, where several rows have this time
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """A stretch of the axis: a step, or a phase in it."""
-
-    kind: BandKind
-    name: str
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -20,8 +19,6 @@ from tracer.analysis.snapshots.timeline import START, DeviceTimeline, device_tim
 from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.model import (
-    Band,
-    BandKind,
     Curve,
     KindBytes,
     Mark,
@@ -35,12 +32,6 @@ from tracer.exporters.page.model import (
 from tracer.exporters.page.out_of_memory import first_changes_sections, groups_table, oom_section, oom_sentences
 from tracer.units import format_bytes, some
 
-_BANDS: Final[Mapping[str, BandKind]] = {
-    "region": "step",
-    "forward": "forward",
-    "backward": "backward",
-    "optimizer": "optimizer",
-}
 _MAX_OOM_MARKS = 4
 
 
@@ -88,9 +79,7 @@ def snapshot_page(
         subtitle="no history, only the state",
         axis=timeline.axis,
         origin=0,
-        bands=tuple(
-            Band(_BANDS[stretch.phase], stretch.name, stretch.start, stretch.end) for stretch in timeline.stretches
-        ),
+        bands=timeline.stretches,
         peak=_peak(device, timeline),
         run=run,
         alarm=oom_sentences(device.oom, f"device {device.device}"),
@@ -142,7 +131,7 @@ def _blocks(replayed: ReplayedSnapshot, device: DeviceFinding, shown: int) -> Pa
 
 
 def _left_out(timeline: DeviceTimeline) -> tuple[str, ...]:
-    words = {"region": "annotated regions"}
+    words = {"step": "annotated regions"}
     return tuple(
         f"The stretches of {words.get(phase, phase)} are too many to be drawn below the timeline."
         for phase in timeline.left_out

@@ -21,6 +21,7 @@ from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.peak import PeakReport
 from tracer.analysis.profiles.peak_rows import LOOP_OWNER, group_rows
 from tracer.analysis.profiles.reserved_ranges import reserved_ranges
+from tracer.analysis.snapshots.timeline import Band, BandKind
 from tracer.analysis.times.findings import TraceTimes
 from tracer.arrays import Int, PerBlock, totals_by
 from tracer.capture.objects.known_storages import KnownStorages
@@ -28,8 +29,6 @@ from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX
 from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.model import (
-    Band,
-    BandKind,
     Cell,
     Curve,
     KindBytes,
