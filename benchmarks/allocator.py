@@ -231,7 +231,7 @@ def _agreement(folder: Path) -> None:
             print(f"{file.name}: {error}")
             continue
         for device in replayed.devices:
-            modelled = model_device(replayed.snapshot, device.state, device.replay)
+            modelled = model_device(device)
             if modelled is None or not modelled.history.num_allocations:
                 continue
             found = modelled.reproduction

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot, replay_snapshot
+from tracer.analysis.snapshots.findings import ReplayedSnapshot, replay_snapshot
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.snapshot.load import load_snapshot
 
 

@@ -60,7 +60,7 @@ def _of_dump(program: Path, card: str, how: str, folder: Path) -> str:
         return "not out of memory"
     replayed = replay_snapshot(load_snapshot(file))
     (device, *_) = replayed.devices
-    first = first_changes(replayed, device, model_device(replayed.snapshot, device.state, device.replay))
+    first = first_changes(replayed, device, model_device(device))
     return first.changes[0].cause if first is not None and first.changes else "nothing"
 
 

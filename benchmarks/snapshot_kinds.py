@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from tracer.analysis.kinds import Evidence, Kind
-from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot, replay_snapshot
+from tracer.analysis.snapshots.findings import ReplayedSnapshot, replay_snapshot
 from tracer.analysis.snapshots.frames import is_python
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.stack_facts import Fact, has
 from tracer.snapshot.columns import DeviceState, Snapshot, Stacks

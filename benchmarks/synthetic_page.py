@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 
 from tracer.analysis.peak_row import PeakRow
+from tracer.analysis.snapshots.timeline import Band
 from tracer.arrays import Ints
 from tracer.exporters.page.model import (
-    Band,
     Curve,
     KindBytes,
     Mark,

@@ -7,9 +7,11 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,3 +85,46 @@ class A:
         return "[Q]"
 '''
     assert sorted(letters(source)) == ["B", "E", "S", "U"]
+
+
+def test_rows_of_equal_keys_are_one_group_in_the_order_of_their_first_rows() -> None:
+    asked: list[tuple[int, bool]] = []
+
+    def sign(value: int, is_odd: bool) -> str:
+        asked.append((value, is_odd))
+        return "negative" if value < 0 else "odd" if is_odd else "even"
+
+    value = np.array([4, -1, 3, -2, 4, -1])
+    groups = arrays.grouped((value, value % 2 == 1), sign)
+    assert groups.keys == ("even", "negative", "odd")
+    assert groups.of_row.tolist() == [0, 1, 2, 1, 0, 1]
+    assert (groups.sums(value), groups.counts()) == ([8, -4, 3], [2, 3, 1])
+    assert asked == [(4, False), (-1, True), (3, True), (-2, False)]  # once each, in the order of their rows
+    nothing = arrays.grouped((value[:0],), int)
+    assert (nothing.keys, nothing.of_row.tolist(), nothing.counts()) == ((), [], [])
+
+
+def test_columns_of_wide_values_are_grouped_as_narrow_ones_are() -> None:
+    random = np.random.default_rng(0)
+    narrow = random.integers(0, 3, (4, 500))
+    wide = [random.integers(-(1 << 40), 1 << 40, 3)[column] for column in narrow]
+    groups = arrays.grouped(wide, lambda *values: values)
+    assert groups.of_row.tolist() == arrays.grouped(list(narrow), lambda *values: values).of_row.tolist()
+    assert [groups.keys[group] for group in groups.of_row.tolist()] == list(zip(*np.stack(wide).tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Named(arrays.ColumnTable):
+    """Two columns."""
+
+    size: arrays.Ints
+    is_new: arrays.Bools
+
+
+def test_a_table_gives_rows_and_goes_on_with_those_of_another() -> None:
+    table = Named(np.array([5, 7, 9]), np.array([True, False, True]))
+    some = table.take(table.is_new).followed_by(table.take(slice(1, 2)))
+    assert (some.size.tolist(), some.is_new.tolist(), len(some)) == ([5, 9, 7], [True, True, False], 3)
+    assert Named.names() == ("size", "is_new")
+    with pytest.raises(ValueError, match="Named differ in length"):
+        Named(np.array([5]), np.array([True, False]))

@@ -25,22 +25,29 @@ Tables of a snapshot and of the allocator's model are named in words: `[entries]
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import Field, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 
 
 class HasBytes(Protocol):
-    """A row with a size."""
+    """A row of some blocks."""
 
     @property
     def bytes(self) -> int:
-        """Bytes of it."""
+        """Bytes of the blocks."""
+
+    @property
+    def count(self) -> int:
+        """Number of the blocks."""
 
 
 _Sized = TypeVar("_Sized", bound=HasBytes)
 _Value = TypeVar("_Value", bound=np.generic)
+_Key = TypeVar("_Key", bound=Hashable)
+_MOST_CODES = 1 << 62
 
 Int: TypeAlias = np.int64
 Bool: TypeAlias = np.bool_
@@ -82,10 +89,82 @@ PerPageRow: TypeAlias = Column[_Value]
 PerSteps: TypeAlias = Column[_Value]
 
 
+class ColumnTable:
+    """A dataclass whose fields are columns of one length."""
+
+    __slots__ = ()
+    if TYPE_CHECKING:  # else it would be among the hints of each table's columns
+        __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(getattr(self, name)) for name in self.names()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"columns of {type(self).__name__} differ in length: {lengths}")
+
+    def __len__(self) -> int:
+        return len(getattr(self, self.names()[0]))
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of the columns."""
+        return tuple(field.name for field in fields(cls))
+
+    def take(self, rows: Rows | Bools | slice) -> Self:
+        """Return some rows, in their order."""
+        return type(self)(**{name: getattr(self, name)[rows] for name in self.names()})
+
+    def followed_by(self, other: Self) -> Self:
+        """Return all rows of this table, then those of another."""
+        return type(self)(**{name: np.append(getattr(self, name), getattr(other, name)) for name in self.names()})
+
+
 def at(column: Column[_Value], rows: Rows, none: int | bool) -> Column[_Value]:
     """Return a column's values at some rows, and `none` where the row is -1."""
     missing = np.full(len(rows), none, column.dtype)
     return np.where(rows >= 0, column[np.maximum(rows, 0)], missing) if len(column) else missing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grouped(Generic[_Key]):
+    """Rows of a table in groups, which are in the order of their first rows."""
+
+    keys: tuple[_Key, ...]  # One of each group
+    of_row: Ints  # [rows] The group of each row
+
+    def sums(self, amounts: Column[Any]) -> list[int]:
+        """Return the sum of each group's amounts, which are integers or truths [rows]."""
+        sums = np.zeros(len(self.keys), np.int64)
+        np.add.at(sums, self.of_row, amounts)
+        return list(map(int, sums))
+
+    def counts(self) -> list[int]:
+        """Return the number of rows of each group."""
+        return self.sums(np.ones(len(self.of_row), np.int64))
+
+
+def grouped(columns: Sequence[Column[Any]], key: Callable[..., _Key]) -> Grouped[_Key]:
+    """Group the rows whose values have equal keys.
+
+    Args:
+        columns: Columns of integers, as long as each other and at least one.
+        key: Takes a row's values; called once for each combination that occurs.
+    """
+    code, num_codes = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        least = int(column.min(initial=0))
+        span = int(column.max(initial=0)) - least + 1
+        if num_codes * span > _MOST_CODES:
+            _, code = np.unique(code, return_inverse=True)
+            num_codes = len(code)
+        code = code * span + (column.astype(np.int64) - least)
+        num_codes *= span
+    _, first, code = np.unique(code, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    number: dict[_Key, int] = {}
+    group = np.empty(len(first), np.int64)
+    values = zip(*(column[first[order]].tolist() for column in columns), strict=True)
+    group[order] = [number.setdefault(key(*row), len(number)) for row in values]
+    return Grouped(tuple(number), group[code.reshape(-1)])
 
 
 def largest_first(rows: Sequence[_Sized], row_of: Ints) -> tuple[tuple[_Sized, ...], Ints]:
@@ -94,6 +173,15 @@ def largest_first(rows: Sequence[_Sized], row_of: Ints) -> tuple[tuple[_Sized, .
     place = np.empty(len(rows), np.int64)
     place[order] = np.arange(len(rows))
     return tuple(rows[row] for row in order), place[row_of]
+
+
+def totals_by(rows: Iterable[_Sized], key: Callable[[_Sized], _Key]) -> dict[_Key, tuple[int, int]]:
+    """Return the bytes and the number of blocks that the rows of each key have, the most bytes first."""
+    totals: dict[_Key, tuple[int, int]] = {}
+    for row in rows:
+        size_bytes, count = totals.get(named := key(row), (0, 0))
+        totals[named] = (size_bytes + row.bytes, count + row.count)
+    return dict(sorted(totals.items(), key=lambda total: -total[1][0]))
 
 
 def in_use(amount: Ints, begin: Ints, end: Ints, num_entries: int) -> Ints:

@@ -68,8 +68,8 @@ def reserved_over(cycle: CycleFindings) -> tuple[int, int]:
         return 0, 0
     events = cycle.lifetimes.events
     level = np.zeros(len(events) + 1, np.int64)
-    np.add.at(level, np.maximum(found.made_at, 0), found.ranges.size_bytes)
-    np.add.at(level, found.freed_at, -found.ranges.size_bytes)
+    np.add.at(level, np.maximum(found.begin, 0), found.size_bytes)
+    np.add.at(level, found.end, -found.size_bytes)
     counted = cycle.recording.allocations.total_reserved_bytes[events]
     same = np.cumsum(level)[:-1] == counted
     return int(same[found.known_from :].sum()), len(events) - found.known_from

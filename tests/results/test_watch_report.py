@@ -10,7 +10,7 @@ from tracer.results.watch_report import WatchReport
 
 
 def group(kind: Kind, size: int) -> Group:
-    return Group(size, 1, kind, "", Site("f", "a.py", 1), (), False)
+    return Group(size, 1, kind, "", False, Site("f", "a.py", 1), ())
 
 
 def test_kinds_sum_to_the_groups_the_largest_first() -> None:

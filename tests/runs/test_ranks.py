@@ -23,7 +23,7 @@ from tracer.results.files import RANK_JSON
 from tracer.runs.rank_store import RankStore
 from tracer.runs.ranks import (
     Rank,
-    RankPeak,
+    RankMessage,
     RanksSummary,
     announce,
     begin,
@@ -44,11 +44,11 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN = "run"
 
 
-def peak(index: int, size_bytes: int | None = 100, run: str = RUN, **categories: int) -> RankPeak:
-    return RankPeak(index, run, device="cpu", peak_bytes=size_bytes, categories=categories, num_steps=9)
+def peak(index: int, size_bytes: int | None = 100, run: str = RUN, **categories: int) -> RankMessage:
+    return RankMessage(index, run, device="cpu", peak_bytes=size_bytes, categories=categories, num_steps=9)
 
 
-def leave(save_dir: Path, left: RankPeak) -> None:
+def leave(save_dir: Path, left: RankMessage) -> None:
     folder = rank_folder(save_dir, left.index)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RANK_JSON).write_text(json.dumps(asdict(left)))
@@ -126,7 +126,7 @@ def test_no_rank_at_all_is_a_summary_too() -> None:
 class Clock:
     """Seconds pass only while somebody pauses; at some of them a rank leaves its results."""
 
-    def __init__(self, save_dir: Path, arrivals: dict[int, RankPeak]) -> None:
+    def __init__(self, save_dir: Path, arrivals: dict[int, RankMessage]) -> None:
         self.save_dir, self.arrivals, self.pauses = save_dir, arrivals, 0
 
     def now(self) -> float:

@@ -238,7 +238,7 @@ def explain(path: Path, *, isolated: bool) -> str:
 def draw_and_report(replayed: ReplayedSnapshot, finding: SnapshotFinding, path: Path) -> None:
     """The page's data and the database of every device."""
     for shown, one in enumerate(replayed.devices):
-        timeline = device_timeline(replayed.snapshot, one.state, one.replay, kinds=one.kinds)
+        timeline = device_timeline(one)
         page = snapshot_page(replayed, finding, shown, timeline, run={})
         page_json({"pages": [page_data(page)]})
         assert not page.series or max(np.sum([one.values_bytes for one in page.series], axis=0)) == page.peak.bytes

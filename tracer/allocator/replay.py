@@ -44,7 +44,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedRequest:
     """A request that could not be served."""
 
     entry: int  # Its trace entry; `BEFORE_THE_RECORDING` (-1) if it was for a block that was there at the start
@@ -61,7 +61,7 @@ class Outcome:
     allocated_peak_bytes: int  # The most that was in use, rounded
     num_driver_calls: int  # Segments and pages taken and given back, which is what other settings cost in time
     num_retries: int  # How often the cache was emptied for a request
-    failure: Failure | None  # The first request that could not be served; None if all could
+    failure: FailedRequest | None  # The first request that could not be served; None if all could
     # Trace entries of the requests that failed in the recording and could not be served here either, where the replay
     # went on after them.
     unserved: tuple[int, ...] = ()
@@ -155,7 +155,7 @@ class _Run:
         self._live: list[Block | None] = [None] * len(program.history.lives)
         self._position = BEFORE_THE_RECORDING
 
-    def failure(self) -> Failure | None:
+    def failure(self) -> FailedRequest | None:
         """Run to the end, or to the first request that fails."""
         try:
             if self._from is None:
@@ -166,7 +166,7 @@ class _Run:
         except OutOfMemoryError as error:
             at = self._position
             entry = BEFORE_THE_RECORDING if at < 0 else self._program.entry[at]
-            return Failure(entry, error.size, error.reserved, error.allocated)
+            return FailedRequest(entry, error.size, error.reserved, error.allocated)
         return None
 
     def _start(self) -> None:

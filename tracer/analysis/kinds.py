@@ -9,6 +9,8 @@ from __future__ import annotations
 from enum import IntEnum, unique
 from typing import Final
 
+from tracer.arrays import Ints, in_use
+
 
 class Kind(IntEnum):
     """Kinds of blocks, each with its meaning: finer than torch's categories where there is evidence."""
@@ -201,3 +203,17 @@ class Evidence(IntEnum):
     # Of a process that can be asked, or could when its recording began.
     REACHED = 80, "a live tensor in Python, in no module and no optimizer"
     KEPT_BY_GRAPH = 81, "saved for backward by a graph that is still alive"
+
+
+def levels_by_kind(kind: Ints, amount: Ints, begin: Ints, end: Ints, num_entries: int) -> dict[Kind, Ints]:
+    """Return what blocks of each kind have in use at the start and after each entry, as `in_use` counts it.
+
+    Returns:
+        By the kinds that occur, in the order of `LAYERS` [entries + 1]; together they are the level of all blocks.
+    """
+    of_kind = {layer: kind == layer for layer in LAYERS}
+    return {
+        layer: in_use(amount[mine], begin[mine], end[mine], num_entries)
+        for layer, mine in of_kind.items()
+        if mine.any()
+    }

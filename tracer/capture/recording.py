@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 
 from tracer.arrays import (
     Bool,
     Bools,
+    ColumnTable,
     Int,
     Ints,
     PerAllocation,
@@ -57,14 +57,8 @@ class CallKind(IntEnum):
     """A call that named an optimizer; it comes before the step's own operators and does not enclose them."""
 
 
-def _same_length(table: Any) -> None:
-    lengths = {name: len(getattr(table, name)) for name in table.__dataclass_fields__}
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"columns of {type(table).__name__} differ in length: {lengths}")
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Allocations:
+class Allocations(ColumnTable):
     """Allocations and frees in the order of the event tree, which on one thread is the allocator's. Columns [A]."""
 
     time_ns: PerAllocation[Int]
@@ -91,12 +85,9 @@ class Allocations:
     assumed: PerAllocation[Bool]
     """True for a free without a record, put in because the address was handed out again."""
 
-    def __post_init__(self) -> None:
-        _same_length(self)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Keys:
+class Keys(ColumnTable):
     """Tensor storages as torch's profiler tells them apart, in torch's sort order. Columns [K]."""
 
     id: PerKey[Int]
@@ -110,9 +101,6 @@ class Keys:
     """Index in `Recording.shapes`, a set of one: of the first tensor that an operator was given; -1 where none was."""
     dtype: PerKey[Int]
     """Index in `Recording.strings`, of the same tensor, such as `float32`; -1 where none was."""
-
-    def __post_init__(self) -> None:
-        _same_length(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,7 +124,7 @@ class DataFlow:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ops:
+class Ops(ColumnTable):
     """Operators that Python or the autograd engine called; operators inside operators are not listed. Columns [O]."""
 
     name: PerOp[Int]
@@ -161,9 +149,6 @@ class Ops:
     last_frame: PerOp[Int]
     """Row in `Frames`: the last call that the enclosing call had made by then, or -1; no source was read for it."""
 
-    def __post_init__(self) -> None:
-        _same_length(self)
-
     def running_at(self, thread: Ints, moment_ns: Ints) -> Ints:
         """Return the row of the innermost operator that was running on a thread at each moment, or -1."""
         operators = np.full(len(moment_ns), -1, Int)
@@ -182,7 +167,7 @@ class Ops:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Calls:
+class Calls(ColumnTable):
     """Python's calls. Columns [C]."""
 
     kind: PerCall[Int]
@@ -200,12 +185,9 @@ class Calls:
     end_ns: PerCall[Int]
     thread: PerCall[Int]
 
-    def __post_init__(self) -> None:
-        _same_length(self)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spans:
+class Spans(ColumnTable):
     """`record_function` regions, `ProfilerStep#n` and `Optimizer.step#...` among them. Columns [S], in tree order."""
 
     name: PerSpan[Int]
@@ -213,12 +195,9 @@ class Spans:
     end_ns: PerSpan[Int]
     thread: PerSpan[Int]
 
-    def __post_init__(self) -> None:
-        _same_length(self)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Frames:
+class Frames(ColumnTable):
     """Distinct places in Python code. Columns [F]; file and function index `Recording.strings`."""
 
     file: PerFrame[Int]
@@ -232,21 +211,15 @@ class Frames:
     own: PerFrame[Bool]
     """This program's, or of a module that sets `__tracebackhide__`."""
 
-    def __post_init__(self) -> None:
-        _same_length(self)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Modules:
+class Modules(ColumnTable):
     """Modules that were called. Columns [M]."""
 
     self_ptr: PerModule[Int]
     """`id()` of the module, which joins it to a live one."""
     name: PerModule[Int]
     """torch's name of it, class and number, such as `Linear_3`."""
-
-    def __post_init__(self) -> None:
-        _same_length(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
 
-from tracer.arrays import Bool, Int, Ints, PerSteps
+from tracer.arrays import ColumnTable, Int, Ints, PerSteps
 
 NOT_SEEN: Final = -1
 MAX_ROWS: Final = 4096
@@ -17,7 +17,7 @@ _TOGETHER: Final = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepColumns:
+class StepColumns(ColumnTable):
     """What was in use in each step, columns [J]; -1 is what was not seen.
 
     A row is one step, or several that follow each other when the run is long: then `step`, `end_bytes` and the counts
@@ -41,24 +41,13 @@ class StepColumns:
     resident_bytes: PerSteps[Int]  # Resident memory of the process
     num_allocations: PerSteps[Int]  # Requests so far that the allocator has served
 
-    def __post_init__(self) -> None:
-        if len({len(getattr(self, field.name)) for field in fields(self)}) > 1:
-            raise ValueError("columns of StepColumns differ in length")
-
-    def __len__(self) -> int:
-        return len(self.step)
-
     @property
     def moments(self) -> Self:
         """The rows in which a moment within a step was looked at; all of them where none was."""
         looked = (self.forward_bytes > NOT_SEEN) | (self.backward_bytes > NOT_SEEN)
         if looked.all() or not looked.any():
             return self
-        return self.rows(looked)
-
-    def rows(self, which: PerSteps[Bool]) -> Self:
-        """Some rows, by a mask [J]."""
-        return type(self)(**{column.name: getattr(self, column.name)[which] for column in fields(self)})
+        return self.take(looked)
 
     @property
     def most_bytes(self) -> PerSteps[Int]:
@@ -66,7 +55,7 @@ class StepColumns:
         return np.maximum(np.maximum(self.end_bytes, self.forward_bytes), self.backward_bytes)
 
 
-_NAMES: Final = tuple(field.name for field in fields(StepColumns))
+_NAMES: Final = StepColumns.names()
 _HIGHEST: Final = np.array(
     [name in ("forward_bytes", "backward_bytes", "evaluation_bytes", "peak_bytes") for name in _NAMES]
 )

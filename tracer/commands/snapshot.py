@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
-    from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot, SnapshotFinding
+    from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding
     from tracer.analysis.snapshots.job import JobFinding
+    from tracer.analysis.snapshots.kind_finder import ReplayedDevice
     from tracer.analysis.snapshots.moments import Moments
 
 
@@ -403,7 +404,6 @@ def _moments(
     )
     from tracer.snapshot.actions import Action
 
-    sites = replayed.sites
     ran_out = len(device.state.trace.where(Action.OOM)) > 0
     # Asked of all devices, a failure is a question to those that had one.
     is_for_others = not ran_out and any(len(other.state.trace.where(Action.OOM)) for other in replayed.devices)
@@ -413,11 +413,9 @@ def _moments(
     asks_last = before_oom is not None and (ran_out or len(replayed.devices) == 1)
     return Moments(
         device=device.state.device,
-        held=tuple(held_at(device, sites, entry_at(device, moment)) for moment in at),
-        between=between(device, sites, *pair) if pair else None,
-        before_oom=last_before(device, sites, entry_at(device, "oom"), before_oom)
-        if asks_last and before_oom
-        else None,
+        held=tuple(held_at(device, entry_at(device, moment)) for moment in at),
+        between=between(device, *pair) if pair else None,
+        before_oom=last_before(device, entry_at(device, "oom"), before_oom) if asks_last and before_oom else None,
         steps=step_levels(device),
     )
 
@@ -482,7 +480,7 @@ def _write(explained: Explained, *, html: Path | None, sqlite: Path | None, file
     from tracer.analysis.snapshots.timeline import device_timeline
 
     device = replayed.devices[shown]
-    timeline = device_timeline(replayed.snapshot, device.state, device.replay, kinds=device.kinds)
+    timeline = device_timeline(device)
     with FilesInTurn([path for path in (html, sqlite) if path is not None]) as turn:
         if html is not None:
             from tracer.exporters.page.snapshot_page import write_snapshot_page

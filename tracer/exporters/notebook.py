@@ -15,6 +15,7 @@ from typing import Any
 from tracer.analysis.kinds import words_of
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import Findings
+from tracer.arrays import totals_by
 from tracer.exporters.page.words import CATEGORIES
 from tracer.exporters.screen.profile import headline, line_name
 from tracer.units import format_bytes
@@ -97,10 +98,7 @@ def _frame(page: Path) -> str:
 
 
 def _table(title: str, rows: Iterable[PeakRow], name: Callable[[PeakRow], str], peak_bytes: int) -> str:
-    totals: dict[str, int] = {}
-    for row in rows:
-        totals[name(row)] = totals.get(name(row), 0) + row.bytes
-    ordered = sorted(totals.items(), key=lambda item: -item[1])
+    ordered = [(text, size) for text, (size, _) in totals_by(rows, name).items()]
     shown, rest = ordered[:NUM_ROWS], ordered[NUM_ROWS:]
     if rest:
         shown.append((f"{len(rest)} more", sum(size for _, size in rest)))

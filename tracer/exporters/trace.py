@@ -126,8 +126,8 @@ def memory_events(cycle: CycleFindings, *, process_id: int = 0, base_ns: int = 0
     total = lifetimes.allocator_bytes
     counters = [("memory total", int(total[0] - allocations.size_bytes[lifetimes.events[0]]), total)]
     counters += [
-        (f"memory {level.kind.name}", level.before_bytes, level.values_bytes)
-        for level in memory_by_kind(lifetimes, cycle.blocks)
+        (f"memory {kind.name}", int(level[0]), level[1:])
+        for kind, level in memory_by_kind(lifetimes, cycle.blocks).items()
     ]
     reserved = allocations.total_reserved_bytes[lifetimes.events]
     if cycle.peak.device != "cpu" and reserved.any():

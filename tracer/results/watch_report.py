@@ -11,6 +11,7 @@ import numpy as np
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.steps.step_findings import StepFindings
+from tracer.arrays import totals_by
 from tracer.capture.device.device_ledger import DeviceLedger
 from tracer.capture.objects.holders import Holder
 from tracer.capture.sources.source_line import SourceLine
@@ -93,11 +94,10 @@ class WatchReport:
 
     def findings_alone(self) -> WatchReport:
         """The same without its tables: what a later report of the run repeats of it."""
-        none = np.empty(0, np.int64)
         return replace(
             self,
             events=(self.event,),
-            columns=StepColumns(**dict.fromkeys(StepColumns.__slots__, none)),
+            columns=self.columns.take(slice(0)),
             groups=self.groups[:1],
             ledger=None,
             notes=(),
@@ -106,7 +106,5 @@ class WatchReport:
 
     def by_kind(self) -> dict[str, int]:
         """Bytes in use by kind, the largest first; they sum to the groups'."""
-        sums: dict[str, int] = {}
-        for group in self.groups:
-            sums[group.kind.words] = sums.get(group.kind.words, 0) + group.bytes
-        return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+        by_words = sorted(self.groups, key=lambda group: group.kind.words)
+        return {words: size for words, (size, _) in totals_by(by_words, lambda group: group.kind.words).items()}

@@ -84,9 +84,9 @@ def read_page(rank: RankPeak, num_pages: int) -> dict[str, Any] | None:
     except SnapshotError:
         return None
     (device,) = replayed.devices
-    timeline = device_timeline(replayed.snapshot, device.state, device.replay, kinds=device.kinds)
+    timeline = device_timeline(device)
     # Each change is a replay, some seconds of a million entries: of a rank that had room, `snapshot` says it by itself.
-    modelled = model_device(replayed.snapshot, device.state, device.replay) if rank.out_of_memory else None
+    modelled = model_device(device) if rank.out_of_memory else None
     first = first_changes(replayed, device, modelled)
     finding = with_causes(explain_replayed(replayed), {device.state.device: first})
     run: dict[str, str | int] = {"file": rank.file, "device": rank.device or 0}

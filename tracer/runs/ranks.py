@@ -79,7 +79,7 @@ def this_rank(environment: Mapping[str, str] = os.environ) -> Rank | None:
 
 
 @dataclass(frozen=True, slots=True)
-class RankPeak:
+class RankMessage:
     """Message of one rank."""
 
     index: int  # Index of the rank
@@ -99,7 +99,7 @@ class RankPeak:
 class RanksSummary:
     """All ranks beside each other."""
 
-    ranks: tuple[RankPeak, ...]  # Ranks that have left results, by index
+    ranks: tuple[RankMessage, ...]  # Ranks that have left results, by index
     missing: tuple[int, ...]  # Indices of those that have not
     num_not_run: int = 0  # How many ranks of the job were not meant to run
 
@@ -109,12 +109,12 @@ class RanksSummary:
         return frozenset(rank.index for rank in self.ranks if rank.has_ended)
 
     @property
-    def with_peak(self) -> tuple[RankPeak, ...]:
+    def with_peak(self) -> tuple[RankMessage, ...]:
         """Ranks that recorded something."""
         return tuple(rank for rank in self.ranks if rank.peak_bytes is not None)
 
     @property
-    def worst(self) -> RankPeak | None:
+    def worst(self) -> RankMessage | None:
         """The first of those with the largest peak."""
         return max(self.with_peak, key=lambda rank: rank.peak_bytes or 0, default=None)
 
@@ -170,7 +170,7 @@ def announce(rank: Rank, results: RunResults, save_dir: Path, store: RankStore |
         write_ranks(summary, save_dir)
 
 
-def leave(peak: RankPeak, rank: Rank, save_dir: Path, store: RankStore | None = None) -> None:
+def leave(peak: RankMessage, rank: Rank, save_dir: Path, store: RankStore | None = None) -> None:
     """Leave a rank's words in its own folder, and in the store of the process group.
 
     Args:
@@ -187,7 +187,7 @@ def leave(peak: RankPeak, rank: Rank, save_dir: Path, store: RankStore | None = 
     write_atomically(rank.folder(save_dir) / RANK_JSON, text)
 
 
-def finish(rank: Rank, peak: RankPeak, save_dir: Path, store: RankStore | None = None) -> RanksSummary | None:
+def finish(rank: Rank, peak: RankMessage, save_dir: Path, store: RankStore | None = None) -> RanksSummary | None:
     """Leave this rank's last words for rank 0, which puts all together.
 
     The first rank of a machine that does not see what rank 0 has left does so too, in its own folder. A rank whose own
@@ -214,15 +214,17 @@ def finish(rank: Rank, peak: RankPeak, save_dir: Path, store: RankStore | None =
     return None
 
 
-def peak_of(rank: Rank, results: RunResults) -> RankPeak:
+def peak_of(rank: Rank, results: RunResults) -> RankMessage:
     """A profiled rank's figures for the summary."""
     error = results.failure.error if results.failure is not None else None
     failure = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0] if error is not None else ""
     out_of_memory = results.failure is not None and results.failure.out_of_memory
     if results.findings is None:
-        return RankPeak(rank.index, rank.run, num_steps=results.num_steps, failure=failure, out_of_memory=out_of_memory)
+        return RankMessage(
+            rank.index, rank.run, num_steps=results.num_steps, failure=failure, out_of_memory=out_of_memory
+        )
     peak = results.findings.worst.peak
-    return RankPeak(
+    return RankMessage(
         index=rank.index,
         run=rank.run,
         device=peak.device,
@@ -235,7 +237,7 @@ def peak_of(rank: Rank, results: RunResults) -> RankPeak:
     )
 
 
-def ran_out_later(rank: Rank, failure: str, allocated_bytes: int) -> RankPeak:
+def ran_out_later(rank: Rank, failure: str, allocated_bytes: int) -> RankMessage:
     """What a rank of a job has to say whose memory ended behind its recorded steps.
 
     Returns:
@@ -243,7 +245,7 @@ def ran_out_later(rank: Rank, failure: str, allocated_bytes: int) -> RankPeak:
     """
     assert rank.job_folder is not None, "only ranks of a job are told of from their own folder"
     text = _text_of(rank.job_folder, rank.index)
-    recorded = RankPeak(**json.loads(text)) if text is not None else RankPeak(rank.index, rank.run)
+    recorded = RankMessage(**json.loads(text)) if text is not None else RankMessage(rank.index, rank.run)
     return replace(
         recorded, peak_bytes=allocated_bytes, reserved_bytes=0, categories={}, failure=failure, out_of_memory=True
     )
@@ -289,7 +291,7 @@ def write_summary(
 def read_some(job_folder: Path, ranks: Collection[int], world_size: int) -> RanksSummary:
     """Read the files of some ranks in the folder of their job, which is theirs alone."""
     texts = {index: _text_of(job_folder, index) for index in sorted(ranks)}
-    peaks = {index: RankPeak(**json.loads(text)) for index, text in texts.items() if text is not None}
+    peaks = {index: RankMessage(**json.loads(text)) for index, text in texts.items() if text is not None}
     missing = tuple(index for index in texts if index not in peaks)
     return RanksSummary(tuple(peaks.values()), missing, world_size - len(texts))
 
@@ -321,7 +323,7 @@ def read_ranks(save_dir: Path, world_size: int, *, run: str, store: RankStore | 
     return RanksSummary(ranks, tuple(index for index, rank in peaks.items() if rank is None))
 
 
-def _in_file(save_dir: Path, index: int, run: str) -> RankPeak | None:
+def _in_file(save_dir: Path, index: int, run: str) -> RankMessage | None:
     return _parsed(_text_of(save_dir, index), run)
 
 
@@ -332,10 +334,10 @@ def _text_of(save_dir: Path, index: int) -> str | None:
         return None
 
 
-def _parsed(text: str | None, run: str) -> RankPeak | None:
+def _parsed(text: str | None, run: str) -> RankMessage | None:
     """What a rank of this start has left; None if it is another's, or none at all."""
     try:
-        peak = RankPeak(**json.loads(text)) if text is not None else None
+        peak = RankMessage(**json.loads(text)) if text is not None else None
     except (ValueError, TypeError):
         return None
     return peak if peak is not None and peak.run == run else None
@@ -369,7 +371,7 @@ def summary_text(summary: RanksSummary) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _end(rank: RankPeak) -> str:
+def _end(rank: RankMessage) -> str:
     finding = f". {rank.finding}" if rank.finding else ""
     if rank.failure:
         return f"; ended in step {rank.num_steps + 1} by {rank.failure}{finding}"
@@ -384,13 +386,13 @@ def _difference_lines(summary: RanksSummary) -> list[str]:
     return ["What differs:", *rows]
 
 
-def peak_of_watched(rank: Rank, report: WatchReport, *, has_ended: bool) -> RankPeak:
+def peak_of_watched(rank: Rank, report: WatchReport, *, has_ended: bool) -> RankMessage:
     """The report of a watched rank: its peak so far, the memory in use now by kind, and the findings."""
     columns = report.columns
     peaks = columns.peak_bytes if report.allocated_bytes is not None else columns.most_bytes
     peak_bytes = int(peaks.max(initial=-1))
     finding = " ".join(line.strip() for line in islice(finding_lines(report), 2))
-    return RankPeak(
+    return RankMessage(
         index=rank.index,
         run=rank.run,
         device=report.device,

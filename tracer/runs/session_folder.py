@@ -7,7 +7,7 @@ from pathlib import Path
 from tracer.exporters.files import check_folder
 from tracer.runs.own_folder import OwnFolder
 from tracer.runs.rank_store import RankStore
-from tracer.runs.ranks import Rank, RankPeak, begin, finish, leave, this_rank
+from tracer.runs.ranks import Rank, RankMessage, begin, finish, leave, this_rank
 from tracer.working_folder import AnchoredPath
 
 
@@ -69,12 +69,12 @@ class SessionFolder:
         if self.rank is not None:
             begin(self.rank, self.save_dir)
 
-    def leave(self, peak: RankPeak) -> None:
+    def leave(self, peak: RankMessage) -> None:
         """Leave what a rank has to say so far; nothing where there is one process alone."""
         if self.rank is not None:
             leave(peak, self.rank, self.save_dir, self.store)
 
-    def finish(self, peak: RankPeak) -> None:
+    def finish(self, peak: RankMessage) -> None:
         """Leave a rank's last words for the summary of all ranks, which rank 0 writes."""
         if self.rank is not None:
             finish(self.rank, peak, self.save_dir, self.store)

@@ -43,7 +43,7 @@ from tracer.results.failure import is_out_of_memory
 from tracer.results.null_run import caveat_of
 from tracer.results.watch_report import END_OF_RUN, Event, WatchReport
 from tracer.runs.loop_session import LoopSession
-from tracer.runs.ranks import RankPeak, peak_of_watched
+from tracer.runs.ranks import RankMessage, peak_of_watched
 from tracer.runs.session_folder import SessionFolder
 from tracer.runs.watch_report import Moment, limit_of, watch_report
 
@@ -362,7 +362,7 @@ class TrainingWatch(LoopSession):
         if self.report is not None:
             peak = peak_of_watched(rank, self.report, has_ended=True)
         else:
-            peak = RankPeak(rank.index, rank.run, num_steps=self.num_steps_done, failure=type(error).__name__)
+            peak = RankMessage(rank.index, rank.run, num_steps=self.num_steps_done, failure=type(error).__name__)
         self._folder.finish(replace(peak, failure=peak.failure if error is not None else ""))
 
     def _tell(self, report: WatchReport, *, is_last: bool) -> None:

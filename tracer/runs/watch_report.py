@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from tracer.analysis.profiles.held_now import held_now
-from tracer.analysis.snapshots.findings import ReplayedDevice, explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.first_changes import first_changes, with_cause
 from tracer.analysis.snapshots.groups import Group, group_rows
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.modelled import model_device
 from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory, in_evaluation
 from tracer.analysis.snapshots.outlived_steps import OutlivedGroup, StepEnds, first_whole_step, outlived_groups
-from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.steps.step_findings import explain_steps
 from tracer.capture.device.device_blocks import device_blocks
 from tracer.capture.device.device_ledger import DeviceLedger, device_ledger
@@ -155,13 +155,12 @@ class _Explanation:
         event = finding.oom[-1] if finding.oom and self._moment.error is not None else None
         if event is not None:
             event = in_evaluation(event) if self._moment.is_evaluating else event
-            modelled = model_device(columns, explained.state, explained.replay)
+            modelled = model_device(explained)
             first = first_changes(replayed, explained, modelled, in_evaluation=event.in_evaluation)
             event = with_cause(event, first)
         return _History(
             device=explained,
-            sites=replayed.sites,
-            groups=group_rows(explained.replay.lives, alive, kinds=explained.kinds, sites=replayed.sites),
+            groups=group_rows(explained, alive),
             out_of_memory=event,
             num_steps=max(0, int(ends.step[-1]) - first_whole_step(explained, ends) + 1)
             if ends is not None and len(ends.step)
@@ -187,7 +186,7 @@ class _Explanation:
     def _outlived_blocks(self, history: _History, ends: StepEnds) -> tuple[OutlivedMemory, ...]:
         in_use = sum(group.bytes for group in history.groups)
         least = max(_LEAST_KEPT_BYTES, _LEAST_KEPT_SHARE * in_use)
-        groups = outlived_groups(history.device, history.sites, ends)
+        groups = outlived_groups(history.device, ends)
         grows = self._steps.growth is not None
         chosen = [group for group in groups if group.bytes >= least or (grows and group.bytes_per_step > 0)][
             :_MAX_NAMED
@@ -248,7 +247,6 @@ class _History:
     """The allocator's history of the watched device, replayed."""
 
     device: ReplayedDevice
-    sites: Sites
     groups: tuple[Group, ...]
     out_of_memory: OutOfMemory | None
     num_steps: int | None
@@ -261,7 +259,7 @@ class _History:
         rows = np.flatnonzero((lives.addr == address) & (lives.end == len(self.device.state.trace)))
         if not len(rows):
             return None
-        site = self.sites.site(int(lives.stack[rows[0]]))
+        site = self.device.sites.site(int(lives.stack[rows[0]]))
         return None if site.file is None or site.line is None else SourceLine(site.file, site.line)
 
 

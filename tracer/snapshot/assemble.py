@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracer.arrays import Bools, Ints
+from tracer.arrays import Bools, ColumnTable
 from tracer.errors import SnapshotError
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import Annotations, Blocks, DeviceState, Frame, Int32s, Segments, Snapshot, Stacks, Trace
@@ -21,6 +21,7 @@ from tracer.snapshot.rows import UNKNOWN_FREE
 from tracer.units import some
 
 Table = Mapping[str, NDArray[Any]]
+_Columns = TypeVar("_Columns", bound=ColumnTable)
 _EMPTY_TRACE = {"action": np.uint8, "addr": np.int64, "size": np.int64, "stream": np.int64, "time_us": np.int64}
 # No device has a petabyte; the limits keep every address and sum of a file exact in 64 bits.
 _MAX_BYTES = 1 << 50
@@ -52,6 +53,8 @@ def assemble(raw: RawSnapshot, path: Path) -> Snapshot:
     stack_of_id: Int32s = columns["stack_of_id"]
     segments, blocks, annotations = (_under(columns, f"{name}.") for name in ("segment", "block", "annotation"))
     segment_of_block = np.repeat(np.arange(len(segments["device"])), np.diff(segments["first_block"]))
+    blocks |= {"stack": stack_of_id[blocks["stack"]], "stream": segments["stream"][segment_of_block]}
+    all_segments, all_blocks, all_notes = _of(Segments, segments), _of(Blocks, blocks), _of(Annotations, annotations)
     devices, remarks = [], list(raw.remarks)
     for device in sorted({*raw.devices, *np.unique(segments["device"]).tolist()}):
         in_device = segments["device"] == device
@@ -68,9 +71,10 @@ def assemble(raw: RawSnapshot, path: Path) -> Snapshot:
         state = DeviceState(
             device=device,
             trace=trace,
-            segments=_segments(segments, in_device),
-            blocks=_blocks(blocks, segments, segment_of_block, in_device, stack_of_id),
-            annotations=_annotations(annotations, device),
+            segments=all_segments.take(in_device),
+            blocks=all_blocks.take(in_device[segment_of_block]),
+            # -1 stands for regions that name no device.
+            annotations=all_notes.take(np.isin(annotations["device"], (device, -1))),
         )
         _check_total(state, path)
         devices.append(state)
@@ -125,37 +129,10 @@ def _trace(table: Table, stack_of_id: Int32s) -> Trace:
     )
 
 
-def _segments(table: Table, chosen: Bools) -> Segments:
-    return Segments(
-        address=table["address"][chosen],
-        total_size=table["total_size"][chosen],
-        stream=table["stream"][chosen],
-        is_small=table["small"][chosen].astype(np.bool_),
-        is_expandable=table["expandable"][chosen].astype(np.bool_),
-        pool=table["pool"][chosen],
-    )
-
-
-def _blocks(table: Table, segments: Table, segment: Ints, in_device: Bools, stack_of_id: Int32s) -> Blocks:
-    chosen = in_device[segment]
-    return Blocks(
-        address=table["address"][chosen],
-        size=table["size"][chosen],
-        requested_size=table["requested_size"][chosen],
-        state=table["state"][chosen],
-        stack=stack_of_id[table["stack"][chosen]],
-        stream=segments["stream"][segment[chosen]],
-    )
-
-
-def _annotations(table: Table, device: int) -> Annotations:
-    """The regions of one device; -1 stands for those that name no device."""
-    chosen = np.isin(table["device"], (device, -1))
-    return Annotations(
-        name=table["name"][chosen],
-        is_start=table["is_start"][chosen].astype(np.bool_),
-        time_us=table["time_us"][chosen],
-    )
+def _of(kind: type[_Columns], table: Table) -> _Columns:
+    """The columns of a table that a kind of table has; truths are numbers in a file."""
+    columns = {name: table[name] for name in kind.names()}
+    return kind(**{name: c.astype(np.bool_) if name.startswith("is_") else c for name, c in columns.items()})
 
 
 def _stacks(columns: Table, strings: list[str]) -> Stacks:

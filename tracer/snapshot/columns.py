@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from tracer.arrays import Bools, Column, Ints
+from tracer.arrays import Bools, Column, ColumnTable, Ints
 from tracer.snapshot.actions import Action, BlockState
 
 Int32s: TypeAlias = Column[np.int32]
 Bytes8: TypeAlias = Column[np.uint8]
 
 
-def _check_lengths(*columns: Column[Any]) -> None:
-    if len({len(column) for column in columns}) > 1:
-        raise ValueError("The columns of a table have different lengths.")
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Trace:
+class Trace(ColumnTable):
     """Actions of one device's allocator, entry by entry, in its own order [entries]."""
 
     action: Bytes8  # Codes of `Action`
@@ -35,26 +30,15 @@ class Trace:
     metadata: Int32s  # Numbers of texts, -1 for none: what the program attached to its allocations
     pool: Int32s  # Numbers of texts, -1 for the default pool
 
-    def __post_init__(self) -> None:
-        _check_lengths(self.action, self.addr, self.size, self.stream, self.time_us, self.stack)
-        _check_lengths(self.action, self.category, self.metadata, self.pool)
-
-    def __len__(self) -> int:
-        return len(self.action)
-
     def where(self, *actions: Action) -> Ints:
         """Indices of the entries with one of these actions, in order."""
         wanted = np.zeros(256, dtype=np.bool_)
         wanted[list(actions)] = True
         return np.flatnonzero(wanted[self.action])
 
-    def up_to(self, entry: int) -> Trace:
-        """The trace without what comes behind an entry."""
-        return Trace(*(getattr(self, column.name)[: entry + 1] for column in fields(self)))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Blocks:
+class Blocks(ColumnTable):
     """The pieces of the segments when the snapshot was taken [pieces]."""
 
     address: Ints
@@ -64,12 +48,6 @@ class Blocks:
     stack: Int32s
     stream: Ints
 
-    def __post_init__(self) -> None:
-        _check_lengths(self.address, self.size, self.requested_size, self.state, self.stack, self.stream)
-
-    def __len__(self) -> int:
-        return len(self.address)
-
     @property
     def is_live(self) -> Bools:
         """Whether a block's memory is in use: a freed one is, until `free_completed`."""
@@ -77,7 +55,7 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segments:
+class Segments(ColumnTable):
     """Memory reserved from the driver when the snapshot was taken [segments]."""
 
     address: Ints  # Where the segment begins; of an expandable one, where this mapped range begins
@@ -87,26 +65,14 @@ class Segments:
     is_expandable: Bools
     pool: Int32s  # Numbers of texts, -1 for the default pool
 
-    def __post_init__(self) -> None:
-        _check_lengths(self.address, self.total_size, self.stream, self.is_small, self.is_expandable, self.pool)
-
-    def __len__(self) -> int:
-        return len(self.address)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Annotations:
+class Annotations(ColumnTable):
     """Starts and ends of named regions of the program on one device, in recorded order [annotations]."""
 
     name: Int32s
     is_start: Bools
     time_us: Ints
-
-    def __post_init__(self) -> None:
-        _check_lengths(self.name, self.is_start, self.time_us)
-
-    def __len__(self) -> int:
-        return len(self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from tracer.arrays import Bools, Ints, in_use
+from tracer.arrays import Bools, ColumnTable, Ints, in_use
 from tracer.block_sizes import recorded_divisions, round_sizes
 from tracer.errors import SnapshotError
 from tracer.snapshot.actions import Action
-from tracer.snapshot.columns import Annotations, Blocks, DeviceState, Int32s, Trace
+from tracer.snapshot.columns import Blocks, DeviceState, Int32s, Trace
 from tracer.snapshot.stacks import NO_STACK
 
 BEFORE = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lives:
+class Lives(ColumnTable):
     """Every block of memory that was in use at some moment of the recording [lives].
 
     Entry indices are positions in the device's trace of E entries.
@@ -38,9 +38,6 @@ class Lives:
     alloc_entry: Ints  # The `alloc` entry, or -1 if the recording has none
     free_entry: Ints  # The `free_requested` entry, or -1
     stack: Int32s  # The stack that allocated it; 0 if none is known
-
-    def __len__(self) -> int:
-        return len(self.addr)
 
     def alive_after(self, entry: int) -> Ints:
         """Rows in use right after an entry; after -1 means at the start of the recording."""
@@ -106,13 +103,12 @@ def as_it_failed(state: DeviceState, lives: Lives) -> tuple[DeviceState, Lives]:
     failures = state.trace.where(Action.OOM)
     if not len(failures) or (lives.begin > failures[-1]).any():
         return state, lives
-    trace, outlives = state.trace.up_to(int(failures[-1])), lives.end > failures[-1]
+    trace, outlives = state.trace.take(slice(int(failures[-1]) + 1)), lives.end > failures[-1]
     notes, failed_us = state.annotations, trace.time_us[-1]
     said = np.where(notes.is_start, notes.time_us <= failed_us, notes.time_us < failed_us)
-    annotations = Annotations(notes.name[said], notes.is_start[said], notes.time_us[said])
     end = np.where(outlives, len(trace), lives.end)
     free_entry = np.where(lives.free_entry > failures[-1], -1, lives.free_entry)
-    return replace(state, trace=trace, annotations=annotations), replace(lives, end=end, free_entry=free_entry)
+    return replace(state, trace=trace, annotations=notes.take(said)), replace(lives, end=end, free_entry=free_entry)
 
 
 def _live_blocks_by_address(state: DeviceState) -> Ints:

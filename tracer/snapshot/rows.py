@@ -201,8 +201,8 @@ def segment_columns(segments: object, *, stacks: StackTable, texts: Texts, remar
         "total_size": ints(rows, "total_size", where),
         "device": ints(rows, "device", where, default=lambda _: 0),
         "stream": lenient_ints(rows, "stream", where, _ODD_STREAM, unknown=0),
-        "small": array("B", [row.get("segment_type") == "small" for row in rows]),
-        "expandable": array("B", [row.get("is_expandable") is True for row in rows]),
+        "is_small": array("B", [row.get("segment_type") == "small" for row in rows]),
+        "is_expandable": array("B", [row.get("is_expandable") is True for row in rows]),
         "pool": array("i", [_pool(row.get("segment_pool_id"), texts) for row in rows]),
     }
     first_block = array("q", [0])

@@ -20,7 +20,7 @@ from tracer.capture.sources.source_line import SourceLine
 def test_activations_sum_to_what_their_step_saves(name: str) -> None:
     worst, what = findings_of(record_named(name)).worst, report(name)
     instances = op_instances(worst.recording, worst.attribution)
-    saved = saved_activations(worst.recording, worst.attribution, instances, worst.lifetimes, worst.blocks.kind)
+    saved = saved_activations(worst, instances)
     if what.step is None:
         assert (what.activations, len(instances.op)) == ((), 0)
         return

@@ -35,9 +35,7 @@ def findings(name: str) -> CycleFindings:
 
 def saved_in(cycle: CycleFindings) -> tuple[OpInstances, SavedActivations]:
     instances = op_instances(cycle.recording, cycle.attribution)
-    return instances, saved_activations(
-        cycle.recording, cycle.attribution, instances, cycle.lifetimes, cycle.blocks.kind
-    )
+    return instances, saved_activations(cycle, instances)
 
 
 class _Calls(TorchFunctionMode):
@@ -222,7 +220,7 @@ def test_a_batch_from_before_the_recording_counts_if_it_was_observed() -> None:
     for known, input_bytes in ((None, 0), (observer.observations(), 2048 + 512)):
         cycle = find_in_cycle(recording, known=known)
         instances = op_instances(recording, cycle.attribution)
-        both = saved_activations(recording, cycle.attribution, instances, cycle.lifetimes, cycle.blocks.kind)
+        both = saved_activations(cycle, instances)
         for number in range(len(cycle.attribution.step_names)):  # the same batch is saved in each step
             saved = both.of_step(number)
             assert int(saved.size_bytes[saved.is_input].sum()) == input_bytes

@@ -12,10 +12,11 @@ from tests.histories import Event, known_of, levels_of, recording_of
 from tests.programs import Node, Program, Storage
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.profiles import block_lifetimes as storages_module
-from tracer.analysis.profiles.allocator_count import allocator_order, default_device, most_held_bytes
+from tracer.analysis.profiles.allocator_count import default_device, most_held_bytes
 from tracer.analysis.profiles.attribution import attribute
 from tracer.analysis.profiles.block_lifetimes import follow_blocks
-from tracer.analysis.profiles.classify_blocks import classify_blocks
+from tracer.analysis.profiles.classify_blocks import Cycle, classify_blocks
+from tracer.analysis.profiles.observed_storages import DeviceRecording
 from tracer.analysis.profiles.peak import peak_report
 from tracer.analysis.profiles.torch_categories import categorize
 from tracer.analysis.profiles.unrecorded_storages import unrecorded_storages
@@ -125,8 +126,8 @@ def test_a_lost_block_is_unexplained(
             lifetimes, freed_at=np.where(np.arange(len(lifetimes.freed_at)) == block, -1, lifetimes.freed_at)
         )
     attribution = attribute(recording)
-    blocks = classify_blocks(recording, categorize(recording), attribution, lifetimes, time_ns=0)
-    peak = peak_report(recording, attribution, lifetimes, blocks)
+    parts = (recording, categorize(recording), attribution, lifetimes)
+    peak = peak_report(Cycle(*parts, classify_blocks(*parts, time_ns=0)))
     assert peak.unexplained_bytes == lost[0] > 0
     assert peak.allocator_peak_bytes == peak.peak_bytes + lost[0]
 
@@ -136,15 +137,15 @@ def test_several_threads_are_merged_by_their_nanoseconds_and_ties_stay_as_they_c
     times = [10, 20, 30, 5, 15, 20]
     events = [Event(row * 8, 8, row, at_ns=time_ns, device=int(row == 4)) for row, time_ns in enumerate(times)]
     recording = recording_of(events, devices=("cpu", "cuda:0"))
-    assert allocator_order(recording, 0).tolist() == [3, 0, 1, 5, 2]
-    assert allocator_order(recording, 1).tolist() == [4]
+    assert DeviceRecording(recording, None, 0).events.tolist() == [3, 0, 1, 5, 2]
+    assert DeviceRecording(recording, None, 1).events.tolist() == [4]
 
 
 def test_within_a_nanosecond_the_order_is_that_of_the_tree() -> None:
     """Many, because a sort that is not stable keeps the order of few."""
     times = [row % 2 for row in range(200)]
     recording = recording_of([Event(row * 8, 8, row, at_ns=time_ns) for row, time_ns in enumerate(times)])
-    assert allocator_order(recording, 0).tolist() == [*range(0, 200, 2), *range(1, 200, 2)]
+    assert DeviceRecording(recording, None, 0).events.tolist() == [*range(0, 200, 2), *range(1, 200, 2)]
 
 
 DEVICES = ("cpu", "cuda:0", "cuda:1")

@@ -679,10 +679,10 @@ def test_an_example_by_hand() -> None:
     known = known_of((-5, 10, 100, Role.PARAMETER, "w"), (1, 600, 5, Role.INPUT, "batch"))
     found = find_in_cycle(recording_of(events, [Key(10, 100, 1)]), known=known)
     levels = memory_by_kind(found.lifetimes, found.blocks)
-    assert [(level.kind, level.before_bytes, level.values_bytes.tolist()) for level in levels] == [
-        (Kind.PARAMETER, 100, [100, 100, 100]),
-        (Kind.INPUT, 0, [0, 5, 5]),
-        (Kind.TEMPORARY, 0, [7, 7, 0]),
+    assert [(kind, level.tolist()) for kind, level in levels.items()] == [
+        (Kind.PARAMETER, [100, 100, 100, 100]),
+        (Kind.INPUT, [0, 0, 5, 5]),
+        (Kind.TEMPORARY, [0, 7, 7, 0]),
     ]
 
 
@@ -692,13 +692,11 @@ def test_a_plain_loop_agrees_and_kinds_add_up(name: str, recorded: Callable[[str
         found = find_in_cycle(recording)
         lifetimes, kinds = found.lifetimes, found.blocks.kind.tolist()
         levels = memory_by_kind(lifetimes, found.blocks)
-        assert [level.kind for level in levels if level.kind in kinds] == [level.kind for level in levels]
-        assert {level.kind for level in levels} == set(kinds)
-        total = [sum(values) for values in zip(*(level.values_bytes.tolist() for level in levels), strict=True)]
+        assert set(levels) == set(kinds)
+        total = [sum(values) for values in zip(*(level[1:].tolist() for level in levels.values()), strict=True)]
         assert total == levels_of(lifetimes) == lifetimes.allocator_bytes.tolist()
         last = len(lifetimes.events) - 1
         for position in (-1, 0, last // 2, last):
             alive = lifetimes.alive_at(position).tolist()
-            for level in levels:
-                expected = sum(int(lifetimes.size_bytes[row]) for row in alive if kinds[row] == level.kind)
-                assert (level.before_bytes if position < 0 else level.values_bytes[position]) == expected
+            for kind, level in levels.items():
+                assert level[position + 1] == sum(int(lifetimes.size_bytes[row]) for row in alive if kinds[row] == kind)

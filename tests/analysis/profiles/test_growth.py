@@ -17,7 +17,8 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.caveats import growth_sentences
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.growth import GrowingPlace, Growth, find_growth
-from tracer.analysis.profiles.survivors import Site, Survivors
+from tracer.analysis.profiles.source_lines import Place
+from tracer.analysis.profiles.survivors import Survivors
 from tracer.exporters.page import timeline_page
 from tracer.exporters.screen.profile import print_peak
 from tracer.runs.session import ProfileSession, Schedule
@@ -66,8 +67,8 @@ def test_a_leak_of_one_tensor_a_step_is_found_with_its_line() -> None:
     assert findings.growth is not None
     assert findings.growth.bytes_per_step == 2 * KIB
     (place,) = findings.growth.places
-    assert (place.bytes_per_step, place.site.op) == (2 * KIB, "aten::ones")
-    assert (place.site.file, place.site.line) == (__file__, line_with("# the leak"))
+    assert (place.bytes_per_step, place.place.op) == (2 * KIB, "aten::ones")
+    assert (place.place.file, place.place.line) == (__file__, line_with("# the leak"))
 
 
 def test_two_lines_that_take_turns_are_one_growth_with_both_places() -> None:
@@ -82,7 +83,7 @@ def test_two_lines_that_take_turns_are_one_growth_with_both_places() -> None:
     growth = watched(step).growth
     assert growth is not None
     assert growth.bytes_per_step == KIB == sum(place.bytes_per_step for place in growth.places)
-    assert {place.site.line for place in growth.places} == {line_with("# odd steps"), line_with("# even steps")}
+    assert {place.place.line for place in growth.places} == {line_with("# odd steps"), line_with("# even steps")}
 
 
 @pytest.mark.parametrize("parity", [0, 1])
@@ -110,7 +111,7 @@ def test_kept_losses_with_their_graphs_grow_and_gradients_that_are_cleared_do_no
     growth = watched(step).growth
     assert growth is not None
     assert growth.bytes_per_step >= 2 * 256 * 16 * 4  # the layer's input and what tanh saves
-    assert not [place for place in growth.places if place.site.kind is Kind.GRADIENT]
+    assert not [place for place in growth.places if place.kind is Kind.GRADIENT]
 
 
 def test_gradients_that_a_list_keeps_grow() -> None:
@@ -137,7 +138,7 @@ def test_a_leak_beside_a_full_ring_buffer_is_not_mistaken_for_it() -> None:
     growth = watched(step).growth
     assert growth is not None
     assert growth.bytes_per_step == KIB
-    assert [(place.bytes_per_step, place.site.line) for place in growth.places] == [
+    assert [(place.bytes_per_step, place.place.line) for place in growth.places] == [
         (KIB, line_with("# beside the ring"))
     ]
 
@@ -214,7 +215,7 @@ def test_one_cycle_of_two_steps_says_nothing() -> None:
 
 
 # ---- by hand ---------------------------------------------------------------------------------------------------------
-A, B = (Site(Kind.TEMPORARY, "aten::ones", None, "train.py", line) for line in (1, 2))
+A, B = ((Kind.TEMPORARY, Place("aten::ones", None, "train.py", line)) for line in (1, 2))
 
 
 def cycle(*rows: tuple[int, int, int], num_judged: int = 2, held: int = 0, is_complete: bool = True) -> Survivors:
@@ -236,7 +237,7 @@ def test_what_ended_is_taken_off_where_most_blocks_of_its_size_were_made() -> No
     rows = [(0, 8, 0)] * 3 + [(1, 8, 0)] + [(0, 8, 1), (1, 8, 1), (1, 5, 1)] + [(0, -8, -1), (0, -8, -1), (1, -8, -1)]
     assert find_growth([cycle(*rows)]) == Growth(
         bytes_per_step=(6 * 8 + 5 - 3 * 8) // 2,
-        places=(GrowingPlace(B, (2 * 8 + 5) // 2), GrowingPlace(A, 8 // 2)),
+        places=(GrowingPlace(*B, (2 * 8 + 5) // 2), GrowingPlace(*A, 8 // 2)),
     )
 
 
@@ -262,8 +263,8 @@ def test_two_steps_that_leave_different_things_are_no_growth() -> None:
 
 
 def test_the_sentence_names_three_places_and_the_sum_of_the_rest() -> None:
-    sites = [Site(Kind.ACTIVATION, "aten::mul", "net", "/code/train.py", line) for line in range(5)]
-    places = tuple(GrowingPlace(site, 1024 * (5 - at)) for at, site in enumerate(sites))
+    sites = [(Kind.ACTIVATION, Place("aten::mul", "net", "/code/train.py", line)) for line in range(5)]
+    places = tuple(GrowingPlace(*site, 1024 * (5 - at)) for at, site in enumerate(sites))
     (sentence,) = growth_sentences(Growth(15 * 1024, places), file_name=lambda path: path.rpartition("/")[2])
     assert sentence == (
         "Memory grows by 15.00 KiB a step, still in use after the next step: "

@@ -17,7 +17,7 @@ def test_the_place_where_torchs_categories_stop_is_named() -> None:
     assert workload.model is not None
     findings = profiled(workload.model, workload.step, workload.optimizer)
     first = findings.lost_track[0]
-    assert (first.op, first.module) == ("aten::zeros", "blocks.0.spectral")
+    assert (first.place.op, first.place.module) == ("aten::zeros", "blocks.0.spectral")
     untagged = sum(
         int(size)
         for size, tag, key in zip(

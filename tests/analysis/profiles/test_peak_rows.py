@@ -52,7 +52,7 @@ def test_equal_blocks_are_one_row_and_a_block_of_unknown_request_makes_its_rows_
 
     def row_of(*requested: int) -> tuple[int, int, int | None]:
         blocks = replace(found.blocks, requested_bytes=np.array(requested, np.int64))
-        ((row,), _) = group_rows(recording, found.attribution, None, blocks)
+        ((row,), _) = group_rows(found, None, blocks)
         return row.bytes, row.count, row.requested_bytes
 
     assert row_of(5, 6, 7) == (27, 3, 18)

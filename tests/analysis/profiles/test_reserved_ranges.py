@@ -21,8 +21,8 @@ def reserved_at(cycle: CycleFindings) -> tuple[list[int], int]:
     if found is None:
         return [0] * num_events, num_events
     at = np.arange(num_events)[:, None]
-    there = (found.made_at <= at) & (found.freed_at > at)
-    return (there * found.ranges.size_bytes).sum(axis=1).tolist(), found.known_from
+    there = (found.begin <= at) & (found.end > at)
+    return (there * found.size_bytes).sum(axis=1).tolist(), found.known_from
 
 
 def test_worked_by_hand() -> None:
@@ -54,7 +54,7 @@ def test_what_the_history_has_lost_is_not_known() -> None:
     cycle = joined(allocator, keep=5).worst
     assert reserved_at(cycle) == ([SEGMENT_BYTES] * 7, 4)
     space = timeline_page(joined(allocator, keep=5), run={}).space
-    assert space is not None and space.known_from == 4
+    assert space is not None and space.ranges.known_from == 4
     assert space.homes == ("stream 0",)
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from tests.histories import START_NS, Event, Key, known_of, levels_of, recording_of
-from tracer.analysis.profiles.allocator_count import allocator_order
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes, follow_blocks
-from tracer.analysis.profiles.observed_storages import observed_before
+from tracer.analysis.profiles.observed_storages import DeviceRecording
 from tracer.analysis.profiles.unrecorded_storages import own_bytes, unseen_keys
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import DataFlow, Recording, Spans
@@ -56,19 +55,17 @@ WALK = walked(known_of((-5, 100, 40, Role.HELD, "")), -5)
 
 def test_what_a_walk_did_not_find_was_made_since() -> None:
     recording = recording_of(events(3), KEYS)
-    order = allocator_order(recording, 0)
-    assert unseen_keys(recording, WALK, 0, order).tolist() == [1]
-    assert unseen_keys(recording, None, 0, order).tolist() == [], "without a walk nobody can say"
-    assert unseen_keys(recording, replace(WALK, walks_ns=WALK.walks_ns + 1000), 0, order).tolist() == []
+    assert unseen_keys(DeviceRecording(recording, WALK, 0)).tolist() == [1]
+    assert unseen_keys(DeviceRecording(recording, None, 0)).tolist() == [], "without a walk nobody can say"
+    assert unseen_keys(DeviceRecording(recording, replace(WALK, walks_ns=WALK.walks_ns + 1000), 0)).tolist() == []
 
 
 def test_what_lies_in_idle_memory_was_not_made() -> None:
     """Key 1, at 500, is in the piece that begins at 480; pieces of an earlier look say nothing."""
     recording = recording_of(events(3), KEYS)
-    order = allocator_order(recording, 0)
 
     def unseen(*looks: tuple[int, int, int, Role, str]) -> list[int]:
-        return unseen_keys(recording, walked(known_of(*looks), -5), 0, order).tolist()
+        return unseen_keys(DeviceRecording(recording, walked(known_of(*looks), -5), 0)).tolist()
 
     held = (-5, 100, 40, Role.HELD, "")
     assert unseen(held, (-5, 480, 30, Role.IDLE, ""), (-2, 900, 1, Role.INPUT, "x")) == []
@@ -80,7 +77,7 @@ def test_what_lies_in_idle_memory_was_not_made() -> None:
 def test_idle_memory_is_no_block() -> None:
     known = walked(known_of((-5, 100, 40, Role.HELD, ""), (-5, 480, 30, Role.IDLE, "")), -5)
     recording = recording_of(events(3), KEYS)
-    assert observed_before(recording, known, 0, allocator_order(recording, 0)) == {100: 40}
+    assert DeviceRecording(recording, known, 0).observed_before == {100: 40}
     assert sorted(follow_blocks(recording, known, 0).address.tolist()) == [100, 10_000, 10_001, 10_002]
 
 
@@ -131,7 +128,7 @@ def test_what_is_looked_at_after_the_walk_was_there_too() -> None:
     """A batch that the model is called with before anything is allocated."""
     known = known_of((-5, 100, 40, Role.HELD, ""), (-2, 500, 60, Role.INPUT, "batch"))
     recording = recording_of(events(2), KEYS)
-    assert observed_before(recording, walked(known, -5), 0, allocator_order(recording, 0)) == {100: 40, 500: 60}
+    assert DeviceRecording(recording, walked(known, -5), 0).observed_before == {100: 40, 500: 60}
     lifetimes = follow_blocks(recording, walked(known, -5), 0)
     assert levels_of(lifetimes) == [101, 102]
 
@@ -181,7 +178,7 @@ def test_a_free_of_an_earlier_size_ends_where_it_is_reported_whatever_is_made_in
 def test_the_last_walk_before_the_recording_counts(walks: tuple[int, ...]) -> None:
     known = walked(known_of((-9, 900, 7, Role.HELD, ""), (-5, 100, 40, Role.HELD, "")), *walks)
     recording = recording_of(events(2), [])
-    assert observed_before(recording, known, 0, allocator_order(recording, 0)) == {100: 40}
+    assert DeviceRecording(recording, known, 0).observed_before == {100: 40}
 
 
 def test_that_python_holds_it_says_not_what_it_is() -> None:

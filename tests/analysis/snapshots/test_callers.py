@@ -14,7 +14,7 @@ from tests.snapshot.dumps import Row, block, entry, frame, segment, snapshot, wr
 from tests.snapshot.explained import explain_snapshot
 from tracer.analysis.snapshots.findings import SnapshotFinding
 from tracer.analysis.snapshots.groups import CallerShare, Group
-from tracer.exporters.json_documents.snapshot import group_values
+from tracer.exporters.json_documents.header import record_values
 from tracer.snapshot.load import load_snapshot
 
 LINEAR = frame("forward", "/home/me/linear.py", 22)
@@ -91,7 +91,7 @@ def test_the_screen_has_the_largest(tmp_path: Path) -> None:
 
 def test_the_document_has_them(tmp_path: Path) -> None:
     nothing = {"frame": None, "file": None, "line": None}
-    assert group_values(group_of(tmp_path / "s", [LINEAR], [LINEAR, in_model(4)]))["callers"] == [
+    assert record_values(group_of(tmp_path / "s", [LINEAR], [LINEAR, in_model(4)]))["callers"] == [
         {"bytes": 2 * MIB, "count": 1, "frame": "forward", "file": "/home/me/model.py", "line": 4},
         {"bytes": MIB, "count": 1, **nothing},
     ]

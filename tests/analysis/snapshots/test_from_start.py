@@ -18,7 +18,7 @@ def modelled(program: Program, num_last: int) -> Modelled:
     num_entries = len(program.snapshot()["device_traces"][0])
     replayed = replay_snapshot(snapshot_in_memory(program.snapshot(keep_from=num_entries - num_last)))
     (device,) = replayed.devices
-    found = model_device(replayed.snapshot, device.state, device.replay)
+    found = model_device(device)
     assert found is not None
     return found
 

@@ -14,7 +14,7 @@ from tracer.analysis.snapshots.timeline import device_timeline
 def test_weights_activations_and_levels(tmp_path: Path) -> None:
     replayed = replay_snapshot(load(tmp_path / "s", out_of_memory()))
     (one,) = replayed.devices
-    timeline = device_timeline(replayed.snapshot, one.state, one.replay, kinds=one.kinds)
+    timeline = device_timeline(one)
     report = snapshot_report(replayed, explain_replayed(replayed), 0, timeline, settings={"a": 1})
     assert [(entry.bytes, entry.count, entry.frames[0]) for entry in report.weights] == [
         (2 * MIB, 1, ("/home/me/model.py", 3))

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from tracer.analysis.snapshots.fragmentation import Fragmentation, Usable
-from tracer.analysis.snapshots.oom_cause import Cause, Failure, advice_on, cause_of
+from tracer.analysis.snapshots.oom_cause import Cause, FailureFacts, advice_on, cause_of
 from tracer.units import MIB
 
 # 40 MiB asked for; 30 are free for this request in pieces of 20, 10 wait, and 10 belong to others.
 PLAIN: dict[str, Any] = {"asked": 40, "device": 0, "free": 40, "usable": 30, "largest": 20, "later": 20}
 
 
-def failure(**changes: Any) -> Failure:
+def failure(**changes: Any) -> FailureFacts:
     one = {**PLAIN, **changes}
-    return Failure(
+    return FailureFacts(
         asked_bytes=one["asked"] * MIB,
         device_free_bytes=None if one["device"] is None else one["device"] * MIB,
         memory=Fragmentation(100 * MIB, (100 - one["free"]) * MIB, one["free"] * MIB, one["largest"] * MIB),

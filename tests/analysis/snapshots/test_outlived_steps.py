@@ -51,7 +51,7 @@ FIVE = [(1, 2), (2, 4), (3, 6), (4, 8), (5, 10)]
 def test_what_a_line_leaves_behind_in_each_step(tmp_path: Path) -> None:
     """Of 5 kept blocks that of step 5, the last whole one, may still be needed; steps 3 and 4 are judged."""
     found = run(tmp_path / "s")
-    (group,) = outlived_groups(found.devices[0], found.sites, ends(FIVE, 11))
+    (group,) = outlived_groups(found.devices[0], ends(FIVE, 11))
     assert (group.site.frame, group.site.line, group.kind.words) == ("remember", 7, "not known")
     assert (group.count, group.bytes, group.bytes_per_step) == (4, 16 * K, 4 * K)
     assert group.addresses == tuple(BASE + 64 * K * step for step in range(1, 5))
@@ -69,7 +69,7 @@ def test_the_step_of_each_block(tmp_path: Path) -> None:
 def test_what_is_of_a_kind_that_stays_is_not_among_them(tmp_path: Path) -> None:
     kept = {BASE + 64 * K * step: Kind.OPTIMIZER_STATE for step in range(1, 6)}
     found = run(tmp_path / "s", HeldNow(kept))
-    assert outlived_groups(found.devices[0], found.sites, ends(FIVE, 11)) == ()
+    assert outlived_groups(found.devices[0], ends(FIVE, 11)) == ()
 
 
 def test_the_same_number_in_every_step_is_no_growth(tmp_path: Path) -> None:
@@ -78,13 +78,13 @@ def test_the_same_number_in_every_step_is_no_growth(tmp_path: Path) -> None:
     trace = [entry("alloc", BASE, MIB, frames=LEAK), entry("alloc", BASE + 2 * MIB, MIB, frames=LEAK)]
     trace += [entry("alloc", BASE + 4 * MIB, 512), *freed(BASE + 4 * MIB, 512)] * 3
     found = replay_snapshot(load(tmp_path / "s", snapshot(trace, [segment(BASE, 64 * MIB, blocks)])))
-    (group,) = outlived_groups(found.devices[0], found.sites, ends([(1, 2), (2, 3), (3, 4), (4, 5)], 5))
+    (group,) = outlived_groups(found.devices[0], ends([(1, 2), (2, 3), (3, 4), (4, 5)], 5))
     assert (group.bytes, group.bytes_per_step) == (2 * MIB, 0)
 
 
 def test_before_the_first_step_has_ended_nothing_is_old(tmp_path: Path) -> None:
     found = run(tmp_path / "s")
-    assert outlived_groups(found.devices[0], found.sites, ends([], 11)) == ()
+    assert outlived_groups(found.devices[0], ends([], 11)) == ()
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3)), min_size=1, max_size=60), st.integers(0, 20))

@@ -25,7 +25,8 @@ from tests.analysis.snapshots.test_findings import (
 from tests.snapshot.dumps import REAL_FILES, Row, block, entry, freed, segment, snapshot
 from tests.snapshot.explained import allocated_after
 from tracer.analysis.kinds import LAYERS
-from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot, explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.findings import ReplayedSnapshot, explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.timeline import DeviceTimeline, device_timeline, forward_runs
 from tracer.capture.objects.known_storages import Role
 from tracer.exporters.page.snapshot_page import snapshot_page
@@ -33,7 +34,7 @@ from tracer.snapshot.load import load_snapshot
 
 
 def timeline_of(replayed: ReplayedSnapshot, one: ReplayedDevice) -> DeviceTimeline:
-    return device_timeline(replayed.snapshot, one.state, one.replay, kinds=one.kinds)
+    return device_timeline(one)
 
 
 def timeline(path: Path, trace: list[Row], segments: list[Row] | None = None, **more: Any) -> DeviceTimeline:
@@ -46,13 +47,13 @@ def check(replayed: ReplayedSnapshot) -> None:
     """Curves sum to what is in use at every entry, and kinds are those that the rows have one by one."""
     for one in replayed.devices:
         found = timeline_of(replayed, one)
-        total = sum((curve.bytes for curve in found.curves), np.zeros(len(found.times), np.int64))
+        total = sum(found.levels.values(), np.zeros(len(found.times), np.int64))
         assert np.array_equal(total, one.replay.requested_bytes)
-        assert all((curve.bytes >= 0).all() for curve in found.curves)
+        assert all((level >= 0).all() for level in found.levels.values())
         entries = {-1, one.replay.peak_entry, len(one.state.trace) - 1}
         assert all(found.allocated_bytes[at + 1] == allocated_after(one.replay, at) for at in entries)
         assert (np.diff(found.times) >= 0).all()
-        order = [LAYERS.index(curve.kind) for curve in found.curves]
+        order = list(map(LAYERS.index, found.levels))
         assert order == sorted(order) and len(order) == len(
             set(one.kinds.of(np.arange(len(one.replay.lives))).tolist())
         )
@@ -76,7 +77,7 @@ def test_what_was_held_is_the_same_in_the_curves_the_peak_and_the_page(word: str
     replayed = replay_snapshot(loaded, held={BASE: word, BASE + 4096: "parameter"})
     check(replayed)
     (one,), finding = replayed.devices, explain_replayed(replayed)
-    curves = {curve.kind.words: curve.bytes.tolist() for curve in timeline_of(replayed, one).curves}
+    curves = {kind.words: level.tolist() for kind, level in timeline_of(replayed, one).levels.items()}
     assert curves == {word: [512, 512], "not known": [0, 100]}  # what was made since lies elsewhere
     kinds = {group.kind.words: group.evidence for group in finding.devices[0].peak.groups}
     assert kinds[word] == "address of a live, named tensor when the recording began"
@@ -99,7 +100,7 @@ def test_by_hand(tmp_path: Path) -> None:
     assert found.axis == "time"
     # The start, then one row for each of the 6 entries; a free counts when it is completed.
     assert found.times.tolist() == [0, 0, 2000, 2000, 2000, 5000, 5000]
-    assert {curve.kind.words: curve.bytes.tolist() for curve in found.curves} == {
+    assert {kind.words: level.tolist() for kind, level in found.levels.items()} == {
         "activation": [0, 100, 100, 100, 100, 100, 0],
         "temporary": [0, 0, 50, 50, 0, 0, 0],
         "before recording": [300] * 7,
@@ -117,7 +118,7 @@ def test_phases_are_runs_of_entries(tmp_path: Path) -> None:
     ]
     path = tmp_path / "s"
     found = timeline(path, trace)
-    assert [(one.phase, one.start, one.end) for one in found.stretches] == [
+    assert [(one.kind, one.start, one.end) for one in found.stretches] == [
         ("backward", 10_000, 20_000),
         ("optimizer", 20_000, 30_000),
     ]
@@ -152,7 +153,7 @@ def test_more_stretches_than_can_be_drawn_are_left_out_and_named(
         for i, frames in enumerate([BACKWARD, IN_STEP, BACKWARD, FORWARD, BACKWARD])
     ]
     found = timeline(tmp_path / "s", trace)
-    assert [one.phase for one in found.stretches] == ["optimizer"]
+    assert [one.kind for one in found.stretches] == ["optimizer"]
     assert found.left_out == ("backward",)
 
 
@@ -172,9 +173,9 @@ def test_regions_are_the_outermost_ones_and_end_with_the_recording(tmp_path: Pat
     ]
     trace = [entry("alloc", BASE + 512 * i, 1, time_us=10 + i, frames=FORWARD) for i in range(5)]
     found = timeline(tmp_path / "s", trace, external_annotations=notes)
-    regions = [(one.name, one.start, one.end) for one in found.stretches if one.phase == "region"]
+    regions = [(one.name, one.start, one.end) for one in found.stretches if one.kind == "step"]
     assert regions == [("epoch", 0, 2000), ("later", 4000, 4000)]
-    assert [one.start for one in found.stretches if one.phase == "optimizer"] == [3000]
+    assert [one.start for one in found.stretches if one.kind == "optimizer"] == [3000]
 
 
 @pytest.mark.parametrize("times", [(None, None), (0, 2**62)])
@@ -189,7 +190,7 @@ def test_without_times_that_can_be_drawn_the_entries_are_the_axis(
 def test_the_recordings_own_categories_decide(tmp_path: Path) -> None:
     trace = [entry("alloc", BASE, 100, frames=FORWARD) | {"category": "GRADIENT"}, entry("alloc", BASE + 512, 9)]
     found = timeline(tmp_path / "s", trace, [segment(BASE, 1024, [block(BASE, 100), block(BASE + 512, 9)])])
-    assert {curve.kind.words: curve.bytes.tolist() for curve in found.curves} == {
+    assert {kind.words: level.tolist() for kind, level in found.levels.items()} == {
         "gradient": [0, 100, 100],
         "not known": [0, 0, 9],
     }

@@ -10,7 +10,7 @@ import pytest
 import tracer.allocator.replay as replay_file
 from tests.allocator.recorded import GIB, MIB, Program
 from tests.analysis.snapshots.allocator_samples import explain, fragmented, full, screen
-from tracer.allocator.replay import Failure, Outcome, smallest_capacity
+from tracer.allocator.replay import FailedRequest, Outcome, smallest_capacity
 from tracer.allocator.settings import AllocatorSettings
 from tracer.analysis.snapshots.what_if import WORTH_TRYING
 from tracer.block_sizes import SEGMENT_STEP_BYTES
@@ -141,7 +141,7 @@ def test_the_smallest_gpu_is_the_one_from_which_on_it_runs(monkeypatch: pytest.M
 
     def runs(*_: object, capacity: int, **__: object) -> Outcome:
         is_lucky = capacity // step in (3, 4, 5, 6) or capacity // step >= 10
-        return replace(unlimited, failure=None if is_lucky else Failure(0, 1, 1, 1))
+        return replace(unlimited, failure=None if is_lucky else FailedRequest(0, 1, 1, 1))
 
     unlimited = Outcome(20 * step, 2 * step, 0, 0, None)
     monkeypatch.setattr(replay_file, "replay", runs)

@@ -9,11 +9,11 @@ import numpy as np
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.memory_timeline import MemoryTimeline, memory_timeline
+from tracer.analysis.snapshots.timeline import Band
 from tracer.capture.torch_names import STEP_PREFIX
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.html import html_of_data
 from tracer.exporters.page.model import (
-    Band,
     Curve,
     KindBytes,
     Mark,

@@ -87,7 +87,7 @@ def check_snapshot(path: Path, objects: object | None = None) -> None:
     assert data["timeline"]["counted"] is not None
     (counted,) = unpacked(data["timeline"]["counted"])
     for position in some(rows, 6):
-        held = held_at(one, replayed.sites, int(rows[position]) - 1)
+        held = held_at(one, int(rows[position]) - 1)
         bytes_, count = sums_in(data, position)
         assert bytes_.sum() == counted[position] == held.requested_bytes
         assert sorted(bytes_[count > 0].tolist()) == sorted(group.bytes for group in held.groups)

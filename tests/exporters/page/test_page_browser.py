@@ -23,7 +23,8 @@ from tests.snapshot.allocator_model import SEGMENT_BYTES
 from tests.snapshot.dumps import REAL_FILES, block, entry, segment, snapshot
 from tests.training_steps import Recorded
 from tracer.analysis.profiles.findings import find_in_cycle, put_together
-from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot, explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.findings import ReplayedSnapshot, explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.moments import held_at
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.timeline import device_timeline
@@ -450,7 +451,7 @@ def test_keys_move_and_zoom_and_are_listed(opened: Callable[..., Any], recorded:
 
 def pages_of(replayed: ReplayedSnapshot) -> list[Page]:
     finding = explain_replayed(replayed)
-    timelines = [device_timeline(replayed.snapshot, d.state, d.replay, kinds=d.kinds) for d in replayed.devices]
+    timelines = [device_timeline(d) for d in replayed.devices]
     return [snapshot_page(replayed, finding, i, timeline, run={}) for i, timeline in enumerate(timelines)]
 
 
@@ -525,7 +526,7 @@ def check_moments(tab: Any, device: ReplayedDevice, sites: Sites, entries: list[
         tab.evaluate(f"location.hash = '#t={entry_number}'")
         words = f"after entry {entry_number:,} of"
         until(tab, f"document.querySelector('.when').textContent.includes('{words}')")
-        held = held_at(device, sites, entry_number)
+        held = held_at(device, entry_number)
         assert sum_of_rows(tab) == held.requested_bytes
         blocks = sum(group.count for group in held.groups)
         assert rows_text(tab).startswith(f"{len(held.groups):,} of {len(held.groups):,} rows, {blocks:,} block")

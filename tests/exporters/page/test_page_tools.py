@@ -19,6 +19,7 @@ from tests.exporters.page.tab import CLIPBOARD, plot_area, settled, until, view
 from tests.exporters.page.test_job_page import planted
 from tests.exporters.page.test_snapshot_page import page_of
 from tests.snapshot.dumps import block, entry, segment, snapshot
+from tracer.analysis.times.findings import WorkLane
 from tracer.exporters.page.job_page import job_page
 from tracer.exporters.page.model import Page, PageLane, Series
 from tracer.units import format_bytes
@@ -320,7 +321,7 @@ def test_a_traces_page_has_what_ran_above_memory(opened: Callable[..., Any]) -> 
     start, end = small.times[0] + np.array([0, 30_000]), small.times[0] + np.array([20_000, 40_000])
     number, count, busy = np.array([0, 1]), np.array([3, 1]), np.array([12_000, 10_000])
     labels = ("cutlass_gemm", "ncclKernel_AllReduce")
-    lane = PageLane("GPU 0, stream 7", start, end, sort=number, label=number, count=count, busy_ns=busy, labels=labels)
+    lane = PageLane("GPU 0, stream 7", WorkLane(7, start, end, number, number, count, busy, labels))
     with opened(replace(small, lanes=(lane,))) as tab:
         work = tab.locator(".work canvas")
         box = work.bounding_box()

@@ -19,10 +19,11 @@ from tests.exporters.page.test_snapshot_page import page_of
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.training_steps import Recorded
 from tracer.analysis.profiles.findings import find_in_cycle
+from tracer.analysis.snapshots.timeline import Band
 from tracer.commands.app import app
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.html import data_of_html, write_pages
-from tracer.exporters.page.model import Band, FileCell, Page, PageBlocks, Section, SlowModule, Table
+from tracer.exporters.page.model import FileCell, Page, PageBlocks, Section, SlowModule, Table
 from tracer.exporters.page.pack import unpacked
 from tracer.exporters.page.redact import redacted_pages
 

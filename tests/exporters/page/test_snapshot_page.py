@@ -31,7 +31,7 @@ def page_of(loaded: Snapshot, *, device: int | None = None, first: FirstChanges 
     shown = finding.worst
     assert shown is not None
     one = replayed.devices[shown]
-    timeline = device_timeline(loaded, one.state, one.replay, kinds=one.kinds)
+    timeline = device_timeline(one)
     return snapshot_page(replayed, finding, shown, timeline, run={"file": "s.pickle"}, first=first)
 
 

@@ -32,7 +32,7 @@ def written(loaded: Snapshot, folder: Path) -> Path:
     shown = finding.worst
     assert shown is not None
     one = replayed.devices[shown]
-    timeline = device_timeline(loaded, one.state, one.replay, kinds=one.kinds)
+    timeline = device_timeline(one)
     path = folder / "report.sqlite"
     write_snapshot_report(snapshot_report(replayed, finding, shown, timeline, settings={"file": "s"}), path)
     return path

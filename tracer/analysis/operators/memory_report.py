@@ -78,7 +78,7 @@ def memory_report(
     """Put the report together."""
     worst = findings.worst
     instances = instances or op_instances(worst.recording, worst.attribution)
-    saved = saved_activations(worst.recording, worst.attribution, instances, worst.lifetimes, worst.blocks.kind)
+    saved = saved_activations(worst, instances)
     step = _step_to_show(worst, instances, saved)
     names = worst.attribution.step_names
     return MemoryReport(

@@ -18,10 +18,9 @@ import numpy as np
 
 from tracer.analysis.kinds import Kind
 from tracer.analysis.operators.invocations import OpInstances, rows_starting_at
-from tracer.analysis.profiles.attribution import Attribution, Phase
-from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
-from tracer.arrays import Bool, Bools, Int, Ints, PerBlock, PerSavedTensor, Rows
-from tracer.capture.recording import Recording
+from tracer.analysis.profiles.attribution import Phase
+from tracer.analysis.profiles.classify_blocks import Cycle
+from tracer.arrays import Bool, Bools, ColumnTable, Int, Ints, PerBlock, PerSavedTensor, Rows
 from tracer.capture.torch_names import OPTIMIZER_PREFIXES
 
 _NOBODYS = (Kind.PARAMETER, Kind.BUFFER, Kind.GRADIENT, Kind.OPTIMIZER_STATE)
@@ -35,7 +34,7 @@ class HowSaved(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SavedActivations:
+class SavedActivations(ColumnTable):
     """Saved storages, each once in a step. Columns [T]."""
 
     block: PerSavedTensor[Int]  # Row in `BlockLifetimes`
@@ -47,28 +46,14 @@ class SavedActivations:
 
     def of_step(self, step: int) -> SavedActivations:
         """The activations that one step saved."""
-        mine = self.step == step
-        return SavedActivations(
-            block=self.block[mine],
-            row=self.row[mine],
-            step=self.step[mine],
-            size_bytes=self.size_bytes[mine],
-            is_input=self.is_input[mine],
-            evidence=self.evidence[mine],
-        )
+        return self.take(self.step == step)
 
 
-def saved_activations(
-    recording: Recording,
-    attribution: Attribution,
-    instances: OpInstances,
-    lifetimes: BlockLifetimes,
-    kinds: PerBlock[Int],
-) -> SavedActivations:
+def saved_activations(cycle: Cycle, instances: OpInstances) -> SavedActivations:
     """Find every storage that a forward keeps for its backward."""
-    eligible = _eligible(recording, attribution, instances, lifetimes, kinds)
-    block, row, evidence = _holders(recording, attribution, instances, lifetimes)
-    good = eligible[block] & _made_before(recording, instances, lifetimes, block, row)
+    lifetimes = cycle.lifetimes
+    block, row, evidence = _holders(cycle, instances)
+    good = _eligible(cycle, instances)[block] & _made_before(cycle, instances, block, row)
     block, row, evidence = block[good], row[good], evidence[good]
     # The earliest holder of each step wins; for the evidence, a node that read it does.
     step = instances.step[row]
@@ -84,68 +69,61 @@ def saved_activations(
         row=row,
         step=instances.step[row],
         size_bytes=lifetimes.size_bytes[block],
-        is_input=kinds[block] == Kind.INPUT,
+        is_input=cycle.blocks.kind[block] == Kind.INPUT,
         evidence=np.where(was_read[block], HowSaved.READ_IN_BACKWARD, HowSaved.FREED_IN_BACKWARD),
     )
 
 
-def _made_before(
-    recording: Recording, instances: OpInstances, lifetimes: BlockLifetimes, block: Rows, row: Rows
-) -> Bools:
+def _made_before(cycle: Cycle, instances: OpInstances, block: Rows, row: Rows) -> Bools:
     """Whether each block was there when the invocation ended: a node also reads what other nodes have just made."""
-    allocation = lifetimes.allocation[block]
-    made_ns = np.where(allocation >= 0, recording.allocations.time_ns[allocation], -1)
-    is_before: Bools = made_ns <= recording.ops.end_ns[instances.op[row]]
+    allocation = cycle.lifetimes.allocation[block]
+    made_ns = np.where(allocation >= 0, cycle.recording.allocations.time_ns[allocation], -1)
+    is_before: Bools = made_ns <= cycle.recording.ops.end_ns[instances.op[row]]
     return is_before
 
 
-def _eligible(
-    recording: Recording,
-    attribution: Attribution,
-    instances: OpInstances,
-    lifetimes: BlockLifetimes,
-    kinds: PerBlock[Int],
-) -> PerBlock[Bool]:
+def _eligible(cycle: Cycle, instances: OpInstances) -> PerBlock[Bool]:
     """[B] blocks that can be activations: the batch, and what operators outside the optimizer made.
 
     What no operator made is no saved tensor: the random states that checkpointing keeps, Python numbers as tensors.
     """
+    lifetimes, kinds = cycle.lifetimes, cycle.blocks.kind
     made_here = lifetimes.allocation >= 0
     by_operator = np.zeros(len(made_here), bool)
-    by_operator[made_here] = recording.allocations.op[lifetimes.allocation[made_here]] >= 0
+    by_operator[made_here] = cycle.recording.allocations.op[lifetimes.allocation[made_here]] >= 0
     by_optimizer = np.zeros(len(made_here), bool)
-    by_optimizer[made_here] = _in_optimizer(recording, attribution, instances, lifetimes.allocation[made_here])
+    by_optimizer[made_here] = _in_optimizer(cycle, instances, lifetimes.allocation[made_here])
     is_eligible: PerBlock[Bool] = made_here & by_operator & ~by_optimizer & ~np.isin(kinds, _NOBODYS)
     # Of what was there before, torch's data flow takes the buffers of a norm for a batch where no tensor was observed.
     is_known = by_operator | (lifetimes.observed_as >= 0) | (~made_here & lifetimes.count.is_walked)
     return np.asarray(is_eligible | ((kinds == Kind.INPUT) & is_known), np.bool_)
 
 
-def _in_optimizer(recording: Recording, attribution: Attribution, instances: OpInstances, allocation: Rows) -> Bools:
+def _in_optimizer(cycle: Cycle, instances: OpInstances, allocation: Rows) -> Bools:
     """Whether each allocation was made while an optimizer ran, and not by a forward that the optimizer called.
 
     An optimizer that gives parameters new storages may leave autograd on, so that its operators look like forward.
     """
+    recording = cycle.recording
     spans, time_ns = recording.spans, recording.allocations.time_ns[allocation]
     inside = np.zeros(len(allocation), bool)
     for row in recording.spans_named(OPTIMIZER_PREFIXES).tolist():
         inside |= (time_ns >= spans.start_ns[row]) & (time_ns < spans.end_ns[row])
-    in_optimizer: Bools = inside & ~_in_forward(recording, attribution, instances, allocation)
+    in_optimizer: Bools = inside & ~_in_forward(cycle, instances, allocation)
     return in_optimizer
 
 
-def _holders(
-    recording: Recording, attribution: Attribution, instances: OpInstances, lifetimes: BlockLifetimes
-) -> tuple[Rows, Rows, Ints]:
+def _holders(cycle: Cycle, instances: OpInstances) -> tuple[Rows, Rows, Ints]:
     """Pairs of block and the invocation whose node read or released it, with the evidence."""
-    read_block, read_row = _readers(recording, instances, lifetimes)
-    freed_block, freed_row = _releasers(recording, attribution, instances, lifetimes)
+    read_block, read_row = _readers(cycle, instances)
+    freed_block, freed_row = _releasers(cycle, instances)
     evidence = np.repeat([int(HowSaved.READ_IN_BACKWARD), int(HowSaved.FREED_IN_BACKWARD)],
                          [len(read_block), len(freed_block)])  # fmt: skip
     return np.concatenate([read_block, freed_block]), np.concatenate([read_row, freed_row]), evidence.astype(np.int64)
 
 
-def _readers(recording: Recording, instances: OpInstances, lifetimes: BlockLifetimes) -> tuple[Rows, Rows]:
+def _readers(cycle: Cycle, instances: OpInstances) -> tuple[Rows, Rows]:
+    recording, lifetimes = cycle.recording, cycle.lifetimes
     flow, ops = recording.flow, recording.ops
     block_of_key = np.full(len(recording.keys.id), -1, np.int64)
     tensors = lifetimes.key >= 0
@@ -160,19 +138,17 @@ def _readers(recording: Recording, instances: OpInstances, lifetimes: BlockLifet
     return block[good], row[good]
 
 
-def _releasers(
-    recording: Recording, attribution: Attribution, instances: OpInstances, lifetimes: BlockLifetimes
-) -> tuple[Rows, Rows]:
+def _releasers(cycle: Cycle, instances: OpInstances) -> tuple[Rows, Rows]:
     """Blocks made in a stretch of forward and freed by the engine, with the invocation of the node that ran."""
-    ops, allocations = recording.ops, recording.allocations
+    lifetimes, ops = cycle.lifetimes, cycle.recording.ops
     ended = lifetimes.freed_at < len(lifetimes.events)
     was_allocated = (lifetimes.allocation >= 0) & ended
     block = np.flatnonzero(was_allocated)
-    inside = _in_forward(recording, attribution, instances, lifetimes.allocation[block])
+    inside = _in_forward(cycle, instances, lifetimes.allocation[block])
     block = block[inside]
     free = lifetimes.events[lifetimes.freed_at[block]]
-    op = allocations.op[free]
-    node = np.where(op >= 0, attribution.op_node[op], -1)
+    op = cycle.recording.allocations.op[free]
+    node = np.where(op >= 0, cycle.attribution.op_node[op], -1)
     in_node = node >= 0
     # The node itself, or, for what it frees after it ran, the engine's row around it.
     numbered = in_node & (ops.sequence_number[node] >= 0)
@@ -181,12 +157,12 @@ def _releasers(
     return block[good], row[good]
 
 
-def _in_forward(recording: Recording, attribution: Attribution, instances: OpInstances, allocation: Rows) -> Bools:
+def _in_forward(cycle: Cycle, instances: OpInstances, allocation: Rows) -> Bools:
     """Whether each allocation was made within a stretch of forward, outside backward."""
     passes = instances.passes
-    time_ns = recording.allocations.time_ns[allocation]
+    time_ns = cycle.recording.allocations.time_ns[allocation]
     at = np.searchsorted(passes.start_ns, time_ns, side="right") - 1
     within = at >= 0
     within[within] = time_ns[within] <= passes.end_ns[at[within]]
-    inside: Bools = within & (attribution.allocation_phase[allocation] != Phase.BACKWARD)
+    inside: Bools = within & (cycle.attribution.allocation_phase[allocation] != Phase.BACKWARD)
     return inside

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.analysis.profiles.observed_storages import last_walk_ns, let_go_at, rows_before
+from tracer.analysis.profiles.observed_storages import DeviceRecording
 from tracer.analysis.profiles.unrecorded_storages import (
     UnrecordedStorages,
     keys_not_made,
@@ -22,7 +22,6 @@ from tracer.analysis.profiles.unrecorded_storages import (
     unseen_keys,
 )
 from tracer.arrays import Bool, Int, PerEvent, in_use
-from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 
 
@@ -65,26 +64,19 @@ class CountedParts:
     is_walked: bool
 
 
-def allocator_count(
-    recording: Recording,
-    known: KnownStorages | None,
-    device: int,
-    events: PerEvent[Int],
-    unrecorded: UnrecordedStorages,
-) -> AllocatorCount:
+def allocator_count(mine: DeviceRecording, unrecorded: UnrecordedStorages) -> AllocatorCount:
     """Count what was allocated after each event of one device.
 
     Args:
-        events: [D] The device's events in allocator order.
         unrecorded: Unrecorded storages of the same device; what was made unseen is known by its operators only.
 
     Source:
         `total_allocated` of the profiler's allocation events; c10/core/CPUAllocator.cpp (ProfiledCPUMemoryReporter),
         aten/src/ATen/MapAllocator.cpp.
     """
+    recording, events, is_walked = mine.recording, mine.events, mine.walk_ns is not None
     none = np.zeros(len(events), np.int64)
-    is_walked = last_walk_ns(recording, known, events) is not None
-    if recording.devices[device] != "cpu":
+    if not mine.is_cpu:
         return AllocatorCount(_running_total(recording, events), none, none, none, is_walked)
     mapped, foreign = _reporters_books(recording, events)
     size = recording.allocations.size_bytes[events]
@@ -92,7 +84,7 @@ def allocator_count(
     return AllocatorCount(
         counter_bytes=_rise_of_the_counter(recording, events, mapped, foreign),
         mapped_bytes=np.cumsum(np.where(mapped & ~foreign, size, 0)),
-        before_bytes=_before_bytes(recording, known, device, events, foreign),
+        before_bytes=_before_bytes(mine, foreign),
         unseen_bytes=in_use(
             unrecorded.size_bytes[unseen], unrecorded.made_at[unseen], unrecorded.freed_at[unseen], len(events)
         )[1:],
@@ -202,20 +194,15 @@ def _rise_of_the_counter(
     return np.asarray(np.where(latest >= 0, total[latest] - start, 0) + put_in, np.int64)
 
 
-def _before_bytes(
-    recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int], foreign: PerEvent[Bool]
-) -> PerEvent[Int]:
+def _before_bytes(mine: DeviceRecording, foreign: PerEvent[Bool]) -> PerEvent[Int]:
     """[D] bytes of the storages from before the recording, until they are gone.
 
     They are those of the last walk, with the size and the end that Python saw, and what operators used or frees ended
     beside them.
     """
-    allocations, keys, end = recording.allocations, recording.keys, len(events)
-    observed = rows_before(recording, known, device, events)
-    size_at = (
-        dict(zip(known.address[observed].tolist(), known.size_bytes[observed].tolist(), strict=True)) if known else {}
-    )
-    old = np.setdiff1d(keys_not_made(recording, known, device, events), unseen_keys(recording, known, device, events))
+    allocations, keys, events, end = mine.recording.allocations, mine.recording.keys, mine.events, len(mine.events)
+    size_at = dict(mine.observed_before)
+    old = np.setdiff1d(keys_not_made(mine), unseen_keys(mine))
     for address, size_bytes in zip(keys.address[old].tolist(), keys.size_bytes[old].tolist(), strict=True):
         size_at.setdefault(address, size_bytes)
     frees = np.flatnonzero(foreign)
@@ -228,19 +215,9 @@ def _before_bytes(
     size_bytes = own_bytes(address, size_bytes)
     ends = np.array([reported.get(place, end) for place in size_at], np.int64)
     # A free has an earlier recording's size: what is made inside of it before proves it smaller, and not yet gone.
-    ends = np.where(ends < end, ends, reused_at(recording, events, address, size_bytes))
-    ends = np.minimum(ends, let_go_at(recording, known, device, events, address))
+    ends = np.where(ends < end, ends, reused_at(mine, address, size_bytes))
+    ends = np.minimum(ends, mine.let_go_at(address))
     return in_use(size_bytes, np.full(len(address), -1, np.int64), ends, end)[1:]
-
-
-def allocator_order(recording: Recording, device: int) -> PerEvent[Int]:
-    """[D] rows of one device's allocations and frees, in the order in which its allocator served them.
-
-    One thread's rows come in order. Those of several threads are merged by their nanoseconds; within one nanosecond
-    the order of the event tree stays.
-    """
-    rows = np.flatnonzero(recording.allocations.device == device)
-    return rows[np.argsort(recording.allocations.time_ns[rows], kind="stable")]
 
 
 def most_held_bytes(recordings: Sequence[Recording]) -> dict[str, int]:

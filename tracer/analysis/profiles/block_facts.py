@@ -20,11 +20,11 @@ from tracer.analysis.profiles.left_gradients import (
     met_a_step,
     of_gradients_sizes,
 )
-from tracer.analysis.profiles.observed_storages import rows_before
+from tracer.analysis.profiles.observed_storages import DeviceRecording
 from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
 from tracer.analysis.profiles.time_spans import enclosing, merged
 from tracer.analysis.profiles.torch_categories import Categories, Category
-from tracer.arrays import Bool, Bools, Int, Ints, PerAllocation, PerBlock, PerKey, PerOp, at
+from tracer.arrays import Bool, Bools, ColumnTable, Int, Ints, PerAllocation, PerBlock, PerKey, PerOp, at
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import BYTES, COLLECTIVE_OPERATORS, RECURRENT_OPERATORS, is_accumulate_grad
@@ -36,7 +36,7 @@ _SMALL = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Facts(Conditions):
+class Facts(Conditions, ColumnTable):
     """The facts that the rules look at, columns [B]; -1 is none. Conditions of numbers are in `Conditions`."""
 
     role: PerBlock[Int]  # `Role` of the strongest observation of a live tensor at the block's address
@@ -86,9 +86,6 @@ class Facts(Conditions):
     is_recomputed_by_compiled: PerBlock[Bool]
     is_taken_over_by_compiled: PerBlock[Bool]  # A compiled backward has put something else where that was
     is_freed_inside_compiled: PerBlock[Bool]  # The invocation of generated code that made it freed it
-
-    def __len__(self) -> int:
-        return len(self.role)
 
 
 def facts_of(
@@ -170,8 +167,9 @@ class _Finder:
 
     def _is_reached(self, known: KnownStorages | None) -> PerBlock[Bool]:
         """[B] whether it is from before, and a walk found a tensor there."""
-        rows = rows_before(self.recording, known, self.lifetimes.device, self.lifetimes.events)
-        held = known.address[rows[known.role[rows] == Role.HELD]] if known is not None else np.empty(0, np.int64)
+        mine = DeviceRecording(self.recording, known, self.lifetimes.device)
+        rows = mine.observations_before
+        held = mine.known.address[rows[mine.known.role[rows] == Role.HELD]]
         is_from_before = (self.allocation < 0) & ~self.lifetimes.made_unseen
         return np.asarray(is_from_before & np.isin(self.lifetimes.address, held), np.bool_)
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.analysis.profiles.allocator_count import AllocatorCount, allocator_count, allocator_order
-from tracer.analysis.profiles.observed_storages import observed_blocks
-from tracer.analysis.profiles.unrecorded_storages import unrecorded_storages
+from tracer.analysis.profiles.allocator_count import AllocatorCount, allocator_count
+from tracer.analysis.profiles.observed_storages import DeviceRecording
+from tracer.analysis.profiles.unrecorded_storages import frees_of, unrecorded_storages
 from tracer.arrays import Bool, Int, PerBlock, PerEvent, Rows
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
@@ -55,13 +55,11 @@ def follow_blocks(recording: Recording, known: KnownStorages | None, device: int
     Args:
         known: Observations. What was observed last before the first event was there before it.
     """
-    allocations = recording.allocations
-    events = allocator_order(recording, device)
+    mine = DeviceRecording(recording, known, device)
+    allocations, events, end = recording.allocations, mine.events, len(mine.events)
     size, number = allocations.size_bytes[events], allocations.allocation_id[events]
-    end = len(events)
-    allocated, freed = np.flatnonzero(size > 0), np.flatnonzero(size < 0)
-    freed_of = dict(zip(number[freed].tolist(), freed.tolist(), strict=True))
-    others = unrecorded_storages(recording, known, device, events)
+    allocated, freed_of = np.flatnonzero(size > 0), frees_of(mine)
+    others = unrecorded_storages(mine)
     none = np.full(len(others.address), -1, np.int64)
 
     all_size = np.concatenate([others.size_bytes, size[allocated]])
@@ -79,7 +77,7 @@ def follow_blocks(recording: Recording, known: KnownStorages | None, device: int
         made_at=made_at,
         freed_at=freed_at,
         died_unseen=np.concatenate([others.died_unseen, np.zeros(len(allocated), bool)]),
-        observed_as=observed_blocks(recording, known, device, events, all_address, made_at, freed_at),
+        observed_as=mine.strongest_of(all_address, made_at, freed_at),
         events=events,
-        count=allocator_count(recording, known, device, events, others),
+        count=allocator_count(mine, others),
     )

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
-from tracer.analysis.profiles.memory_timeline import MemoryTimeline
-from tracer.analysis.profiles.torch_categories import Categories, Category
+from tracer.analysis.profiles.classify_blocks import Cycle
+from tracer.analysis.profiles.memory_timeline import MemoryTimeline, memory_timeline
+from tracer.analysis.profiles.torch_categories import Category
 from tracer.arrays import Int, PerTimelineRow
-from tracer.capture.recording import Recording
 
 TAGGED = tuple(category for category in Category if category != Category.UNTAGGED)
 
@@ -60,28 +59,25 @@ class Breakdown:
         return rows
 
 
-def cycle_breakdown(
-    recording: Recording, categories: Categories, timeline: MemoryTimeline, lifetimes: BlockLifetimes
-) -> CycleBreakdown:
+def cycle_breakdown(cycle: Cycle) -> CycleBreakdown:
     """Find both peaks of one cycle."""
-    sizes = _without_the_dead(recording, categories, timeline, lifetimes)
+    recording = cycle.recording
+    timeline = memory_timeline(recording, cycle.categories, device=recording.devices[cycle.lifetimes.device])
+    sizes = _without_the_dead(cycle, timeline)
     tagged = int(np.argmax(sizes[:, : len(TAGGED)].sum(axis=1)))
-    position = int(np.argmax(lifetimes.allocator_bytes))
     return CycleBreakdown(
-        true_peak_bytes=int(lifetimes.allocator_bytes[position]),
+        true_peak_bytes=int(cycle.lifetimes.allocator_bytes.max()),
         at_tagged_peak_bytes=tuple(sizes[tagged, : len(TAGGED)].tolist()),
         tagged_peak_ns=int(timeline.times_ns[tagged]),
     )
 
 
-def _without_the_dead(
-    recording: Recording, categories: Categories, timeline: MemoryTimeline, lifetimes: BlockLifetimes
-) -> PerTimelineRow[Int]:
+def _without_the_dead(cycle: Cycle, timeline: MemoryTimeline) -> PerTimelineRow[Int]:
     """[E, 8] the timeline less memory from before the recording whose address was handed out again.
 
     Nobody records the end of such memory on the CPU, so torch's timeline keeps it to its last row.
     """
-    sizes = timeline.sizes_bytes
+    recording, categories, lifetimes, sizes = cycle.recording, cycle.categories, cycle.lifetimes, timeline.sizes_bytes
     dead = np.flatnonzero(lifetimes.died_unseen & (lifetimes.key >= 0))
     if not len(dead):
         return sizes

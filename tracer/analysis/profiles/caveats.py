@@ -112,10 +112,10 @@ def growth_sentences(growth: Growth | None, *, file_name: Callable[[str], str] =
     )
 
 
-def _growing(place: GrowingPlace, file_name: Callable[[str], str]) -> str:
-    site = place.site
-    where = f"at {file_name(site.file)}:{site.line}" if site.file else "at no line of yours"
-    return f"{format_bytes(place.bytes_per_step)} ({site.kind.words}) by {site.op or 'no operator'} {where}"
+def _growing(growing: GrowingPlace, file_name: Callable[[str], str]) -> str:
+    place = growing.place
+    where = f"at {file_name(place.file)}:{place.line}" if place.file else "at no line of yours"
+    return f"{format_bytes(growing.bytes_per_step)} ({growing.kind.words}) by {place.op or 'no operator'} {where}"
 
 
 def left_out(findings: Findings) -> tuple[str, ...]:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
-from tracer.analysis.kinds import LAYERS, Evidence, Kind
+from tracer.analysis.kinds import Evidence, Kind, levels_by_kind
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.block_facts import Facts, facts_of
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
@@ -22,7 +21,7 @@ from tracer.analysis.profiles.collectives import common_modules
 from tracer.analysis.profiles.conditions import NONE
 from tracer.analysis.profiles.torch_categories import Categories
 from tracer.analysis.rules import Rule, first_that_holds
-from tracer.arrays import Int, PerBlock, PerEvent, Rows, at, in_use
+from tracer.arrays import ColumnTable, Int, Ints, PerBlock, at
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 
@@ -124,7 +123,7 @@ def apply_rules(facts: Facts, rules: Sequence[Rule] = RULES) -> tuple[PerBlock[I
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ClassifiedBlocks:
+class ClassifiedBlocks(ColumnTable):
     """Blocks, columns [B]. What was not seen being made has allocation -1."""
 
     size_bytes: PerBlock[Int]
@@ -144,9 +143,16 @@ class ClassifiedBlocks:
     requested_bytes: PerBlock[Int]  # Requested, before rounding; -1 where that is not known
     stack: PerBlock[Int]  # Number of the allocator's stack of what was there before and in no tensor; else -1
 
-    def take(self, rows: Rows) -> Self:
-        """Some of these, in the order of the rows."""
-        return type(self)(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cycle:
+    """A recorded cycle on one device, with its blocks followed and classified once for all that is asked of them."""
+
+    recording: Recording
+    categories: Categories
+    attribution: Attribution
+    lifetimes: BlockLifetimes
+    blocks: ClassifiedBlocks  # All of `lifetimes`
 
 
 def classify_blocks(
@@ -220,28 +226,8 @@ def _steps(attribution: Attribution, lifetimes: BlockLifetimes) -> PerBlock[Int]
     return np.where(inside, column[lifetimes.events[np.where(inside, made_at, 0)]] if end else NONE, NONE)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KindLevel:
-    """Bytes of one kind over a recording."""
-
-    kind: Kind
-    before_bytes: int
-    values_bytes: PerEvent[Int]  # [D] Bytes alive after each of `BlockLifetimes.events`
-
-
-def memory_by_kind(lifetimes: BlockLifetimes, blocks: ClassifiedBlocks) -> tuple[KindLevel, ...]:
-    """Follow each kind over a recording; together they are all that is alive.
-
-    Returns:
-        The kinds that occur, in the order of `LAYERS`.
-    """
-    levels = []
-    end = len(lifetimes.events)
-    for kind in LAYERS:
-        mine = blocks.kind == kind
-        if not mine.any():
-            continue
-        size_bytes, made_at = lifetimes.size_bytes[mine], lifetimes.made_at[mine]
-        level = in_use(size_bytes, made_at, lifetimes.freed_at[mine], end)[1:]
-        levels.append(KindLevel(kind, int(size_bytes[made_at < 0].sum()), level))
-    return tuple(levels)
+def memory_by_kind(lifetimes: BlockLifetimes, blocks: ClassifiedBlocks) -> dict[Kind, Ints]:
+    """The bytes of each kind alive before the first of `BlockLifetimes.events` and after each of them [D + 1]."""
+    return levels_by_kind(
+        blocks.kind, lifetimes.size_bytes, lifetimes.made_at, lifetimes.freed_at, len(lifetimes.events)
+    )

@@ -55,10 +55,10 @@ def failed_allocation(
     now = held_at_failure(known, device, findings)
     replayed = replay_snapshot(snapshot, device=index, held=known.words_at(device), held_now={index: now})
     (one,) = replayed.devices
-    event = last_out_of_memory(snapshot, one.state, one.replay, kinds=one.kinds, sites=replayed.sites)
+    event = last_out_of_memory(one)
     if was_evaluating:
         event = in_evaluation(event)
-    modelled = model_device(snapshot, one.state, one.replay)
+    modelled = model_device(one)
     first = first_changes(replayed, one, modelled, in_evaluation=event.in_evaluation)
     cycles = findings.cycles if findings is not None and findings.device == device else ()
     in_use = next((cycle.at_failure for cycle in cycles if cycle.at_failure is not None), None)

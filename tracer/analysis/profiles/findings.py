@@ -13,11 +13,11 @@ from tracer.analysis.profiles.allocator_join import JoinedHistory, join_history
 from tracer.analysis.profiles.attribution import Attribution, attribute
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes, follow_blocks
 from tracer.analysis.profiles.breakdown import Breakdown, CycleBreakdown, breakdown, cycle_breakdown
-from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, classify_blocks
+from tracer.analysis.profiles.classify_blocks import Cycle, classify_blocks
 from tracer.analysis.profiles.compiled_owners import with_compiled_owners
 from tracer.analysis.profiles.growth import Growth, find_growth
 from tracer.analysis.profiles.lost_track import LostTrack, find_lost_track
-from tracer.analysis.profiles.memory_timeline import device_index, memory_timeline
+from tracer.analysis.profiles.memory_timeline import device_index
 from tracer.analysis.profiles.peak import PeakReport, peak_position, peak_report, worst_of
 from tracer.analysis.profiles.step_phases import StepPhase, step_phases
 from tracer.analysis.profiles.survivors import Survivors, find_survivors
@@ -50,20 +50,14 @@ class GraphPool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CycleFindings:
+class CycleFindings(Cycle):
     """What one cycle's recording says about one device.
 
-    `blocks` are all of `lifetimes`, classified once for every output; those of the peak are among them.
     `history` is the allocator's own, joined with the blocks; None where there is none of this cycle.
     `at_failure` is what was in use at the last failure in that history; None where nothing failed.
     `is_whole` is False for a cycle that the end of the run, or a failure, cut short.
     """
 
-    recording: Recording
-    categories: Categories
-    attribution: Attribution
-    lifetimes: BlockLifetimes
-    blocks: ClassifiedBlocks
     breakdown: CycleBreakdown
     peak: PeakReport
     lost_track: tuple[LostTrack, ...]
@@ -133,24 +127,31 @@ def find_in_cycle(
         RecordingError: Nothing was allocated on the device.
     """
     name = device or default_device([recording])
-    index = device_index(recording, name)
-    if index < 0 or not (recording.allocations.device == index).any():
+    index = _index(recording, name)
+    if index < 0:
         raise RecordingError(
             f"Nothing was allocated on {name} while the profiler recorded.",
             hint="Profile with profile_memory=True, and name the device that the model is on.",
         )
     categories = categorize(recording)
     lifetimes = follow_blocks(recording, known, index)
-    peak_ns = int(recording.allocations.time_ns[lifetimes.events[peak_position(lifetimes)]])
     attribution = with_compiled_owners(
         attribute(recording, module_names=module_names),
         recording,
-        compiled_origins(recording, graphs, time_ns=peak_ns),
+        compiled_origins(recording, graphs, time_ns=_peak_ns(recording, lifetimes)),
         module_names or {},
     )
-    return _cycle_findings(
-        recording, categories, attribution, lifetimes, device=name, known=known, is_whole=is_whole, time_ns=peak_ns
-    )
+    return _cycle_findings(recording, categories, attribution, lifetimes, known=known, is_whole=is_whole)
+
+
+def _index(recording: Recording, device: str) -> int:
+    """Index of a device in the recording, -1 where nothing was allocated on it."""
+    index = device_index(recording, device)
+    return index if (recording.allocations.device == index).any() else -1
+
+
+def _peak_ns(recording: Recording, lifetimes: BlockLifetimes) -> int:
+    return int(recording.allocations.time_ns[lifetimes.events[peak_position(lifetimes)]])
 
 
 def _cycle_findings(
@@ -159,28 +160,21 @@ def _cycle_findings(
     attribution: Attribution,
     lifetimes: BlockLifetimes,
     *,
-    device: str,
     known: KnownStorages | None,
     is_whole: bool,
-    time_ns: int,
 ) -> CycleFindings:
     """The answers about one device, from what is known of its blocks and, whatever the device, of the operators."""
-    timeline = memory_timeline(recording, categories, device=device)
-    blocks = classify_blocks(recording, categories, attribution, lifetimes, known=known, time_ns=time_ns)
-    peak = peak_report(recording, attribution, lifetimes, blocks, known=known)
+    parts, peak_ns = (recording, categories, attribution, lifetimes), _peak_ns(recording, lifetimes)
+    cycle = Cycle(*parts, classify_blocks(*parts, known=known, time_ns=peak_ns))
+    peak = peak_report(cycle, known=known)
     return CycleFindings(
-        recording=recording,
-        categories=categories,
-        attribution=attribution,
-        lifetimes=lifetimes,
-        blocks=blocks,
-        breakdown=cycle_breakdown(recording, categories, timeline, lifetimes),
+        *parts,
+        cycle.blocks,
+        breakdown=cycle_breakdown(cycle),
         peak=peak,
-        lost_track=find_lost_track(recording, categories, attribution, peak.blocks),
-        survivors=find_survivors(
-            recording, attribution, lifetimes, blocks, is_whole=is_whole, is_complete=lifetimes.count.is_walked
-        ),
-        step_phases=step_phases(recording, attribution, lifetimes),
+        lost_track=find_lost_track(cycle, peak.blocks),
+        survivors=find_survivors(cycle, is_whole=is_whole),
+        step_phases=step_phases(cycle),
         is_whole=is_whole,
     )
 
@@ -193,24 +187,12 @@ def find_on_other_device(findings: Findings, device: str, *, known: KnownStorage
     """
     cycles = []
     for cycle in findings.cycles:
-        recording = cycle.recording
-        index = device_index(recording, device)
-        if index < 0 or not (recording.allocations.device == index).any():
+        index = _index(cycle.recording, device)
+        if index < 0:
             continue
-        lifetimes = follow_blocks(recording, known, index)
-        peak_ns = int(recording.allocations.time_ns[lifetimes.events[peak_position(lifetimes)]])
-        cycles.append(
-            _cycle_findings(
-                recording,
-                cycle.categories,
-                cycle.attribution,
-                lifetimes,
-                device=device,
-                known=known,
-                is_whole=cycle.is_whole,
-                time_ns=peak_ns,
-            )
-        )
+        lifetimes = follow_blocks(cycle.recording, known, index)
+        parts = (cycle.recording, cycle.categories, cycle.attribution, lifetimes)
+        cycles.append(_cycle_findings(*parts, known=known, is_whole=cycle.is_whole))
     return put_together(cycles, compiled=findings.compiled)
 
 
@@ -263,19 +245,11 @@ def with_allocator_history(
     history = join_history(snapshot, findings.device, cycle.lifetimes)
     if history is None:
         return findings
-    explain = partial(
-        peak_report,
-        cycle.recording,
-        cycle.attribution,
-        cycle.lifetimes,
-        cycle.blocks,
-        known=known,
-        history=history,
-    )
+    explain = partial(peak_report, cycle, known=known, history=history)
     failures = history.state.trace.where(Action.OOM)
     peak, at_failure = explain(), explain(entry=int(failures[-1])) if len(failures) else None
     if at_failure is not None and at_failure.peak_bytes == peak.peak_bytes:
         peak = at_failure  # of two moments with as much in use, people ask about this one
-    lost_track = find_lost_track(cycle.recording, cycle.categories, cycle.attribution, peak.blocks)
+    lost_track = find_lost_track(cycle, peak.blocks)
     joined = replace(cycle, peak=peak, lost_track=lost_track, history=history, at_failure=at_failure)
     return replace(findings, cycles=(*findings.cycles[:number], joined, *findings.cycles[number + 1 :]))

@@ -16,7 +16,7 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.attribution import Phase
 from tracer.analysis.profiles.findings import CycleFindings, Findings, GraphPool, find_in_cycle
 from tracer.analysis.profiles.peak_rows import group_rows
-from tracer.arrays import Rows
+from tracer.arrays import Rows, in_use
 from tracer.capture.graph_captures import Capture, LivePool
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.errors import RecordingError
@@ -113,7 +113,7 @@ class _Pool:
     def _rows(self, blocks: _Blocks) -> tuple[PeakRow, ...]:
         cycle = blocks.cycle
         chosen = cycle.blocks.take(blocks.rows)
-        return group_rows(cycle.recording, cycle.attribution, self._known, chosen, history=cycle.history)[0]
+        return group_rows(cycle, self._known, chosen, history=cycle.history)[0]
 
 
 def _has(cycle: CycleFindings, capture: Capture) -> bool:
@@ -134,10 +134,8 @@ def _in_use(blocks: _Blocks, capture: Capture) -> _Blocks:
 def _alive_at_most(cycle: CycleFindings, mine: Rows, *, until_ns: int) -> Rows:
     """Of some blocks those that are alive when most bytes of them are."""
     lifetimes = cycle.lifetimes
-    change = np.zeros(len(lifetimes.events) + 1, np.int64)
-    np.add.at(change, lifetimes.made_at[mine], lifetimes.size_bytes[mine])
-    np.add.at(change, lifetimes.freed_at[mine], -lifetimes.size_bytes[mine])
+    size_bytes, made_at, freed_at = lifetimes.size_bytes[mine], lifetimes.made_at[mine], lifetimes.freed_at[mine]
     is_later = cycle.recording.allocations.time_ns[lifetimes.events] > until_ns
-    level = np.where(is_later, 0, np.cumsum(change)[:-1])
+    level = np.where(is_later, 0, in_use(size_bytes, made_at, freed_at, len(lifetimes.events))[1:])
     position = int(np.argmax(level)) if len(level) else -1
-    return mine[(lifetimes.made_at[mine] <= position) & (lifetimes.freed_at[mine] > position)]
+    return mine[(made_at <= position) & (freed_at > position)]

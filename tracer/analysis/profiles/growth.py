@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tracer.analysis.kinds import Kind
+from tracer.analysis.profiles.source_lines import Place
 from tracer.analysis.profiles.survivors import Site, Survivors
 
 _ENOUGH_STEPS = 4  # From so many on it is no chance that each of them left something
@@ -17,9 +19,10 @@ _ENOUGH_STEPS = 4  # From so many on it is no chance that each of them left some
 
 @dataclass(frozen=True, slots=True)
 class GrowingPlace:
-    """What one site adds to the growth."""
+    """What blocks of one kind from one place add to the growth."""
 
-    site: Site
+    kind: Kind
+    place: Place
     bytes_per_step: int
 
 
@@ -86,7 +89,7 @@ def _growth(cycles: Sequence[Survivors]) -> Growth:
                 ended[-size] += 1
     _take_off(blocks, ended)
     totals = {site: sum(size * count for size, count in sizes.items()) for site, sizes in blocks.items()}
-    places = [GrowingPlace(site, total // num_judged) for site, total in totals.items() if total]
+    places = [GrowingPlace(*site, total // num_judged) for site, total in totals.items() if total]
     return Growth(net // num_judged, tuple(sorted(places, key=lambda place: -place.bytes_per_step)))
 
 

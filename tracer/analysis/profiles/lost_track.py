@@ -7,15 +7,15 @@ torch calls a result an activation only if every input has a category. A tensor 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from tracer.analysis.kinds import Kind
-from tracer.analysis.profiles.attribution import Attribution
-from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
+from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, Cycle
 from tracer.analysis.profiles.source_lines import Place, place_of
 from tracer.analysis.profiles.torch_categories import Categories, Category
-from tracer.arrays import Int, PerKey
+from tracer.arrays import Int, PerKey, at, grouped
 from tracer.capture.recording import Recording
 
 _NOT_KNOWN = (Kind.UNKNOWN, Kind.BEFORE_RECORDING)
@@ -25,40 +25,29 @@ _NOT_KNOWN = (Kind.UNKNOWN, Kind.BEFORE_RECORDING)
 class LostTrack:
     """A line at which torch's categories stopped."""
 
-    op: str | None  # Operator that made the tensor without a category, or None where it was there before the recording
-    module: str | None  # Path of the module that called it, or None
-    file: str | None  # Source file of the user's line, or None
-    line: int | None  # Its number, or None
+    place: Place  # What made the tensor without a category; without operator where it was there before the recording
     bytes: int  # Bytes at the peak that have no category of torch's because of it
     count: int
     known_bytes: int  # The part of these bytes whose kind is known all the same
 
 
-def find_lost_track(
-    recording: Recording, categories: Categories, attribution: Attribution, blocks: ClassifiedBlocks
-) -> tuple[LostTrack, ...]:
+def find_lost_track(cycle: Cycle, blocks: ClassifiedBlocks) -> tuple[LostTrack, ...]:
     """Trace the peak's blocks without a category back to where the category was lost.
 
     Returns:
         Lines, largest first. Blocks that were never tensors have no data flow and are left out.
     """
-    origin = _origins(recording, categories)
+    recording, attribution = cycle.recording, cycle.attribution
+    origin = _origins(recording, cycle.categories)
     made_by = _allocation_of_key(recording)
-    totals: dict[Place, list[int]] = {}
     allocations = (recording.allocations.op, attribution.allocation_module, attribution.allocation_frame)
-    untagged = (blocks.torch_category == Category.UNTAGGED) & (blocks.key >= 0)
-    for block in np.flatnonzero(untagged).tolist():
-        source = origin.get(int(blocks.key[block]), int(blocks.key[block]))
-        made = int(made_by[source])
-        rows = (int(column[made]) if made >= 0 else -1 for column in allocations)
-        total = totals.setdefault(place_of(recording, attribution, *rows), [0, 0, 0])
-        total[0] += int(blocks.size_bytes[block])
-        total[1] += 1
-        total[2] += int(blocks.size_bytes[block]) if blocks.kind[block] not in _NOT_KNOWN else 0
-    places = [
-        LostTrack(*place, bytes=size, count=count, known_bytes=known) for place, (size, count, known) in totals.items()
-    ]
-    return tuple(sorted(places, key=lambda place: -place.bytes))
+    untagged = np.flatnonzero((blocks.torch_category == Category.UNTAGGED) & (blocks.key >= 0))
+    made = made_by[[origin.get(key, key) for key in blocks.key[untagged].tolist()]]
+    places = grouped([at(column, made, -1) for column in allocations], partial(place_of, recording, attribution))
+    size_bytes, is_known = blocks.size_bytes[untagged], ~np.isin(blocks.kind[untagged], _NOT_KNOWN)
+    sums = zip(places.keys, places.sums(size_bytes), places.counts(), places.sums(size_bytes * is_known), strict=True)
+    lost = [LostTrack(*row) for row in sums]
+    return tuple(sorted(lost, key=lambda place: -place.bytes))
 
 
 def _origins(recording: Recording, categories: Categories) -> dict[int, int]:

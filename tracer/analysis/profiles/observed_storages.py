@@ -1,4 +1,4 @@
-"""Which observations of live tensors concern one cycle, and which of its blocks each of them saw.
+"""One device's part of a recording, with the observations of live tensors that concern it.
 
 An address proves something only for the life of the storage that was seen at it. So a cycle's own looks count, from the
 walk right before it to the look at its end: at an earlier or later one, others may have lain at the same addresses.
@@ -7,6 +7,7 @@ walk right before it to the look at its end: at an earlier or later one, others 
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import cached_property
 
 import numpy as np
 
@@ -18,161 +19,156 @@ from tracer.capture.torch_names import STEP_PREFIX
 _FOREVER = int(np.iinfo(np.int64).max)
 
 
-def observations_of(recording: Recording, known: KnownStorages | None, device: int) -> Rows:
-    """Rows of `KnownStorages` on a device of a recording, in any cycle."""
-    rows = _rows_on(recording, known, device)
-    return rows[known.role[rows] != Role.IDLE] if known is not None else rows
+def allocator_order(recording: Recording, device: int) -> PerEvent[Int]:
+    """[D] rows of one device's allocations and frees, in the order in which its allocator served them.
 
-
-def is_idle(
-    recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int], address: Ints
-) -> Bools:
-    """Whether each address lay in memory that is not allocated when last looked at before the cycle.
-
-    Tensors that CUDA graphs leave behind lie in unused memory of a private pool, others of the CPU in a mapped file;
-    operators use both.
+    One thread's rows come in order. Those of several threads are merged by their nanoseconds; within one nanosecond
+    the order of the event tree stays.
     """
-    rows = _rows_on(recording, known, device)
-    if known is None or not len(rows):
-        return np.zeros(len(address), np.bool_)
-    since, first = _since_ns(recording, known, device, events), _first_ns(recording, events)
-    time_ns = known.time_ns[rows]
-    pieces = rows[(known.role[rows] == Role.IDLE) & (time_ns >= since) & (time_ns <= first)]
-    pieces = pieces[known.time_ns[pieces] == known.time_ns[pieces].max(initial=0)]
-    order = np.argsort(known.address[pieces])
-    begin = known.address[pieces][order]
-    end = begin + known.size_bytes[pieces][order]
-    place = np.searchsorted(begin, address, side="right") - 1
-    inside = place >= 0
-    inside[inside] = address[inside] < end[place[inside]]
-    return inside
+    rows = np.flatnonzero(recording.allocations.device == device)
+    return rows[np.argsort(recording.allocations.time_ns[rows], kind="stable")]
 
 
-def _rows_on(recording: Recording, known: KnownStorages | None, device: int) -> Rows:
-    name = recording.devices[device]
-    if known is None or name not in known.devices:
-        return np.empty(0, np.int64)
-    return np.flatnonzero(known.device == known.devices.index(name))
+class DeviceRecording:
+    """One device's events, and which observations of live tensors concern them."""
 
+    def __init__(self, recording: Recording, known: KnownStorages | None, device: int) -> None:
+        self.recording, self.device = recording, device  # The device by its index in `Recording.devices`
+        self.known = KnownStorages.empty() if known is None else known
+        self.events = allocator_order(recording, device)  # [D] Rows of `Recording.allocations`
+        name = recording.devices[device]
+        self.is_cpu = name == "cpu"
+        self._index = self.known.devices.index(name) if name in self.known.devices else -1
 
-def observations_in(recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]) -> Rows:
-    """Rows of `KnownStorages` on a device from the last look before a recording to the first one after it.
+    @cached_property
+    def observations(self) -> Rows:
+        """Rows of `KnownStorages` on the device, in any cycle."""
+        return np.flatnonzero((self.known.device == self._index) & (self.known.role != Role.IDLE))
 
-    Whoever looks finds something on some device: a session has a model or an optimizer.
-    """
-    rows = observations_of(recording, known, device)
-    if known is None or not len(rows):
-        return rows
-    until = int(known.time_ns[known.time_ns >= _last_ns(recording)].min(initial=_FOREVER))
-    time_ns = known.time_ns[rows]
-    return rows[(time_ns >= _since_ns(recording, known, device, events)) & (time_ns <= until)]
+    @property
+    def ends(self) -> Rows:
+        """[Z] rows of the ends of storages on the device."""
+        return np.flatnonzero(self.known.ends_device == self._index)
 
+    @cached_property
+    def times_ns(self) -> PerEvent[Int]:
+        """[D] time of each event."""
+        return np.asarray(self.recording.allocations.time_ns[self.events], np.int64)
 
-def observed_before(
-    recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]
-) -> dict[int, int]:
-    """Address and size of all that was observed in the last walk before the first event, or after it until then.
+    @property
+    def _first_ns(self) -> int:
+        return int(self.times_ns[0]) if len(self.events) else _FOREVER
 
-    Without a walk, of what was observed last before the first event.
-    """
-    rows = rows_before(recording, known, device, events)
-    if known is None:
-        return {}
-    return dict(zip(known.address[rows].tolist(), known.size_bytes[rows].tolist(), strict=True))
+    @cached_property
+    def walk_ns(self) -> int | None:
+        """Time of the last walk over all reachable objects before the first event; None without a walk."""
+        walks = self.known.walks_ns[self.known.walks_ns <= self._first_ns]
+        return int(walks.max()) if len(walks) else None
 
+    @property
+    def _since_ns(self) -> int:
+        """The last walk before the first event, or else the last look."""
+        if self.walk_ns is not None:
+            return self.walk_ns
+        time_ns = self.known.time_ns[self.observations]
+        return int(time_ns[time_ns <= self._first_ns].max(initial=0))
 
-def rows_before(recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]) -> Rows:
-    """Rows of `KnownStorages` observed before a cycle's first event."""
-    rows = observations_in(recording, known, device, events)
-    return rows[known.time_ns[rows] <= _first_ns(recording, events)] if known is not None else rows
+    @property
+    def _last_ns(self) -> int:
+        """End of the recording's last step, or of its last event where no step ended."""
+        ends = self.recording.spans.end_ns[self.recording.spans_named(STEP_PREFIX)]
+        return max(int(self.recording.allocations.time_ns.max(initial=0)), int(ends.max(initial=0)))
 
+    @cached_property
+    def observations_within(self) -> Rows:
+        """Rows of `KnownStorages` on the device from the last look before the recording to the first one after it.
 
-def last_walk_ns(recording: Recording, known: KnownStorages | None, events: PerEvent[Int]) -> int | None:
-    """Time of the last walk over all reachable objects before a device's first event; None without a walk."""
-    if known is None or not len(walks := known.walks_ns[known.walks_ns <= _first_ns(recording, events)]):
-        return None
-    return int(walks.max())
+        Whoever looks finds something on some device: a session has a model or an optimizer.
+        """
+        known, rows = self.known, self.observations
+        until = int(known.time_ns[known.time_ns >= self._last_ns].min(initial=_FOREVER))
+        time_ns = known.time_ns[rows]
+        return rows[(time_ns >= self._since_ns) & (time_ns <= until)]
 
+    @cached_property
+    def observations_before(self) -> Rows:
+        """Those of them that were made before the first event."""
+        rows = self.observations_within
+        return rows[self.known.time_ns[rows] <= self._first_ns]
 
-def let_go_at(
-    recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int], address: PerUnrecorded[Int]
-) -> PerUnrecorded[Int]:
-    """[U] position of the first event after a storage that a walk had found was seen to go; past the last if none.
+    @cached_property
+    def observed_before(self) -> dict[int, int]:
+        """Address and size of all that was observed in the last walk before the first event, or after it until then.
 
-    Args:
-        address: [U] Addresses of the storages whose allocation was not recorded.
-    """
-    end, name = len(events), recording.devices[device]
-    position = np.full(len(address), end, np.int64)
-    since = last_walk_ns(recording, known, events)
-    if known is None or since is None or name not in known.devices or not end:
+        Without a walk, of what was observed last before the first event.
+        """
+        rows = self.observations_before
+        return dict(zip(self.known.address[rows].tolist(), self.known.size_bytes[rows].tolist(), strict=True))
+
+    def is_idle(self, address: Ints) -> Bools:
+        """Whether each address lay in memory that is not allocated when last looked at before the cycle.
+
+        Tensors that CUDA graphs leave behind lie in unused memory of a private pool, others of the CPU in a mapped
+        file; operators use both.
+        """
+        known, time_ns = self.known, self.known.time_ns
+        is_piece = (known.device == self._index) & (known.role == Role.IDLE)
+        pieces = np.flatnonzero(is_piece & (time_ns >= self._since_ns) & (time_ns <= self._first_ns))
+        pieces = pieces[known.time_ns[pieces] == known.time_ns[pieces].max(initial=0)]
+        order = np.argsort(known.address[pieces])
+        begin = known.address[pieces][order]
+        end = begin + known.size_bytes[pieces][order]
+        place = np.searchsorted(begin, address, side="right") - 1
+        inside = place >= 0
+        inside[inside] = address[inside] < end[place[inside]]
+        return inside
+
+    def let_go_at(self, address: PerUnrecorded[Int]) -> PerUnrecorded[Int]:
+        """[U] position of the first event after a storage that a walk had found was seen to go; past the last if none.
+
+        Args:
+            address: [U] Addresses of the storages whose allocation was not recorded.
+        """
+        known = self.known
+        position = np.full(len(address), len(self.events), np.int64)
+        if self.walk_ns is None:
+            return position
+        ends = self.ends[known.ends_ns[self.ends] >= self.walk_ns]
+        first: dict[int, int] = {}
+        for addr, time_ns in zip(known.ends_address[ends].tolist(), known.ends_ns[ends].tolist(), strict=True):
+            first.setdefault(addr, time_ns)
+        for row, addr in enumerate(address.tolist()):
+            if addr in first:
+                position[row] = np.searchsorted(self.times_ns, first[addr], side="left")
         return position
-    times = recording.allocations.time_ns[events]
-    mine = np.flatnonzero((known.ends_device == known.devices.index(name)) & (known.ends_ns >= since))
-    first: dict[int, int] = {}
-    for addr, time_ns in zip(known.ends_address[mine].tolist(), known.ends_ns[mine].tolist(), strict=True):
-        first.setdefault(addr, time_ns)
-    for row, addr in enumerate(address.tolist()):
-        if addr in first:
-            position[row] = np.searchsorted(times, first[addr], side="left")
-    return position
 
+    def strongest_of(self, address: PerBlock[Int], made_at: PerBlock[Int], freed_at: PerBlock[Int]) -> PerBlock[Int]:
+        """[B] the strongest observation of each block: the one alive at the address when it was looked at.
 
-def observed_blocks(
-    recording: Recording,
-    known: KnownStorages | None,
-    device: int,
-    events: PerEvent[Int],
-    address: PerBlock[Int],
-    made_at: PerBlock[Int],
-    freed_at: PerBlock[Int],
-) -> PerBlock[Int]:
-    """[B] the strongest observation of each block: the one alive at the address when it was looked at.
+        That a tensor is reachable from Python says that it is there, and not what it is.
 
-    That a tensor is reachable from Python says that it is there, and not what it is.
-
-    Args:
-        address: [B] Where each block begins.
-        made_at: [B] Position in `events` at which it was made; -1 before them.
-        freed_at: [B] Position in `events` at which it was freed; their number if it never was.
-    """
-    observed = np.full(len(address), -1, np.int64)
-    rows = observations_in(recording, known, device, events)
-    if known is None or not len(rows := rows[~np.isin(known.role[rows], (Role.HELD, Role.BUCKET))]):
+        Args:
+            address: [B] Where each block begins.
+            made_at: [B] Position in `events` at which it was made; -1 before them.
+            freed_at: [B] Position in `events` at which it was freed; their number if it never was.
+        """
+        known, rows = self.known, self.observations_within
+        observed = np.full(len(address), -1, np.int64)
+        rows = rows[~np.isin(known.role[rows], (Role.HELD, Role.BUCKET))]
+        position = np.searchsorted(self.times_ns, known.time_ns[rows], side="right") - 1
+        wanted = set(known.address[rows].tolist())
+        blocks: dict[int, list[int]] = {}
+        for block, addr in enumerate(address.tolist()):
+            if addr in wanted:
+                blocks.setdefault(addr, []).append(block)
+        role = known.role.tolist()
+        begins, freed = made_at.tolist(), freed_at.tolist()
+        for row, addr, now in zip(rows.tolist(), known.address[rows].tolist(), position.tolist(), strict=True):
+            # Blocks of one address follow each other, so only the last one made by now can be alive.
+            candidates = blocks.get(addr, [])
+            at = bisect_right(candidates, now, key=begins.__getitem__) - 1
+            if at >= 0 and now < freed[candidates[at]]:
+                block = candidates[at]
+                if observed[block] < 0 or role[row] < role[observed[block]]:
+                    observed[block] = row
         return observed
-    position = np.searchsorted(recording.allocations.time_ns[events], known.time_ns[rows], side="right") - 1
-    wanted = set(known.address[rows].tolist())
-    blocks: dict[int, list[int]] = {}
-    for block, addr in enumerate(address.tolist()):
-        if addr in wanted:
-            blocks.setdefault(addr, []).append(block)
-    role = known.role.tolist()
-    begins, freed = made_at.tolist(), freed_at.tolist()
-    for row, addr, now in zip(rows.tolist(), known.address[rows].tolist(), position.tolist(), strict=True):
-        # Blocks of one address follow each other, so only the last one made by now can be alive.
-        candidates = blocks.get(addr, [])
-        at = bisect_right(candidates, now, key=begins.__getitem__) - 1
-        if at >= 0 and now < freed[candidates[at]]:
-            block = candidates[at]
-            if observed[block] < 0 or role[row] < role[observed[block]]:
-                observed[block] = row
-    return observed
-
-
-def _since_ns(recording: Recording, known: KnownStorages, device: int, events: PerEvent[Int]) -> int:
-    """The last walk before the first event, or else the last look."""
-    walk = last_walk_ns(recording, known, events)
-    if walk is not None:
-        return walk
-    time_ns = known.time_ns[observations_of(recording, known, device)]
-    return int(time_ns[time_ns <= _first_ns(recording, events)].max(initial=0))
-
-
-def _first_ns(recording: Recording, events: PerEvent[Int]) -> int:
-    return int(recording.allocations.time_ns[events[0]]) if len(events) else _FOREVER
-
-
-def _last_ns(recording: Recording) -> int:
-    """End of the recording's last step, or of its last event where no step ended."""
-    ends = recording.spans.end_ns[recording.spans_named(STEP_PREFIX)]
-    return max(int(recording.allocations.time_ns.max(initial=0)), int(ends.max(initial=0)))

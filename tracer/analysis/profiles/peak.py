@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -11,14 +12,13 @@ from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.allocator_count import CountedParts
 from tracer.analysis.profiles.allocator_join import InUse, JoinedHistory, in_use_after, in_use_at, last_events
-from tracer.analysis.profiles.attribution import Attribution, Phase
+from tracer.analysis.profiles.attribution import Phase
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
-from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
+from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, Cycle
 from tracer.analysis.profiles.peak_rows import group_rows
 from tracer.analysis.profiles.torch_categories import Category
-from tracer.arrays import Int, PerBlock
+from tracer.arrays import Int, PerBlock, totals_by
 from tracer.capture.objects.known_storages import KnownStorages
-from tracer.capture.recording import Recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,7 @@ class PeakReport:
 
     def by_category(self) -> dict[str, int]:
         """Bytes by category, largest first."""
-        totals: dict[str, int] = {}
-        for row in self.rows:
-            totals[row.category] = totals.get(row.category, 0) + row.bytes
-        return dict(sorted(totals.items(), key=lambda item: -item[1]))
+        return {category: size for category, (size, _) in totals_by(self.rows, attrgetter("category")).items()}
 
 
 def worst_of(peaks: Sequence[PeakReport]) -> int:
@@ -83,21 +80,18 @@ def peak_position(lifetimes: BlockLifetimes) -> int:
 
 
 def peak_report(
-    recording: Recording,
-    attribution: Attribution,
-    lifetimes: BlockLifetimes,
-    blocks: ClassifiedBlocks,
+    cycle: Cycle,
     *,
     known: KnownStorages | None = None,
     history: JoinedHistory | None = None,
     entry: int | None = None,
 ) -> PeakReport:
-    """Explain the peak of one device.
+    """Explain the peak of a cycle, in which there is at least one event.
 
     Args:
-        lifetimes: The device's blocks; there is at least one event.
         entry: Explain what was in use after this entry of the history, in place of the peak.
     """
+    recording, attribution, lifetimes, blocks = cycle.recording, cycle.attribution, cycle.lifetimes, cycle.blocks
     made_at = position = peak_position(lifetimes)
     in_use, counted_bytes = None, int(lifetimes.allocator_bytes[position])
     if history is not None and entry is not None:
@@ -114,7 +108,7 @@ def peak_report(
         blocks = blocks.take(alive)
     allocations = recording.allocations
     step = int(attribution.allocation_step[event])
-    rows, row_of = group_rows(recording, attribution, known, blocks, history=history)
+    rows, row_of = group_rows(cycle, known, blocks, history=history)
     return PeakReport(
         device=recording.devices[lifetimes.device],
         peak_bytes=int(blocks.size_bytes.sum()),
@@ -170,9 +164,5 @@ def _with_unseen(blocks: ClassifiedBlocks, **columns: PerBlock[Int]) -> Classifi
     """Add blocks that the allocator counts and nothing in the recording shows: they were there before it."""
     usual = {"kind": Kind.BEFORE_RECORDING, "torch_category": Category.UNTAGGED, "evidence": Evidence.SEEN_BEFORE}
     num = len(columns["size_bytes"])
-    return ClassifiedBlocks(
-        **{
-            name: np.append(getattr(blocks, name), columns.get(name, np.full(num, int(usual.get(name, -1)), np.int64)))
-            for name in ClassifiedBlocks.__dataclass_fields__
-        }
-    )
+    rest = {name: np.full(num, int(usual.get(name, -1)), np.int64) for name in ClassifiedBlocks.names()}
+    return blocks.followed_by(ClassifiedBlocks(**rest | columns))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -11,12 +12,11 @@ from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.allocator_join import JoinedHistory
 from tracer.analysis.profiles.attribution import Attribution, Phase
-from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
+from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, Cycle
 from tracer.analysis.profiles.source_lines import line_of_frame
 from tracer.analysis.profiles.torch_categories import Category
-from tracer.arrays import Int, PerBlock, Rows, at, largest_first
+from tracer.arrays import Int, PerBlock, at, grouped, largest_first
 from tracer.capture.objects.known_storages import KnownStorages
-from tracer.capture.recording import Recording
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_names import node_name
 
@@ -52,8 +52,7 @@ def _fused(origin: Origin | None) -> str | None:
 
 
 def group_rows(
-    recording: Recording,
-    attribution: Attribution,
+    cycle: Cycle,
     known: KnownStorages | None,
     blocks: ClassifiedBlocks,
     *,
@@ -62,38 +61,27 @@ def group_rows(
 ) -> tuple[tuple[PeakRow, ...], PerBlock[Int]]:
     """Put equal blocks together: same kind, evidence, phase, owner, name, shape and dtype. Largest first.
 
+    Args:
+        blocks: Blocks of the cycle, and what the allocator's history has beside them.
+
     Returns:
         The rows, and [B] the row of each block.
     """
-    columns = _columns_that_tell_apart(recording, attribution, blocks, by_step=by_step)
-    code, first = _codes(columns, len(blocks.size_bytes))
-    # Different codes may still read the same: several frames are of one line.
-    number: dict[tuple[object, ...], int] = {}
-    keys = (
-        _key(recording, attribution, known, history, row)
-        for row in zip(*(c[first].tolist() for c in columns), strict=True)
-    )
-    row_of_code = np.array([number.setdefault(key, len(number)) for key in keys], np.int64)
-    row = row_of_code[code]
-    sizes, counts, requested, is_unknown = (np.zeros(len(number), np.int64) for _ in range(4))
-    np.add.at(sizes, row, blocks.size_bytes)
-    np.add.at(counts, row, 1)
-    np.add.at(requested, row, blocks.requested_bytes)
-    # One block of unknown request makes that of its row unknown.
-    np.add.at(is_unknown, row, blocks.requested_bytes < 0)
-    sums = zip(sizes.tolist(), counts.tolist(), requested.tolist(), is_unknown.tolist(), strict=True)
+    columns = _columns_that_tell_apart(cycle, blocks, by_step=by_step)
+    groups = grouped(columns, partial(_row, cycle, known, history))
+    requested, num_unknown = groups.sums(blocks.requested_bytes), groups.sums(blocks.requested_bytes < 0)
+    sums = zip(groups.keys, groups.sums(blocks.size_bytes), groups.counts(), requested, num_unknown, strict=True)
     rows = [
-        PeakRow(total, count, *key, requested_bytes if not unknown else None, shape, dtype)  # type: ignore[arg-type, call-arg]
-        for (*key, shape, dtype), (total, count, requested_bytes, unknown) in zip(number, sums, strict=True)
+        # One block of unknown request makes that of its row unknown.
+        replace(row, bytes=size, count=count, requested_bytes=None if unknown else requested_bytes)
+        for row, size, count, requested_bytes, unknown in sums
     ]
-    return largest_first(rows, row)
+    return largest_first(rows, groups.of_row)
 
 
-def _columns_that_tell_apart(
-    recording: Recording, attribution: Attribution, blocks: ClassifiedBlocks, *, by_step: bool
-) -> tuple[PerBlock[Int], ...]:
-    """[B] each: all that a row says of its blocks, as numbers; `_key` reads them in this order."""
-    origins = attribution.origins
+def _columns_that_tell_apart(cycle: Cycle, blocks: ClassifiedBlocks, *, by_step: bool) -> tuple[PerBlock[Int], ...]:
+    """[B] each: all that a row says of its blocks, as numbers; `_row` reads them in this order."""
+    recording, origins = cycle.recording, cycle.attribution.origins
     return (
         blocks.kind,
         blocks.torch_category,
@@ -112,46 +100,34 @@ def _columns_that_tell_apart(
     )
 
 
-def _codes(columns: Sequence[PerBlock[Int]], num_blocks: int) -> tuple[PerBlock[Int], Rows]:
-    """[B] a number for each combination of values, in the order of their first blocks, and these blocks."""
-    code = np.zeros(num_blocks, np.int64)
-    for column in columns:
-        _, value = np.unique(column, return_inverse=True)
-        _, code = np.unique(code * (int(value.max(initial=0)) + 1) + value, return_inverse=True)
-    _, first = np.unique(code, return_index=True)
-    order = np.argsort(first)
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    return rank[code] if num_blocks else code, np.asarray(first[order], np.int64)
-
-
-def _key(
-    recording: Recording,
-    attribution: Attribution,
-    known: KnownStorages | None,
-    history: JoinedHistory | None,
-    values: tuple[int, ...],
-) -> tuple[object, ...]:
-    """The fields of a row behind bytes and count; requested bytes, which are a sum, are left out."""
+def _row(cycle: Cycle, known: KnownStorages | None, history: JoinedHistory | None, *values: int) -> PeakRow:
+    """The row of blocks with these values, without bytes and counts."""
+    recording, attribution = cycle.recording, cycle.attribution
     kind, tag, evidence, phase, step, module, op, frame, caller, name, stack, origin_row, shape, dtype = values
     label = known.names[name] if known is not None and name >= 0 else None
-    owner = attribution.modules[module] if module >= 0 else _owner(label, kind) or _outside(phase, frame)
     origins = attribution.origins
     origin = origins.origins[origin_row] if origins is not None and origin_row >= 0 else None
-    return (
-        Kind(kind).name,
-        Category(tag).name if tag != Category.UNTAGGED else None,
-        Evidence(evidence).text,
-        Phase(phase).name.lower() if phase >= 0 else ("before recording" if step == -1 else "not recorded"),
-        owner,
-        origin.words if origin is not None else node_name(recording.strings[op]) if op >= 0 else None,
-        *(line_of_frame(recording, frame) or line_before(known, name, kind) or _line_in_history(history, stack)),
-        label,
-        attribution.step_names[step] if step >= 0 else None,
-        *(line_of_frame(recording, caller) or (None, None)),
-        _fused(origin),
-        origin is not None,
-        *((recording.shapes[shape][0], recording.strings[dtype]) if shape >= 0 else (None, None)),
+    file, line = line_of_frame(recording, frame) or line_before(known, name, kind) or _line_in_history(history, stack)
+    caller_file, caller_line = line_of_frame(recording, caller) or (None, None)
+    return PeakRow(
+        bytes=0,
+        count=0,
+        category=Kind(kind).name,
+        torch_category=Category(tag).name if tag != Category.UNTAGGED else None,
+        evidence=Evidence(evidence).text,
+        phase=Phase(phase).name.lower() if phase >= 0 else ("before recording" if step == -1 else "not recorded"),
+        module=attribution.modules[module] if module >= 0 else _owner(label, kind) or _outside(phase, frame),
+        op=origin.words if origin is not None else node_name(recording.strings[op]) if op >= 0 else None,
+        file=file,
+        line=line,
+        name=label,
+        step=attribution.step_names[step] if step >= 0 else None,
+        caller_file=caller_file,
+        caller_line=caller_line,
+        fused_with=_fused(origin),
+        is_compiled=origin is not None,
+        shape=recording.shapes[shape][0] if shape >= 0 else None,
+        dtype=recording.strings[dtype] if shape >= 0 else None,
     )
 
 

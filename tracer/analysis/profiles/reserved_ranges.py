@@ -7,7 +7,7 @@ from the later one on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,30 +16,21 @@ from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.snapshots.address_space import AddressRanges, address_ranges
 from tracer.arrays import Ints
 from tracer.snapshot.actions import Action
+from tracer.snapshot.replay import BEFORE
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ReservedRanges:
-    """Reserved ranges of addresses, columns [ranges], and their lives in positions of `BlockLifetimes.events`."""
-
-    ranges: AddressRanges  # The ranges; their own begin and end are entries of the history
-    made_at: Ints  # The first event at which each was reserved; -1 if it was there before
-    freed_at: Ints  # The first event at which it no longer was; the number of events if that was never
-    known_from: int  # The first event that the history has: what was reserved before it is not known
-
-
-def reserved_ranges(history: JoinedHistory, lifetimes: BlockLifetimes) -> ReservedRanges | None:
-    """Follow the segments over a recording; None if the history has none of the events."""
+def reserved_ranges(history: JoinedHistory, lifetimes: BlockLifetimes) -> AddressRanges | None:
+    """Follow the segments over the events of a recording; None if the history has none of these."""
     position, entry = _both(history, lifetimes)
     if not len(position):
         return None
     ranges = address_ranges(history.state)
     at = np.append(position, len(lifetimes.events))
     made_at = at[np.searchsorted(entry, ranges.begin, side="left")]
-    return ReservedRanges(
-        ranges=ranges,
-        made_at=np.where(ranges.begin < entry[0], -1, made_at),
-        freed_at=at[np.searchsorted(entry, ranges.end, side="left")],
+    return replace(
+        ranges,
+        begin=np.where(ranges.begin < entry[0], BEFORE, made_at),
+        end=at[np.searchsorted(entry, ranges.end, side="left")],
         known_from=int(position[0]),
     )
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
+from tracer.analysis.profiles.classify_blocks import Cycle
 from tracer.capture.recording import Recording
 
 SHOWN = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
@@ -40,8 +41,9 @@ class StepPhase:
         return sum(end - start for start, end in self.stretches_ns)
 
 
-def step_phases(recording: Recording, attribution: Attribution, lifetimes: BlockLifetimes) -> tuple[StepPhase, ...]:
+def step_phases(cycle: Cycle) -> tuple[StepPhase, ...]:
     """Lay out the phases of every step: in each, that which ends first comes first."""
+    recording, attribution, lifetimes = cycle.recording, cycle.attribution, cycle.lifetimes
     event_step = attribution.allocation_step[lifetimes.events]
     event_phase = attribution.allocation_phase[lifetimes.events]
     stretches = _stretches(recording, attribution)

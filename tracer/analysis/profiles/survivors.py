@@ -15,24 +15,15 @@ import numpy as np
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
-from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
-from tracer.analysis.profiles.source_lines import place_of
-from tracer.arrays import Ints, Rows
-from tracer.capture.recording import Recording
+from tracer.analysis.profiles.classify_blocks import Cycle
+from tracer.analysis.profiles.source_lines import Place, place_of
+from tracer.arrays import Ints, grouped
 
 # Known objects of the training, of which there are as many in one step as in another.
 _LASTING = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """An operator, module and line that made blocks, and the blocks' kind."""
-
-    kind: Kind
-    op: str | None
-    module: str | None  # Path of the module, or None
-    file: str | None  # Source file of the user's line, or None
-    line: int | None  # Its number, or None
+Site = tuple[Kind, Place]  # The kind of blocks, and what made them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,23 +47,13 @@ class Survivors:
         return bytes_, blocks
 
 
-def find_survivors(
-    recording: Recording,
-    attribution: Attribution,
-    lifetimes: BlockLifetimes,
-    blocks: ClassifiedBlocks,
-    *,
-    is_whole: bool = True,
-    is_complete: bool = False,
-) -> Survivors:
+def find_survivors(cycle: Cycle, *, is_whole: bool = True) -> Survivors:
     """Find what the steps of one cycle leave behind.
 
     A step's survivors are known at the end of the step after it, so the last one is not judged, and where the cycle
     was cut short, the one before neither: its last step let go of nothing yet.
-
-    Args:
-        is_complete: Whether all that was alive before the recording is among `lifetimes`.
     """
+    attribution, lifetimes, blocks = cycle.attribution, cycle.lifetimes, cycle.blocks
     ends = _last_events(attribution, lifetimes)[: len(attribution.step_names) - (not is_whole)]
     num_judged = max(0, len(ends) - 1)
     before = lifetimes.made_at < 0
@@ -82,15 +63,18 @@ def find_survivors(
     survives = np.flatnonzero(counts & (made_in >= 0) & (made_in < num_judged) & (freed > made_in + 1))
     # Alive at the end of step f - 1, made before it, freed in step f: in exchange for what step f - 1 made.
     ended = np.flatnonzero(counts & (freed >= 1) & (freed <= num_judged) & (made_in < freed - 1))
-    site, sites = _sites(recording, attribution, blocks, survives)
+    sites = grouped(
+        [column[survives] for column in (blocks.kind, blocks.op, blocks.module, blocks.frame)],
+        lambda kind, *rows: (Kind(kind), place_of(cycle.recording, attribution, *rows)),
+    )
     return Survivors(
         num_judged=num_judged,
-        is_complete=is_complete,
+        is_complete=lifetimes.count.is_walked,
         held_before_bytes=int(lifetimes.size_bytes[before & (freed >= 1)].sum()) if num_judged else 0,
         step=np.concatenate([made_in[survives], freed[ended] - 1]),
         size_bytes=np.concatenate([lifetimes.size_bytes[survives], -lifetimes.size_bytes[ended]]),
-        site=np.concatenate([site, np.full(len(ended), -1, np.int64)]),
-        sites=sites,
+        site=np.concatenate([sites.of_row, np.full(len(ended), -1, np.int64)]),
+        sites=sites.keys,
     )
 
 
@@ -101,20 +85,3 @@ def _last_events(attribution: Attribution, lifetimes: BlockLifetimes) -> Ints:
     inside = np.flatnonzero(step >= 0)
     np.maximum.at(last, step[inside], inside)
     return np.maximum.accumulate(last)
-
-
-def _sites(
-    recording: Recording, attribution: Attribution, blocks: ClassifiedBlocks, rows: Rows
-) -> tuple[Ints, tuple[Site, ...]]:
-    """[rows] index of the site of each of these blocks, and the sites."""
-    columns = np.stack([blocks.kind[rows], blocks.op[rows], blocks.module[rows], blocks.frame[rows]], axis=1)
-    different, which = np.unique(columns, axis=0, return_inverse=True)
-    sites: dict[Site, int] = {}
-    of_different = [
-        sites.setdefault(
-            Site(Kind(kind), *place_of(recording, attribution, op, module, frame)),
-            len(sites),
-        )
-        for kind, op, module, frame in different.tolist()
-    ]
-    return np.array(of_different, np.int64)[which.reshape(-1)], tuple(sites)

@@ -14,15 +14,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from tracer.analysis.profiles.observed_storages import (
-    is_idle,
-    last_walk_ns,
-    let_go_at,
-    observations_of,
-    observed_before,
-)
-from tracer.arrays import Bool, Int, Ints, PerEvent, PerNode, PerUnrecorded, Rows
-from tracer.capture.objects.known_storages import BATCH, KnownStorages
+from tracer.analysis.profiles.observed_storages import DeviceRecording
+from tracer.arrays import Bool, ColumnTable, Int, Ints, PerNode, PerUnrecorded, Rows
+from tracer.capture.objects.known_storages import BATCH
 from tracer.capture.recording import Recording
 
 _NEVER = int(np.iinfo(np.int64).max)
@@ -33,7 +27,7 @@ MAX_ROUNDING_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class UnrecordedStorages:
+class UnrecordedStorages(ColumnTable):
     """Storages without a recorded allocation, as columns [U]."""
 
     address: PerUnrecorded[Int]  # [U]
@@ -47,40 +41,33 @@ class UnrecordedStorages:
     died_unseen: PerUnrecorded[Bool]  # [U] There before, and freed without a record of it
 
 
-def unrecorded_storages(
-    recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]
-) -> UnrecordedStorages:
-    """Find what operators used, or frees ended, or observations show, and no recorded allocation made.
-
-    Args:
-        events: [D] The device's events in allocator order.
-    """
-    end = len(events)
-    before = _before(recording, known, device, events)
-    freed_of = _frees(recording, events)
+def unrecorded_storages(mine: DeviceRecording) -> UnrecordedStorages:
+    """Find what operators used, or frees ended, or observations show, and no recorded allocation made."""
+    end = len(mine.events)
+    before = _before(mine)
+    freed_of = frees_of(mine)
     recorded = np.array([freed_of.get(number, end) for number in before.number.tolist()], np.int64)
     died = np.minimum(
-        reused_at(recording, events, before.address, before.size_bytes),
-        let_go_at(recording, known, device, events, before.address),
+        reused_at(mine, before.address, before.size_bytes),
+        mine.let_go_at(before.address),
     )
     # A free that the allocator reports is more exact than when the storage was seen to go.
     died = np.where(recorded < end, end, died)
-    unseen = _made_unseen(recording, known, device, events)
-    num_before, num_unseen = len(before.address), len(unseen.address)
     table = UnrecordedStorages(
-        address=np.concatenate([before.address, unseen.address]),
-        size_bytes=np.concatenate([before.size_bytes, unseen.size_bytes]),
-        key=np.concatenate([before.key, unseen.key]),
-        made_at=np.concatenate([np.full(num_before, -1, np.int64), unseen.made_at]),
-        freed_at=np.concatenate([np.minimum(recorded, died), unseen.freed_at]),
-        died_unseen=np.concatenate([died < recorded, np.zeros(num_unseen, np.bool_)]),
+        address=before.address,
+        size_bytes=before.size_bytes,
+        key=before.key,
+        made_at=np.full(len(before.address), -1, np.int64),
+        freed_at=np.minimum(recorded, died),
+        died_unseen=died < recorded,
     )
-    return _with_what_the_counter_held(recording, device, events, table)
+    return _with_what_the_counter_held(mine, table.followed_by(_made_unseen(mine)))
 
 
-def _frees(recording: Recording, events: PerEvent[Int]) -> dict[int, int]:
+def frees_of(mine: DeviceRecording) -> dict[int, int]:
     """Position of the free of each allocation number."""
-    number, size = recording.allocations.allocation_id[events], recording.allocations.size_bytes[events]
+    allocations = mine.recording.allocations
+    number, size = allocations.allocation_id[mine.events], allocations.size_bytes[mine.events]
     freed = np.flatnonzero(size < 0)
     return dict(zip(number[freed].tolist(), freed.tolist(), strict=True))
 
@@ -96,139 +83,120 @@ class _Before:
     number: PerUnrecorded[Int]
 
 
-def _before(recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]) -> _Before:
+def _before(mine: DeviceRecording) -> _Before:
     """What must have been there: tensors without an allocation, frees without one, and what was observed before."""
-    allocations, keys = recording.allocations, recording.keys
+    allocations, keys, events = mine.recording.allocations, mine.recording.keys, mine.events
     size, number = allocations.size_bytes[events], allocations.allocation_id[events]
     allocated = set(number[size > 0].tolist())
-    observed = observed_before(recording, known, device, events)
-    by_address = {address: (size_bytes, -1, -1) for address, size_bytes in observed.items()}
+    by_address = {address: (size_bytes, -1, -1) for address, size_bytes in mine.observed_before.items()}
     others: list[tuple[int, int, int, int]] = []
-    unseen = set(unseen_keys(recording, known, device, events).tolist())
-    is_cpu = recording.devices[device] == "cpu"
-    for key in keys_not_made(recording, known, device, events).tolist():
+    unseen = set(unseen_keys(mine).tolist())
+    for key in keys_not_made(mine).tolist():
         address = int(keys.address[key])
         if key not in unseen and by_address.get(address, (0, -1, -1))[1] < 0:
-            by_address[address] = (_held(recording, observed, device, key), key, int(keys.allocation_id[key]))
+            by_address[address] = (_held(mine, key), key, int(keys.allocation_id[key]))
     for event in np.flatnonzero((size < 0) & (allocations.key[events] < 0)).tolist():
         if int(number[event]) not in allocated:
-            address = int(allocations.address[events][event])
+            address = int(allocations.address[events[event]])
             held = by_address.get(address)
             if held is None:
                 by_address[address] = (-int(size[event]), -1, int(number[event]))
             elif held[1:] == (-1, -1):
                 # A caching allocator hands out more than a tensor spans where the rest is too little to split off, and
                 # its free says so; the CPU's has the size of an earlier recording.
-                held_bytes = held[0] if is_cpu else -int(size[event])
+                held_bytes = held[0] if mine.is_cpu else -int(size[event])
                 by_address[address] = (held_bytes, -1, int(number[event]))
             else:
                 others.append((address, -int(size[event]), -1, int(number[event])))
-    rounding = _rounding_bytes(recording, device, events)
+    rounding = _rounding_bytes(mine)
     table = [(a, -(-n // rounding) * rounding, key, num) for a, (n, key, num) in by_address.items()] + others
     columns = np.array(table, np.int64).reshape(-1, 4).T
     before = _Before(*(np.ascontiguousarray(column) for column in columns))
-    if is_cpu:  # others lie where a storage from before has gone
+    if mine.is_cpu:  # others lie where a storage from before has gone
         num = len(by_address)
         before.size_bytes[:num] = own_bytes(before.address[:num], before.size_bytes[:num])
     return before
 
 
-def _held(recording: Recording, observed: dict[int, int], device: int, key: int) -> int:
+def _held(mine: DeviceRecording, key: int) -> int:
     """Bytes of a storage from before of which an operator saw tensors: what was seen of it, or what those span.
 
     The CPU's storages are as large as they were seen to be. What tensors span there says less: it is more than there is
     where one goes through its storage in large strides, as a diagonal does, and where the allocator reports a free the
     key has the size that the address had in an earlier recording.
     """
-    keys = recording.keys
-    size_bytes, observed_bytes = int(keys.size_bytes[key]), observed.get(int(keys.address[key]))
+    keys = mine.recording.keys
+    size_bytes, observed_bytes = int(keys.size_bytes[key]), mine.observed_before.get(int(keys.address[key]))
     if observed_bytes is None:
         return size_bytes
-    return observed_bytes if recording.devices[device] == "cpu" else max(observed_bytes, size_bytes)
+    return observed_bytes if mine.is_cpu else max(observed_bytes, size_bytes)
 
 
-def _rounding_bytes(recording: Recording, device: int, events: PerEvent[Int]) -> int:
+def _rounding_bytes(mine: DeviceRecording) -> int:
     """What a device's allocator rounds requests up to, as the sizes that it reported show; the CPU's rounds none."""
-    if recording.devices[device] == "cpu":
+    if mine.is_cpu:
         return 1
-    common = int(np.gcd.reduce(recording.allocations.size_bytes[events], initial=0))
+    common = int(np.gcd.reduce(mine.recording.allocations.size_bytes[mine.events], initial=0))
     return min(common & -common, MAX_ROUNDING_BYTES) if common else MAX_ROUNDING_BYTES
 
 
-def keys_not_made(recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]) -> Rows:
-    """Rows of `Recording.keys` on a device that no recorded allocation made, but for those in idle memory.
-
-    Args:
-        events: The device's rows of `recording.allocations`, in allocator order [D].
-    """
-    allocations, keys = recording.allocations, recording.keys
+def keys_not_made(mine: DeviceRecording) -> Rows:
+    """Rows of `Recording.keys` on a device that no recorded allocation made, but for those in idle memory."""
+    allocations, keys = mine.recording.allocations, mine.recording.keys
     was_allocated = np.zeros(len(keys.id), bool)
     was_allocated[allocations.key[(allocations.key >= 0) & (allocations.size_bytes > 0)]] = True
-    rows = np.flatnonzero((keys.device == device) & ~was_allocated)
-    return rows[~is_idle(recording, known, device, events, keys.address[rows])]
+    rows = np.flatnonzero((keys.device == mine.device) & ~was_allocated)
+    return rows[~mine.is_idle(keys.address[rows])]
 
 
-def _with_what_the_counter_held(
-    recording: Recording, device: int, events: PerEvent[Int], table: UnrecordedStorages
-) -> UnrecordedStorages:
+def _with_what_the_counter_held(mine: DeviceRecording, table: UnrecordedStorages) -> UnrecordedStorages:
     """Add what an absolute counter had when the recording began and no storage shows, as one block without an address.
 
     The CPU's counter begins with the recording and says nothing of it.
     """
-    if recording.devices[device] == "cpu" or not len(events):
+    if mine.is_cpu or not len(mine.events):
         return table
-    first = events[0]
-    before_bytes = int(recording.allocations.total_allocated_bytes[first] - recording.allocations.size_bytes[first])
+    allocations, first = mine.recording.allocations, mine.events[0]
+    before_bytes = int(allocations.total_allocated_bytes[first] - allocations.size_bytes[first])
     rest = before_bytes - int(table.size_bytes[table.made_at < 0].sum())
     if rest <= 0:
         return table
-    return UnrecordedStorages(
-        address=np.append(table.address, -1),
-        size_bytes=np.append(table.size_bytes, rest),
-        key=np.append(table.key, -1),
-        made_at=np.append(table.made_at, -1),
-        freed_at=np.append(table.freed_at, len(events)),
-        died_unseen=np.append(table.died_unseen, False),
-    )
+    none, size_bytes, end = (np.array([number]) for number in (-1, rest, len(mine.events)))
+    return table.followed_by(UnrecordedStorages(none, size_bytes, none, none, end, np.array([False])))
 
 
 # ------------------------------------------------------------------------------------------------- what was made unseen
-def unseen_keys(recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]) -> Rows:
+def unseen_keys(mine: DeviceRecording) -> Rows:
     """Storages that operators used, no recorded allocation made, and a walk right before the recording did not find.
 
     Another thread made them, or a library outside torch, such as numpy. One whose free the CPU's allocator reports was
     made in an earlier cycle: it reports no other.
     """
-    none = np.empty(0, np.int64)
-    if last_walk_ns(recording, known, events) is None:
-        return none
-    keys = keys_not_made(recording, known, device, events)
-    addresses = list(observed_before(recording, known, device, events))
-    is_old = np.isin(recording.keys.address[keys], np.array(addresses, np.int64))
-    if recording.devices[device] == "cpu":
+    if mine.walk_ns is None:
+        return np.empty(0, np.int64)
+    recording, keys = mine.recording, keys_not_made(mine)
+    is_old = np.isin(recording.keys.address[keys], np.array(list(mine.observed_before), np.int64))
+    if mine.is_cpu:
         freed = recording.allocations.allocation_id[recording.allocations.size_bytes < 0]
         is_old |= np.isin(recording.keys.allocation_id[keys], freed)
     return keys[~is_old]
 
 
-def _made_unseen(
-    recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]
-) -> UnrecordedStorages:
+def _made_unseen(mine: DeviceRecording) -> UnrecordedStorages:
     """Storages made unseen, once for each step that uses them: from the step's beginning until the last use in it.
 
     Neither their beginning nor their end is recorded; an input was seen to be let go. An address that is handed out
     again ends them too.
     """
-    keys = unseen_keys(recording, known, device, events)
+    recording, keys, end = mine.recording, unseen_keys(mine), len(mine.events)
     step_of_node, step_starts = _steps_of_nodes(recording)
     edge = np.flatnonzero(np.isin(recording.flow.edge_key, keys))
     lives: dict[tuple[int, int], int] = {}
     for key, node in zip(recording.flow.edge_key[edge].tolist(), recording.flow.edge_node[edge].tolist(), strict=True):
         at = (key, int(step_of_node[node]))
         lives[at] = max(lives.get(at, -1), node)
-    times = recording.allocations.time_ns[events]
     next_node_ns = np.append(recording.flow.node_time_ns[1:], _NEVER)
-    let_go = _inputs_let_go(recording, known, device)
+    let_go = _inputs_let_go(mine)
     table = []
     for (key, step), last in sorted(lives.items()):
         ends = let_go.get(int(recording.keys.address[key]))
@@ -238,24 +206,21 @@ def _made_unseen(
     rows = np.array(table, np.int64)
     key, start_ns, end_ns = rows.reshape(-1, 3).T
     address, size_bytes = recording.keys.address[key], recording.keys.size_bytes[key]
-    made_at = np.searchsorted(times, start_ns, side="left")
-    freed_at = np.searchsorted(times, end_ns, side="left")
-    freed_at = np.minimum(freed_at, _handed_out_again(recording, events, address, size_bytes, made_at))
-    freed_of = _frees(recording, events)
-    recorded = [freed_of.get(number, len(events)) for number in recording.keys.allocation_id[key].tolist()]
+    made_at = np.searchsorted(mine.times_ns, start_ns, side="left")
+    freed_at = np.searchsorted(mine.times_ns, end_ns, side="left")
+    freed_at = np.minimum(freed_at, _handed_out_again(mine, address, size_bytes, made_at))
+    freed_of = frees_of(mine)
+    recorded = [freed_of.get(number, end) for number in recording.keys.allocation_id[key].tolist()]
     freed_at = np.minimum(freed_at, np.array(recorded, np.int64))
     none = np.zeros(len(key), np.bool_)
     return UnrecordedStorages(address, size_bytes, key, made_at, np.maximum(freed_at, made_at), none)
 
 
-def _inputs_let_go(recording: Recording, known: KnownStorages | None, device: int) -> dict[int, list[int]]:
+def _inputs_let_go(mine: DeviceRecording) -> dict[int, list[int]]:
     """Times at which inputs were let go, in order, by address; other addresses are left out."""
-    rows = observations_of(recording, known, device)
-    if known is None or not len(rows):
-        return {}
+    known, rows, ends = mine.known, mine.observations, mine.ends
     times: dict[int, list[int]] = {addr: [] for addr in known.address[rows[np.isin(known.role[rows], BATCH)]].tolist()}
-    mine = known.ends_device == known.devices.index(recording.devices[device])
-    for addr, time_ns in zip(known.ends_address[mine].tolist(), known.ends_ns[mine].tolist(), strict=True):
+    for addr, time_ns in zip(known.ends_address[ends].tolist(), known.ends_ns[ends].tolist(), strict=True):
         if addr in times:
             times[addr].append(time_ns)
     return times
@@ -268,14 +233,13 @@ def _steps_of_nodes(recording: Recording) -> tuple[PerNode[Int], PerNode[Int]]:
 
 
 def _handed_out_again(
-    recording: Recording,
-    events: PerEvent[Int],
+    mine: DeviceRecording,
     address: PerUnrecorded[Int],
     size_bytes: PerUnrecorded[Int],
     after: PerUnrecorded[Int],
 ) -> PerUnrecorded[Int]:
     """[U] position of the first allocation behind `after` that begins in each storage; one past the last if none."""
-    allocations = recording.allocations
+    allocations, events = mine.recording.allocations, mine.events
     allocated = np.flatnonzero(allocations.size_bytes[events] > 0)
     begin = allocations.address[events][allocated]
     order = np.lexsort((allocated, begin))
@@ -290,18 +254,16 @@ def _handed_out_again(
     return reuse
 
 
-def reused_at(
-    recording: Recording, events: PerEvent[Int], address: PerUnrecorded[Int], size_bytes: PerUnrecorded[Int]
-) -> PerUnrecorded[Int]:
+def reused_at(mine: DeviceRecording, address: PerUnrecorded[Int], size_bytes: PerUnrecorded[Int]) -> PerUnrecorded[Int]:
     """[U] position of the first allocation that overlaps each storage from before; one past the last if none.
 
     Args:
         address: [U] Where each storage begins.
         size_bytes: [U] Bytes of the same storages.
     """
-    allocated = np.flatnonzero(recording.allocations.size_bytes[events] > 0)
-    address_again = recording.allocations.address[events][allocated]
-    size_again = recording.allocations.size_bytes[events][allocated]
+    allocations, events = mine.recording.allocations, mine.events
+    allocated = np.flatnonzero(allocations.size_bytes[events] > 0)
+    address_again, size_again = (column[events][allocated] for column in (allocations.address, allocations.size_bytes))
     died = np.full(len(address), len(events), np.int64)
     if not len(address) or not len(allocated):
         return died

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from tracer.analysis.profiles.frame_ranks import Whose
 from tracer.analysis.profiles.idle_blocks import IdleBlocks, idle_blocks
 from tracer.analysis.profiles.source_lines import Place, line_of_frame, place_of
 from tracer.analysis.rules import all_hold
-from tracer.arrays import Rows
+from tracer.arrays import Rows, grouped
 from tracer.capture.recording import CallKind, Recording
 from tracer.capture.sources.source_line import SourceLine
 
@@ -182,17 +183,10 @@ class _Groups:
 
 def _sites(cycle: CycleFindings, rows: Rows) -> list[Place]:
     """Site of each of these blocks."""
-    blocks = cycle.blocks
-    known: dict[tuple[int, int, int, int], Place] = {}
-    columns = (blocks.op[rows], blocks.module[rows], blocks.frame[rows], blocks.caller[rows])
-    sites = []
-    for op, module, frame, caller in zip(*(column.tolist() for column in columns), strict=True):
-        key = op, module, frame, caller
-        if key not in known:
-            line = caller if caller >= 0 else frame
-            known[key] = place_of(cycle.recording, cycle.attribution, op, module, line)
-        sites.append(known[key])
-    return sites
+    blocks = cycle.blocks.take(rows)
+    line = np.where(blocks.caller >= 0, blocks.caller, blocks.frame)
+    sites = grouped((blocks.op, blocks.module, line), partial(place_of, cycle.recording, cycle.attribution))
+    return [sites.keys[site] for site in sites.of_row.tolist()]
 
 
 class _Lines:

@@ -19,7 +19,10 @@ _SHRUNK = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AddressRanges:
-    """Reserved ranges and their lives, by address [ranges]. Entries are positions in the trace of E entries."""
+    """Reserved ranges and their lives, by address [ranges]. Entries are positions in the trace of E entries.
+
+    Of a recording the lives are positions of its events.
+    """
 
     address: Ints
     size_bytes: Ints
@@ -29,6 +32,7 @@ class AddressRanges:
     pool: Ints  # Number of the pool's name, -1 for the default pool
     is_small: Bools
     is_expandable: Bools  # Whether what lies beside it belongs to the same segment
+    known_from: int = BEFORE  # The first entry of which all this is known
 
     def __len__(self) -> int:
         return len(self.address)

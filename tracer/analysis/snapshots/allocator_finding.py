@@ -45,17 +45,16 @@ def explain_allocator(
     unasked = (NO_HISTORY,) if has_questions else ()
     findings = []
     for device in replayed.devices:
-        modelled = model_device(replayed.snapshot, device.state, device.replay)
+        modelled = model_device(device)
         can_replay = modelled is not None and modelled.history.num_allocations > 0
         own = modelled.settings if modelled is not None else recorded_settings(replayed.snapshot.settings)
-        lives = device.replay.lives
         findings.append(
             AllocatorFinding(
                 device=device.state.device,
                 modelled=modelled,
                 agreement=tuple(agreement(modelled)) if modelled is not None else unasked,
                 at_peak=reserved_at_peak(modelled, replayed.sites) if modelled is not None else None,
-                at_end=reserved_at_end(replayed.snapshot, device.state, lives, replayed.sites, own),
+                at_end=reserved_at_end(device, own),
                 what_if=what_if(modelled, settings, search=search_settings, gpu_memory=gpu_memory)
                 if modelled is not None and can_replay and has_questions
                 else None,

@@ -114,7 +114,7 @@ class _Operations:
 
 
 @dataclass(frozen=True, slots=True)
-class Matched:
+class MatchedPass:
     """Result of one backward pass."""
 
     forward: dict[int, int]  # For a block of backward a block of its operation of forward
@@ -137,7 +137,7 @@ class BackwardLines:
         self._lives, self._frames, self._backwards, self._steps = lives, frames, backwards, steps
         self._order = np.argsort(lives.begin, kind="stable")
         self._begin = lives.begin[self._order]
-        self._matched: dict[int, Matched] = {}
+        self._matched: dict[int, MatchedPass] = {}
 
     def forward_stacks(self, rows: Ints) -> Ints:
         """The stack of the operation that each block is backward of; -1 where it is none or not known."""
@@ -150,13 +150,13 @@ class BackwardLines:
                 stacks[place] = self._lives.stack[forward]
         return stacks
 
-    def matched(self, number: int) -> Matched:
+    def matched(self, number: int) -> MatchedPass:
         """Result of one backward pass."""
         if number not in self._matched:
             self._matched[number] = self._match(number)
         return self._matched[number]
 
-    def _match(self, number: int) -> Matched:
+    def _match(self, number: int) -> MatchedPass:
         start, end = int(self._backwards.start[number]), int(self._backwards.end[number])
         since = int(self._backwards.end[number - 1]) if number else 0
         before = np.searchsorted(self._steps.start, start) - 1
@@ -166,7 +166,7 @@ class BackwardLines:
         allocated, freed = self._between(since, start), self._between(start, end)
         stack = self._lives.stack
         if self._frames.recomputes[stack[freed]].any():
-            return Matched({})
+            return MatchedPass({})
         operation, node = self._frames.operation[stack[allocated]], self._frames.node[stack[freed]]
         forward = list(zip(allocated[operation >= 0].tolist(), operation[operation >= 0].tolist(), strict=True))
         backward = list(zip(freed[node >= 0].tolist(), node[node >= 0].tolist(), strict=True))[::-1]
@@ -194,7 +194,7 @@ class _Matching:
         certain = {name for name in wanted if frames.names[name] in _ALWAYS_NEW}
         self._made, self._done = _runs(forward, certain), _runs(backward, certain)
 
-    def run(self, *, is_open: bool) -> Matched:
+    def run(self, *, is_open: bool) -> MatchedPass:
         """Match operations of backward with operations of forward.
 
         Args:
@@ -209,7 +209,7 @@ class _Matching:
             num_found += low == high or part != {}
             matches |= part if part and (low or not is_open) else {}
         trusted = contradicted * _PAIRS_PER_CONTRADICTION <= num_found
-        return Matched(matches if trusted else {}, contradicted, num_found)
+        return MatchedPass(matches if trusted else {}, contradicted, num_found)
 
     def _bounds(self) -> list[tuple[int, int]]:
         """First and last run of forward that each run of backward may belong to; empty if they cannot match."""

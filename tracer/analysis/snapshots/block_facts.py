@@ -13,14 +13,14 @@ from tracer.analysis.snapshots.phases import FAR, Stretches, runs_of, steps_of, 
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.stack_facts import Fact, calls_backward, has
 from tracer.analysis.snapshots.workspaces import brief_workspaces, kept_workspaces
-from tracer.arrays import Bools, Ints, at
+from tracer.arrays import Bools, ColumnTable, Ints, at
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Lives
 from tracer.snapshot.stacks import NO_STACK
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BlockFacts:
+class BlockFacts(ColumnTable):
     """Facts of each block, columns [lives]."""
 
     is_before: Bools
@@ -117,9 +117,6 @@ class BlockFacts:
     # Backward made it and was not over at the end, and nothing has its size then but backward's own blocks and those of
     # modules and functions of torch.nn.
     is_in_flight: Bools
-
-    def __len__(self) -> int:
-        return len(self.is_before)
 
     @property
     def outside(self) -> Bools:

@@ -13,11 +13,10 @@ from tracer.allocator.blocks import DEFAULT_POOL
 from tracer.allocator.history import Op
 from tracer.allocator.replay import Outcome, Program
 from tracer.allocator.settings import AllocatorSettings
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.modelled import Modelled, model_device
 from tracer.arrays import Ints
 from tracer.block_sizes import round_size
-from tracer.snapshot.columns import DeviceState, Snapshot
-from tracer.snapshot.replay import Replay
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -135,8 +134,8 @@ Trial: TypeAlias = Literal["expandable segments", "split all", "one stream", "fr
 class Trials:
     """Replays one device's recording under changes, each once, and only if it is asked for."""
 
-    def __init__(self, snapshot: Snapshot, state: DeviceState, replayed: Replay) -> None:
-        self._parts = snapshot, state, replayed
+    def __init__(self, device: ReplayedDevice) -> None:
+        self._device = device
         self._found: dict[Trial, Outcome] = {}
 
     def serves(self, trial: Trial, entry: int) -> bool | None:
@@ -158,7 +157,7 @@ class Trials:
 
     @cached_property
     def _modelled(self) -> Modelled | None:
-        modelled = model_device(*self._parts)
+        modelled = model_device(self._device)
         return None if modelled is None else modelled.as_it_failed
 
 

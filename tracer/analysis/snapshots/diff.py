@@ -11,9 +11,11 @@ import numpy as np
 
 from tracer.analysis.kinds import Kind
 from tracer.analysis.peak_diff import Change, PeakDiff, SavedPeak, largest_first
-from tracer.analysis.snapshots.findings import ReplayedDevice, replay_snapshot
+from tracer.analysis.snapshots.findings import replay_snapshot
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Sites
 from tracer.analysis.snapshots.sizes import most_at_once
+from tracer.arrays import Grouped, Ints, grouped
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE
 
@@ -27,7 +29,7 @@ def diff_snapshots(before: Snapshot, after: Snapshot) -> tuple[PeakDiff, ...]:
         SnapshotError: The end state of one of them contradicts itself.
     """
     replayed = [replay_snapshot(snapshot) for snapshot in (before, after)]
-    sides = [{device.state.device: _whole_side(device, side.sites) for device in side.devices} for side in replayed]
+    sides = [{device.state.device: _whole_side(device) for device in side.devices} for side in replayed]
     return tuple(
         diff_sides(device, sides[0].get(device, PeakSide()), sides[1].get(device, PeakSide()))
         for device in sorted({*sides[0], *sides[1]})
@@ -51,42 +53,39 @@ class PeakSide:
         return [key for key in self.own_peaks if key[1] and key not in self.by_key]
 
 
-def peak_side(device: ReplayedDevice, sites: Sites) -> PeakSide:
+def peak_side(device: ReplayedDevice) -> PeakSide:
     """What one device of a replayed snapshot held at its peak, to be compared with another one's."""
     peak_entry, lives = device.replay.peak_entry, device.replay.lives
     rows = lives.alive_after(peak_entry)
-    kinds = [Kind(kind).words for kind in device.kinds.of(rows).tolist()]
-    before = (lives.begin[rows] == BEFORE).tolist()
-    stacks: dict[tuple[int, bool], tuple[str, ...]] = {}
-    totals: dict[Key, tuple[int, int]] = {}
-    columns = (lives.stack[rows].tolist(), before, kinds, lives.requested_bytes[rows].tolist())
-    for stack, is_before, kind, size in zip(*columns, strict=True):
-        if (stack, is_before) not in stacks:
-            stacks[stack, is_before] = _names(sites, stack, is_before)
-        names = stacks[stack, is_before]
-        total, count = totals.get((kind, names), (0, 0))
-        totals[kind, names] = (total + size, count + 1)
-    return PeakSide(totals, device.kinds.phase_at(peak_entry) or _start(device.state, peak_entry))
+    keys = _keys(device, rows)
+    sums = zip(keys.sums(lives.requested_bytes[rows]), keys.counts(), strict=True)
+    phase = device.kinds.phase_at(peak_entry) or _start(device.state, peak_entry)
+    return PeakSide(dict(zip(keys.keys, sums, strict=True)), phase)
 
 
-def _whole_side(device: ReplayedDevice, sites: Sites) -> PeakSide:
-    """The peak of a device, and what each kind and stack had at its own."""
-    return replace(peak_side(device, sites), own_peaks=_own_peaks(device, sites))
-
-
-def _own_peaks(device: ReplayedDevice, sites: Sites) -> dict[Key, int]:
+def _keys(device: ReplayedDevice, rows: Ints) -> Grouped[Key]:
+    """Blocks by kind and stack without lines."""
     lives = device.replay.lives
-    kind = device.kinds.of(np.arange(len(lives)))
-    columns = np.column_stack((lives.stack, lives.begin == BEFORE, kind)).astype(np.int64)
-    distinct, of_block = np.unique(columns, axis=0, return_inverse=True)
-    keys: list[Key] = [(Kind(kind).words, _names(sites, stack, before)) for stack, before, kind in distinct.tolist()]
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    group = np.array([numbers[key] for key in keys], dtype=np.int64)[of_block.reshape(-1)]
+    return grouped(
+        (device.kinds.of(rows), lives.stack[rows], lives.begin[rows] == BEFORE),
+        lambda kind, stack, is_before: (Kind(kind).words, _names(device.sites, stack, is_before)),
+    )
+
+
+def _whole_side(device: ReplayedDevice) -> PeakSide:
+    """The peak of a device, and what each kind and stack had at its own."""
+    return replace(peak_side(device), own_peaks=_own_peaks(device))
+
+
+def _own_peaks(device: ReplayedDevice) -> dict[Key, int]:
+    lives = device.replay.lives
+    rows = np.arange(len(lives))
+    keys = _keys(device, rows)
     peaks, of_kinds = (
         dict(zip(*map(np.ndarray.tolist, most_at_once(of, lives.begin, lives.end, lives.requested_bytes)), strict=True))
-        for of in (group, kind)
+        for of in (keys.of_row, device.kinds.of(rows))
     )
-    of_stacks = {key: peaks[number] for key, number in numbers.items()}
+    of_stacks = {key: peaks[number] for number, key in enumerate(keys.keys)}
     return of_stacks | {(kind.words, ()): of_kinds.get(kind, 0) for kind in Kind}
 
 

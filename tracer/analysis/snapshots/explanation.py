@@ -25,7 +25,7 @@ def worst_failure(replayed: ReplayedSnapshot, finding: SnapshotFinding) -> OutOf
     if finding.worst is None or not finding.devices[finding.worst].oom:
         return None
     device = replayed.devices[finding.worst]
-    modelled = model_device(replayed.snapshot, device.state, device.replay)
+    modelled = model_device(device)
     return with_cause(finding.devices[finding.worst].oom[-1], first_changes(replayed, device, modelled))
 
 
@@ -43,7 +43,7 @@ def explanation_of(snapshot: Snapshot) -> Explanation | None:
     if finding.worst is None:
         return None
     device = replayed.devices[finding.worst]
-    first = first_changes(replayed, device, model_device(snapshot, device.state, device.replay))
+    first = first_changes(replayed, device, model_device(device))
     if first is None or (change := first.decisive) is None:
         return None
     return Explanation(f"{change.sentence} {change.words[0].upper()}{change.words[1:]}.", change.cause)

@@ -9,7 +9,7 @@ import numpy as np
 
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
 from tracer.analysis.snapshots.groups import Group
-from tracer.analysis.snapshots.kind_finder import HeldNow, KindFinder, kind_finders
+from tracer.analysis.snapshots.kind_finder import HeldNow, KindFinder, ReplayedDevice, kind_finders
 from tracer.analysis.snapshots.oom import MAX_EXPLAINED, OutOfMemory, explain_ooms
 from tracer.analysis.snapshots.peak import Peak, find_peak, never_freed
 from tracer.analysis.snapshots.sites import Sites
@@ -72,15 +72,6 @@ class SnapshotFinding:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReplayedDevice:
-    """A device's state, replay and block classifier."""
-
-    state: DeviceState
-    replay: Replay
-    kinds: KindFinder
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class ReplayedSnapshot:
     """A snapshot with its devices replayed, for those who need more than the findings."""
 
@@ -116,31 +107,30 @@ def replay_snapshot(
     replays = [replay(state, snapshot.settings) for state in chosen]
     lives = [(state, replayed.lives) for state, replayed in zip(chosen, replays, strict=True)]
     finders = kind_finders(snapshot, lives, sites, held=held, held_now=held_now)
-    devices = (ReplayedDevice(*parts) for parts in zip(chosen, replays, finders, strict=True))
+    devices = (ReplayedDevice(snapshot, sites, *parts) for parts in zip(chosen, replays, finders, strict=True))
     return ReplayedSnapshot(snapshot, sites, tuple(devices))
 
 
 def explain_replayed(replayed: ReplayedSnapshot) -> SnapshotFinding:
     """Explain the devices of a replayed snapshot, in their order."""
-    snapshot, sites = replayed.snapshot, replayed.sites
-    devices = tuple(_explain_device(snapshot, device, sites) for device in replayed.devices)
-    return SnapshotFinding(devices=devices, notes=(*imbalance(devices), *_snapshot_notes(snapshot)))
+    devices = tuple(map(_explain_device, replayed.devices))
+    return SnapshotFinding(devices=devices, notes=(*imbalance(devices), *_snapshot_notes(replayed.snapshot)))
 
 
-def _explain_device(snapshot: Snapshot, device: ReplayedDevice, sites: Sites) -> DeviceFinding:
-    state, replayed, kinds = device.state, device.replay, device.kinds
+def _explain_device(device: ReplayedDevice) -> DeviceFinding:
+    state, replayed = device.state, device.replay
     last = len(state.trace) - 1
     return DeviceFinding(
         device=state.device,
         entries=len(state.trace),
-        peak=find_peak(snapshot, state, replayed, kinds=kinds, sites=sites),
+        peak=find_peak(device),
         start_requested_bytes=int(replayed.requested_bytes[0]),
         end_requested_bytes=int(replayed.requested_bytes[-1]),
         reserved_end_bytes=int(replayed.reserved_bytes[-1]),
         end_fragmentation=fragmentation_after(state, replayed, last),
-        never_freed=never_freed(replayed, kinds=kinds, sites=sites),
-        oom=explain_ooms(snapshot, state, replayed, kinds=kinds, sites=sites),
-        notes=(*_device_notes(state, replayed), *_copies(kinds)),
+        never_freed=never_freed(device),
+        oom=explain_ooms(device),
+        notes=(*_device_notes(state, replayed), *_copies(device.kinds)),
         first_time_us=int(state.trace.time_us[0]) if len(state.trace) else -1,
     )
 

@@ -9,7 +9,8 @@ from typing import Final
 from tracer.analysis.snapshots.causes.case import Case
 from tracer.analysis.snapshots.causes.cause import Cause, GivesUp
 from tracer.analysis.snapshots.causes.find import causes_of
-from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot, SnapshotFinding
+from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.modelled import Modelled
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.sites import Site

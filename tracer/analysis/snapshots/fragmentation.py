@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.arrays import Bools, Ints
+from tracer.arrays import Bools, ColumnTable, Ints
 from tracer.block_sizes import SMALL_SEGMENT_BYTES
 from tracer.snapshot.actions import Action, BlockState
 from tracer.snapshot.columns import DeviceState
@@ -39,7 +39,7 @@ def usable_after(state: DeviceState, replay: Replay, entry: int, *, is_small: bo
     """Reserved memory that a request which failed at an entry may use; one that names no pool is of the default."""
     trace, lives = state.trace, replay.lives
     mapped = _mapped_after(state, entry)
-    own = mapped.only(
+    own = mapped.take(
         (mapped.stream == trace.stream[entry]) & (mapped.pool == trace.pool[entry]) & (mapped.is_small == is_small)
     )
     rows = lives.alive_after(entry)
@@ -81,7 +81,7 @@ def fragmentation_after(state: DeviceState, replay: Replay, entry: int) -> Fragm
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Mapped:
+class _Mapped(ColumnTable):
     """Ranges of addresses, each with +1 or -1; where they sum to one or more, memory is reserved."""
 
     address: Ints
@@ -91,10 +91,6 @@ class _Mapped:
     stream: Ints
     pool: Ints  # Number of the pool's name, -1 for the default pool
     is_small: Bools
-
-    def only(self, chosen: Bools) -> _Mapped:
-        """Some of them."""
-        return _Mapped(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
 
 
 def _mapped_after(state: DeviceState, entry: int) -> _Mapped:

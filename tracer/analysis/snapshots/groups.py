@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tracer.analysis.kinds import Evidence, Kind
-from tracer.analysis.snapshots.kind_finder import KindFinder
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites
-from tracer.arrays import Ints, largest_first
-from tracer.snapshot.replay import BEFORE, Lives
+from tracer.arrays import Ints, grouped, largest_first
+from tracer.snapshot.replay import BEFORE
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,10 @@ class Group:
     count: int
     kind: Kind
     evidence: str  # Why they are of that kind; of the most bytes, where several rules agree
+    is_before_recording: bool  # They were there before the first entry
     site: Site  # The line to blame; of backward that of its operation of forward, where it is certain, and says so
     # The stack of the most bytes, innermost frame first, without unwinder, allocator and interpreter.
     stack: tuple[str, ...]
-    is_before_recording: bool  # They were there before the first entry
     # The same blocks by the first frame above the line that tells their stacks apart; empty where none does, and where
     # that was not asked for.
     callers: tuple[CallerShare, ...] = ()
@@ -38,9 +38,9 @@ class Group:
         return f"{self.kind.words}, {BEFORE_RECORDING}" if is_unsaid else self.kind.words
 
 
-def group_rows(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> tuple[Group, ...]:
+def group_rows(device: ReplayedDevice, rows: Ints) -> tuple[Group, ...]:
     """Gather rows by kind, line, and whether they were there before the recording; largest first."""
-    members, keys, _ = _gathered(lives, rows, kinds=kinds, sites=sites)
+    sites, (members, keys, _) = device.sites, _gathered(device, rows)
     groups = [
         replace(_group(key, parts, sites), callers=callers_of([_called(part) for part in parts], sites))
         for key, parts in zip(keys, members, strict=True)
@@ -48,31 +48,37 @@ def group_rows(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> 
     return tuple(sorted(groups, key=lambda g: (-g.bytes, g.kind, g.site.frame, g.site.file or "", g.site.line or 0)))
 
 
-def group_lives(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> tuple[tuple[Group, ...], Ints]:
+def group_lives(device: ReplayedDevice, rows: Ints) -> tuple[tuple[Group, ...], Ints]:
     """The same without callers, and the number of the group of each row."""
-    members, keys, group_of_row = _gathered(lives, rows, kinds=kinds, sites=sites)
-    return largest_first([_group(key, mine, sites) for key, mine in zip(keys, members, strict=True)], group_of_row)
+    members, keys, group_of_row = _gathered(device, rows)
+    return largest_first(
+        [_group(key, mine, device.sites) for key, mine in zip(keys, members, strict=True)], group_of_row
+    )
 
 
-def _gathered(
-    lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites
-) -> tuple[list[list[_Part]], Sequence[tuple[Kind, Site, bool]], Ints]:
+def _gathered(device: ReplayedDevice, rows: Ints) -> tuple[list[list[_Part]], Sequence[tuple[Kind, Site, bool]], Ints]:
     """The parts of each group, what its blocks have in common, and the number of the group of each row."""
-    gathered: dict[tuple[Kind, Site, bool], int] = {}
-    parts, part_of_row = _parts(lives, rows, kinds)
-    group_of_part: list[int] = []
-    members: list[list[_Part]] = []
-    for part in parts:
-        site = sites.site_of_backward(part.stack, part.forward)
-        if part.is_before and site.frame == NO_FRAMES:
-            site = Site(BEFORE_RECORDING)
-        group = gathered.setdefault((part.kind, site, part.is_before), len(gathered))
-        if group == len(members):
-            members.append([part])
-        else:
-            members[group].append(part)
-        group_of_part.append(group)
-    return members, list(gathered), np.array(group_of_part, np.int64)[part_of_row]
+    lives, kinds = device.replay.lives, device.kinds
+    columns = (
+        lives.stack[rows],
+        kinds.backward_lines.forward_stacks(rows),
+        lives.begin[rows] == BEFORE,
+        *kinds.kinds_and_evidence(rows),
+    )
+    by_stack = grouped(columns, lambda *values: values)
+    sums = zip(by_stack.keys, by_stack.sums(lives.requested_bytes[rows]), by_stack.counts(), strict=True)
+    parts = [_Part(size, count, *values) for values, size, count in sums]
+    groups = grouped([np.arange(len(parts))], lambda part: _key(parts[part], device.sites))
+    members: list[list[_Part]] = [[] for _ in groups.keys]
+    for part, group in zip(parts, groups.of_row.tolist(), strict=True):
+        members[group].append(part)
+    return members, groups.keys, groups.of_row[by_stack.of_row]
+
+
+def _key(part: _Part, sites: Sites) -> tuple[Kind, Site, bool]:
+    site = sites.site_of_backward(part.stack, part.forward)
+    is_unknown = part.is_before and site.frame == NO_FRAMES
+    return Kind(part.kind), Site(BEFORE_RECORDING) if is_unknown else site, part.is_before
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,38 +87,16 @@ class _Part:
 
     bytes: int
     count: int
-    kind: Kind
-    evidence: Evidence
     stack: int
     forward: int
     is_before: bool
+    kind: int
+    evidence: int
 
 
 def _called(part: _Part) -> tuple[int, int, int]:
     """The stack to look at, of backward that of its operation of forward; bytes and number of blocks."""
     return part.stack if part.forward < 0 else part.forward, part.bytes, part.count
-
-
-def _parts(lives: Lives, rows: Ints, kinds: KindFinder) -> tuple[list[_Part], Ints]:
-    """The parts, and the part of each row."""
-    number: dict[tuple[int, int, bool, int, int], int] = {}
-    columns = (
-        lives.stack[rows].tolist(),
-        kinds.backward_lines.forward_stacks(rows).tolist(),
-        (lives.begin[rows] == BEFORE).tolist(),
-        *(column.tolist() for column in kinds.kinds_and_evidence(rows)),
-    )
-    part = np.array([number.setdefault(key, len(number)) for key in zip(*columns, strict=True)], np.int64)
-    size = np.zeros(len(number), np.int64)
-    np.add.at(size, part, lives.requested_bytes[rows])
-    count = np.bincount(part, minlength=len(number))
-    parts = [
-        _Part(bytes_, num, Kind(kind), Evidence(evidence), stack, forward, is_before)
-        for (stack, forward, is_before, kind, evidence), bytes_, num in zip(
-            number, size.tolist(), count.tolist(), strict=True
-        )
-    ]
-    return parts, part
 
 
 def _group(key: tuple[Kind, Site, bool], parts: list[_Part], sites: Sites) -> Group:
@@ -122,7 +106,7 @@ def _group(key: tuple[Kind, Site, bool], parts: list[_Part], sites: Sites) -> Gr
         bytes=sum(part.bytes for part in parts),
         count=sum(part.count for part in parts),
         kind=kind,
-        evidence=largest.evidence.text,
+        evidence=Evidence(largest.evidence).text,
         site=site,
         stack=sites.readable(largest.stack),
         is_before_recording=is_before,

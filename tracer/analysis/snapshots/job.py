@@ -107,7 +107,7 @@ def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> Ra
         peak_bytes=worst.peak.requested_bytes,
         reserved_bytes=worst.peak.reserved_bytes,
         kinds=tuple((share.name, share.bytes) for share in worst.peak.by_kind),
-        side=peak_side(replayed.devices[finding.worst], replayed.sites),
+        side=peak_side(replayed.devices[finding.worst]),
         out_of_memory="" if oom is None else f"{where}: {oom.advice}",
         role=role,
     )

@@ -24,7 +24,7 @@ from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.stack_facts import Fact, has
 from tracer.arrays import Bools, Ints
 from tracer.snapshot.columns import DeviceState, Snapshot
-from tracer.snapshot.replay import BEFORE, Lives, as_it_failed
+from tracer.snapshot.replay import BEFORE, Lives, Replay, as_it_failed
 
 _UNSAID: Final = -1  # Instead of a kind, where a source says none
 
@@ -197,6 +197,17 @@ class KindFinder:
             before = np.flatnonzero(lives.begin[rows] == BEFORE)
             kind[before] = [_or_unsaid(self._held.get(place)) for place in lives.addr[rows[before]].tolist()]
         return kind
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplayedDevice:
+    """A device of a snapshot: its state, its replay and the kinds of its blocks."""
+
+    snapshot: Snapshot
+    sites: Sites  # The lines behind the snapshot's stacks
+    state: DeviceState
+    replay: Replay
+    kinds: KindFinder
 
 
 def kind_finders(

@@ -9,10 +9,11 @@ import numpy as np
 
 from tracer.analysis.downsample import reduce_rows
 from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.findings import DeviceFinding, ReplayedDevice, ReplayedSnapshot, SnapshotFinding
+from tracer.analysis.snapshots.findings import DeviceFinding, ReplayedSnapshot, SnapshotFinding
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.timeline import START, DeviceTimeline
-from tracer.arrays import Ints
+from tracer.arrays import Ints, grouped
 
 NUM_BUCKETS = 1000
 
@@ -66,7 +67,7 @@ def snapshot_report(
     settings: Mapping[str, object],
 ) -> SnapshotReport:
     """Gather the report of one device."""
-    device, sites = replayed.devices[shown], replayed.sites
+    device = replayed.devices[shown]
     lives = device.replay.lives
     rows = lives.alive_after(device.replay.peak_entry)
     kind = device.kinds.of(rows)
@@ -74,27 +75,24 @@ def snapshot_report(
     return SnapshotReport(
         finding=finding,
         shown=shown,
-        weights=_one_each(device, weights[np.argsort(lives.addr[weights], kind="stable")], sites),
-        activations=_by_stack(device, activations, sites),
+        weights=_one_each(device, weights[np.argsort(lives.addr[weights], kind="stable")]),
+        activations=_by_stack(device, activations),
         levels=_levels(device, timeline),
         settings=settings,
     )
 
 
-def _one_each(device: ReplayedDevice, rows: Ints, sites: Sites) -> tuple[Entry, ...]:
+def _one_each(device: ReplayedDevice, rows: Ints) -> tuple[Entry, ...]:
     lives = device.replay.lives
     columns = (lives.requested_bytes[rows].tolist(), lives.stack[rows].tolist())
-    return tuple(_entry(size, 1, stack, sites) for size, stack in zip(*columns, strict=True))
+    return tuple(_entry(size, 1, stack, device.sites) for size, stack in zip(*columns, strict=True))
 
 
-def _by_stack(device: ReplayedDevice, rows: Ints, sites: Sites) -> tuple[Entry, ...]:
+def _by_stack(device: ReplayedDevice, rows: Ints) -> tuple[Entry, ...]:
     lives = device.replay.lives
-    stacks, stack_of = np.unique(lives.stack[rows], return_inverse=True)
-    size = np.zeros(len(stacks), dtype=np.int64)
-    np.add.at(size, stack_of.reshape(-1), lives.requested_bytes[rows])
-    count = np.bincount(stack_of.reshape(-1), minlength=len(stacks))
-    columns = (size.tolist(), count.tolist(), stacks.tolist())
-    entries = [_entry(*row, sites) for row in zip(*columns, strict=True)]
+    stacks = grouped([lives.stack[rows]], int)
+    columns = (stacks.sums(lives.requested_bytes[rows]), stacks.counts(), stacks.keys)
+    entries = [_entry(*row, device.sites) for row in zip(*columns, strict=True)]
     return tuple(sorted(entries, key=lambda entry: (-entry.bytes, entry.name, entry.frames)))
 
 

@@ -15,9 +15,10 @@ from tracer.allocator.reproduce import Reproduction, reproduce
 from tracer.allocator.settings import AllocatorSettings, recorded_settings
 from tracer.allocator.start_state import StartState, find_start
 from tracer.allocator.state import FIRST_TORCH_WITH_COUNTERS, NEWEST_TORCH
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.collector import paused_gc
 from tracer.snapshot.actions import Action
-from tracer.snapshot.columns import DeviceState, Snapshot
+from tracer.snapshot.columns import DeviceState
 from tracer.snapshot.replay import Replay
 from tracer.units import format_bytes, some
 
@@ -117,12 +118,13 @@ class Modelled:
             )
 
 
-def model_device(snapshot: Snapshot, state: DeviceState, replayed: Replay) -> Modelled | None:
+def model_device(device: ReplayedDevice) -> Modelled | None:
     """Replay one device's recording at its own settings; None if the device has no history.
 
     A snapshot does not say which torch made it. Where the rules of the newest one do not give every decision, those of
     older ones are tried, and the better ones kept.
     """
+    snapshot, state, replayed = device.snapshot, device.state, device.replay
     if not len(state.trace):
         return None
     settings = recorded_settings(_with_what_shows(snapshot.settings, state))

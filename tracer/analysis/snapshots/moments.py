@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.analysis.snapshots.findings import ReplayedDevice
 from tracer.analysis.snapshots.groups import Group, group_rows
-from tracer.analysis.snapshots.sites import Sites
-from tracer.arrays import Ints
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.errors import SnapshotError, UsageError
 from tracer.snapshot.actions import Action
 
@@ -22,9 +20,8 @@ _ROUNDING_US = 1000
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Memory in use on one device right after an entry."""
+    """Memory in use right after an entry."""
 
-    device: int  # Its index
     entry: int  # The entry; -1 for the start of the recording
     time_us: int  # Its time, or -1
     phase: str  # `backward` or `optimizer` where the recording shows it, else empty
@@ -35,11 +32,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Changes on one device between two entries; blocks that came and went within are in neither."""
+    """Changes between two entries; blocks that came and went within are in neither."""
 
-    device: int  # Its index
-    first: int
-    last: int
+    first_entry: int
+    last_entry: int
     first_bytes: int
     last_bytes: int
     came: tuple[Group, ...]  # Made in between and in use at its end
@@ -51,9 +47,8 @@ class Between:
 class LastBefore:
     """The last allocations before a moment that together hold some bytes, of those in use then."""
 
-    device: int  # Its index
     entry: int
-    first: int
+    first_entry: int
     bytes: int  # What they hold; less than asked about if everything in use is less
     groups: tuple[Group, ...]  # By line and kind; they sum to the bytes
 
@@ -152,26 +147,24 @@ def entry_words(entry: int) -> str:
     return f"after entry {entry:,}" if entry >= 0 else "the start of the recording"
 
 
-def held_at(device: ReplayedDevice, sites: Sites, entry: int) -> Held:
+def held_at(device: ReplayedDevice, entry: int) -> Held:
     """What was in use right after an entry.
 
     Args:
         entry: Position in the trace; -1 is the start.
     """
     trace, replay = device.state.trace, device.replay
-    rows = replay.lives.alive_after(entry)
     return Held(
-        device=device.state.device,
         entry=entry,
         time_us=int(trace.time_us[entry]) if entry >= 0 else -1,
         phase=device.kinds.phase_at(entry),
         requested_bytes=int(replay.requested_bytes[entry + 1]),
         reserved_bytes=int(replay.reserved_bytes[entry + 1]),
-        groups=group_rows(replay.lives, rows, kinds=device.kinds, sites=sites),
+        groups=group_rows(device, replay.lives.alive_after(entry)),
     )
 
 
-def between(device: ReplayedDevice, sites: Sites, first: int, last: int) -> Between:
+def between(device: ReplayedDevice, first: int, last: int) -> Between:
     """What came and what went from after one entry to after another, whichever is the earlier.
 
     Args:
@@ -181,22 +174,17 @@ def between(device: ReplayedDevice, sites: Sites, first: int, last: int) -> Betw
     lives, level = device.replay.lives, device.replay.requested_bytes
     was = (lives.begin <= first) & (lives.end > first)
     stays = (lives.begin <= last) & (lives.end > last)
-
-    def groups(rows: Ints) -> tuple[Group, ...]:
-        return group_rows(lives, rows, kinds=device.kinds, sites=sites)
-
     return Between(
-        device=device.state.device,
-        first=first,
-        last=last,
+        first_entry=first,
+        last_entry=last,
         first_bytes=int(level[first + 1]),
         last_bytes=int(level[last + 1]),
-        came=groups(np.flatnonzero(stays & ~was)),
-        went=groups(np.flatnonzero(was & ~stays)),
+        came=group_rows(device, np.flatnonzero(stays & ~was)),
+        went=group_rows(device, np.flatnonzero(was & ~stays)),
     )
 
 
-def last_before(device: ReplayedDevice, sites: Sites, entry: int, size: int) -> LastBefore:
+def last_before(device: ReplayedDevice, entry: int, size: int) -> LastBefore:
     """The last allocations before an entry that hold at least `size` bytes together, of those in use then.
 
     Args:
@@ -209,11 +197,10 @@ def last_before(device: ReplayedDevice, sites: Sites, entry: int, size: int) -> 
     sums = np.cumsum(lives.requested_bytes[rows])
     chosen = rows[: int(np.searchsorted(sums, size)) + 1]
     return LastBefore(
-        device=device.state.device,
         entry=entry,
-        first=int(lives.begin[chosen].min(initial=entry)),
+        first_entry=int(lives.begin[chosen].min(initial=entry)),
         bytes=int(lives.requested_bytes[chosen].sum()),
-        groups=group_rows(lives, chosen, kinds=device.kinds, sites=sites),
+        groups=group_rows(device, chosen),
     )
 
 

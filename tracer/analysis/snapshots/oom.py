@@ -10,13 +10,12 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.changed_requests import Trials
 from tracer.analysis.snapshots.fragmentation import fragmentation_after, usable_after
 from tracer.analysis.snapshots.groups import Group, group_rows
-from tracer.analysis.snapshots.kind_finder import KindFinder
-from tracer.analysis.snapshots.oom_cause import Cause, Failure, advice_on, cause_of, fits_without_fragmentation
-from tracer.analysis.snapshots.sites import Site, Sites
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
+from tracer.analysis.snapshots.oom_cause import Cause, FailureFacts, advice_on, cause_of, fits_without_fragmentation
+from tracer.analysis.snapshots.sites import Site
 from tracer.block_sizes import SMALL_BYTES, round_size
 from tracer.snapshot.actions import Action
-from tracer.snapshot.columns import DeviceState, Snapshot
-from tracer.snapshot.replay import Replay
+from tracer.snapshot.columns import Snapshot
 from tracer.units import format_bytes
 
 # A program that catches the error may try again forever; its first failures say it all.
@@ -69,21 +68,18 @@ def in_evaluation(event: OutOfMemory) -> OutOfMemory:
     return replace(event, in_evaluation=True, advice=f"{sentence} {event.advice}")
 
 
-def explain_ooms(
-    snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder, sites: Sites
-) -> tuple[OutOfMemory, ...]:
+def explain_ooms(device: ReplayedDevice) -> tuple[OutOfMemory, ...]:
     """Explain the out-of-memory events of one device, in order, the first `MAX_EXPLAINED` of them."""
-    entries = state.trace.where(Action.OOM)[:MAX_EXPLAINED].tolist()
-    trials = Trials(snapshot, state, replay)
-    return tuple(_explain(entry, snapshot, state, replay, kinds, sites, trials) for entry in entries)
+    trials = Trials(device)
+    return tuple(
+        _explain(device, entry, trials) for entry in device.state.trace.where(Action.OOM)[:MAX_EXPLAINED].tolist()
+    )
 
 
-def last_out_of_memory(
-    snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder, sites: Sites
-) -> OutOfMemory:
+def last_out_of_memory(device: ReplayedDevice) -> OutOfMemory:
     """Explain the last out-of-memory event of one device, which has one."""
-    entry = int(state.trace.where(Action.OOM)[-1])
-    return _explain(entry, snapshot, state, replay, kinds, sites, Trials(snapshot, state, replay))
+    entry = int(device.state.trace.where(Action.OOM)[-1])
+    return _explain(device, entry, Trials(device))
 
 
 def distinct_failures(events: Sequence[OutOfMemory]) -> tuple[OutOfMemory, ...]:
@@ -109,26 +105,19 @@ def device_out_of_memory(snapshot: Snapshot) -> int | None:
     return max(last)[1] if last else None
 
 
-def _explain(
-    entry: int,
-    snapshot: Snapshot,
-    state: DeviceState,
-    replay: Replay,
-    kinds: KindFinder,
-    sites: Sites,
-    trials: Trials,
-) -> OutOfMemory:
-    trace, lives = state.trace, replay.lives
+def _explain(device: ReplayedDevice, entry: int, trials: Trials) -> OutOfMemory:
+    state, replay, sites, settings = device.state, device.replay, device.sites, device.snapshot.settings
+    trace = state.trace
     asked_bytes, device_free = int(trace.size[entry]), int(trace.addr[entry])
     stack = int(trace.stack[entry])
-    failure = Failure(
+    failure = FailureFacts(
         asked_bytes=asked_bytes,
         device_free_bytes=device_free if device_free >= 0 else None,
         memory=fragmentation_after(state, replay, entry),
         usable=usable_after(state, replay, entry, is_small=round_size(asked_bytes) <= SMALL_BYTES),
-        is_expandable=bool(snapshot.settings.get("expandable_segments")) or bool(state.segments.is_expandable.any()),
-        groups=group_rows(lives, lives.alive_after(entry), kinds=kinds, sites=sites),
-        splits_all=snapshot.settings.get("max_split_size") == -1,
+        is_expandable=bool(settings.get("expandable_segments")) or bool(state.segments.is_expandable.any()),
+        groups=group_rows(device, replay.lives.alive_after(entry)),
+        splits_all=settings.get("max_split_size") == -1,
         serves=lambda trial: trials.serves(trial, entry),
     )
     return OutOfMemory(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, Literal
 
 from tracer.analysis.kinds import Kind
@@ -11,6 +12,7 @@ from tracer.analysis.snapshots.changed_requests import Trial
 from tracer.analysis.snapshots.fragmentation import Fragmentation, Usable
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES
+from tracer.arrays import totals_by
 from tracer.block_sizes import segment_size
 from tracer.units import format_bytes
 
@@ -32,7 +34,7 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailureFacts:
     """Facts of one failed request."""
 
     asked_bytes: int
@@ -52,12 +54,12 @@ class Failure:
         return max(self.memory.free_bytes - self.usable.free_bytes, 0)
 
 
-def fits_without_fragmentation(failure: Failure) -> bool:
+def fits_without_fragmentation(failure: FailureFacts) -> bool:
     """Whether what the request may use and what the device is known to have had would have sufficed, in one piece."""
     return failure.usable.free_bytes + (failure.device_free_bytes or 0) >= failure.asked_bytes
 
 
-def cause_of(failure: Failure) -> Cause:
+def cause_of(failure: FailureFacts) -> Cause:
     """The cause, as far as the recording tells."""
     asked_bytes, free, usable = failure.asked_bytes, failure.device_free_bytes, failure.usable
     if free is not None and free >= segment_size(asked_bytes):
@@ -73,19 +75,19 @@ def cause_of(failure: Failure) -> Cause:
     return "not known" if free is None else "too little"
 
 
-def advice_on(failure: Failure) -> str:
+def advice_on(failure: FailureFacts) -> str:
     """The cause in a sentence, and what to do first."""
     return _SENTENCES[cause_of(failure)](failure)
 
 
-def _limit(_: Failure) -> str:
+def _limit(_: FailureFacts) -> str:
     return (
         "The device had enough free memory, so a limit of this process stopped it: look for "
         "torch.cuda.set_per_process_memory_fraction, or memory that another process took and gave back."
     )
 
 
-def _pending(failure: Failure) -> str:
+def _pending(failure: FailureFacts) -> str:
     return (
         f"{format_bytes(failure.usable.pending_bytes)} had been freed and were waiting for another stream; with them "
         "the request fits. Fragmentation is not the cause. "
@@ -98,7 +100,7 @@ def _pending(failure: Failure) -> str:
     )
 
 
-def _fragmentation(failure: Failure) -> str:
+def _fragmentation(failure: FailureFacts) -> str:
     if failure.is_expandable:
         return (
             "This request would have fit if the free memory were in one piece, although segments are expandable: look "
@@ -131,7 +133,7 @@ def _fragmentation(failure: Failure) -> str:
     ).strip()
 
 
-def _other_pools(failure: Failure) -> str:
+def _other_pools(failure: FailureFacts) -> str:
     largest = failure.memory.largest_free_bytes
     piece = (
         f"A free block of {format_bytes(largest)} is large enough, but belongs"
@@ -146,7 +148,7 @@ def _other_pools(failure: Failure) -> str:
     )
 
 
-def _kept_whole(failure: Failure) -> str:
+def _kept_whole(failure: FailureFacts) -> str:
     size = format_bytes(failure.usable.largest_free_bytes)
     large = f"A free block of {size} is large enough, and this request may use it"
     if failure.splits_all:
@@ -159,7 +161,7 @@ def _kept_whole(failure: Failure) -> str:
     )
 
 
-def _if_served(failure: Failure, trial: Trial, advice: str, change: str) -> str:
+def _if_served(failure: FailureFacts, trial: Trial, advice: str, change: str) -> str:
     """An advice only if a replay under it serves the request; else that it does not, or that nothing can be told."""
     served = failure.serves(trial)
     if served:
@@ -172,7 +174,7 @@ def _if_served(failure: Failure, trial: Trial, advice: str, change: str) -> str:
     return f"A replay with {change} fails here as well, so that does not help. {_where_to_look(failure)}".strip()
 
 
-def _too_little(failure: Failure) -> str:
+def _too_little(failure: FailureFacts) -> str:
     missing = failure.asked_bytes - failure.memory.free_bytes - (failure.device_free_bytes or 0)
     return (
         f"{_where_to_look(failure)} Fragmentation is not the cause: with all free memory in one piece, "
@@ -180,7 +182,7 @@ def _too_little(failure: Failure) -> str:
     ).strip()
 
 
-def _not_known(failure: Failure) -> str:
+def _not_known(failure: FailureFacts) -> str:
     return (
         "The recording does not say how much the device had free. What was reserved and free would not have sufficed. "
         f"{_where_to_look(failure)}"
@@ -198,7 +200,7 @@ _SENTENCES: Final = {
 }
 
 
-def _where_to_look(failure: Failure) -> str:
+def _where_to_look(failure: FailureFacts) -> str:
     """The lines that hold most, and what shrinks the kind that holds most."""
     groups = failure.groups
     if failure.is_explained:
@@ -206,17 +208,11 @@ def _where_to_look(failure: Failure) -> str:
     if not groups:
         return "Nothing else was in use: the request alone is too large."
     named = [group for group in groups if group.site.frame not in (BEFORE_RECORDING, NO_FRAMES)]
-    places: dict[str, int] = {}  # one line may have made blocks of several kinds, and some before the recording
-    for group in named:
-        places[_place(group)] = places.get(_place(group), 0) + group.bytes
+    places = totals_by(named, _place)  # one line may have made blocks of several kinds, and some before the recording
     in_use = sum(group.bytes for group in groups)
-    large = [(where, size) for where, size in places.items() if size >= _LEAST_SHARE * in_use]
-    most_first = sorted(large, key=lambda item: -item[1])[:_NUM_LINES]
-    lines = "; ".join(f"{where} with {format_bytes(size)}" for where, size in most_first)
-    sums: dict[Kind, int] = {}
-    for group in groups:
-        sums[group.kind] = sums.get(group.kind, 0) + group.bytes
-    kind, most = max(sums.items(), key=lambda item: item[1])
+    large = [(where, size) for where, (size, _) in places.items() if size >= _LEAST_SHARE * in_use]
+    lines = "; ".join(f"{where} with {format_bytes(size)}" for where, size in large[:_NUM_LINES])
+    kind, (most, _) = next(iter(totals_by(groups, attrgetter("kind")).items()))
     remedy = _REMEDIES.get(kind)
     parts = [
         f"{100 * most / in_use:.0f} % of what was in use is {remedy}" if remedy and most else "",

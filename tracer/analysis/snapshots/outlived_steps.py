@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.findings import ReplayedDevice
-from tracer.analysis.snapshots.sites import Site, Sites
-from tracer.arrays import Ints
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
+from tracer.analysis.snapshots.sites import Site
+from tracer.arrays import Ints, grouped
 from tracer.snapshot.actions import Action
 from tracer.snapshot.replay import BEFORE
 
@@ -48,7 +48,7 @@ class OutlivedGroup:
 
 
 def outlived_groups(
-    device: ReplayedDevice, sites: Sites, ends: StepEnds, *, expected: Collection[Kind] = EXPECTED
+    device: ReplayedDevice, ends: StepEnds, *, expected: Collection[Kind] = EXPECTED
 ) -> tuple[OutlivedGroup, ...]:
     """Gather what is in use at the end, was made before the last whole step, and is of no kind that stays.
 
@@ -65,14 +65,14 @@ def outlived_groups(
     rows, made_in = rows[old], made_in[old]
     first_recorded = first_whole_step(device, ends)
     num_judged = last_whole - first_recorded
-    groups: dict[tuple[Site, Kind], list[int]] = {}
     kinds = device.kinds.of(rows)
     kinds[kinds == Kind.BEFORE_RECORDING] = Kind.UNKNOWN  # a line's blocks are one group, whenever they were made
-    for at, (row, kind) in enumerate(zip(rows.tolist(), kinds.tolist(), strict=True)):
-        if kind not in expected:
-            groups.setdefault((sites.site(int(lives.stack[row])), Kind(kind)), []).append(at)
+    groups = grouped((lives.stack[rows], kinds), lambda stack, kind: (device.sites.site(stack), Kind(kind)))
     outlived = []
-    for (site, kind), chosen in groups.items():
+    for number, (site, kind) in enumerate(groups.keys):
+        if kind in expected:
+            continue
+        chosen = groups.of_row == number
         of = rows[chosen]
         recent = made_in[chosen] >= first_recorded
         per_step = int(lives.requested_bytes[of[recent]].sum()) // num_judged if num_judged > 0 else 0

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
 from tracer.analysis.snapshots.groups import Group, group_rows
-from tracer.analysis.snapshots.kind_finder import KindFinder
-from tracer.analysis.snapshots.sites import BEFORE_RECORDING, Sites, pool_words, pools_of_graphs
-from tracer.arrays import Ints
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING, pool_words, pools_of_graphs
+from tracer.arrays import Grouped, Ints, grouped, totals_by
 from tracer.snapshot.columns import Annotations, DeviceState, Int32s, Snapshot
-from tracer.snapshot.replay import BEFORE, Replay
+from tracer.snapshot.replay import BEFORE
 
 NO_ANNOTATION = "no annotation"
 _NOT_TOLD = -1
@@ -48,10 +50,8 @@ class Peak:
     @property
     def by_category(self) -> tuple[tuple[str, int], ...]:
         """Bytes by the name of the kind, as `OPTIMIZER_STATE`, largest first; they sum to the requested bytes."""
-        sums: dict[str, int] = {}
-        for group in self.groups:
-            sums[group.kind.name] = sums.get(group.kind.name, 0) + group.bytes
-        return tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+        by_name = sorted(self.groups, key=lambda group: group.kind.name)
+        return tuple((name, size) for name, (size, _) in totals_by(by_name, lambda group: group.kind.name).items())
 
     @property
     def has_annotations(self) -> bool:
@@ -59,12 +59,11 @@ class Peak:
         return any(share.name not in (BEFORE_RECORDING, NO_ANNOTATION) for share in self.by_annotation)
 
 
-def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder, sites: Sites) -> Peak:
+def find_peak(device: ReplayedDevice) -> Peak:
     """Explain the peak of one device to the byte."""
-    entry = replay.peak_entry
-    lives = replay.lives
+    state, replay, kinds = device.state, device.replay, device.kinds
+    entry, lives = replay.peak_entry, replay.lives
     rows = lives.alive_after(entry)
-    groups = group_rows(lives, rows, kinds=kinds, sites=sites)
     before = rows[lives.begin[rows] == BEFORE]
     fragmentation = fragmentation_after(state, replay, entry)
     return Peak(
@@ -75,39 +74,33 @@ def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: 
         allocated_bytes=fragmentation.allocated_bytes,
         reserved_bytes=fragmentation.reserved_bytes,
         before_recording_bytes=int(lives.requested_bytes[before].sum()),
-        groups=groups,
-        by_kind=_shares([(group.kind.words, group.bytes, group.count) for group in groups]),
-        by_annotation=_by_annotation(snapshot, state, replay, rows),
-        by_stream=_by_stream(snapshot, state, replay, rows, pools_of_graphs(state, sites)),
+        groups=group_rows(device, rows),
+        by_kind=_shares(grouped([kinds.of(rows)], lambda kind: Kind(kind).words), lives.requested_bytes[rows]),
+        by_annotation=_by_annotation(device, rows),
+        by_stream=_by_stream(device, rows),
         fragmentation=fragmentation,
     )
 
 
-def never_freed(replay: Replay, *, kinds: KindFinder, sites: Sites) -> tuple[Group, ...]:
+def never_freed(device: ReplayedDevice) -> tuple[Group, ...]:
     """Blocks that the recording allocated and did not free, by line and kind, largest first."""
-    lives = replay.lives
-    rows = np.flatnonzero((lives.begin > BEFORE) & (lives.end == len(replay.requested_bytes) - 1))
-    return group_rows(lives, rows, kinds=kinds, sites=sites)
+    lives = device.replay.lives
+    return group_rows(device, np.flatnonzero((lives.begin > BEFORE) & (lives.end == len(device.state.trace))))
 
 
-def _by_annotation(snapshot: Snapshot, state: DeviceState, replay: Replay, rows: Ints) -> tuple[Share, ...]:
-    lives = replay.lives
-    region = innermost_region(state, lives.alloc_entry[rows])
+def _by_annotation(device: ReplayedDevice, rows: Ints) -> tuple[Share, ...]:
+    lives = device.replay.lives
+    region = innermost_region(device.state, lives.alloc_entry[rows])
     names = np.where(lives.begin[rows] == BEFORE, -2, region)
-    distinct, name_of = np.unique(names, return_inverse=True)
-    size = np.zeros(len(distinct), dtype=np.int64)
-    np.add.at(size, name_of.reshape(-1), lives.requested_bytes[rows])
-    count = np.bincount(name_of.reshape(-1), minlength=len(distinct))
     spelled = {-2: BEFORE_RECORDING, -1: NO_ANNOTATION}
-    triples = zip(distinct.tolist(), size.tolist(), count.tolist(), strict=True)
-    return _shares([(spelled.get(name) or snapshot.text(name), bytes_, num) for name, bytes_, num in triples])
+    return _shares(
+        grouped([names], lambda name: spelled.get(name) or device.snapshot.text(name)), lives.requested_bytes[rows]
+    )
 
 
-def _by_stream(
-    snapshot: Snapshot, state: DeviceState, replay: Replay, rows: Ints, of_graphs: frozenset[int]
-) -> tuple[Share, ...]:
+def _by_stream(device: ReplayedDevice, rows: Ints) -> tuple[Share, ...]:
     """Bytes by stream and pool; a block without an entry counts for the segment that it lies in."""
-    lives, trace, segments = replay.lives, state.trace, state.segments
+    lives, trace, segments = device.replay.lives, device.state.trace, device.state.segments
     entries = np.where(lives.alloc_entry[rows] >= 0, lives.alloc_entry[rows], lives.free_entry[rows])
     stream, pool = np.full(len(rows), _NOT_TOLD), np.full(len(rows), -1, dtype=np.int64)
     if len(segments):
@@ -121,22 +114,18 @@ def _by_stream(
         stream = np.where(known, trace.stream[np.maximum(entries, 0)], stream)
         if (trace.pool >= 0).any():  # entries name their pool from torch 2.12 on
             pool = np.where(known, trace.pool[np.maximum(entries, 0)], pool)
-    columns = (stream.tolist(), pool.tolist(), lives.requested_bytes[rows].tolist())
-    return _shares([(_place(snapshot, s, p, of_graphs), size, 1) for s, p, size in zip(*columns, strict=True)])
+    place = partial(_place, device.snapshot, pools_of_graphs(device.state, device.sites))
+    return _shares(grouped([stream, pool], place), lives.requested_bytes[rows])
 
 
-def _place(snapshot: Snapshot, stream: int, pool: int, of_graphs: frozenset[int]) -> str:
+def _place(snapshot: Snapshot, of_graphs: frozenset[int], stream: int, pool: int) -> str:
     of_stream = "stream not recorded" if stream == _NOT_TOLD else f"stream {stream}"
     return f"{of_stream}, {pool_words(snapshot.text(pool), is_of_graphs=pool in of_graphs)}" if pool >= 0 else of_stream
 
 
-def _shares(parts: list[tuple[str, int, int]]) -> tuple[Share, ...]:
-    """Parts added up by name, largest first."""
-    sums: dict[str, tuple[int, int]] = {}
-    for name, size, count in parts:
-        before_size, before_count = sums.get(name, (0, 0))
-        sums[name] = (before_size + size, before_count + count)
-    shares = (Share(name, size, count) for name, (size, count) in sums.items())
+def _shares(names: Grouped[str], size_bytes: Ints) -> tuple[Share, ...]:
+    """Blocks added up by name, largest first."""
+    shares = map(Share, names.keys, names.sums(size_bytes), names.counts())
     return tuple(sorted(shares, key=lambda share: (-share.bytes, share.name)))
 
 

@@ -12,10 +12,10 @@ from tracer.allocator.blocks import DEFAULT_POOL, FREE, PENDING, PoolId
 from tracer.allocator.history import pool_numbers
 from tracer.allocator.settings import AllocatorSettings
 from tracer.allocator.statistics import BlockInfo, Moment, SegmentInfo, read_end
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.modelled import Modelled
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites, pool_words
 from tracer.block_sizes import round_size
-from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Lives
 
 ASKED: Final = "asked for by blocks in use"
@@ -71,15 +71,14 @@ def reserved_at_peak(modelled: Modelled, sites: Sites) -> Reserved | None:
     return account.of(reproduction.moments[0], modelled.peak_entry)
 
 
-def reserved_at_end(
-    snapshot: Snapshot, state: DeviceState, lives: Lives, sites: Sites, settings: AllocatorSettings
-) -> Reserved:
+def reserved_at_end(device: ReplayedDevice, settings: AllocatorSettings) -> Reserved:
     """Why so much was reserved when the snapshot was taken, which needs no history."""
+    state, lives = device.state, device.replay.lives
     rows = np.flatnonzero(lives.end == len(state.trace))
     life_at = dict(zip(lives.addr[rows].tolist(), rows.tolist(), strict=True))
-    pools = pool_numbers(snapshot, state)
+    pools = pool_numbers(device.snapshot, state)
     end = read_end(state, pools, page=settings.large_segment_size, life_at=life_at)
-    return _Account(settings, lives, sites, None).of(end, None)
+    return _Account(settings, lives, device.sites, None).of(end, None)
 
 
 def _releases(modelled: Modelled) -> Mapping[int, list[int]]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 
-from tracer.analysis.kinds import LAYERS, Kind
-from tracer.analysis.snapshots.kind_finder import KindFinder
+from tracer.analysis.kinds import Kind, levels_by_kind
+from tracer.analysis.snapshots.kind_finder import KindFinder, ReplayedDevice
 from tracer.arrays import Ints, in_use
 from tracer.snapshot.columns import DeviceState, Snapshot
-from tracer.snapshot.replay import BEFORE, Replay
+from tracer.snapshot.replay import BEFORE
 from tracer.units import NS_PER_US
 
 START: Final = -1
@@ -20,22 +21,14 @@ _MAX_SPAN_US: Final = 2**53 // NS_PER_US
 _OPTIMIZER_PREFIXES: Final = ("Optimizer.step#", "Optimizer.zero_grad#")
 MAX_STRETCHES: Final = 2000
 """Of one phase or of regions: more than pixels say nothing, and some of them would say something wrong."""
-Phase = Literal["region", "forward", "backward", "optimizer"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Curve:
-    """Requested bytes of one kind in use, at the start of the recording and after each entry [entries + 1]."""
-
-    kind: Kind
-    bytes: Ints
+BandKind = Literal["step", "forward", "backward", "optimizer"]
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """A part of the recording with a name, from one time of the axis to another."""
+class Band:
+    """A stretch of the axis: a step or an annotated region, or a phase."""
 
-    phase: Phase
+    kind: BandKind
     name: str
     start: int
     end: int
@@ -47,31 +40,31 @@ class DeviceTimeline:
 
     axis: Literal["time", "entry"]  # "time", or "entry" where the entries have no usable times
     times: Ints  # Nanoseconds since the first entry, or the number of the entry, -1 for the start [entries + 1]
-    # Of the kinds that occur, in the order of `LAYERS`; together they are the requested bytes.
-    curves: tuple[Curve, ...]
+    levels: Mapping[Kind, Ints]  # Requested bytes in use by kind, see `levels_by_kind` [entries + 1]
     allocated_bytes: Ints  # Bytes in use, rounded as far as known [entries + 1]
     reserved_bytes: Ints  # Reserved from the driver [entries + 1]
     # Annotated regions, what stacks or annotations show of backward and optimizer, and forward, from the first
     # activation that was made to the backward that follows.
-    stretches: tuple[Stretch, ...]
-    left_out: tuple[Phase, ...]  # Phases of which there are more stretches than `MAX_STRETCHES`
+    stretches: tuple[Band, ...]
+    left_out: tuple[BandKind, ...]  # Kinds of which there are more stretches than `MAX_STRETCHES`
 
 
-def device_timeline(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder) -> DeviceTimeline:
+def device_timeline(device: ReplayedDevice) -> DeviceTimeline:
     """The curves of one device, in a few passes over its blocks."""
+    state, replay, kinds = device.state, device.replay, device.kinds
     axis, times = _axis(state)
     lives, num_entries = replay.lives, len(state.trace)
     kind = kinds.of(np.arange(len(lives)))
     activations = np.sort(lives.begin[(kind == Kind.ACTIVATION) & (lives.begin != BEFORE)])
-    stretches_of: tuple[tuple[Phase, list[Stretch]], ...] = (
-        ("region", _regions(snapshot, state, axis)),
+    stretches_of: tuple[tuple[BandKind, list[Band]], ...] = (
+        ("step", _regions(device.snapshot, state, axis)),
         *_phases(kinds, times, activations),
     )
     drawn = [stretch for _, stretches in stretches_of if len(stretches) <= MAX_STRETCHES for stretch in stretches]
     return DeviceTimeline(
         axis=axis,
         times=times,
-        curves=_curves(replay, kind, num_entries),
+        levels=levels_by_kind(kind, lives.requested_bytes, lives.begin, lives.end, num_entries),
         allocated_bytes=in_use(lives.allocated_bytes, lives.begin, lives.end, num_entries),
         reserved_bytes=replay.reserved_bytes,
         stretches=tuple(sorted(drawn, key=lambda stretch: stretch.start)),
@@ -87,23 +80,13 @@ def _axis(state: DeviceState) -> tuple[Literal["time", "entry"], Ints]:
     return "entry", np.arange(START, len(time_us), dtype=np.int64)
 
 
-def _curves(replay: Replay, kind: Ints, num_entries: int) -> tuple[Curve, ...]:
-    lives = replay.lives
-    curves = []
-    for layer in LAYERS:
-        if len(rows := np.flatnonzero(kind == layer)):
-            size, begin, end = lives.requested_bytes[rows], lives.begin[rows], lives.end[rows]
-            curves.append(Curve(layer, in_use(size, begin, end, num_entries)))
-    return tuple(curves)
-
-
-def _phases(kinds: KindFinder, times: Ints, activations: Ints) -> tuple[tuple[Phase, list[Stretch]], ...]:
+def _phases(kinds: KindFinder, times: Ints, activations: Ints) -> tuple[tuple[BandKind, list[Band]], ...]:
     """The phases, from their entries; one that the recording does not end goes to its last entry."""
 
-    def stretches(phase: Phase, runs: tuple[Ints, Ints]) -> list[Stretch]:
+    def stretches(phase: BandKind, runs: tuple[Ints, Ints]) -> list[Band]:
         last = len(times) - 1
         starts, ends = (times[np.minimum(entries + 1, last)].tolist() for entries in runs)
-        return [Stretch(phase, phase, start, end) for start, end in zip(starts, ends, strict=True)]
+        return [Band(phase, phase, start, end) for start, end in zip(starts, ends, strict=True)]
 
     forward = forward_runs(activations, kinds.backward_runs, kinds.optimizer_runs, end=len(times) - 1)
     return (
@@ -132,7 +115,7 @@ def forward_runs(
     return activations[outside][first], np.append(starts, end)[run]
 
 
-def _regions(snapshot: Snapshot, state: DeviceState, axis: str) -> list[Stretch]:
+def _regions(snapshot: Snapshot, state: DeviceState, axis: str) -> list[Band]:
     """The outermost annotated regions, except the optimizer's, which are a phase; only times can place them."""
     notes = state.annotations
     if axis == "entry" or not len(notes):
@@ -140,13 +123,13 @@ def _regions(snapshot: Snapshot, state: DeviceState, axis: str) -> list[Stretch]
     first_us, last_us = int(state.trace.time_us[0]), int(state.trace.time_us[-1])
     order = np.argsort(notes.time_us, kind="stable")
     columns = (notes.name[order].tolist(), notes.is_start[order].tolist(), notes.time_us[order].tolist())
-    regions: list[Stretch] = []
+    regions: list[Band] = []
     opened: tuple[int, int] | None = None
     for name, is_start, time_us in zip(*columns, strict=True):
         at = (min(max(time_us, first_us), last_us) - first_us) * NS_PER_US
         if opened is None and is_start and not snapshot.text(name).startswith(_OPTIMIZER_PREFIXES):
             opened = (name, at)
         elif opened is not None and not is_start and name == opened[0]:
-            regions.append(Stretch("region", snapshot.text(name), opened[1], at))
+            regions.append(Band("step", snapshot.text(name), opened[1], at))
             opened = None
     return regions

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tracer.allocator.caching_allocator import CachingAllocator
-from tracer.allocator.replay import Failure, Outcome, Program, smallest_capacity
+from tracer.allocator.replay import FailedRequest, Outcome, Program, smallest_capacity
 from tracer.allocator.replay import replay as replay_program
 from tracer.allocator.settings import AllocatorSettings, parse_settings
 from tracer.analysis.snapshots.modelled import Modelled
@@ -202,7 +202,7 @@ def _remarks(
     return remarks
 
 
-def where_it_fails(failure: Failure, num_entries: int) -> str:
+def where_it_fails(failure: FailedRequest, num_entries: int) -> str:
     """The place of a failure, for a sentence."""
     if failure.entry < 0:
         return "before the recording begins"

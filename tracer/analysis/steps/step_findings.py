@@ -184,7 +184,7 @@ def _growth(columns: StepColumns, limit_bytes: int | None, least_bytes: int) -> 
 def _peak_above_the_end(columns: StepColumns, trend: Trend) -> int:
     """By the allocator's own peak, where a step has set a new one: workspaces are between the moments looked at."""
     is_new = np.diff(columns.peak_bytes, prepend=columns.peak_bytes[:1]) > 0
-    return _above_the_end(columns.rows(is_new), columns.peak_bytes[is_new], trend)
+    return _above_the_end(columns.take(is_new), columns.peak_bytes[is_new], trend)
 
 
 def _above_the_end(columns: StepColumns, most_bytes: PerSteps[Int], trend: Trend) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.source_lines import Place, place_of
 from tracer.analysis.times.step_times import HostWaits
-from tracer.arrays import Ints, at
+from tracer.arrays import Grouped, Ints, at, grouped
 from tracer.capture.recording import Recording
 from tracer.trace.device_work import DeviceWork
 
@@ -56,7 +57,10 @@ def work_rows(
         Both with the longest first. The times of either sum to that of all work.
     """
     op = launching_operators(recording, work)
-    launchers, launcher_of = _launchers(recording, attribution, op)
+    launchers = grouped(
+        (op, at(attribution.op_module, op, -1), at(attribution.op_frame, op, -1)),
+        partial(place_of, recording, attribution),
+    )
     duration, phase = (
         work.duration_ns,
         np.where(op >= 0, attribution.op_phase[op], Phase.OTHER)
@@ -67,39 +71,21 @@ def work_rows(
     known = waits.work >= 0
     np.add.at(waited, waits.work[known], (waits.end_ns - waits.start_ns)[known])
     forward, backward = phase == Phase.FORWARD, phase == Phase.BACKWARD
-    sums = [
-        np.bincount(launcher_of, weights=column, minlength=len(launchers)).astype(np.int64).tolist()
-        for column in (duration * forward, duration * backward, duration * ~(forward | backward), waited)
-    ]
-    counts = np.bincount(launcher_of, minlength=len(launchers)).tolist()
-    rows = [WorkRow(*row) for row in zip(launchers, *sums, counts, strict=True)]
+    columns = (duration * forward, duration * backward, duration * ~(forward | backward), waited)
+    sums = map(launchers.sums, columns)
+    rows = [WorkRow(*row) for row in zip(launchers.keys, *sums, launchers.counts(), strict=True)]
     return (
         tuple(sorted(rows, key=lambda row: -(row.total_ns + row.host_wait_ns))),
-        _kernel_rows(work, launchers, launcher_of),
+        _kernel_rows(work, launchers),
     )
 
 
-def _launchers(recording: Recording, attribution: Attribution, op: Ints) -> tuple[list[Place], Ints]:
-    """Distinct launchers, and [W] which of them each is."""
-    distinct, inverse = np.unique(op, return_inverse=True)
-    number: dict[Place, int] = {}
-    columns = (at(column, distinct, -1).tolist() for column in (attribution.op_module, attribution.op_frame))
-    places = (place_of(recording, attribution, *rows) for rows in zip(distinct.tolist(), *columns, strict=True))
-    rows = [number.setdefault(place, len(number)) for place in places]
-    return list(number), np.array(rows, np.int64)[inverse.reshape(-1)]
-
-
-def _kernel_rows(work: DeviceWork, launchers: list[Place], launcher_of: Ints) -> tuple[KernelRow, ...]:
-    code = launcher_of * len(work.names) + work.name
-    distinct, inverse = np.unique(code, return_inverse=True)
-    inverse = inverse.reshape(-1)
-    total, longest = np.zeros((2, len(distinct)), np.int64)
-    np.add.at(total, inverse, work.duration_ns)
-    np.maximum.at(longest, inverse, work.duration_ns)
-    rows = [
-        KernelRow(work.names[key % len(work.names)], launchers[key // len(work.names)], *sums)
-        for key, *sums in zip(
-            distinct.tolist(), total.tolist(), longest.tolist(), np.bincount(inverse).tolist(), strict=True
-        )
-    ]
+def _kernel_rows(work: DeviceWork, launchers: Grouped[Place]) -> tuple[KernelRow, ...]:
+    kernels = grouped(
+        (launchers.of_row, work.name), lambda launcher, name: (work.names[name], launchers.keys[launcher])
+    )
+    longest = np.zeros(len(kernels.keys), np.int64)
+    np.maximum.at(longest, kernels.of_row, work.duration_ns)
+    columns = (kernels.sums(work.duration_ns), longest.tolist(), kernels.counts())
+    rows = [KernelRow(*key, *sums) for key, *sums in zip(kernels.keys, *columns, strict=True)]
     return tuple(sorted(rows, key=lambda row: -row.total_ns))

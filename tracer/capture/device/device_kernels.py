@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracer.arrays import Int, PerKernel
+from tracer.arrays import ColumnTable, Int, PerKernel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kernels:
+class Kernels(ColumnTable):
     """Work of the device that an operator launched. Columns [L], in the order in which it was reported."""
 
     launched_ns: PerKernel[Int]
@@ -17,7 +17,3 @@ class Kernels:
     """The operator's thread, numbered as in `Ops`; -1 for one without operators."""
     duration_ns: PerKernel[Int]
     """On the device."""
-
-    def __post_init__(self) -> None:
-        if len({len(self.launched_ns), len(self.thread), len(self.duration_ns)}) > 1:
-            raise ValueError("columns of Kernels differ in length")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from tracer.advice.recommendation import AdviceReport
 from tracer.command_line import this_command
 from tracer.exporters.files import write_json
-from tracer.exporters.json_documents.header import json_header
+from tracer.exporters.json_documents.header import json_header, record_values
 
 VERSION = 1
 
@@ -20,18 +19,8 @@ def advice_values(report: AdviceReport, *, computed: bool) -> dict[str, Any]:
     """All of it, as values for JSON; docs/files.md describes them."""
     return {
         **json_header("advice", VERSION, torch=torch.__version__, command=this_command(), computed=computed),
-        "device": report.device,
-        "peak_bytes": report.peak_bytes,
-        "reserved_bytes": report.reserved_bytes,
-        "rows": [asdict(row) for row in report.rows],
-        "others": [asdict(row) for row in report.others],
-        "together": None if report.together is None else asdict(report.together),
-        "target_bytes": report.target_bytes,
+        **record_values(report),
         "fits": report.fits if report.target_bytes is not None else None,
-        "fit": None if report.fit is None else asdict(report.fit),
-        "found": [asdict(unneeded) for unneeded in report.found],
-        "unrehearsed_bytes": report.unrehearsed_bytes,
-        "num_tried": report.num_tried,
         "not_tried": [{"change": change, "reason": reason} for change, reason in report.not_tried],
     }
 

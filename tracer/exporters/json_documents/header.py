@@ -1,8 +1,13 @@
-"""What every JSON document of ours begins with: which format, of what, made by which command, in which units."""
+"""JSON documents of ours: what each begins with, which is format, command and units, and records as values in it."""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Collection
+from dataclasses import fields, is_dataclass
+from typing import Any, TypedDict
+
+from tracer.analysis.kinds import Kind
+from tracer.analysis.snapshots.sites import Site
 
 UNITS = {"*bytes": "bytes", "*_us": "microseconds", "*time_us": "microseconds since 1970-01-01 UTC"}
 """Of keys by what they end in; the longer ending decides. Other numbers are counts."""
@@ -36,3 +41,24 @@ def json_header(
         "computed": computed,
         "units": dict(UNITS),
     }
+
+
+def record_values(record: Any, *, without: Collection[str] = ()) -> dict[str, Any]:
+    """The fields of a record, and of records in it, with a kind in words and the parts of a site beside the others."""
+    values: dict[str, Any] = {}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if field.name == "site":
+            values |= {part.name: getattr(value, part.name, None) for part in fields(Site)}
+        elif field.name not in without:
+            values[field.name] = json_value(value)
+    return values
+
+
+def json_value(value: Any) -> Any:
+    """A field of a record, or records, as JSON has it."""
+    if isinstance(value, Kind):
+        return value.words
+    if isinstance(value, tuple):
+        return list(map(json_value, value))
+    return record_values(value) if is_dataclass(value) else value

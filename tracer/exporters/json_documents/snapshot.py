@@ -10,12 +10,11 @@ from typing import Any
 from tracer.allocator.reproduce import Reproduction
 from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
 from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
-from tracer.analysis.snapshots.groups import CallerShare, Group
-from tracer.analysis.snapshots.moments import Between, Held, LastBefore, Moments
+from tracer.analysis.snapshots.moments import Moments
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.reserved import Reserved
 from tracer.analysis.snapshots.what_if import WhatIf
-from tracer.exporters.json_documents.header import json_header
+from tracer.exporters.json_documents.header import json_header, json_value, record_values
 
 VERSION = 1
 
@@ -68,104 +67,28 @@ def _device(device: DeviceFinding) -> dict[str, Any]:
         "reserved_end_bytes": device.reserved_end_bytes,
         "fragmentation_at_peak": asdict(peak.fragmentation),
         "fragmentation_at_end": asdict(device.end_fragmentation),
-        "by_kind": [asdict(share) for share in peak.by_kind],
-        "by_annotation": [asdict(share) for share in peak.by_annotation] if peak.has_annotations else [],
-        "by_stream": [asdict(share) for share in peak.by_stream],
-        "oom": [
-            {**oom_values(event), "groups": [group_values(group) for group in event.groups]} for event in device.oom
-        ],
-        "groups": [group_values(group) for group in peak.groups],
-        "never_freed": [group_values(group) for group in device.never_freed],
+        "by_kind": json_value(peak.by_kind),
+        "by_annotation": json_value(peak.by_annotation) if peak.has_annotations else [],
+        "by_stream": json_value(peak.by_stream),
+        "oom": [{**oom_values(event), "groups": json_value(event.groups)} for event in device.oom],
+        "groups": json_value(peak.groups),
+        "never_freed": json_value(device.never_freed),
     }
-
-
-def group_values(group: Group) -> dict[str, Any]:
-    """A group of blocks."""
-    return {
-        "bytes": group.bytes,
-        "count": group.count,
-        "kind": group.kind.words,
-        "evidence": group.evidence,
-        "is_before_recording": group.is_before_recording,
-        "frame": group.site.frame,
-        "file": group.site.file,
-        "line": group.site.line,
-        "stack": list(group.stack),
-        "callers": [_caller(share) for share in group.callers],
-    }
-
-
-def _caller(share: CallerShare) -> dict[str, Any]:
-    site = share.site
-    where = {"frame": None, "file": None, "line": None} if site is None else asdict(site)
-    return {"bytes": share.bytes, "count": share.count, **where}
 
 
 def oom_values(event: OutOfMemory) -> dict[str, Any]:
     """A failed allocation without what was in use then."""
-    return {
-        "entry": event.entry,
-        "time_us": event.time_us,
-        "asked_bytes": event.asked_bytes,
-        "device_free_bytes": event.device_free_bytes,
-        "requested_bytes": event.requested_bytes,
-        "allocated_bytes": event.allocated_bytes,
-        "reserved_bytes": event.reserved_bytes,
-        "unallocated_bytes": event.unallocated_bytes,
-        "largest_free_bytes": event.largest_free_bytes,
-        "usable_free_bytes": event.usable_free_bytes,
-        "usable_largest_free_bytes": event.usable_largest_free_bytes,
-        "pending_free_bytes": event.pending_free_bytes,
-        "fits_without_fragmentation": event.fits_without_fragmentation,
-        "frame": event.site.frame,
-        "file": event.site.file,
-        "line": event.site.line,
-        "stack": list(event.stack),
-        "cause": event.cause,
-        "decisive": event.decisive or None,
-        "advice": event.advice,
-    }
+    values = record_values(event, without=("groups", "allocators_advice", "in_evaluation"))
+    return {**values, "decisive": event.decisive or None}
 
 
 def moments_values(moments: Moments) -> dict[str, Any]:
     """The moments of a device that somebody asked about, and its steps."""
-    return {
-        "held": [_held(moment) for moment in moments.held],
-        "between": _between(moments.between) if moments.between is not None else None,
-        "before_oom": _last(moments.before_oom) if moments.before_oom is not None else None,
-        "steps": [asdict(step) for step in moments.steps],
-    }
-
-
-def _held(held: Held) -> dict[str, Any]:
-    return {
-        "entry": held.entry,
-        "time_us": held.time_us if held.time_us >= 0 else None,
-        "phase": held.phase or None,
-        "requested_bytes": held.requested_bytes,
-        "reserved_bytes": held.reserved_bytes,
-        "groups": [group_values(group) for group in held.groups],
-    }
-
-
-def _between(between: Between) -> dict[str, Any]:
-    return {
-        "first_entry": between.first,
-        "last_entry": between.last,
-        "first_bytes": between.first_bytes,
-        "last_bytes": between.last_bytes,
-        "came": [group_values(group) for group in between.came],
-        "went": [group_values(group) for group in between.went],
-    }
-
-
-def _last(last: LastBefore) -> dict[str, Any]:
-    return {
-        "entry": last.entry,
-        "first_entry": last.first,
-        "bytes": last.bytes,
-        "groups": [group_values(group) for group in last.groups],
-    }
+    held = [
+        {**record_values(one), "time_us": one.time_us if one.time_us >= 0 else None, "phase": one.phase or None}
+        for one in moments.held
+    ]
+    return {**record_values(moments, without=("device", "held")), "held": held}
 
 
 def allocator_values(finding: AllocatorFinding) -> dict[str, Any]:
@@ -183,26 +106,16 @@ def allocator_values(finding: AllocatorFinding) -> dict[str, Any]:
 
 
 def _reproduced(reproduction: Reproduction) -> dict[str, Any]:
-    kinds = ("addresses", "segments", "releases", "failures", "end_segments", "end_blocks")
-    return {
-        "is_exact": reproduction.is_exact,
-        **{kind: asdict(getattr(reproduction, kind)) for kind in kinds},
-        "recorded_peak_bytes": reproduction.recorded_peak_bytes,
-        "peak_bytes": reproduction.peak_bytes,
-        "first_difference": reproduction.first_difference,
-        "given_up_at": reproduction.given_up_at,
-        "num_retries": reproduction.num_retries,
-    }
+    without = ("num_extra", "releases_by_program", "refused_bytes", "has_counters", "moments")
+    return {"is_exact": reproduction.is_exact, **record_values(reproduction, without=without)}
 
 
 def _reserved(reserved: Reserved) -> dict[str, Any]:
     return {
         "entry": reserved.entry,
         "reserved_bytes": reserved.bytes,
-        "rows": [asdict(row) for row in reserved.rows],
-        "held_free_by": [
-            {**asdict(holder), "sites": [asdict(site) for site in holder.sites]} for holder in reserved.holders
-        ],
+        "rows": json_value(reserved.rows),
+        "held_free_by": json_value(reserved.holders),
     }
 
 
@@ -216,9 +129,5 @@ def _what_if(what_if: WhatIf) -> dict[str, Any]:
         "num_failed": what_if.num_failed,
         "not_worth": list(what_if.not_worth),
         "search_step_bytes": what_if.step_bytes,
-        "rows": [_row(**asdict(row)) for row in what_if.rows],
+        "rows": [{**record_values(row, without=("outcome",)), **record_values(row.outcome)} for row in what_if.rows],
     }
-
-
-def _row(settings: str, outcome: dict[str, Any], **more: object) -> dict[str, Any]:
-    return {"settings": settings, **outcome, **more}

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from tracer.analysis.snapshots.groups import Group
 from tracer.command_line import this_command
 from tracer.exporters.files import write_json
-from tracer.exporters.json_documents.header import json_header
-from tracer.exporters.json_documents.snapshot import group_values
+from tracer.exporters.json_documents.header import json_header, record_values
+from tracer.exporters.json_documents.snapshot import oom_values
 from tracer.results.watch_report import Event, OutlivedMemory, WatchReport
 
 VERSION = 1
+_OOM_KEYS = ("asked_bytes", "device_free_bytes", "cause", "decisive", "advice", "frame", "file", "line")
 
 
 def write_watch_json(report: WatchReport, path: Path) -> None:
@@ -41,7 +41,7 @@ def watch_values(report: WatchReport) -> dict[str, Any]:
             {"event": _event(earlier.event, report), **_findings(earlier)} for earlier in report.found_before
         ],
         "by_kind": report.by_kind(),
-        "in_use": [_group(group) for group in report.groups],
+        "in_use": [record_values(group, without=("is_before_recording", "stack")) for group in report.groups],
         "ledger": asdict(report.ledger) if report.ledger is not None else None,
         "history_steps": report.history_steps,
         "notes": list(report.notes),
@@ -59,28 +59,13 @@ def _findings(report: WatchReport) -> dict[str, Any]:
     failed = report.out_of_memory
     return {
         "findings": asdict(report.steps),
-        "out_of_memory": None
-        if failed is None
-        else {
-            "asked_bytes": failed.asked_bytes,
-            "device_free_bytes": failed.device_free_bytes,
-            "cause": str(failed.cause),
-            "decisive": failed.decisive or None,
-            "advice": failed.advice,
-            "frame": failed.site.frame,
-            "file": failed.site.file,
-            "line": failed.site.line,
-        },
+        "out_of_memory": None if failed is None else {name: oom_values(failed)[name] for name in _OOM_KEYS},
         "kept": [_outlived(group) for group in report.outlived],
     }
 
 
 def _event(event: Event, report: WatchReport) -> dict[str, Any]:
     return asdict(event) | ({"time_ns": None} if report.caveat else {})
-
-
-def _group(group: Group) -> dict[str, Any]:
-    return {name: value for name, value in group_values(group).items() if name not in ("is_before_recording", "stack")}
 
 
 def _outlived(group: OutlivedMemory) -> dict[str, Any]:

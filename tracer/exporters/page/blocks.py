@@ -100,14 +100,18 @@ def space_json(space: PageSpace, kept_rows: Rows) -> dict[str, Any]:
         `ranges` with the columns first position, how many positions, address, bytes, home, expandable or not; before
         the position `known_from` they are not known.
     """
-    first = np.searchsorted(kept_rows, space.made_at, side="left")
-    last = np.searchsorted(kept_rows, space.freed_at, side="left")
+    ranges = space.ranges
+    first, last, known_from = (
+        np.searchsorted(kept_rows, entries + space.first_row, side="left")
+        for entries in (ranges.begin, ranges.end, np.array(ranges.known_from))
+    )
     seen = np.flatnonzero(first < last)
-    columns = (first, last - first, space.address, space.size_bytes, space.home, space.is_expandable.astype(np.int64))
+    is_expandable = ranges.is_expandable.astype(np.int64)
+    columns = (first, last - first, ranges.address, ranges.size_bytes, space.home, is_expandable)
     return {
         "homes": space.homes,
         "ranges": packed([column[seen] for column in columns]),
-        "known_from": int(np.searchsorted(kept_rows, space.known_from, side="left")),
+        "known_from": int(known_from),
     }
 
 
@@ -141,22 +145,12 @@ def stacks_json(stacks: Sequence[tuple[str, ...]]) -> dict[str, Any]:
     }
 
 
-def page_space(
-    ranges: AddressRanges, made_at: Ints, freed_at: Ints, text: Callable[[int], str], *, known_from: int = 0
-) -> PageSpace:
+def page_space(ranges: AddressRanges, text: Callable[[int], str], *, first_row: int = 0) -> PageSpace:
     """Reserved ranges by stream and pool."""
     columns = np.stack([ranges.stream, ranges.pool, ~ranges.is_small | ranges.is_expandable], axis=1)
     homes, home = np.unique(columns, axis=0, return_inverse=True)
-    return PageSpace(
-        homes=tuple(_home(text, *values) for values in homes.tolist()),
-        home=home.reshape(-1),
-        address=ranges.address,
-        size_bytes=ranges.size_bytes,
-        made_at=made_at,
-        freed_at=freed_at,
-        is_expandable=ranges.is_expandable,
-        known_from=known_from,
-    )
+    names = tuple(_home(text, *values) for values in homes.tolist())
+    return PageSpace(names, home.reshape(-1), ranges, first_row)
 
 
 def _home(text: Callable[[int], str], stream: int, pool: int, is_large: int) -> str:

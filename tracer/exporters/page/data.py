@@ -89,8 +89,9 @@ def _origin(page: Page) -> int:
 
 def _lane(lane: PageLane, origin: int) -> dict[str, Any]:
     """Columns: start, length, sort, label, count and busy nanoseconds of each span."""
-    columns = [lane.start - origin, lane.end - lane.start, lane.sort, lane.label, lane.count, lane.busy_ns]
-    return {"name": lane.name, "labels": lane.labels, "spans": packed(columns)}
+    work = lane.work
+    columns = [work.start_ns - origin, work.end_ns - work.start_ns, work.sort, work.name, work.count, work.busy_ns]
+    return {"name": lane.name, "labels": work.names, "spans": packed(columns)}
 
 
 def _position(row: int | None, rows: Rows) -> int | None:

@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from tracer.arrays import Bools, Int, Ints, PerBlock, PerPageRow
+from tracer.arrays import Int, Ints, PerBlock, PerPageRow
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
+    from tracer.analysis.snapshots.address_space import AddressRanges
+    from tracer.analysis.snapshots.timeline import Band
+    from tracer.analysis.times.findings import WorkLane
 
 
 Axis = Literal["time", "entry"]
 MarkKind = Literal["peak", "tagged", "oom"]
 Source = Literal["profile", "snapshot"]
-BandKind = Literal["step", "forward", "backward", "optimizer"]
 RankState = Literal["readable", "unreadable", "missing"]
 Selector = Literal["device", "rank"]  # What a page's parts are chosen by, where it has several
 
@@ -67,16 +69,6 @@ class Mark:
     time: int
     bytes: int
     row: int | None = None  # Of `Page.times`, where several rows have this time
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """A stretch of the axis: a step, or a phase in it."""
-
-    kind: BandKind
-    name: str
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +125,8 @@ class PageSpace:
 
     homes: tuple[str, ...]  # Names of pools and streams
     home: Ints  # Which of them each range belongs to
-    address: Ints
-    size_bytes: Ints
-    made_at: Ints  # The first row of `Page.times` at which it was reserved; negative if it was there before
-    freed_at: Ints  # The first row at which it no longer was
-    is_expandable: Bools  # Whether what lies beside it belongs to the same segment
-    known_from: int = 0  # The first row of which this is known
+    ranges: AddressRanges
+    first_row: int  # Row of `Page.times` after the first entry of the ranges' lives
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,16 +176,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageLane:
-    """Work of a device over time, on one stream. S spans, ascending."""
+    """Work of a device over time, on one stream."""
 
     name: str
-    start: Ints  # [S] On the axis of the page
-    end: Ints  # [S]
-    sort: Ints  # [S] 0 where it computes, 1 for collectives, 2 for copies and fills
-    label: Ints  # [S] Index in `labels`
-    count: Ints  # [S] How many kernels it stands for
-    busy_ns: Ints  # [S] What they take together
-    labels: tuple[str, ...]  # Names of kernels
+    work: WorkLane  # On the axis of the page
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -20,8 +19,6 @@ from tracer.analysis.snapshots.timeline import START, DeviceTimeline, device_tim
 from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.model import (
-    Band,
-    BandKind,
     Curve,
     KindBytes,
     Mark,
@@ -35,12 +32,6 @@ from tracer.exporters.page.model import (
 from tracer.exporters.page.out_of_memory import first_changes_sections, groups_table, oom_section, oom_sentences
 from tracer.units import format_bytes, some
 
-_BANDS: Final[Mapping[str, BandKind]] = {
-    "region": "step",
-    "forward": "forward",
-    "backward": "backward",
-    "optimizer": "optimizer",
-}
 _MAX_OOM_MARKS = 4
 
 
@@ -63,9 +54,7 @@ def write_snapshot_page(
     known = timelines or {}
     pages = []
     for shown, device in enumerate(replayed.devices):
-        timeline = known.get(shown) or device_timeline(
-            replayed.snapshot, device.state, device.replay, kinds=device.kinds
-        )
+        timeline = known.get(shown) or device_timeline(device)
         tried = (first or {}).get(device.state.device)
         page = snapshot_page(replayed, finding, shown, timeline, run=run, first=tried)
         pages.append(replace(page, caveat=caveat))
@@ -90,9 +79,7 @@ def snapshot_page(
         subtitle="no history, only the state",
         axis=timeline.axis,
         origin=0,
-        bands=tuple(
-            Band(_BANDS[stretch.phase], stretch.name, stretch.start, stretch.end) for stretch in timeline.stretches
-        ),
+        bands=timeline.stretches,
         peak=_peak(device, timeline),
         run=run,
         alarm=oom_sentences(device.oom, f"device {device.device}"),
@@ -102,19 +89,18 @@ def snapshot_page(
     )
     if not device.entries:
         return page
-    ranges = address_ranges(replayed_device.state)
     return replace(
         page,
         subtitle=some(device.entries, "entry"),
         times=timeline.times,
-        series=tuple(Series(curve.kind.name, curve.bytes) for curve in timeline.curves),
+        series=tuple(Series(kind.name, level) for kind, level in timeline.levels.items()),
         lines=(
             Curve("allocated", timeline.times, timeline.allocated_bytes),
             Curve("reserved", timeline.times, timeline.reserved_bytes),
         ),
         counted_bytes=replayed_device.replay.requested_bytes,
         blocks=_blocks(replayed, device, shown),
-        space=page_space(ranges, ranges.begin + 1, ranges.end + 1, replayed.snapshot.text),
+        space=page_space(address_ranges(replayed_device.state), replayed.snapshot.text, first_row=1),
         marks=_marks(device, timeline),
     )
 
@@ -131,7 +117,7 @@ def _blocks(replayed: ReplayedSnapshot, device: DeviceFinding, shown: int) -> Pa
     """Every block of one device; row i + 1 of the timeline is the state after entry i."""
     replayed_device = replayed.devices[shown]
     lives = replayed_device.replay.lives
-    groups, group = group_lives(lives, np.arange(len(lives)), kinds=replayed_device.kinds, sites=replayed.sites)
+    groups, group = group_lives(replayed_device, np.arange(len(lives)))
     return PageBlocks(
         groups=tuple(_row(one, device) for one in groups),
         group=group,
@@ -145,7 +131,7 @@ def _blocks(replayed: ReplayedSnapshot, device: DeviceFinding, shown: int) -> Pa
 
 
 def _left_out(timeline: DeviceTimeline) -> tuple[str, ...]:
-    words = {"region": "annotated regions"}
+    words = {"step": "annotated regions"}
     return tuple(
         f"The stretches of {words.get(phase, phase)} are too many to be drawn below the timeline."
         for phase in timeline.left_out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -11,7 +12,6 @@ from tracer.advice.recommendation import AdviceReport, UnneededMemory
 from tracer.analysis.kinds import Evidence
 from tracer.analysis.operators.run_times import RunTimes
 from tracer.analysis.peak_diff import Change, PeakDiff
-from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.caveats import counted, graph_sentences, growth_sentences, left_out, not_recorded, unseen
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, memory_by_kind
 from tracer.analysis.profiles.compiled_words import compiled_sentences
@@ -21,15 +21,14 @@ from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.peak import PeakReport
 from tracer.analysis.profiles.peak_rows import LOOP_OWNER, group_rows
 from tracer.analysis.profiles.reserved_ranges import reserved_ranges
+from tracer.analysis.snapshots.timeline import Band, BandKind
 from tracer.analysis.times.findings import TraceTimes
-from tracer.arrays import Int, PerBlock
+from tracer.arrays import Int, PerBlock, totals_by
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX
 from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.model import (
-    Band,
-    BandKind,
     Cell,
     Curve,
     KindBytes,
@@ -84,7 +83,7 @@ def timeline_page(
         caveat=caveat,
         subtitle=f"{some(len(times), 'event')} in {some(len(cycle.attribution.step_names), 'recorded step')}",
         times=times,
-        series=series_by_kind(lifetimes, cycle.blocks),
+        series=tuple(Series(kind.name, level[1:]) for kind, level in memory_by_kind(lifetimes, cycle.blocks).items()),
         lines=_reserved(cycle),
         counted_bytes=lifetimes.allocator_bytes,
         blocks=_blocks(cycle, known),
@@ -190,7 +189,7 @@ def _blocks(cycle: CycleFindings, known: KnownStorages | None) -> PageBlocks:
     blocks, made_at, freed_at = cycle.blocks, lifetimes.made_at, lifetimes.freed_at
     if cycle.peak.allocator is not None:
         blocks, made_at, freed_at = _with_history(cycle)
-    groups, group = group_rows(cycle.recording, cycle.attribution, known, blocks, by_step=False)
+    groups, group = group_rows(cycle, known, blocks, by_step=False)
     stacks = _stacks(cycle.recording, blocks, group, len(groups))
     address = blocks.address if cycle.history is not None else None
     return PageBlocks(groups, group, blocks.size_bytes, made_at, freed_at, stacks, address=address)
@@ -211,12 +210,8 @@ def _stacks(
 def _space(cycle: CycleFindings) -> PageSpace | None:
     """What was reserved where, as the allocator's history has it."""
     history = cycle.history
-    reserved = reserved_ranges(history, cycle.lifetimes) if history is not None else None
-    if history is None or reserved is None:
-        return None
-    return page_space(
-        reserved.ranges, reserved.made_at, reserved.freed_at, history.texts.__getitem__, known_from=reserved.known_from
-    )
+    ranges = reserved_ranges(history, cycle.lifetimes) if history is not None else None
+    return None if history is None or ranges is None else page_space(ranges, history.texts.__getitem__)
 
 
 def _with_history(cycle: CycleFindings) -> tuple[ClassifiedBlocks, PerBlock[Int], PerBlock[Int]]:
@@ -233,16 +228,9 @@ def _with_history(cycle: CycleFindings) -> tuple[ClassifiedBlocks, PerBlock[Int]
         if blocks.allocation[row] < 0:  # what the allocator does not have is in the sizes of others
             size_bytes[row] = size_of.get(int(blocks.address[row]), 0)
     more = at_peak.take(np.flatnonzero(unseen))
-    together = ClassifiedBlocks(
-        **{
-            name: np.append(getattr(blocks, name), getattr(more, name))
-            for name in ClassifiedBlocks.__dataclass_fields__
-        }
-        | {"size_bytes": np.append(size_bytes, more.size_bytes)}
-    )
-    num, end = len(more.size_bytes), len(lifetimes.events)
+    num, end = len(more), len(lifetimes.events)
     return (
-        together,
+        replace(blocks, size_bytes=size_bytes).followed_by(more),
         np.append(lifetimes.made_at, np.full(num, -1, np.int64)),
         np.append(lifetimes.freed_at, np.full(num, end, np.int64)),
     )
@@ -251,8 +239,11 @@ def _with_history(cycle: CycleFindings) -> tuple[ClassifiedBlocks, PerBlock[Int]
 def _lost_track(cycle: CycleFindings) -> tuple[PageLostTrack, ...]:
     """Lines at which torch's categories stopped; those below a thousandth of the peak share one row."""
     losses = [
-        PageLostTrack(lost.op or "a tensor from before the recording", lost.bytes, lost.module, lost.file, lost.line)
+        PageLostTrack(
+            place.op or "a tensor from before the recording", lost.bytes, place.module, place.file, place.line
+        )
         for lost in cycle.lost_track
+        for place in [lost.place]
     ]
     large = [lost for lost in losses if lost.bytes * _LEAST_SHARE >= cycle.peak.peak_bytes]
     small = [lost for lost in losses if lost.bytes * _LEAST_SHARE < cycle.peak.peak_bytes]
@@ -274,11 +265,6 @@ def _reserved_section(peak: PeakReport) -> tuple[Section, ...]:
     )
     row = ("at the peak", reserved.reserved_bytes, peak.peak_bytes, reserved.free_bytes, reserved.largest_free_bytes)
     return (Section("Reserved memory", (sentence,), (reserved_table([row]),)),)
-
-
-def series_by_kind(lifetimes: BlockLifetimes, blocks: ClassifiedBlocks) -> tuple[Series, ...]:
-    """Bytes of each kind alive after each event; together they are the level that the blocks add up to."""
-    return tuple(Series(level.kind.name, level.values_bytes) for level in memory_by_kind(lifetimes, blocks))
 
 
 def _reserved(cycle: CycleFindings) -> tuple[Curve, ...]:
@@ -342,10 +328,7 @@ def slow_modules(times: RunTimes, peak: PeakReport) -> tuple[SlowModule, ...]:
     An operator that some steps lack counts by its share of them.
     """
     num_steps = max((row.num_steps for row in times.rows), default=0)
-    bytes_of: dict[str, int] = {}
-    for row in peak.rows:
-        if row.module is not None:
-            bytes_of[row.module] = bytes_of.get(row.module, 0) + row.bytes
+    bytes_of = {module: size for module, (size, _) in totals_by(peak.rows, attrgetter("module")).items()}
     totals: dict[str, list[float]] = {}
     for invocation in times.rows:
         total = totals.setdefault(invocation.module or LOOP_OWNER, [0.0, 0.0, 0.0])

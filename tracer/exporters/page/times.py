@@ -16,19 +16,7 @@ _MOST_STEPS, _MOST_ROWS = 50, 100
 def time_lanes(times: TraceTimes) -> tuple[PageLane, ...]:
     """A lane for each stream."""
     words = {stream.stream: stream.words for stream in times.streams}
-    return tuple(
-        PageLane(
-            name=f"GPU {times.device}, {words[lane.stream]}",
-            start=lane.start_ns,
-            end=lane.end_ns,
-            sort=lane.sort,
-            label=lane.name,
-            count=lane.count,
-            busy_ns=lane.busy_ns,
-            labels=lane.names,
-        )
-        for lane in times.lanes
-    )
+    return tuple(PageLane(f"GPU {times.device}, {words[lane.stream]}", lane) for lane in times.lanes)
 
 
 def time_sentence(times: TraceTimes) -> str:

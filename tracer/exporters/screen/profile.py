@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -17,6 +17,7 @@ from tracer.analysis.profiles.compiled_words import compiled_sentences
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.lost_track import LostTrack
 from tracer.analysis.profiles.peak import AllocatorPeak, PeakReport
+from tracer.arrays import totals_by
 from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 from tracer.capture.torch_names import step_words
 from tracer.exporters.screen.parallelism import parallelism_sentences
@@ -32,9 +33,6 @@ NUM_SENTENCES = 3
 _LEAST_SHARE_OF_LINE = 10  # Per cent of the peak from which on the largest part of a line is named
 _PART_WIDTH = 36  # Characters, so that the table fits into 80 columns
 NUM_SHORT_LINES = 3
-
-
-_Key = TypeVar("_Key")
 
 
 class Explained(Protocol):
@@ -107,10 +105,7 @@ def short_screen(findings: Findings, num_steps: int | None = None) -> tuple[str,
 
 
 def _line_totals(rows: Iterable[PeakRow]) -> list[tuple[str, int]]:
-    totals: dict[str, int] = {}
-    for row in rows:
-        totals[line_name(row)] = totals.get(line_name(row), 0) + row.bytes
-    return sorted(totals.items(), key=lambda item: -item[1])[:NUM_SHORT_LINES]
+    return [(name, size) for name, (size, _) in totals_by(rows, line_name).items()][:NUM_SHORT_LINES]
 
 
 def _print_modules(peak: Explained, console: Console, top: int) -> None:
@@ -190,10 +185,11 @@ def _lost_track(cycle: CycleFindings) -> Iterable[str]:
 
 
 def _where_lost(lost: LostTrack) -> str:
-    where = source_place(lost.file, lost.line) if lost.file else ""
-    module = f"in {lost.module}" if lost.module else ""
+    place = lost.place
+    where = source_place(place.file, place.line) if place.file else ""
+    module = f"in {place.module}" if place.module else ""
     named = ", ".join(part for part in (where, module) if part)
-    return (lost.op or "a tensor from before the recording") + (f" ({named})" if named else "") + " onward"
+    return (place.op or "a tensor from before the recording") + (f" ({named})" if named else "") + " onward"
 
 
 def _known_otherwise(size_bytes: int, known_bytes: int) -> str:
@@ -254,7 +250,7 @@ def _three_sizes(peak: PeakReport, allocator: AllocatorPeak, graph_bytes: int) -
 
 def print_categories(peak: Explained, console: Console, *, title: str = "What filled it") -> None:
     """Print the peak by category."""
-    by_category = [(name, *total) for name, total in _totals(peak, lambda row: words_of(row.category))]
+    by_category = [(name, *total) for name, total in totals_by(peak.rows, lambda row: words_of(row.category)).items()]
     _print_bytes(title, "category", by_category, peak.peak_bytes, console, meaning=meaning_of)
 
 
@@ -272,7 +268,7 @@ def print_lines(peak: Explained, console: Console, top: int) -> None:
         return f"{made}\n  from {_caller(row)}" if row.caller_file and not is_one else made
 
     largest: dict[str, tuple[tuple[str, ...], int]] = {}
-    for (name, part), (_, count) in _totals(peak, lambda row: (line(row), _part(row))):
+    for (name, part), (_, count) in totals_by(peak.rows, lambda row: (line(row), _part(row))).items():
         largest.setdefault(name, (part, count))
 
     def with_largest(name: str, size_bytes: int) -> str:
@@ -284,7 +280,7 @@ def print_lines(peak: Explained, console: Console, top: int) -> None:
         return f"{name}\n  {number}{next((text for text in words if len(text) <= room), words[-1])}"
 
     title = f"By line; those of libraries were called from {callers.pop()}" if is_one else "By line"
-    ordered = _totals(peak, line)
+    ordered = list(totals_by(peak.rows, line).items())
     shown, rest = ordered[:top], ordered[top:]
     if len(rest) == 1:
         shown, rest = ordered, []
@@ -312,15 +308,6 @@ def line_name(row: PeakRow) -> str:
         kind = words_of(row.category)
         return f"({kind})" if row.phase == kind else f"({kind}, {row.phase})"
     return source_place(row.file, row.line)
-
-
-def _totals(peak: Explained, key: Callable[[PeakRow], _Key]) -> list[tuple[_Key, tuple[int, int]]]:
-    """Bytes and blocks by some name, the largest first."""
-    totals: dict[_Key, tuple[int, int]] = {}
-    for row in peak.rows:
-        size_bytes, count = totals.get(key(row), (0, 0))
-        totals[key(row)] = (size_bytes + row.bytes, count + row.count)
-    return sorted(totals.items(), key=lambda item: -item[1][0])
 
 
 def _print_bytes(

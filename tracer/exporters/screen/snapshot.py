@@ -254,10 +254,14 @@ def print_moments(moments: Moments, console: Console, *, top: int) -> None:
         _say(console, f"Device {moments.device} {at}{phase}: {sizes}")
         print_groups("What was in use", moment.groups, console, top)
     if moments.between is not None:
-        _print_between(moments.between, console, top)
+        _print_between(moments.device, moments.between, console, top)
     if moments.before_oom is not None:
         last = moments.before_oom
-        origin = f"made from entry {last.first:,} on" if last.first >= 0 else "made before the recording or in it"
+        origin = (
+            f"made from entry {last.first_entry:,} on"
+            if last.first_entry >= 0
+            else "made before the recording or in it"
+        )
         sentence = f"the last {format_bytes(last.bytes)} in use at entry {last.entry:,} were {origin}"
         _say(console, f"Device {moments.device}: {sentence}")
         print_groups("Last allocations before it ran out of memory", last.groups, console, top)
@@ -283,11 +287,11 @@ def _print_steps(device: int, steps: Sequence[StepLevel], console: Console, top:
             say(console, f"{some(len(rows) - top, 'more step')}; from the first to the last: {whole}", indent=2)
 
 
-def _print_between(between: Between, console: Console, top: int) -> None:
+def _print_between(device: int, between: Between, console: Console, top: int) -> None:
     change = signed(between.last_bytes - between.first_bytes)
     sizes = f"{format_bytes(between.first_bytes)} -> {format_bytes(between.last_bytes)}"
-    first, last = entry_words(between.first), entry_words(between.last)
-    _say(console, f"Device {between.device}, from {first} to {last}: {change} ({sizes})")
+    first, last = entry_words(between.first_entry), entry_words(between.last_entry)
+    _say(console, f"Device {device}, from {first} to {last}: {change} ({sizes})")
     for title, groups in (("What came", between.came), ("What went", between.went)):
         if groups:
             print_groups(title, groups, console, top)

@@ -8,6 +8,7 @@ from pathlib import Path
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.sites import NO_FRAMES
 from tracer.analysis.steps.step_findings import GrowthOverSteps
+from tracer.arrays import totals_by
 from tracer.capture.device.device_ledger import DeviceLedger
 from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.files import write_atomically
@@ -231,11 +232,7 @@ def _table_of_groups(groups: tuple[Group, ...]) -> Iterator[str]:
     yield ""
     yield "In use then, by line and kind"
     # Whether the ring still has the allocation says nothing about a block.
-    sums: dict[tuple[str, str], tuple[int, int]] = {}
-    for group in groups:
-        size, count = sums.get((group.kind.words, place(group.site)), (0, 0))
-        sums[group.kind.words, place(group.site)] = size + group.bytes, count + group.count
-    rows = sorted(sums.items(), key=lambda item: -item[1][0])
+    rows = list(totals_by(groups, lambda group: (group.kind.words, place(group.site))).items())
     for (kind, where), (size, count) in rows[:_MAX_GROUPS]:
         yield f"  {format_bytes(size):>12} {count:>7,}  {kind:<16} {where}"
     if rest := rows[_MAX_GROUPS:]:

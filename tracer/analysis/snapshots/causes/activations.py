@@ -160,7 +160,7 @@ def largest_line(case: Case) -> Iterator[Cause]:
     """The line whose blocks fill most of the peak, of those that do not stay from step to step."""
     lives = case.device.replay.lives
     at_peak = lives.alive_after(case.device.replay.peak_entry)
-    groups, group_of_row = group_lives(lives, at_peak, kinds=case.device.kinds, sites=case.sites)
+    groups, group_of_row = group_lives(case.device, at_peak)
     passing = [
         (group.bytes, number)
         for number, group in enumerate(groups)

@@ -16,8 +16,9 @@ import numpy as np
 
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.block_facts import calls_of_models
-from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot
+from tracer.analysis.snapshots.findings import ReplayedSnapshot
 from tracer.analysis.snapshots.frames import is_label, is_python, torch_file
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.sites import Site, Sites
 from tracer.analysis.snapshots.stack_facts import Fact, has, is_module_call
 from tracer.arrays import Bools, Ints
