@@ -157,6 +157,7 @@ def test_on_takes_a_number_of_cards_and_another_memory() -> None:
     assert few.words == "2 x RTX-4090, 20.00 GiB each"
     assert devices_of("h100:40GiB").card.capability == (9, 0)
     assert devices_of("h100").words == "H100, 79.10 GiB"
+    assert devices_of("16GiB").words == "a GPU, 16.00 GiB"
 
 
 @pytest.mark.parametrize(

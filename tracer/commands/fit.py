@@ -205,7 +205,9 @@ def _nothing_fits(report: FitReport, *, is_of_values: bool) -> str:
             f"{format_bytes(base.built_bytes)} are reserved before the first step: no change of the training helps. "
             "What does is fewer weights, weights made in bfloat16 at once, or a part of them on each of several GPUs."
         )
+    has_cause = base.explanation is not None and base.explanation.cause
+    edit = "what the cause above asks for, " if has_cause else ""
     return (
-        f"No change that needs no edit makes the script fit on {report.device}. What is left is a smaller batch, "
+        f"No change that needs no edit makes the script fit on {report.device}. What is left is {edit}a smaller batch, "
         "sharding over several GPUs, or a larger GPU."
     )

@@ -200,8 +200,8 @@ class Devices:
     @property
     def words(self) -> str:
         """The devices in words, for screens."""
-        size = format_bytes(self.card.memory_bytes)
-        return f"{self.count} x {self.card.label}, {size} each" if self.count > 1 else f"{self.card.label}, {size}"
+        size, name = format_bytes(self.card.memory_bytes), self.card.label or "a GPU"
+        return f"{self.count} x {name}, {size} each" if self.count > 1 else f"{name}, {size}"
 
 
 def devices_of(text: str) -> Devices:

@@ -126,6 +126,7 @@ def test_the_json_has_the_promised_keys(tmp_path: Path) -> None:
         "fragmentation_at_end",
         "by_kind",
         "by_annotation",
+        "by_name",
         "by_stream",
         "oom",
         "groups",
@@ -274,11 +275,6 @@ def test_parameters_and_state_from_before_are_a_ratio(tmp_path: Path) -> None:
     (device,) = explain_replayed(replay_snapshot(loaded, held=known)).devices
     assert {group.kind.words for group in device.peak.groups if group.is_before_recording} == set(known.values())
     assert not any("gradient of their size" in note for note in device.notes)
-
-
-def test_metadata_is_counted(tmp_path: Path) -> None:
-    trace = [entry("alloc", BASE, MIB) | {"user_metadata": "layer 3"}, entry("alloc", BASE + MIB, MIB)]
-    assert "1 entry carries metadata of the program's, which is not shown." in explain(tmp_path / "s", trace).notes
 
 
 def test_what_was_there_before_and_is_not_known_is_called_from_before(tmp_path: Path) -> None:

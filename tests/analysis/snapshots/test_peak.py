@@ -54,6 +54,27 @@ def test_by_stream_and_pool(tmp_path: Path) -> None:
     assert shares == {"stream 7": 100, "stream 0, private pool 0,5": 200, "stream 3": 300}
 
 
+def test_by_the_name_that_the_program_gave(tmp_path: Path) -> None:
+    # Named when it was made; named later, twice, and once more behind the peak; another block's note at its address.
+    named = {"user_metadata": "weights of the actor"}
+    trace = [
+        entry("alloc", BASE + 1024, 60),
+        entry("annotate", BASE + 1024, 60) | {"user_metadata": "gone"},
+        *freed(BASE + 1024, 60),
+        entry("alloc", BASE, 100) | named,
+        entry("alloc", BASE + 1024, 200) | {"user_metadata": ""},
+        entry("annotate", BASE + 1024, 200) | {"user_metadata": "cache"},
+        entry("annotate", BASE + 1024, 200) | {"user_metadata": "kv cache"},
+        entry("alloc", BASE + 2048, 400) | {"user_metadata": ""},
+        entry("annotate", BASE + 2048, 400) | {"user_metadata": "too late"},
+    ]
+    blocks = [block(BASE, 100), block(BASE + 1024, 200), block(BASE + 2048, 400), block(BASE + 3072, 800)]
+    peak = explain(tmp_path / "s", trace, [segment(BASE, 4096, blocks)]).peak
+    shares = {share.name: share.bytes for share in peak.by_name}
+    assert shares == {"weights of the actor": 100, "kv cache": 200, "no name": 400, "before recording": 800}
+    assert peak.has_names and not explain(tmp_path / "t", trace[-2:-1], [segment(BASE, 4096, blocks)]).peak.has_names
+
+
 def test_the_pools_of_cuda_graphs_are_named(tmp_path: Path) -> None:
     """By their number, which a graph's own pool has in the first place, or by what recorded into them."""
     capture = frame("_record", "/py/site-packages/torch/_inductor/cudagraph_trees.py", 5)

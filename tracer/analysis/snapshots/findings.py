@@ -204,9 +204,6 @@ def _device_notes(state: DeviceState, replayed: Replay) -> list[str]:
         notes.append("The recording has no allocations: everything counts as memory from before it.")
     if odd.frees_by_request:
         notes.append("The recording does not say when a free was completed: it counts from when it was requested.")
-    if noted := int(np.count_nonzero(state.trace.metadata >= 0)):
-        entries = "1 entry carries" if noted == 1 else f"{noted:,} entries carry"
-        notes.append(f"{entries} metadata of the program's, which is not shown.")
     if odd.num_missing_frees:
         size = format_bytes(odd.missing_free_bytes)
         noun = some(odd.num_missing_frees, "allocation")

@@ -13,10 +13,12 @@ from tracer.analysis.snapshots.groups import Group, group_rows
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, pool_words, pools_of_graphs
 from tracer.arrays import Grouped, Ints, grouped, totals_by
+from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import Annotations, DeviceState, Int32s, Snapshot
 from tracer.snapshot.replay import BEFORE
 
 NO_ANNOTATION = "no annotation"
+NO_NAME = "no name"
 _NOT_TOLD = -1
 
 
@@ -43,6 +45,7 @@ class Peak:
     groups: tuple[Group, ...]  # By line and kind; they sum to the requested bytes, like the two below
     by_kind: tuple[Share, ...]  # By kind alone
     by_annotation: tuple[Share, ...]  # By the innermost region that was open at the allocation
+    by_name: tuple[Share, ...]  # By the name that the program has given, at the allocation or later
     # By the stream and the pool that the memory belongs to, as far as entries and segments tell.
     by_stream: tuple[Share, ...]
     fragmentation: Fragmentation
@@ -57,6 +60,11 @@ class Peak:
     def has_annotations(self) -> bool:
         """Whether some of it was made in a named region."""
         return any(share.name not in (BEFORE_RECORDING, NO_ANNOTATION) for share in self.by_annotation)
+
+    @property
+    def has_names(self) -> bool:
+        """Whether the program has given some of it a name."""
+        return any(share.name not in (BEFORE_RECORDING, NO_NAME) for share in self.by_name)
 
 
 def find_peak(device: ReplayedDevice) -> Peak:
@@ -77,6 +85,7 @@ def find_peak(device: ReplayedDevice) -> Peak:
         groups=group_rows(device, rows),
         by_kind=_shares(grouped([kinds.of(rows)], lambda kind: Kind(kind).words), lives.requested_bytes[rows]),
         by_annotation=_by_annotation(device, rows),
+        by_name=_by_name(device, rows, entry),
         by_stream=_by_stream(device, rows),
         fragmentation=fragmentation,
     )
@@ -96,6 +105,26 @@ def _by_annotation(device: ReplayedDevice, rows: Ints) -> tuple[Share, ...]:
     return _shares(
         grouped([names], lambda name: spelled.get(name) or device.snapshot.text(name)), lives.requested_bytes[rows]
     )
+
+
+def _by_name(device: ReplayedDevice, rows: Ints, entry: int) -> tuple[Share, ...]:
+    """Bytes by what `_set_memory_metadata` said at the allocation, or `_annotate_tensor` last, up to an entry."""
+    lives, trace = device.replay.lives, device.state.trace
+    made = lives.alloc_entry[rows]
+    name = np.full(len(rows), -1, np.int64)
+    if (trace.metadata >= 0).any():
+        name = np.where(made >= 0, trace.metadata[np.maximum(made, 0)], name)
+        by_address = np.argsort(lives.addr[rows])
+        addresses = lives.addr[rows[by_address]]
+        notes = trace.where(Action.ANNOTATE)
+        for note in notes[notes <= entry].tolist():  # few, in their order: the last one counts
+            at = int(np.searchsorted(addresses, trace.addr[note]))
+            if at < len(rows) and addresses[at] == trace.addr[note] and lives.begin[rows[by_address[at]]] < note:
+                name[by_address[at]] = trace.metadata[note]
+    name = np.where((name < 0) & (lives.begin[rows] == BEFORE), -2, name)
+    spelled = {-2: BEFORE_RECORDING, -1: NO_NAME}
+    words = grouped([name], lambda number: spelled.get(number) or device.snapshot.text(number) or NO_NAME)
+    return _shares(words, lives.requested_bytes[rows])
 
 
 def _by_stream(device: ReplayedDevice, rows: Ints) -> tuple[Share, ...]:

@@ -69,6 +69,7 @@ def _device(device: DeviceFinding) -> dict[str, Any]:
         "fragmentation_at_end": asdict(device.end_fragmentation),
         "by_kind": json_value(peak.by_kind),
         "by_annotation": json_value(peak.by_annotation) if peak.has_annotations else [],
+        "by_name": json_value(peak.by_name) if peak.has_names else [],
         "by_stream": json_value(peak.by_stream),
         "oom": [{**oom_values(event), "groups": json_value(event.groups)} for event in device.oom],
         "groups": json_value(peak.groups),

@@ -196,11 +196,14 @@ def _sections(finding: SnapshotFinding, shown: int) -> tuple[Section, ...]:
     sections = [_reserved_section(device)]
     if device.entries:
         sections.insert(0, _growth_section(device))
-    if device.peak.has_annotations:
-        rows = tuple((share.name, share.bytes, f"{share.count:,}") for share in device.peak.by_annotation)
-        sections.append(
-            Section("Annotations", tables=(Table("The peak by region", ("region", "size", "blocks"), rows),))
-        )
+    peak = device.peak
+    for title, column, shares, is_shown in (
+        ("Annotations", "region", peak.by_annotation, peak.has_annotations),
+        ("Names", "name", peak.by_name, peak.has_names),
+    ):
+        if is_shown:
+            rows = tuple((share.name, share.bytes, f"{share.count:,}") for share in shares)
+            sections.append(Section(title, tables=(Table(f"The peak by {column}", (column, "size", "blocks"), rows),)))
     others = [device for index, device in enumerate(finding.devices) if index != shown]
     if others:
         rows = tuple(

@@ -43,7 +43,7 @@ def _print_reserved(finding: AllocatorFinding, console: Console) -> None:
     columns = [{(row.pool, row.stream, row.reason): row.bytes for row in moment.rows} for moment in moments]
     if not any(columns):
         return
-    names = ("at the peak", "at the end")[-len(moments) :]
+    names = ("most reserved", "at the end")[-len(moments) :]
     grid = table(*(part for name in names for part in (name, "")))
     grid.add_column("pool")
     grid.add_column("why", overflow="fold")

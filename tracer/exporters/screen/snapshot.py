@@ -81,6 +81,8 @@ def _print_device(device: DeviceFinding, console: Console, top: int, behind_fail
     _print_shares("By kind", peak.by_kind, console, top)
     if peak.has_annotations:
         _print_shares("By annotation", peak.by_annotation, console, top)
+    if peak.has_names:
+        _print_shares("By the name that the program gave", peak.by_name, console, top)
     if len(peak.by_stream) > 1:
         _print_shares("By stream and pool", peak.by_stream, console, top)
     _print_fragmentation(device, console)
