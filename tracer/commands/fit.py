@@ -202,7 +202,7 @@ def _nothing_fits(report: FitReport, *, is_of_values: bool) -> str:
         return "No change that needs no edit ends that: the line that keeps memory from step to step has to change."
     if base.built_bytes > report.usable_bytes:
         return (
-            f"{format_bytes(base.built_bytes)} are reserved before the first step: no change of the training helps. "
+            f"{format_bytes(base.built_bytes)} are allocated before the first step: no change of the training helps. "
             "What does is fewer weights, weights made in bfloat16 at once, or a part of them on each of several GPUs."
         )
     has_cause = base.explanation is not None and base.explanation.cause

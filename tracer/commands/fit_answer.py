@@ -63,7 +63,7 @@ def answer_trial(
             "fits": counted.has_fit,
             "allocated": counted.sizes.peak_allocated_bytes,
             "reserved": counted.sizes.peak_reserved_bytes,
-            "built": counted.built.peak_reserved_bytes if counted.built is not None else None,
+            "built": counted.built.peak_allocated_bytes if counted.built is not None else None,
             "steps": counted.num_steps,
             "growth": counted.growth_bytes,
             "flops": counted.flops,

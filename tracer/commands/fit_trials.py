@@ -148,7 +148,7 @@ def _of_worst_rank(ranks: Mapping[int, dict[str, Any]], job: NullJob | None) -> 
         beside_bytes=beside.get(worst, 0),
         nccl=runs[worst].nccl if worst in runs else NcclBuffers(),
         flops=values["flops"],
-        built_bytes=values["reserved"] if values["built"] is None else values["built"],
+        built_bytes=values["allocated"] if values["built"] is None else values["built"],
         num_steps=values["steps"],
         growth_bytes=values["growth"],
         failed_in=failed_in,

@@ -1,0 +1,82 @@
+"""Whether `fit` finds the least that makes a program fit, in how much time, and whether `run --apply` reproduces it.
+
+    uv run python -m benchmarks.fit [NAME ...]
+
+Each program of scripts/fit says in its first line its card and the least that makes it fit there, which is known from
+how it is made. Right is this set, with the peak that `fit` said under `run --apply`. Time is a processor's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.engine import as_markdown
+
+_PROGRAMS = Path(__file__).parent / "scripts" / "fit"
+_HEAD = re.compile(r'"""(.+); on (\S+): (.+)\."""')
+_LIMIT_S = 40
+"""That a search may take."""
+
+
+def _processor_s() -> float:
+    """Of all processes that were begun here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _ran(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "tracer", *words], capture_output=True, check=False)
+
+
+def _judged(program: Path) -> dict[str, str]:
+    head = _HEAD.match(program.read_text())
+    assert head is not None, f"{program.name} does not say its card and the least."
+    _, card, least = head.groups()
+    before_s = _processor_s()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _ran("fit", "--on", card, "--save-dir", name, str(program))
+        used_s = _processor_s() - before_s
+        report = json.loads((folder / "fit.json").read_text())
+        found = ",".join(report["apply"] or ())
+        (said,) = {trial["allocated_bytes"] for trial in report["trials"] if ",".join(trial["apply"]) == found}
+        _ran("run", "--on", card, "--apply", str(folder / "fit.json"), "--save-dir", str(folder / "run"), str(program))
+        peaks = [json.loads(path.read_text())["peak_bytes"] for path in (folder / "run").rglob("peak.json")]
+    is_same = bool(peaks) and max(peaks) == said
+    return {
+        "program": program.stem,
+        "least": least,
+        "found": "right" if found == least else found or "nothing",
+        "trials": str(len(report["trials"])),
+        "processor, s": f"{used_s:.1f}",
+        "run --apply": "the same peak" if is_same else f"{max(peaks, default=0):,} bytes where {said:,} were said",
+    }
+
+
+def main() -> int:
+    """Print a row for each program; 1 if one is wrong or late."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="programs of scripts/fit; all by default")
+    arguments = parser.parse_args()
+    programs = sorted(_PROGRAMS.glob("*.py"))
+    rows = []
+    for program in programs:
+        if not arguments.names or program.stem in arguments.names:
+            rows.append(_judged(program))
+            print(rows[-1], file=sys.stderr, flush=True)
+    print(as_markdown([list(rows[0]), *(list(row.values()) for row in rows)]))
+    right = sum(row["found"] == "right" and row["run --apply"] == "the same peak" for row in rows)
+    late = sum(float(row["processor, s"]) > _LIMIT_S for row in rows)
+    print(f"{right} of {len(rows)} right, {len(rows) - late} in under {_LIMIT_S} s")
+    return int(right < len(rows) or late > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
