@@ -64,7 +64,7 @@ class CountedParts:
     is_walked: bool
 
 
-def allocator_count(mine: DeviceRecording, unrecorded: UnrecordedStorages) -> AllocatorCount:
+def allocator_count(device: DeviceRecording, unrecorded: UnrecordedStorages) -> AllocatorCount:
     """Count what was allocated after each event of one device.
 
     Args:
@@ -74,17 +74,17 @@ def allocator_count(mine: DeviceRecording, unrecorded: UnrecordedStorages) -> Al
         `total_allocated` of the profiler's allocation events; c10/core/CPUAllocator.cpp (ProfiledCPUMemoryReporter),
         aten/src/ATen/MapAllocator.cpp.
     """
-    recording, events, is_walked = mine.recording, mine.events, mine.walk_ns is not None
+    recording, events, is_walked = device.recording, device.events, device.walk_ns is not None
     none = np.zeros(len(events), np.int64)
-    if not mine.is_cpu:
+    if not device.is_cpu:
         return AllocatorCount(_running_total(recording, events), none, none, none, is_walked)
-    mapped, foreign = _reporters_books(recording, events)
+    mapped, foreign = _match_counter_to_events(recording, events)
     size = recording.allocations.size_bytes[events]
     unseen = unrecorded.made_at >= 0
     return AllocatorCount(
         counter_bytes=_rise_of_the_counter(recording, events, mapped, foreign),
         mapped_bytes=np.cumsum(np.where(mapped & ~foreign, size, 0)),
-        before_bytes=_before_bytes(mine, foreign),
+        before_bytes=_before_bytes(device, foreign),
         unseen_bytes=in_use(
             unrecorded.size_bytes[unseen], unrecorded.made_at[unseen], unrecorded.freed_at[unseen], len(events)
         )[1:],
@@ -99,7 +99,7 @@ def _running_total(recording: Recording, events: PerEvent[Int]) -> PerEvent[Int]
     return np.asarray(total[latest], np.int64) if len(events) else total
 
 
-def _reporters_books(recording: Recording, events: PerEvent[Int]) -> tuple[PerEvent[Bool], PerEvent[Bool]]:
+def _match_counter_to_events(recording: Recording, events: PerEvent[Int]) -> tuple[PerEvent[Bool], PerEvent[Bool]]:
     """What the CPU's reporter does with its table of sizes, event by event.
 
     The table is by address and outlives recordings; whatever happens between them leaves it as it is. So a free of an
@@ -194,15 +194,16 @@ def _rise_of_the_counter(
     return np.asarray(np.where(latest >= 0, total[latest] - start, 0) + put_in, np.int64)
 
 
-def _before_bytes(mine: DeviceRecording, foreign: PerEvent[Bool]) -> PerEvent[Int]:
+def _before_bytes(device: DeviceRecording, foreign: PerEvent[Bool]) -> PerEvent[Int]:
     """[D] bytes of the storages from before the recording, until they are gone.
 
     They are those of the last walk, with the size and the end that Python saw, and what operators used or frees ended
     beside them.
     """
-    allocations, keys, events, end = mine.recording.allocations, mine.recording.keys, mine.events, len(mine.events)
-    size_at = dict(mine.observed_before)
-    old = np.setdiff1d(keys_not_made(mine), unseen_keys(mine))
+    recording, events, end = device.recording, device.events, len(device.events)
+    allocations, keys = recording.allocations, recording.keys
+    size_at = dict(device.observed_before)
+    old = np.setdiff1d(keys_not_made(device), unseen_keys(device))
     for address, size_bytes in zip(keys.address[old].tolist(), keys.size_bytes[old].tolist(), strict=True):
         size_at.setdefault(address, size_bytes)
     frees = np.flatnonzero(foreign)
@@ -215,8 +216,8 @@ def _before_bytes(mine: DeviceRecording, foreign: PerEvent[Bool]) -> PerEvent[In
     size_bytes = own_bytes(address, size_bytes)
     ends = np.array([reported.get(place, end) for place in size_at], np.int64)
     # A free has an earlier recording's size: what is made inside of it before proves it smaller, and not yet gone.
-    ends = np.where(ends < end, ends, reused_at(mine, address, size_bytes))
-    ends = np.minimum(ends, mine.let_go_at(address))
+    ends = np.where(ends < end, ends, reused_at(device, address, size_bytes))
+    ends = np.minimum(ends, device.released_at(address))
     return in_use(size_bytes, np.full(len(address), -1, np.int64), ends, end)[1:]
 
 

@@ -167,9 +167,9 @@ class _Finder:
 
     def _is_reached(self, known: KnownStorages | None) -> PerBlock[Bool]:
         """[B] whether it is from before, and a walk found a tensor there."""
-        mine = DeviceRecording(self.recording, known, self.lifetimes.device)
-        rows = mine.observations_before
-        held = mine.known.address[rows[mine.known.role[rows] == Role.HELD]]
+        device = DeviceRecording(self.recording, known, self.lifetimes.device)
+        rows = device.observations_before
+        held = device.known.address[rows[device.known.role[rows] == Role.HELD]]
         is_from_before = (self.allocation < 0) & ~self.lifetimes.made_unseen
         return np.asarray(is_from_before & np.isin(self.lifetimes.address, held), np.bool_)
 

@@ -55,11 +55,11 @@ def follow_blocks(recording: Recording, known: KnownStorages | None, device: int
     Args:
         known: Observations. What was observed last before the first event was there before it.
     """
-    mine = DeviceRecording(recording, known, device)
-    allocations, events, end = recording.allocations, mine.events, len(mine.events)
+    on_device = DeviceRecording(recording, known, device)
+    allocations, events, end = recording.allocations, on_device.events, len(on_device.events)
     size, number = allocations.size_bytes[events], allocations.allocation_id[events]
-    allocated, freed_of = np.flatnonzero(size > 0), frees_of(mine)
-    others = unrecorded_storages(mine)
+    allocated, freed_of = np.flatnonzero(size > 0), frees_of(on_device)
+    others = unrecorded_storages(on_device)
     none = np.full(len(others.address), -1, np.int64)
 
     all_size = np.concatenate([others.size_bytes, size[allocated]])
@@ -77,7 +77,7 @@ def follow_blocks(recording: Recording, known: KnownStorages | None, device: int
         made_at=made_at,
         freed_at=freed_at,
         died_unseen=np.concatenate([others.died_unseen, np.zeros(len(allocated), bool)]),
-        observed_as=mine.strongest_of(all_address, made_at, freed_at),
+        observed_as=on_device.observed_as(all_address, made_at, freed_at),
         events=events,
-        count=allocator_count(mine, others),
+        count=allocator_count(on_device, others),
     )

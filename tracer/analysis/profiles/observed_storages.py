@@ -33,22 +33,22 @@ class DeviceRecording:
     """One device's events, and which observations of live tensors concern them."""
 
     def __init__(self, recording: Recording, known: KnownStorages | None, device: int) -> None:
-        self.recording, self.device = recording, device  # The device by its index in `Recording.devices`
+        self.recording, self.index = recording, device  # Index in `Recording.devices`
         self.known = KnownStorages.empty() if known is None else known
         self.events = allocator_order(recording, device)  # [D] Rows of `Recording.allocations`
         name = recording.devices[device]
         self.is_cpu = name == "cpu"
-        self._index = self.known.devices.index(name) if name in self.known.devices else -1
+        self._known_index = self.known.devices.index(name) if name in self.known.devices else -1
 
     @cached_property
     def observations(self) -> Rows:
         """Rows of `KnownStorages` on the device, in any cycle."""
-        return np.flatnonzero((self.known.device == self._index) & (self.known.role != Role.IDLE))
+        return np.flatnonzero((self.known.device == self._known_index) & (self.known.role != Role.IDLE))
 
     @property
     def ends(self) -> Rows:
         """[Z] rows of the ends of storages on the device."""
-        return np.flatnonzero(self.known.ends_device == self._index)
+        return np.flatnonzero(self.known.ends_device == self._known_index)
 
     @cached_property
     def times_ns(self) -> PerEvent[Int]:
@@ -112,7 +112,7 @@ class DeviceRecording:
         file; operators use both.
         """
         known, time_ns = self.known, self.known.time_ns
-        is_piece = (known.device == self._index) & (known.role == Role.IDLE)
+        is_piece = (known.device == self._known_index) & (known.role == Role.IDLE)
         pieces = np.flatnonzero(is_piece & (time_ns >= self._since_ns) & (time_ns <= self._first_ns))
         pieces = pieces[known.time_ns[pieces] == known.time_ns[pieces].max(initial=0)]
         order = np.argsort(known.address[pieces])
@@ -123,7 +123,7 @@ class DeviceRecording:
         inside[inside] = address[inside] < end[place[inside]]
         return inside
 
-    def let_go_at(self, address: PerUnrecorded[Int]) -> PerUnrecorded[Int]:
+    def released_at(self, address: PerUnrecorded[Int]) -> PerUnrecorded[Int]:
         """[U] position of the first event after a storage that a walk had found was seen to go; past the last if none.
 
         Args:
@@ -142,7 +142,7 @@ class DeviceRecording:
                 position[row] = np.searchsorted(self.times_ns, first[addr], side="left")
         return position
 
-    def strongest_of(self, address: PerBlock[Int], made_at: PerBlock[Int], freed_at: PerBlock[Int]) -> PerBlock[Int]:
+    def observed_as(self, address: PerBlock[Int], made_at: PerBlock[Int], freed_at: PerBlock[Int]) -> PerBlock[Int]:
         """[B] the strongest observation of each block: the one alive at the address when it was looked at.
 
         That a tensor is reachable from Python says that it is there, and not what it is.

@@ -41,15 +41,15 @@ class UnrecordedStorages(ColumnTable):
     died_unseen: PerUnrecorded[Bool]  # [U] There before, and freed without a record of it
 
 
-def unrecorded_storages(mine: DeviceRecording) -> UnrecordedStorages:
+def unrecorded_storages(device: DeviceRecording) -> UnrecordedStorages:
     """Find what operators used, or frees ended, or observations show, and no recorded allocation made."""
-    end = len(mine.events)
-    before = _before(mine)
-    freed_of = frees_of(mine)
+    end = len(device.events)
+    before = _before(device)
+    freed_of = frees_of(device)
     recorded = np.array([freed_of.get(number, end) for number in before.number.tolist()], np.int64)
     died = np.minimum(
-        reused_at(mine, before.address, before.size_bytes),
-        mine.let_go_at(before.address),
+        reused_at(device, before.address, before.size_bytes),
+        device.released_at(before.address),
     )
     # A free that the allocator reports is more exact than when the storage was seen to go.
     died = np.where(recorded < end, end, died)
@@ -61,13 +61,13 @@ def unrecorded_storages(mine: DeviceRecording) -> UnrecordedStorages:
         freed_at=np.minimum(recorded, died),
         died_unseen=died < recorded,
     )
-    return _with_what_the_counter_held(mine, table.followed_by(_made_unseen(mine)))
+    return _add_counter_remainder(device, table.followed_by(_made_unseen(device)))
 
 
-def frees_of(mine: DeviceRecording) -> dict[int, int]:
+def frees_of(device: DeviceRecording) -> dict[int, int]:
     """Position of the free of each allocation number."""
-    allocations = mine.recording.allocations
-    number, size = allocations.allocation_id[mine.events], allocations.size_bytes[mine.events]
+    allocations = device.recording.allocations
+    number, size = allocations.allocation_id[device.events], allocations.size_bytes[device.events]
     freed = np.flatnonzero(size < 0)
     return dict(zip(number[freed].tolist(), freed.tolist(), strict=True))
 
@@ -83,18 +83,18 @@ class _Before:
     number: PerUnrecorded[Int]
 
 
-def _before(mine: DeviceRecording) -> _Before:
+def _before(device: DeviceRecording) -> _Before:
     """What must have been there: tensors without an allocation, frees without one, and what was observed before."""
-    allocations, keys, events = mine.recording.allocations, mine.recording.keys, mine.events
+    allocations, keys, events = device.recording.allocations, device.recording.keys, device.events
     size, number = allocations.size_bytes[events], allocations.allocation_id[events]
     allocated = set(number[size > 0].tolist())
-    by_address = {address: (size_bytes, -1, -1) for address, size_bytes in mine.observed_before.items()}
+    by_address = {address: (size_bytes, -1, -1) for address, size_bytes in device.observed_before.items()}
     others: list[tuple[int, int, int, int]] = []
-    unseen = set(unseen_keys(mine).tolist())
-    for key in keys_not_made(mine).tolist():
+    unseen = set(unseen_keys(device).tolist())
+    for key in keys_not_made(device).tolist():
         address = int(keys.address[key])
         if key not in unseen and by_address.get(address, (0, -1, -1))[1] < 0:
-            by_address[address] = (_held(mine, key), key, int(keys.allocation_id[key]))
+            by_address[address] = (_held(device, key), key, int(keys.allocation_id[key]))
     for event in np.flatnonzero((size < 0) & (allocations.key[events] < 0)).tolist():
         if int(number[event]) not in allocated:
             address = int(allocations.address[events[event]])
@@ -104,91 +104,91 @@ def _before(mine: DeviceRecording) -> _Before:
             elif held[1:] == (-1, -1):
                 # A caching allocator hands out more than a tensor spans where the rest is too little to split off, and
                 # its free says so; the CPU's has the size of an earlier recording.
-                held_bytes = held[0] if mine.is_cpu else -int(size[event])
+                held_bytes = held[0] if device.is_cpu else -int(size[event])
                 by_address[address] = (held_bytes, -1, int(number[event]))
             else:
                 others.append((address, -int(size[event]), -1, int(number[event])))
-    rounding = _rounding_bytes(mine)
+    rounding = _rounding_bytes(device)
     table = [(a, -(-n // rounding) * rounding, key, num) for a, (n, key, num) in by_address.items()] + others
     columns = np.array(table, np.int64).reshape(-1, 4).T
     before = _Before(*(np.ascontiguousarray(column) for column in columns))
-    if mine.is_cpu:  # others lie where a storage from before has gone
+    if device.is_cpu:  # others lie where a storage from before has gone
         num = len(by_address)
         before.size_bytes[:num] = own_bytes(before.address[:num], before.size_bytes[:num])
     return before
 
 
-def _held(mine: DeviceRecording, key: int) -> int:
+def _held(device: DeviceRecording, key: int) -> int:
     """Bytes of a storage from before of which an operator saw tensors: what was seen of it, or what those span.
 
     The CPU's storages are as large as they were seen to be. What tensors span there says less: it is more than there is
     where one goes through its storage in large strides, as a diagonal does, and where the allocator reports a free the
     key has the size that the address had in an earlier recording.
     """
-    keys = mine.recording.keys
-    size_bytes, observed_bytes = int(keys.size_bytes[key]), mine.observed_before.get(int(keys.address[key]))
+    keys = device.recording.keys
+    size_bytes, observed_bytes = int(keys.size_bytes[key]), device.observed_before.get(int(keys.address[key]))
     if observed_bytes is None:
         return size_bytes
-    return observed_bytes if mine.is_cpu else max(observed_bytes, size_bytes)
+    return observed_bytes if device.is_cpu else max(observed_bytes, size_bytes)
 
 
-def _rounding_bytes(mine: DeviceRecording) -> int:
+def _rounding_bytes(device: DeviceRecording) -> int:
     """What a device's allocator rounds requests up to, as the sizes that it reported show; the CPU's rounds none."""
-    if mine.is_cpu:
+    if device.is_cpu:
         return 1
-    common = int(np.gcd.reduce(mine.recording.allocations.size_bytes[mine.events], initial=0))
+    common = int(np.gcd.reduce(device.recording.allocations.size_bytes[device.events], initial=0))
     return min(common & -common, MAX_ROUNDING_BYTES) if common else MAX_ROUNDING_BYTES
 
 
-def keys_not_made(mine: DeviceRecording) -> Rows:
+def keys_not_made(device: DeviceRecording) -> Rows:
     """Rows of `Recording.keys` on a device that no recorded allocation made, but for those in idle memory."""
-    allocations, keys = mine.recording.allocations, mine.recording.keys
+    allocations, keys = device.recording.allocations, device.recording.keys
     was_allocated = np.zeros(len(keys.id), bool)
     was_allocated[allocations.key[(allocations.key >= 0) & (allocations.size_bytes > 0)]] = True
-    rows = np.flatnonzero((keys.device == mine.device) & ~was_allocated)
-    return rows[~mine.is_idle(keys.address[rows])]
+    rows = np.flatnonzero((keys.device == device.index) & ~was_allocated)
+    return rows[~device.is_idle(keys.address[rows])]
 
 
-def _with_what_the_counter_held(mine: DeviceRecording, table: UnrecordedStorages) -> UnrecordedStorages:
+def _add_counter_remainder(device: DeviceRecording, table: UnrecordedStorages) -> UnrecordedStorages:
     """Add what an absolute counter had when the recording began and no storage shows, as one block without an address.
 
     The CPU's counter begins with the recording and says nothing of it.
     """
-    if mine.is_cpu or not len(mine.events):
+    if device.is_cpu or not len(device.events):
         return table
-    allocations, first = mine.recording.allocations, mine.events[0]
+    allocations, first = device.recording.allocations, device.events[0]
     before_bytes = int(allocations.total_allocated_bytes[first] - allocations.size_bytes[first])
     rest = before_bytes - int(table.size_bytes[table.made_at < 0].sum())
     if rest <= 0:
         return table
-    none, size_bytes, end = (np.array([number]) for number in (-1, rest, len(mine.events)))
+    none, size_bytes, end = (np.array([number]) for number in (-1, rest, len(device.events)))
     return table.followed_by(UnrecordedStorages(none, size_bytes, none, none, end, np.array([False])))
 
 
 # ------------------------------------------------------------------------------------------------- what was made unseen
-def unseen_keys(mine: DeviceRecording) -> Rows:
+def unseen_keys(device: DeviceRecording) -> Rows:
     """Storages that operators used, no recorded allocation made, and a walk right before the recording did not find.
 
     Another thread made them, or a library outside torch, such as numpy. One whose free the CPU's allocator reports was
     made in an earlier cycle: it reports no other.
     """
-    if mine.walk_ns is None:
+    if device.walk_ns is None:
         return np.empty(0, np.int64)
-    recording, keys = mine.recording, keys_not_made(mine)
-    is_old = np.isin(recording.keys.address[keys], np.array(list(mine.observed_before), np.int64))
-    if mine.is_cpu:
+    recording, keys = device.recording, keys_not_made(device)
+    is_old = np.isin(recording.keys.address[keys], np.array(list(device.observed_before), np.int64))
+    if device.is_cpu:
         freed = recording.allocations.allocation_id[recording.allocations.size_bytes < 0]
         is_old |= np.isin(recording.keys.allocation_id[keys], freed)
     return keys[~is_old]
 
 
-def _made_unseen(mine: DeviceRecording) -> UnrecordedStorages:
+def _made_unseen(device: DeviceRecording) -> UnrecordedStorages:
     """Storages made unseen, once for each step that uses them: from the step's beginning until the last use in it.
 
     Neither their beginning nor their end is recorded; an input was seen to be let go. An address that is handed out
     again ends them too.
     """
-    recording, keys, end = mine.recording, unseen_keys(mine), len(mine.events)
+    recording, keys, end = device.recording, unseen_keys(device), len(device.events)
     step_of_node, step_starts = _steps_of_nodes(recording)
     edge = np.flatnonzero(np.isin(recording.flow.edge_key, keys))
     lives: dict[tuple[int, int], int] = {}
@@ -196,7 +196,7 @@ def _made_unseen(mine: DeviceRecording) -> UnrecordedStorages:
         at = (key, int(step_of_node[node]))
         lives[at] = max(lives.get(at, -1), node)
     next_node_ns = np.append(recording.flow.node_time_ns[1:], _NEVER)
-    let_go = _inputs_let_go(mine)
+    let_go = _inputs_let_go(device)
     table = []
     for (key, step), last in sorted(lives.items()):
         ends = let_go.get(int(recording.keys.address[key]))
@@ -206,19 +206,19 @@ def _made_unseen(mine: DeviceRecording) -> UnrecordedStorages:
     rows = np.array(table, np.int64)
     key, start_ns, end_ns = rows.reshape(-1, 3).T
     address, size_bytes = recording.keys.address[key], recording.keys.size_bytes[key]
-    made_at = np.searchsorted(mine.times_ns, start_ns, side="left")
-    freed_at = np.searchsorted(mine.times_ns, end_ns, side="left")
-    freed_at = np.minimum(freed_at, _handed_out_again(mine, address, size_bytes, made_at))
-    freed_of = frees_of(mine)
+    made_at = np.searchsorted(device.times_ns, start_ns, side="left")
+    freed_at = np.searchsorted(device.times_ns, end_ns, side="left")
+    freed_at = np.minimum(freed_at, _handed_out_again(device, address, size_bytes, made_at))
+    freed_of = frees_of(device)
     recorded = [freed_of.get(number, end) for number in recording.keys.allocation_id[key].tolist()]
     freed_at = np.minimum(freed_at, np.array(recorded, np.int64))
     none = np.zeros(len(key), np.bool_)
     return UnrecordedStorages(address, size_bytes, key, made_at, np.maximum(freed_at, made_at), none)
 
 
-def _inputs_let_go(mine: DeviceRecording) -> dict[int, list[int]]:
+def _inputs_let_go(device: DeviceRecording) -> dict[int, list[int]]:
     """Times at which inputs were let go, in order, by address; other addresses are left out."""
-    known, rows, ends = mine.known, mine.observations, mine.ends
+    known, rows, ends = device.known, device.observations, device.ends
     times: dict[int, list[int]] = {addr: [] for addr in known.address[rows[np.isin(known.role[rows], BATCH)]].tolist()}
     for addr, time_ns in zip(known.ends_address[ends].tolist(), known.ends_ns[ends].tolist(), strict=True):
         if addr in times:
@@ -232,14 +232,9 @@ def _steps_of_nodes(recording: Recording) -> tuple[PerNode[Int], PerNode[Int]]:
     return np.searchsorted(starts, recording.flow.node_time_ns, side="right") - 1, starts
 
 
-def _handed_out_again(
-    mine: DeviceRecording,
-    address: PerUnrecorded[Int],
-    size_bytes: PerUnrecorded[Int],
-    after: PerUnrecorded[Int],
-) -> PerUnrecorded[Int]:
+def _handed_out_again(device: DeviceRecording, address: Ints, size_bytes: Ints, after: Ints) -> PerUnrecorded[Int]:
     """[U] position of the first allocation behind `after` that begins in each storage; one past the last if none."""
-    allocations, events = mine.recording.allocations, mine.events
+    allocations, events = device.recording.allocations, device.events
     allocated = np.flatnonzero(allocations.size_bytes[events] > 0)
     begin = allocations.address[events][allocated]
     order = np.lexsort((allocated, begin))
@@ -254,14 +249,14 @@ def _handed_out_again(
     return reuse
 
 
-def reused_at(mine: DeviceRecording, address: PerUnrecorded[Int], size_bytes: PerUnrecorded[Int]) -> PerUnrecorded[Int]:
+def reused_at(device: DeviceRecording, address: Ints, size_bytes: Ints) -> PerUnrecorded[Int]:
     """[U] position of the first allocation that overlaps each storage from before; one past the last if none.
 
     Args:
         address: [U] Where each storage begins.
         size_bytes: [U] Bytes of the same storages.
     """
-    allocations, events = mine.recording.allocations, mine.events
+    allocations, events = device.recording.allocations, device.events
     allocated = np.flatnonzero(allocations.size_bytes[events] > 0)
     address_again, size_again = (column[events][allocated] for column in (allocations.address, allocations.size_bytes))
     died = np.full(len(address), len(events), np.int64)
