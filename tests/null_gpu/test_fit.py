@@ -204,7 +204,6 @@ rank, rows = dist.get_rank(), int(sys.argv[-1])
 torch.cuda.set_device(rank)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256)).cuda())
 optimizer = torch.optim.SGD(model.parameters())
-assert rows > 0, "no rows"
 for _ in range(12):
     optimizer.zero_grad()
     model(torch.randn(rows * (1 + rank), 256, device="cuda")).square().mean().backward()
@@ -214,15 +213,14 @@ for _ in range(12):
 
 def test_of_a_job_the_worst_rank_decides_which_values_fit(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(JOB, "utf-8")
-    values = ["--try", "--rows 200000,0,20000"]
+    values = ["--try", "--rows 200000,20000"]
     command = [str(ROOT / "main.py"), "fit", "--on", "2xh100:2GiB", *values, "--save-dir", "out"]
     done = run_python(*command, "train.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "torchrun --nproc-per-node 2 train.py --rows 20000"
     report = json.loads((tmp_path / "out" / "fit.json").read_text("utf-8"))
-    full, broken, fits = report["trials"]
-    assert (full["fits"], broken["has_ended_before"], fits["fits"]) == (False, True, True)
-    assert broken["notes"] == ["AssertionError: no rows"]
+    full, fits = report["trials"]
+    assert (full["fits"], fits["fits"]) == (False, True)
     # Rank 1 has twice the rows: 40,000 of 1,024 floats, kept by ReLU, and their gradient before and behind it.
     assert fits["worst_rank"] == 1 and 3 * 40_000 * 4096 < fits["allocated_bytes"] < 4 * 40_000 * 4096
     assert report["arguments"] == ["--rows", "20000"] and report["apply"] == []

@@ -16,7 +16,7 @@ def test_sums_at_rows_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_forward_is_its_operators_and_what_lies_between(name: str) -> None:
+def test_every_nanosecond_is_an_operators_or_lies_between_and_each_node_is_credited_once(name: str) -> None:
     for recording, attribution in cycles(name):
         timed = instance_times(recording, attribution, op_instances(recording, attribution))
         passes = timed.instances.passes
@@ -26,12 +26,6 @@ def test_a_forward_is_its_operators_and_what_lies_between(name: str) -> None:
             assert int(timed.forward_ns[mine].sum()) + int(timed.between_ns[row]) == length
         assert (timed.recompute_ns <= timed.backward_ns).all()
         assert (timed.backward_ns[~timed.has_backward] == 0).all()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_each_backward_operator_is_credited_once(name: str) -> None:
-    for recording, attribution in cycles(name):
-        timed = instance_times(recording, attribution, op_instances(recording, attribution))
         nodes = int((recording.ops.kind == OpKind.ENGINE).sum())
         assert len(timed.engine_ns) == nodes
         assert timed.backward_ns.sum() + timed.engine_ns[timed.engine_row < 0].sum() == timed.engine_ns.sum()
