@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import IO
 
 import pytest
@@ -95,3 +96,48 @@ def test_why_a_trial_ended_is_the_line_with_the_exception(
     monkeypatch.setattr(ChildProcesses, "run", lambda _, start: min(start(), 1))
     trial = Trials(GIB).make((CHECKPOINT,))
     assert trial.has_ended_before and trial.notes == (reason,)
+
+
+WHOLE = FitTrial((), fits=True, allocated_bytes=3 * GIB, reserved_bytes=4 * GIB, growth_bytes=5)
+FULL = FitTrial((), fits=False, allocated_bytes=GIB, reserved_bytes=GIB, failed_in=2, failed_at_bytes=GIB)
+
+
+@pytest.mark.parametrize(
+    ("usable_bytes", "changes", "asked", "expected"),
+    [
+        # As it is: on the card, and where it ran out of memory without an end too.
+        (8 * GIB, (), ["card"], WHOLE),
+        (2 * GIB, (), ["card", "without end"], replace(WHOLE, fits=False, failed_in=2, failed_at_bytes=GIB)),
+        # With changes: without an end; on the card where giving back the cache may do.
+        (4 * GIB, (CHECKPOINT,), ["without end"], WHOLE),
+        (3 * GIB, (CHECKPOINT,), ["without end", "card"], replace(WHOLE, fits=True)),
+        (2 * GIB, (CHECKPOINT,), ["without end"], replace(WHOLE, fits=False)),
+    ],
+)
+def test_what_a_trial_asks_of_the_null_gpu(
+    usable_bytes: int,
+    changes: tuple[ScriptChange, ...],
+    asked: list[str],
+    expected: FitTrial,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran: list[str] = []
+
+    def attempt(
+        trials: Trials, changes: object, more: object, *, is_limited: bool, is_explained: bool = False
+    ) -> FitTrial:
+        ran.append("card" if is_limited else "without end")
+        return WHOLE if not is_limited or trials.usable_bytes >= 3 * GIB else FULL
+
+    monkeypatch.setattr(Trials, "_attempt", attempt)
+    assert Trials(usable_bytes).make(changes) == expected and ran == asked
+
+
+def test_where_a_run_without_an_end_fails_too_what_is_known_is_until_memory_ran_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def attempt(trials: Trials, *args: object, is_limited: bool, is_explained: bool = False) -> FitTrial:
+        return FULL if is_limited else FitTrial((), fits=False, has_ended_before=True)
+
+    monkeypatch.setattr(Trials, "_attempt", attempt)
+    assert Trials(GIB).make() == replace(FULL, is_whole=False)
