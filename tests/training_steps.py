@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
 
 from models.fno_workload import build_fno_workload
+from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
 
@@ -55,6 +56,11 @@ class Recorded:
     def recordings(self) -> tuple[Recording, ...]:
         """Ours, one per cycle."""
         return tuple(map(read_recording, self.results))
+
+    @cached_property
+    def cycles(self) -> tuple[CycleFindings, ...]:
+        """What is found in each."""
+        return tuple(map(find_in_cycle, self.recordings))
 
     @cached_property
     def oracle(self) -> Any:

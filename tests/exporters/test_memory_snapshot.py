@@ -19,7 +19,7 @@ from torch.cuda import _memory_viz
 from tests.histories import Event, History, Key, histories, recording_of
 from tests.training_steps import ONE_OF_EACH, Recorded
 from tracer.analysis.profiles.block_lifetimes import follow_blocks
-from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
+from tracer.analysis.profiles.findings import CycleFindings
 from tracer.capture.recording import Recording
 from tracer.exporters.memory_snapshot import snapshot_of_recording, write_memory_snapshot
 from tracer.snapshot.load import load_snapshot
@@ -35,7 +35,7 @@ def converted(recorded: Callable[[str], Recorded]) -> Convert:
 
     @cache
     def convert(name: str) -> tuple[CycleFindings, Snapshot]:
-        findings = find_in_cycle(recorded(name).recordings[-1])
+        findings = recorded(name).cycles[-1]
         return findings, snapshot_of_recording(findings.recording, findings.lifetimes)
 
     return convert

@@ -27,7 +27,7 @@ def test_a_row_has_the_stack_of_most_of_its_bytes(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_on_every_workload_the_line_of_a_row_is_in_its_stack(name: str, recorded: Callable[[str], Recorded]) -> None:
-    found = find_in_cycle(recorded(name).recordings[-1])
+    found = recorded(name).cycles[-1]
     stacks = stacks_of_rows(found.recording, found.peak, num_rows=1000, num_frames=1000)
     assert len(stacks) == len(found.peak.rows)
     made = [(row, stack) for row, stack in zip(found.peak.rows, stacks, strict=True) if stack is not None]

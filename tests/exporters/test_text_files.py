@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.analysis.profiles.test_breakdown import cycle, findings_of
+from tests.analysis.profiles.test_breakdown import cycle
 from tests.test_json_documents import HEADER, keys
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.profiles.allocator_count import CountedParts
 from tracer.analysis.profiles.breakdown import Breakdown, breakdown
+from tracer.analysis.profiles.findings import put_together
 from tracer.analysis.profiles.peak import AllocatorPeak
 from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 from tracer.capture.run_origin import RunOrigin
@@ -101,7 +102,7 @@ def test_the_parser_reads_every_row_and_nothing_else(cycles: list[tuple[list[int
 def test_on_every_workload_the_parser_reads_it_and_finds_a_peak(
     name: str, recorded: Callable[[str], Recorded], tmp_path: Path
 ) -> None:
-    findings = findings_of(recorded(name).recordings)
+    findings = put_together(recorded(name).cycles)
     write_max_mem(findings.breakdown, findings.peaks, tmp_path / "max_mem.txt")
     text = (tmp_path / "max_mem.txt").read_text()
     found = parse_max_mem(text)
@@ -121,7 +122,7 @@ def _assert_second_part_sums(text: str, peak_bytes: int) -> None:
 
 
 def test_the_part_at_the_true_peak_has_the_means_over_cycles(recorded: Callable[[str], Recorded]) -> None:
-    findings = findings_of(recorded("transformer").recordings)
+    findings = put_together(recorded("transformer").cycles)
     text = max_mem_text(findings.breakdown, findings.peaks)
     one, two = (peak.by_category()["ACTIVATION"] for peak in findings.peaks)
     assert re.search(rf"ACTIVATION +{(one + two) / 2:.0f} bytes", text)
@@ -167,7 +168,7 @@ def test_the_timing_parser_reads_any_duration(durations: list[float]) -> None:
 def test_on_every_workload_the_rows_of_peak_json_sum_to_the_allocators_count(
     name: str, recorded: Callable[[str], Recorded], tmp_path: Path
 ) -> None:
-    findings = findings_of(recorded(name).recordings)
+    findings = put_together(recorded(name).cycles)
     write_json(tmp_path / "peak.json", peak_document(findings.peaks))
     document: dict[str, Any] = json.loads((tmp_path / "peak.json").read_text())
     assert set(document) >= CONTRACT
@@ -178,7 +179,7 @@ def test_on_every_workload_the_rows_of_peak_json_sum_to_the_allocators_count(
 
 
 def test_peak_json_is_about_the_cycle_with_the_largest_peak(recorded: Callable[[str], Recorded]) -> None:
-    findings = findings_of(recorded("lbfgs").recordings)
+    findings = put_together(recorded("lbfgs").cycles)
     small, large = findings.peaks
     assert small.peak_bytes < large.peak_bytes
     document = peak_document(findings.peaks)
@@ -189,7 +190,7 @@ def test_peak_json_is_about_the_cycle_with_the_largest_peak(recorded: Callable[[
 
 
 def test_rows_are_told_apart_as_the_report_tells_them(recorded: Callable[[str], Recorded]) -> None:
-    peaks = findings_of(recorded("fno_2d_new_zeros").recordings).peaks
+    peaks = put_together(recorded("fno_2d_new_zeros").cycles).peaks
     document = peak_document(peaks)
     assert [row["bytes"] for row in document["rows"]] == [row.bytes for row in peaks[0].rows]
     assert any(row["file"] and row["file"].endswith("fno_layers.py") and row["line"] > 0 for row in document["rows"])  # type: ignore[operator]
@@ -197,7 +198,7 @@ def test_rows_are_told_apart_as_the_report_tells_them(recorded: Callable[[str], 
 
 
 def test_peak_json_says_with_what_the_run_was_made(recorded: Callable[[str], Recorded]) -> None:
-    peaks = findings_of(recorded("lbfgs").recordings).peaks
+    peaks = put_together(recorded("lbfgs").cycles).peaks
     origin = RunOrigin("main.py --seed 1", "2026-01-01", "2.15.0", "3.11")
     document = peak_document(peaks, origin=origin)
     assert {name for row in document["rows"] for name in row} == set(keys("A row"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.histories import START_NS, Event, Key, recording_of
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.profiles.breakdown import TAGGED, Breakdown, CycleBreakdown, breakdown
-from tracer.analysis.profiles.findings import CycleFindings, Findings, find_in_cycle, put_together
+from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle, put_together
 from tracer.analysis.profiles.memory_timeline import MemoryTimeline, memory_timeline
 from tracer.errors import RecordingError
 
@@ -24,10 +24,6 @@ def timeline_of(found: CycleFindings) -> MemoryTimeline:
 def cycle(true_peak_bytes: int, *at_tagged_peak: int) -> CycleBreakdown:
     rows = (*at_tagged_peak, *(0,) * (len(TAGGED) - len(at_tagged_peak)))
     return CycleBreakdown(true_peak_bytes, rows, 0)
-
-
-def findings_of(recordings: Sequence[object]) -> Findings:
-    return put_together([find_in_cycle(recording) for recording in recordings])  # type: ignore[arg-type]
 
 
 # ---- by hand ---------------------------------------------------------------------------------------------------------
@@ -90,7 +86,7 @@ def test_rows_sum_to_the_peak_in_whole_bytes(cycles: list[tuple[list[int], int]]
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_on_every_workload_rows_sum_to_the_peak(name: str, recorded: Callable[[str], Recorded]) -> None:
-    findings = findings_of(recorded(name).recordings)
+    findings = put_together(recorded(name).cycles)
     drawn = findings.breakdown
     assert sum(drawn.rows_bytes.values()) == drawn.peak_bytes > 0
     assert drawn.peak_bytes == sum(peak.peak_bytes for peak in findings.peaks) // len(findings.peaks)
@@ -102,8 +98,7 @@ def test_on_every_workload_rows_sum_to_the_peak(name: str, recorded: Callable[[s
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_on_every_workload_a_plain_loop_agrees(name: str, recorded: Callable[[str], Recorded]) -> None:
     """The tagged peak: the first row in which the seven categories hold most, less what is known to be dead."""
-    for recording in recorded(name).recordings:
-        found = find_in_cycle(recording)
+    for found in recorded(name).cycles:
         if found.lifetimes.died_unseen.any():
             continue
         best: list[int] = [0] * len(TAGGED)
@@ -119,6 +114,6 @@ def test_on_every_workload_a_plain_loop_agrees(name: str, recorded: Callable[[st
 
 def test_some_workload_has_cycles_of_different_peaks(recorded: Callable[[str], Recorded]) -> None:
     """Else the means over cycles above were of equal numbers."""
-    findings = findings_of(recorded("lbfgs").recordings)
+    findings = put_together(recorded("lbfgs").cycles)
     assert len({cycle.true_peak_bytes for cycle in findings.breakdown.cycles}) == 2
     assert findings.worst.peak.peak_bytes == max(peak.peak_bytes for peak in findings.peaks)

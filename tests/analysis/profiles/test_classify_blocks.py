@@ -663,7 +663,7 @@ def test_without_a_condition_some_block_is_something_else(number: int, when: tup
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_on_every_workload_a_plain_loop_over_the_rules_agrees(name: str, recorded: Callable[[str], Recorded]) -> None:
-    cycle = find_in_cycle(recorded(name).recordings[0])
+    cycle = recorded(name).cycles[0]
     peak_ns = int(cycle.recording.allocations.time_ns[cycle.lifetimes.events[peak_position(cycle.lifetimes)]])
     columns = (cycle.recording, cycle.categories, cycle.attribution, cycle.lifetimes, cycle.blocks.torch_category)
     table = facts_of(*columns, None, peak_ns)
@@ -688,8 +688,7 @@ def test_an_example_by_hand() -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_plain_loop_agrees_and_kinds_add_up(name: str, recorded: Callable[[str], Recorded]) -> None:
-    for recording in recorded(name).recordings:
-        found = find_in_cycle(recording)
+    for found in recorded(name).cycles:
         lifetimes, kinds = found.lifetimes, found.blocks.kind.tolist()
         levels = memory_by_kind(lifetimes, found.blocks)
         assert set(levels) == set(kinds)

@@ -18,7 +18,7 @@ from tests.training_steps import WORKLOADS, Recorded, build_workload
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.allocator_join import join_history
 from tracer.analysis.profiles.block_lifetimes import follow_blocks
-from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
+from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.labels import Labels, label_snapshot, labels_of
 from tracer.arrays import Int, PerBlock
 from tracer.errors import SnapshotError
@@ -167,7 +167,7 @@ def test_a_snapshot_of_ours_gives_the_same_bytes_by_kind(
     name: str, recorded: Callable[[str], Recorded], tmp_path: Path
 ) -> None:
     """Whoever reads it back is told what peak.json says, of every workload, to the byte."""
-    cycle = find_in_cycle(recorded(name).recordings[0])
+    cycle = recorded(name).cycles[0]
     labels = labels_of(cycle.recording, cycle.attribution, cycle.blocks)
     path = tmp_path / "memory_snapshot.pkl"
     write_memory_snapshot(snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels), path)
@@ -179,7 +179,7 @@ def test_no_rule_of_the_reader_goes_against_a_label_that_says_only_since_when(
     recorded: Callable[[str], Recorded], tmp_path: Path
 ) -> None:
     """What the profiler found nothing out about has the sizes of parameters here, and is not taken for one."""
-    cycle = find_in_cycle(recorded("lbfgs").recordings[0])
+    cycle = recorded("lbfgs").cycles[0]
     labels = labels_of(cycle.recording, cycle.attribution, cycle.blocks)
     is_parameter = cycle.blocks.kind == Kind.PARAMETER
     unknown = [

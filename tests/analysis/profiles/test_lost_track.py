@@ -8,7 +8,6 @@ import pytest
 
 from tests.analysis.profiles.test_attribution import profiled
 from tests.training_steps import WORKLOADS, Recorded, build_workload
-from tracer.analysis.profiles.findings import find_in_cycle
 from tracer.analysis.profiles.torch_categories import Category
 
 
@@ -34,8 +33,7 @@ def test_the_place_where_torchs_categories_stop_is_named() -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_all_tensors_without_a_category_are_accounted_for(name: str, recorded: Callable[[str], Recorded]) -> None:
-    for recording in recorded(name).recordings:
-        found = find_in_cycle(recording)
+    for found in recorded(name).cycles:
         blocks = found.peak.blocks
         untagged = (blocks.torch_category == Category.UNTAGGED) & (blocks.key >= 0)
         assert sum(lost.bytes for lost in found.lost_track) == int(blocks.size_bytes[untagged].sum())

@@ -59,8 +59,8 @@ def counted_by_hand(recording: Recording, device: int) -> int:
 def test_on_every_workload_rows_blocks_and_allocator_agree_to_the_byte(
     name: str, recorded: Callable[[str], Recorded]
 ) -> None:
-    for recording in recorded(name).recordings:
-        peak = find_in_cycle(recording).peak
+    for cycle in recorded(name).cycles:
+        recording, peak = cycle.recording, cycle.peak
         assert sum(row.bytes for row in peak.rows) == int(peak.blocks.size_bytes.sum()) == peak.peak_bytes
         assert sum(row.count for row in peak.rows) == len(peak.blocks.size_bytes)
         assert peak.peak_bytes == peak.allocator_peak_bytes

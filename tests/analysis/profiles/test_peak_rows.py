@@ -20,8 +20,8 @@ from tracer.capture.objects.known_storages import Role
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_on_every_workload_no_two_rows_are_equal(name: str, recorded: Callable[[str], Recorded]) -> None:
-    for recording in recorded(name).recordings:
-        rows = find_in_cycle(recording).peak.rows
+    for cycle in recorded(name).cycles:
+        rows = cycle.peak.rows
         assert not [row for row, n in Counter(replace(row, bytes=0, count=0) for row in rows).items() if n > 1]
 
 

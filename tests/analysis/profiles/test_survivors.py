@@ -9,15 +9,13 @@ import pytest
 
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.kinds import Kind
-from tracer.analysis.profiles.findings import find_in_cycle
 
 LASTING = {Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE}
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_survivors_are_those_of_a_plain_loop(recorded: Callable[[str], Recorded], name: str) -> None:
-    for recording in recorded(name).recordings:
-        found = find_in_cycle(recording)
+    for found in recorded(name).cycles:
         lifetimes, attribution = found.lifetimes, found.attribution
         steps = attribution.allocation_step[lifetimes.events].tolist()
         num_steps = len(attribution.step_names)

@@ -15,7 +15,7 @@ from tests.exporters.page.test_snapshot_page import page_of
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import REAL_FILES
 from tests.training_steps import Recorded
-from tracer.analysis.profiles.findings import find_in_cycle, put_together
+from tracer.analysis.profiles.findings import put_together
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.moments import held_at
 from tracer.arrays import Ints
@@ -54,7 +54,7 @@ def some(rows: Ints, many: int = 25) -> list[int]:
 def test_at_any_moment_of_a_run_the_rows_sum_to_the_allocators_count(
     workload: str, recorded: Callable[[str], Recorded]
 ) -> None:
-    cycle = find_in_cycle(recorded(workload).recordings[0])
+    cycle = recorded(workload).cycles[0]
     page = timeline_page(put_together([cycle]), run={})
     data = page_data(page)
     rows = kept_rows(data)

@@ -22,7 +22,7 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.allocator_model import SEGMENT_BYTES
 from tests.snapshot.dumps import REAL_FILES, block, entry, segment, snapshot
 from tests.training_steps import Recorded
-from tracer.analysis.profiles.findings import find_in_cycle, put_together
+from tracer.analysis.profiles.findings import put_together
 from tracer.analysis.snapshots.findings import ReplayedSnapshot, explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.moments import held_at
@@ -167,7 +167,7 @@ def rows_text(tab: Any) -> str:
 
 
 def test_any_moment_by_click_key_and_address(opened: Callable[..., Any], recorded: Callable[[str], Recorded]) -> None:
-    cycle = find_in_cycle(recorded("fno_2d_new_zeros").recordings[0])
+    cycle = recorded("fno_2d_new_zeros").cycles[0]
     counted = cycle.lifetimes.allocator_bytes
     with opened(timeline_page(put_together([cycle]), run={})) as tab:
         assert tab.locator(".when strong").inner_text() == "At the peak"
@@ -205,7 +205,7 @@ def chosen_event(tab: Any) -> int:
 
 
 def test_two_moments_are_compared(opened: Callable[..., Any], recorded: Callable[[str], Recorded]) -> None:
-    cycle = find_in_cycle(recorded("fno_2d_new_zeros").recordings[0])
+    cycle = recorded("fno_2d_new_zeros").cycles[0]
     counted, lifetimes = cycle.lifetimes.allocator_bytes, cycle.lifetimes
     first, last = len(counted) // 4, len(counted) // 2
     with opened(timeline_page(put_together([cycle]), run={})) as tab:
@@ -325,7 +325,7 @@ def test_the_tree_opens_by_mouse_and_keyboard_and_chooses_for_all(opened: Callab
 
 
 def test_each_block_is_drawn_and_read(opened: Callable[..., Any], recorded: Callable[[str], Recorded]) -> None:
-    cycle = find_in_cycle(recorded("fno_2d_new_zeros").recordings[0])
+    cycle = recorded("fno_2d_new_zeros").cycles[0]
     with opened(timeline_page(put_together([cycle]), run={})) as tab:
         kinds = picture(tab)
         tab.get_by_role("button", name="Each block").click()
@@ -429,7 +429,7 @@ def test_small_blocks_appear_as_the_bytes_are_zoomed(opened: Callable[..., Any],
 
 
 def test_keys_move_and_zoom_and_are_listed(opened: Callable[..., Any], recorded: Callable[[str], Recorded]) -> None:
-    cycle = find_in_cycle(recorded("fno_2d_new_zeros").recordings[0])
+    cycle = recorded("fno_2d_new_zeros").cycles[0]
     with opened(timeline_page(put_together([cycle]), run={})) as tab:
         tab.locator(".frame").focus()
         whole = view(tab)

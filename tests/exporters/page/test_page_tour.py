@@ -18,7 +18,7 @@ from tests.exporters.page.test_page_tools import rank_page
 from tests.exporters.page.test_snapshot_page import page_of
 from tests.training_steps import Recorded
 from tracer.analysis.peak_diff import diff_peaks
-from tracer.analysis.profiles.findings import find_in_cycle, put_together
+from tracer.analysis.profiles.findings import put_together
 from tracer.exporters.page.diff_page import diff_pages
 from tracer.exporters.page.job_page import job_page
 from tracer.exporters.page.model import Page, without_times
@@ -39,7 +39,7 @@ def pages(request: pytest.FixtureRequest, recorded: Callable[[str], Recorded], t
         return [job_page(planted(), {"rank 5", "rank 0"}, run={}), rank_page(0, 1, 5, 3), rank_page(5, 2, 9, 4)]
     if request.param == "diff":
         return diff_pages([diff_peaks(BEFORE, AFTER)], before="before", after="after")
-    findings = put_together([find_in_cycle(recorded("fno_2d_new_zeros").recordings[0])])
+    findings = put_together(recorded("fno_2d_new_zeros").cycles[:1])
     run = timeline_page(findings, run={"command": "main.py"})
     return [run if request.param == "run" else replace(without_times(run), caveat="Null GPU: nothing was computed.")]
 

@@ -18,7 +18,6 @@ from tests.exporters.page import page_samples as samples
 from tests.exporters.page.test_snapshot_page import page_of
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.training_steps import Recorded
-from tracer.analysis.profiles.findings import find_in_cycle
 from tracer.analysis.snapshots.timeline import Band
 from tracer.commands.app import app
 from tracer.exporters.page.data import page_data
@@ -151,7 +150,7 @@ def test_all_numbers_stay() -> None:
 
 
 def test_a_real_run_and_a_snapshot_lose_their_files(recorded: Callable[[str], Recorded], tmp_path: Path) -> None:
-    run = samples.page_of(find_in_cycle(recorded("fno_2d_new_zeros").recordings[0]))
+    run = samples.page_of(recorded("fno_2d_new_zeros").cycles[0])
     snapshot = page_of(load(tmp_path / "s", out_of_memory()))
     path = tmp_path / "page.html"
     write_pages([run, snapshot], path)
