@@ -82,6 +82,12 @@ def test_the_worst_rank_is_named() -> None:
     assert trial_words(full, 2 * GIB) == ("as it is: rank 1,000 is out of memory in step 5, with 1.00 GiB allocated.",)
 
 
+def test_what_fits_with_a_fiftieth_left_fits_narrowly() -> None:
+    trial = FitTrial(("bf16",), True, GIB, 98 * GIB)
+    assert trial_words(trial, 100 * GIB)[0].endswith("; fits with 2.00 GiB left.")
+    assert trial_words(trial, 99 * GIB)[0].endswith("; fits narrowly, with 1.00 GiB left.")
+
+
 def test_what_does_not_fit_says_how_much_more_it_needs() -> None:
     base = FitTrial(
         (), False, 5 * GIB, 6 * GIB, failed_in=0, failed_at_bytes=GIB, explanation=Explanation("", "", "a.py:3")

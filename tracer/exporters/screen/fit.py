@@ -12,6 +12,7 @@ from tracer.results.fit import FitReport, FitTrial
 from tracer.units import format_bytes
 
 _VISIBLE_SHARE = 0.0005
+_NARROW_SHARE = 0.02
 
 
 def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None) -> tuple[str, ...]:
@@ -26,7 +27,8 @@ def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None
     sizes = f"{_sizes(trial)}{_difference(trial, base)}"
     if trial.fits:
         left = _left(trial, usable_bytes)
-        came = f"fits with {left} left" if left[0].isdigit() else f"fits{left}"
+        does = "fits narrowly," if _is_narrow(trial, usable_bytes) else "fits"
+        came = f"{does} with {left} left" if left[0].isdigit() else f"fits{left}"
         return f"{what}: {sizes}; {came}.", *_growth(trial, usable_bytes), *_notes(trial)
     if trial.failed_in is None:
         return f"{what}: needs {sizes}; {_missing(trial, usable_bytes)}.", *_notes(trial)
@@ -91,6 +93,12 @@ def _left(trial: FitTrial, usable_bytes: int) -> str:
     if least < 0:
         return f" if NCCL takes no more than {format_bytes(room)}"
     return format_bytes(most) if least == most else f"{format_bytes(least)} to {format_bytes(most)}"
+
+
+def _is_narrow(trial: FitTrial, usable_bytes: int) -> bool:
+    """Whether so little is left that another driver, or a batch a little longer, takes it."""
+    left = usable_bytes - trial.reserved_bytes - trial.beside_bytes - trial.nccl.most_bytes
+    return left < _NARROW_SHARE * usable_bytes
 
 
 def _what(trial: FitTrial) -> str:
