@@ -38,6 +38,8 @@ ON_NULL_GPU = {
 def pytest_configure(config: pytest.Config) -> None:
     share_compiled()
     share_servers()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell runs in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if getattr(config.option, "dist", "no") == "no":  # this process runs tests
         from hypothesis import settings
 

@@ -90,7 +90,7 @@ def test_what_fits_with_a_fiftieth_left_fits_narrowly() -> None:
 
 def test_what_does_not_fit_says_how_much_more_it_needs() -> None:
     base = FitTrial(
-        (), False, 5 * GIB, 6 * GIB, failed_in=0, failed_at_bytes=GIB, explanation=Explanation("", "", "a.py:3")
+        (), False, 5 * GIB, 6 * GIB, failed_in=0, failed_at_bytes=GIB, explanation=Explanation("", "", "a.py", 3)
     )
     assert trial_words(base, 2 * GIB) == (
         "as it is: out of memory in step 1 (a.py:3), with 1.00 GiB allocated.",

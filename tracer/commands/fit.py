@@ -20,6 +20,7 @@ from tracer.commands.usage import OUTPUTS, SCHEDULE
 from tracer.errors import UsageError
 from tracer.exporters.screen.fit import command_words, print_search, trial_words
 from tracer.exporters.screen.next_commands import program_name
+from tracer.exporters.screen.paths import shorten_paths
 from tracer.exporters.screen.terminal import say, screen, show
 from tracer.null_gpu.cards import Devices, devices_of
 from tracer.results.fit import FitReport, FitTrial
@@ -136,7 +137,7 @@ def _least(devices: Devices, own: tuple[str, ...], trials: Trials) -> FitReport:
 
     base = told(())
     if (why := base.explanation) is not None and why.cause and (not base.fits or base.growth_bytes):
-        say(why.sentences)
+        say(shorten_paths(why.sentences))
     names: tuple[str, ...] | None = None
     if base.fits:
         names = None if base.growth_bytes else ()

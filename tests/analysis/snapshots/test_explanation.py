@@ -24,13 +24,13 @@ def explained(capacity: int | None = None, *, fails: bool = False) -> Explanatio
 
 def test_a_failure_is_explained_with_its_line() -> None:
     found = explained(420, fails=True)
-    assert (found.line, found.cause) == ("/home/me/train.py:2", "graphs kept")
+    assert (found.file, found.line, found.cause) == ("/home/me/train.py", 2, "graphs kept")
     assert found.sentences.startswith("Memory grows: each of 6 steps left 40.00 MiB")
 
 
 def test_growth_is_explained_without_a_failure() -> None:
     found = explained()
-    assert (found.line, found.cause) == ("", "graphs kept")
+    assert (found.file, found.cause) == ("", "graphs kept")
     assert "loss.item()" in found.sentences
 
 

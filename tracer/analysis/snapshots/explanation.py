@@ -17,7 +17,8 @@ class Explanation:
 
     sentences: str  # The cause and what to change first; of a failure without one, the allocator's sentence
     cause: str = ""  # Name of the cause; empty where none is known
-    line: str = ""  # `train.py:12`, where memory ran out; empty where it did not
+    file: str = ""  # Of the line at which memory ran out; empty where it did not, or where none is known
+    line: int = 0  # Its number; 0 likewise
 
 
 def worst_failure(replayed: ReplayedSnapshot, finding: SnapshotFinding) -> OutOfMemory | None:
@@ -38,8 +39,7 @@ def explanation_of(snapshot: Snapshot) -> Explanation | None:
     replayed = replay_snapshot(snapshot)
     finding = explain_replayed(replayed)
     if (failure := worst_failure(replayed, finding)) is not None:
-        site = failure.site
-        return Explanation(failure.advice, failure.decisive, f"{site.file}:{site.line}" if site.file else "")
+        return Explanation(failure.advice, failure.decisive, failure.site.file, failure.site.line or 0)
     if finding.worst is None:
         return None
     device = replayed.devices[finding.worst]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from tracer.exporters.screen.paths import source_place
 from tracer.exporters.screen.text import print_rows, say
 from tracer.results.fit import FitReport, FitTrial
 from tracer.units import format_bytes
@@ -60,7 +61,8 @@ def _notes(trial: FitTrial) -> list[str]:
 
 def _where(trial: FitTrial) -> str:
     """As in `in step 1 (train.py:19)`."""
-    at = trial.explanation.line if trial.explanation is not None else ""
+    why = trial.explanation
+    at = source_place(why.file, why.line) if why is not None and why.file else ""
     step = "before the first step" if trial.failed_in == -1 else f"in step {(trial.failed_in or 0) + 1:,}"
     return f"{step} ({at})" if at else step
 
