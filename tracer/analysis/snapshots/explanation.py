@@ -39,7 +39,7 @@ def explanation_of(snapshot: Snapshot) -> Explanation | None:
     replayed = replay_snapshot(snapshot)
     finding = explain_replayed(replayed)
     if (failure := worst_failure(replayed, finding)) is not None:
-        return Explanation(failure.advice, failure.decisive, failure.site.file, failure.site.line or 0)
+        return Explanation(failure.advice, failure.decisive, failure.site.file or "", failure.site.line or 0)
     if finding.worst is None:
         return None
     device = replayed.devices[finding.worst]
