@@ -107,6 +107,16 @@ class NullJob:
         alike = next((run for run in self.runs if run.rank == rank), alike)
         return 0 if alike is None or self.local(alike) == index else alike.taken.get(index, 0)
 
+    @property
+    def astray(self) -> list[tuple[RankRun, int, int]]:
+        """Ranks that took memory of a GPU that is not their own, with its number on their node, and the bytes."""
+        return [
+            (run, index, size)
+            for run in self.runs
+            for index, size in run.taken.items()
+            if size and index != self.local(run)
+        ]
+
     def of_card_bytes(self, run: RankRun) -> tuple[int, int]:
         """Least and most of a rank's card that is taken: its own, what other ranks take, and NCCL's buffers."""
         known = self.own_bytes(run) + self.others_bytes(run)

@@ -76,14 +76,22 @@ def test_what_a_rank_takes_of_anothers_gpu_counts_there() -> None:
     # Ranks 1 to 6 did not run: they are taken to do as the nearest that did. Rank 8 is on another node.
     assert found.others_bytes(FIRST) == 7 * 11 * GIB and found.others_bytes(guest) == 0
     assert found.fullest is FIRST and found.fits is False
-    assert "other ranks 77.00 GiB" in job_words(found)[-1]
+    assert "other ranks 77.00 GiB" in job_words(found)[-2]
+    sentence = (
+        "which is another rank's: call torch.cuda.set_device(LOCAL_RANK) before anything else of CUDA's, and load "
+        'checkpoints with map_location="cpu".'
+    )
+    assert job_words(found)[-1] == f"Rank 7 takes 11.00 GiB of GPU 0, {sentence}"
+    more = job(FIRST, replace(guest, rank=6, taken={6: GIB, 0: GIB}), guest)
+    assert "Rank 6 takes 1.00 GiB of GPU 0, which is another rank's (like 1 other that ran): " in job_words(more)[-1]
     assert null_job_json(found)["ranks"][0]["others_bytes"] == 77 * GIB
     failed = replace(
         guest, status=3, failure="OutOfMemoryError: CUDA out of memory. Tried to allocate 10.00 GiB. GPU 0 has",
         out_of_memory=True, line=SourceLine("train.py", 6), crowded=(0, 71 * GIB),
     )  # fmt: skip
-    assert job_words(job(FIRST, failed))[1:3] == [
+    assert job_words(job(FIRST, failed))[1:4] == [
         "Rank 7 does not fit: OutOfMemoryError: CUDA out of memory. Tried to allocate 10.00 GiB (train.py:6).",
+        f"Rank 7 takes memory of GPU 0, {sentence}",
         "Others take 71.00 GiB of GPU 0 of its node: ranks whose memory is there, with CUDA's context of each, and "
         "NCCL's buffers.",
     ]

@@ -12,7 +12,7 @@ from tracer.exporters.screen.text import print_rows, say
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.results.failure import without_gpu
 from tracer.results.null_job import NullJob, RankRun
-from tracer.units import format_bytes
+from tracer.units import format_bytes, some
 
 _NUM_DIFFERENCES = 3
 
@@ -35,6 +35,7 @@ def job_words(job: NullJob) -> list[str]:
         return [
             *lines,
             f"Rank {worst.rank:,} does not fit: {without_gpu(worst.failure)}{_at(worst)}.",
+            *_astray(job),
             *_beside(worst),
         ]
     if worst is None or worst.peak_bytes is None:
@@ -47,7 +48,7 @@ def job_words(job: NullJob) -> list[str]:
         )
     elif len(job.runs) > 1:
         lines.append("All that ran have the same peak, to the byte.")
-    return [*lines, *of_card(job)]
+    return [*lines, *of_card(job), *_astray(job)]
 
 
 def of_card(job: NullJob) -> Iterator[str]:
@@ -104,6 +105,19 @@ def _beside(run: RankRun) -> Iterator[str]:
         yield (
             f"Others take {format_bytes(size)} of GPU {index} of its node: ranks whose memory is there, with CUDA's "
             "context of each, and NCCL's buffers."
+        )
+
+
+def _astray(job: NullJob) -> Iterator[str]:
+    """Ranks that take memory of another rank's GPU, and how they stay on their own."""
+    for run, index, size in job.astray[:1]:
+        number = len(job.astray) - 1
+        others = f" (like {some(number, 'other')} that ran)" if number else ""
+        part = "memory" if run.crowded is not None else format_bytes(size)  # of a failure that is not all
+        yield (
+            f"Rank {run.rank:,} takes {part} of GPU {index}, which is another rank's{others}: call "
+            "torch.cuda.set_device(LOCAL_RANK) before anything else of CUDA's, and load checkpoints with "
+            'map_location="cpu".'
         )
 
 
