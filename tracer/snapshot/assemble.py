@@ -13,7 +13,18 @@ from numpy.typing import NDArray
 from tracer.arrays import Bools, ColumnTable
 from tracer.errors import SnapshotError
 from tracer.snapshot.actions import Action
-from tracer.snapshot.columns import Annotations, Blocks, DeviceState, Frame, Int32s, Segments, Snapshot, Stacks, Trace
+from tracer.snapshot.columns import (
+    Annotations,
+    Blocks,
+    DeviceState,
+    Frame,
+    Int32s,
+    PinnedBlocks,
+    Segments,
+    Snapshot,
+    Stacks,
+    Trace,
+)
 from tracer.snapshot.parts import MAX_DEVICES
 from tracer.snapshot.printable import printable
 from tracer.snapshot.reader import RawSnapshot
@@ -85,7 +96,7 @@ def assemble(raw: RawSnapshot, path: Path) -> Snapshot:
         stacks=_stacks(columns, list(map(printable, raw.strings))),
         texts=tuple(map(printable, raw.texts)),
         settings=raw.settings,
-        has_host_memory=raw.has_host_memory,
+        pinned=PinnedBlocks(columns["pinned.size"], stack_of_id[columns["pinned.stack"]]),
         remarks=tuple(map(printable, remarks)),
     )
 

@@ -75,6 +75,14 @@ class Annotations(ColumnTable):
     time_us: Ints
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PinnedBlocks(ColumnTable):
+    """Blocks of pinned host memory that were in use when the snapshot was taken [blocks]."""
+
+    size: Ints
+    stack: Int32s
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """A line of a stack; C++ frames have the file `??`, a source file of torch, or none."""
@@ -125,7 +133,7 @@ class Snapshot:
     stacks: Stacks  # The stacks that all devices share
     texts: tuple[str, ...]  # Names of annotations, categories, metadata and pools
     settings: Mapping[str, Any]  # What is known of the allocator's settings; those that decide what it reserves
-    has_host_memory: bool = False  # Pinned host memory was recorded too, which these columns leave out
+    pinned: PinnedBlocks  # Of host memory, where that was recorded too
     remarks: tuple[str, ...] = ()  # What was odd in the file and how it was read, in sentences
 
     def text(self, number: int) -> str:

@@ -21,7 +21,7 @@ from tracer.snapshot.containers import packed_factor
 from tracer.snapshot.files import read_objects
 from tracer.snapshot.parts import settings_of, snapshot_parts
 from tracer.snapshot.remarks import Remarks
-from tracer.snapshot.rows import Texts, annotation_columns, segment_columns, trace_columns
+from tracer.snapshot.rows import Texts, annotation_columns, pinned_columns, segment_columns, trace_columns
 from tracer.snapshot.stacks import StackTable
 
 # Measured: 4.2 bytes of memory per byte of pickle with stacks of 15 frames, 8 without stacks.
@@ -37,13 +37,13 @@ OUT_OF_MEMORY_STATUS = 77
 class RawSnapshot:
     """The columns by name, and what is not a column."""
 
-    # `trace.<device>.<key>`, `segment.<key>`, `block.<key>`, `annotation.<key>` and those of `StackTable`.
+    # `trace.<device>.<key>`, `segment.<key>`, `block.<key>`, `annotation.<key>`, `pinned.<key>` and those of
+    # `StackTable`.
     columns: dict[str, array[int]]
     strings: list[str]
     texts: list[str]  # Names of annotations, categories, metadata and pools
     devices: list[int]  # Index of every device that has a trace, even an empty one
     settings: dict[str, Any] = field(default_factory=dict)  # What the snapshot says of the allocator's settings
-    has_host_memory: bool = False  # Pinned host memory was recorded too
     remarks: list[str] = field(default_factory=list)  # What was odd and could be done without, in sentences
 
 
@@ -75,6 +75,7 @@ def columns_of(objects: Any, path: Path, remarks: Remarks | None = None) -> RawS
         trace = trace_columns(entries, device=device, stacks=stacks, texts=texts, remarks=remarks)
         columns |= {f"trace.{device}.{key}": column for key, column in trace.items()}
     columns |= annotation_columns(parts.get("external_annotations") or [], texts=texts, remarks=remarks)
+    columns |= pinned_columns(parts.get("host_segments"), stacks=stacks, remarks=remarks)
     table = stacks.by_value()
     strings = table.pop("strings")
     return RawSnapshot(
@@ -83,7 +84,6 @@ def columns_of(objects: Any, path: Path, remarks: Remarks | None = None) -> RawS
         texts=list(texts),
         devices=list(range(len(parts["device_traces"]))),
         settings=settings_of(parts.get("allocator_settings")),
-        has_host_memory=bool(parts.get("host_segments") or parts.get("host_traces")),
         remarks=remarks.sentences(),
     )
 
@@ -96,7 +96,6 @@ def write_raw(raw: RawSnapshot, out: IO[bytes]) -> None:
         "texts": raw.texts,
         "devices": raw.devices,
         "settings": raw.settings,
-        "has_host_memory": raw.has_host_memory,
         "remarks": raw.remarks,
     }
     out.write(json.dumps(head).encode() + b"\n")

@@ -231,6 +231,28 @@ def annotation_columns(annotations: object, *, texts: Texts, remarks: Remarks) -
     }
 
 
+def pinned_columns(segments: object, *, stacks: StackTable, remarks: Remarks) -> Columns:
+    """Blocks of pinned host memory that are in use, as columns named `pinned.*`; what is no block is left out."""
+    blocks = [
+        block
+        for segment in _dicts_in(segments)
+        for block in _dicts_in(segment.get("blocks"))
+        if _is_size(block.get("size")) and str(block.get("state")).startswith("active")
+    ]
+    return {
+        "pinned.size": array("q", [block["size"] for block in blocks]),
+        "pinned.stack": _stack_ids(blocks, stacks, Where("Pinned block {}", 0, remarks)),
+    }
+
+
+def _dicts_in(value: Any) -> list[Row]:
+    return [row for row in value if type(row) is dict] if type(value) in (list, tuple) else []
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value <= INT64_MAX
+
+
 def _notes(annotations: object, remarks: Remarks) -> list[Row]:
     """The annotations that can be placed; they explain, and decide no sum."""
     if type(annotations) not in (list, tuple):

@@ -105,7 +105,7 @@ def test_the_json_has_the_promised_keys(tmp_path: Path) -> None:
     )
     shown = json.loads(snapshot_json(explain_snapshot(loaded), file="s"))
     (device,) = shown["devices"]
-    assert list(shown)[6:] == ["file", "notes", "worst_device", "devices"]
+    assert list(shown)[6:] == ["file", "notes", "pinned", "worst_device", "devices"]
     assert list(device) == [
         "device",
         "entries",
@@ -275,6 +275,16 @@ def test_parameters_and_state_from_before_are_a_ratio(tmp_path: Path) -> None:
     (device,) = explain_replayed(replay_snapshot(loaded, held=known)).devices
     assert {group.kind.words for group in device.peak.groups if group.is_before_recording} == set(known.values())
     assert not any("gradient of their size" in note for note in device.notes)
+
+
+def test_pinned_host_memory_has_rows_by_line(tmp_path: Path) -> None:
+    loader = [frame("make", "/home/me/data.py", 3)]
+    blocks = [block(BASE + 4096 * at, 9, frames=FORWARD if at == 2 else loader) | {"size": 4096} for at in range(3)]
+    finding = explain_snapshot(load(tmp_path / "s", snapshot([], host_segments=[segment(BASE, 1 << 16, blocks)])))
+    first = finding.pinned[0]
+    assert (first.site.file, first.bytes, first.count) == ("/home/me/data.py", 8192, 2)
+    assert sum(line.bytes for line in finding.pinned) == 3 * 4096
+    assert "Pinned host memory at the end" in printed(finding) and "data.py:3" in printed(finding)
 
 
 def test_what_was_there_before_and_is_not_known_is_called_from_before(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.kind_finder import HeldNow, KindFinder, ReplayedDevice, kind_finders
 from tracer.analysis.snapshots.oom import MAX_EXPLAINED, OutOfMemory, explain_ooms
 from tracer.analysis.snapshots.peak import Peak, find_peak, never_freed
-from tracer.analysis.snapshots.sites import Sites
+from tracer.analysis.snapshots.sites import Site, Sites
+from tracer.arrays import grouped
 from tracer.errors import SnapshotError
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Snapshot
@@ -50,11 +51,21 @@ class DeviceFinding:
 
 
 @dataclass(frozen=True, slots=True)
+class PinnedLine:
+    """Blocks of pinned host memory."""
+
+    site: Site
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotFinding:
     """A snapshot, explained device by device; devices without any memory or entry are left out."""
 
     devices: tuple[DeviceFinding, ...]
     notes: tuple[str, ...]
+    pinned: tuple[PinnedLine, ...] = ()  # Pinned host memory at the end, by the line that asked for it, largest first
 
     @property
     def failed_first(self) -> tuple[DeviceFinding, ...]:
@@ -114,7 +125,15 @@ def replay_snapshot(
 def explain_replayed(replayed: ReplayedSnapshot) -> SnapshotFinding:
     """Explain the devices of a replayed snapshot, in their order."""
     devices = tuple(map(_explain_device, replayed.devices))
-    return SnapshotFinding(devices=devices, notes=(*imbalance(devices), *_snapshot_notes(replayed.snapshot)))
+    notes = (*imbalance(devices), *_snapshot_notes(replayed.snapshot))
+    return SnapshotFinding(devices, notes, _pinned(replayed))
+
+
+def _pinned(replayed: ReplayedSnapshot) -> tuple[PinnedLine, ...]:
+    blocks = replayed.snapshot.pinned
+    lines = grouped([blocks.stack.astype(np.int64)], replayed.sites.site)
+    found = map(PinnedLine, lines.keys, lines.sums(blocks.size), lines.counts())
+    return tuple(sorted(found, key=lambda line: -line.bytes))
 
 
 def _explain_device(device: ReplayedDevice) -> DeviceFinding:
@@ -155,8 +174,6 @@ def _snapshot_notes(snapshot: Snapshot) -> tuple[str, ...]:
     notes = []
     if not snapshot.devices:
         notes.append("The snapshot is empty: no device has a segment or an entry.")
-    if snapshot.has_host_memory:
-        notes.append("The snapshot also has pinned host memory, which is not shown.")
     notes.extend(snapshot.remarks)
     return tuple(notes)
 

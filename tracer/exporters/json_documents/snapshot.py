@@ -41,6 +41,7 @@ def snapshot_json(
         **json_header("snapshot", VERSION, torch=None, command=command),
         "file": file,
         "notes": list(finding.notes),
+        "pinned": json_value(finding.pinned),
         "worst_device": None if worst is None else finding.devices[worst].device,
         "devices": devices,
     }

@@ -29,7 +29,13 @@ from tracer.exporters.page.model import (
     Series,
     Table,
 )
-from tracer.exporters.page.out_of_memory import first_changes_sections, groups_table, oom_section, oom_sentences
+from tracer.exporters.page.out_of_memory import (
+    first_changes_sections,
+    groups_table,
+    oom_section,
+    oom_sentences,
+    site_cell,
+)
 from tracer.units import format_bytes, some
 
 _MAX_OOM_MARKS = 4
@@ -204,6 +210,11 @@ def _sections(finding: SnapshotFinding, shown: int) -> tuple[Section, ...]:
         if is_shown:
             rows = tuple((share.name, share.bytes, f"{share.count:,}") for share in shares)
             sections.append(Section(title, tables=(Table(f"The peak by {column}", (column, "size", "blocks"), rows),)))
+    if finding.pinned:
+        lines = tuple((line.bytes, f"{line.count:,}", site_cell(line.site)) for line in finding.pinned)
+        sections.append(
+            Section("Host memory", tables=(Table("Pinned at the end", ("size", "blocks", "made by"), lines),))
+        )
     others = [device for index, device in enumerate(finding.devices) if index != shown]
     if others:
         rows = tuple(

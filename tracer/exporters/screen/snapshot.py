@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tracer.analysis.kinds import meaning_of
-from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
+from tracer.analysis.snapshots.findings import DeviceFinding, PinnedLine, SnapshotFinding
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.moments import Between, Moments, StepLevel, entry_words
 from tracer.analysis.snapshots.oom import OutOfMemory, distinct_failures
@@ -55,6 +55,13 @@ def print_snapshot(
         peak = format_bytes(max(device.peak.requested_bytes for device in others))
         say(console)
         say(console, f"{some(len(others), 'more device')} with peaks of {peak} at most (one of them: --device)")
+    _print_pinned(finding.pinned, console, top)
+
+
+def _print_pinned(pinned: Sequence[PinnedLine], console: Console, top: int) -> None:
+    if pinned:
+        shares = tuple(Share(place(line.site), line.bytes, line.count) for line in pinned)
+        _print_shares("Pinned host memory at the end", shares, console, top)
 
 
 def _print_device(device: DeviceFinding, console: Console, top: int, behind_failure: Callable[[int], None]) -> None:
