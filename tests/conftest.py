@@ -38,8 +38,10 @@ ON_NULL_GPU = {
 def pytest_configure(config: pytest.Config) -> None:
     share_compiled()
     share_servers()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell runs in the background
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell has what it runs in the background ignore both.
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     if getattr(config.option, "dist", "no") == "no":  # this process runs tests
         from hypothesis import settings
 
