@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import IO
 
 import pytest
 
+from tracer.commands import fit_trials
 from tracer.commands.fit_trials import Trials, told_alone
 from tracer.null_gpu.cards import devices_of
 from tracer.results.fit import FitTrial
@@ -141,3 +143,12 @@ def test_where_a_run_without_an_end_fails_too_what_is_known_is_until_memory_ran_
 
     monkeypatch.setattr(Trials, "_attempt", attempt)
     assert Trials(GIB).make() == replace(FULL, is_whole=False)
+
+
+def test_a_recording_that_cannot_be_read_costs_the_explanation_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "memory_snapshot.pkl").write_bytes(b"damaged")
+    assert fit_trials._explanation(tmp_path / "memory_snapshot.pkl") is None
+    assert capsys.readouterr().err.startswith("Note: Why memory ran out is not known: ")
+    assert fit_trials._explanation(tmp_path / "none.pkl") is None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tracer.commands.fit_answer import TRIAL
 from tracer.commands.shared_start import SharedStart
-from tracer.errors import TracerError
+from tracer.errors import SnapshotError, TracerError
 from tracer.exporters.screen.fit import trial_words
 from tracer.exporters.screen.terminal import say, show
 from tracer.null_gpu.nccl_buffers import NcclBuffers
@@ -157,13 +157,17 @@ def _of_worst_rank(ranks: Mapping[int, dict[str, Any]], job: NullJob | None) -> 
 
 
 def _explanation(path: Path) -> Explanation | None:
-    """Read what a recording says, if there is one."""
+    """Read what a recording says, if there is one; the trial's answer stands without it."""
     if not path.exists():
         return None
     from tracer.analysis.snapshots.explanation import explanation_of
     from tracer.snapshot.load import load_snapshot
 
-    return explanation_of(load_snapshot(path))
+    try:
+        return explanation_of(load_snapshot(path))
+    except SnapshotError as error:
+        say(f"Note: Why memory ran out is not known: {error}")
+        return None
 
 
 def each_alone(trials: Trials, base: FitTrial | None = None) -> list[FitTrial]:
