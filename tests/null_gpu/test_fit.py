@@ -18,29 +18,10 @@ from tracer.runs.trial_channel import TrialRequest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-BLOCK = """
-import torch
-from torch import nn
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(512, 2048), nn.Linear(2048, 512)
-
-    def forward(self, x):
-        return x + self.b(torch.relu(self.a(x)))
-"""
-SCRIPT = (
-    BLOCK
-    + """
-model = nn.Sequential(*[Block() for _ in range(8)]).cuda()
-optimizer = torch.optim.AdamW(model.parameters())
-for _ in range(12):
-    optimizer.zero_grad()
-    model(torch.randn(16384, 512, device="cuda")).square().mean().backward()
-    optimizer.step()
-"""
-)
+PROGRAMS = ROOT / "benchmarks" / "scripts" / "fit"
+SCRIPT = (PROGRAMS / "deep_blocks.py").read_text("utf-8")
+BLOCK = SCRIPT.partition("model = ")[0]
+WIDE = (PROGRAMS / "wide_vocabulary.py").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -109,20 +90,6 @@ def test_a_search_compiles_and_checkpoints_and_puts_the_cheapest_that_fits_first
     (commands,) = [lines[at + 1 :] for at, line in enumerate(lines) if line.startswith("Commands for those")]
     assert commands[0].endswith("run --apply checkpoint train.py")
     assert commands[1].endswith("run --apply compile,checkpoint train.py")
-
-
-WIDE = """
-import torch
-from torch import nn
-model = nn.Sequential(nn.Embedding(50000, 64), nn.Linear(64, 50000)).cuda()
-optimizer = torch.optim.AdamW(model.parameters())
-for _ in range(12):
-    ids = torch.randint(0, 50000, (4096,), device="cuda")
-    loss = nn.functional.cross_entropy(model(ids), ids)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-"""
 
 
 def test_what_fit_found_is_applied_and_has_the_peak_that_it_said(tmp_path: Path) -> None:

@@ -174,7 +174,9 @@ def _searched(devices: Devices, own: tuple[str, ...], trials: Trials, tried: lis
     made = search(told, tried)
     ordered = cheapest_first(made)
     fitting = [trial for trial in ordered if trial.fits and not trial.in_vain]
-    commands = [_command((*own, *trial.arguments), trial.apply, devices, trials.job) for trial in fitting]
+    commands = [
+        _command((*own, *trial.arguments), trial.apply, devices, trials.job) for trial in fitting[:_MAX_COMMANDS]
+    ]
     best = fitting[0] if fitting else None
     report = FitReport(
         devices.words,
@@ -185,7 +187,7 @@ def _searched(devices: Devices, own: tuple[str, ...], trials: Trials, tried: lis
         () if best is None else best.arguments,
     )
     with screen() as console:
-        print_search(report, ordered, commands[:_MAX_COMMANDS], console)
+        print_search(report, ordered, commands, console)
     return report
 
 

@@ -22,7 +22,7 @@ TRIAL: Final = "TORCH_TIMELINE_FIT"
 
 
 def asked_trial() -> str | None:
-    """What this process was asked to try; None in one that was not begun for a trial."""
+    """Return the request for a trial that this process was begun with; None if it was begun without one."""
     return os.environ.get(TRIAL)
 
 

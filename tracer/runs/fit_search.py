@@ -36,7 +36,7 @@ def least_that_fits(
                 return search.answer((change,))
         everything = search.borne(before, of_group)
         if search.fits(everything):
-            # What is in vain beside others may not be alone.
+            # A change can be useless beside others, and useful alone.
             of_group = of_group if before else everything
             sets = [*((change,) for change in of_group), *((*before, change) for change in of_group), everything]
             return search.answer(search.without_idle(next(changes for changes in sets if search.fits(changes))))

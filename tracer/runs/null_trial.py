@@ -25,7 +25,7 @@ _QUICK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ScriptSizes:
-    """What the first steps of a script took."""
+    """Memory that the first steps of a script took."""
 
     sizes: Sizes  # The peaks of the device that was filled most
     built: Sizes | None  # The same until the first step began; None where none has

@@ -17,13 +17,11 @@ from tracer.exporters.memory_snapshot import write_memory_snapshot
 from tracer.null_gpu.limit import WITHOUT_END_BYTES, limited_to
 from tracer.null_gpu.writes import own_files
 from tracer.runs.trial_channel import TrialRequest
-
-_MAX_ENTRIES = 100_000
-"""Of the history; some 50 steps of a large model."""
+from tracer.runs.watch import MAX_ENTRIES
 
 
 class TrialMemory:
-    """What a trial asks for holds from `begin` until this is left."""
+    """Sets the limit and records the history that a trial asks for, from `begin` until the block ends."""
 
     def __init__(self, num_devices: int) -> None:
         """Nothing is asked for yet, and memory ends as the card's does.
@@ -44,7 +42,7 @@ class TrialMemory:
 
     def _record(self) -> None:
         device = torch.device("cuda", 0)  # torch records all of them
-        self._history = AllocatorHistory(device, max_entries=_MAX_ENTRIES, stacks_of_frees=False, is_timed=False)
+        self._history = AllocatorHistory(device, max_entries=MAX_ENTRIES, stacks_of_frees=False, is_timed=False)
         self._history.start()
         on_out_of_memory(device, self.keep)
 

@@ -19,7 +19,7 @@ _ENOUGH_STEPS = 4  # From so many on it is no chance that each of them left some
 
 @dataclass(frozen=True, slots=True)
 class GrowingPlace:
-    """What blocks of one kind from one place add to the growth."""
+    """Growth by blocks of one kind from one place."""
 
     kind: Kind
     place: Place

@@ -115,12 +115,12 @@ def _by_name(device: ReplayedDevice, rows: Ints, entry: int) -> tuple[Share, ...
     if (trace.metadata >= 0).any():
         name = np.where(made >= 0, trace.metadata[np.maximum(made, 0)], name)
         by_address = np.argsort(lives.addr[rows])
-        addresses = lives.addr[rows[by_address]]
         notes = trace.where(Action.ANNOTATE)
-        for note in notes[notes <= entry].tolist():  # few, in their order: the last one counts
-            at = int(np.searchsorted(addresses, trace.addr[note]))
-            if at < len(rows) and addresses[at] == trace.addr[note] and lives.begin[rows[by_address[at]]] < note:
-                name[by_address[at]] = trace.metadata[note]
+        notes = notes[notes <= entry] if len(rows) else notes[:0]
+        place = np.searchsorted(lives.addr[rows], trace.addr[notes], sorter=by_address)
+        noted = by_address[np.minimum(place, len(rows) - 1)]
+        is_its = (lives.addr[rows[noted]] == trace.addr[notes]) & (lives.begin[rows[noted]] < notes)
+        name[noted[is_its]] = trace.metadata[notes[is_its]]  # of several notes numpy keeps the last
     name = np.where((name < 0) & (lives.begin[rows] == BEFORE), -2, name)
     spelled = {-2: BEFORE_RECORDING, -1: NO_NAME}
     words = grouped([name], lambda number: spelled.get(number) or device.snapshot.text(number) or NO_NAME)

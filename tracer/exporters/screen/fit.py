@@ -148,7 +148,7 @@ def _by_rank(trial: FitTrial) -> str:
 
 def _difference(trial: FitTrial, base: FitTrial | None) -> str:
     """The change of the peak in words; empty where one of the two is not known."""
-    if base is None or base.is_whole is False or trial.is_whole is False:
+    if base is None or not (base.is_whole and trial.is_whole):
         return ""
     saved_bytes = base.allocated_bytes - trial.allocated_bytes
     if saved_bytes == 0:
