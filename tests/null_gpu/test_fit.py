@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.processes import run_python
 from tracer.advice.changes.eight_bit_packages import installed_packages
 from tracer.commands.fit_answer import TRIAL
+from tracer.commands.fit_trials import Trials
 from tracer.commands.shared_start import SharedStart
-from tracer.runs.script_changes import changes_of
+from tracer.null_gpu.cards import devices_of
+from tracer.runs.null_job import Job
+from tracer.runs.script_changes import FUSED, changes_of
 from tracer.runs.trial_channel import TrialRequest
 
 pytestmark = pytest.mark.slow
@@ -248,3 +253,26 @@ def test_trials_are_forks_although_the_script_asks_for_a_gpu_first(
             (folder := tmp_path / str(number)).mkdir()
             answered.append(start.answers(TrialRequest((), str(folder))))
     assert answered == [True, True]
+
+
+def test_trials_of_a_job_are_forks_of_a_process_for_each_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text(JOB, "utf-8")
+    command = ["fit", "--on", "2xh100:600MiB", "train.py", "20000"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, str(ROOT / "main.py"), *command])
+    begun: list[list[str]] = []
+
+    class Counted(subprocess.Popen[bytes]):
+        def __init__(self, args: list[str], **options: Any) -> None:
+            begun.append(args)
+            super().__init__(args, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", Counted)
+    devices = devices_of("2xh100:600MiB")
+    with Trials(devices.card.usable_bytes, Job(devices, per_node=2)) as trials:
+        made = [trials.make(), trials.make((FUSED,))]
+    assert sum(str(ROOT / "main.py") in args for args in begun) == 2
+    # On the card, and where memory does not end; rank 1 has twice the rows.
+    assert [(trial.fits, trial.worst_rank) for trial in made] == [(False, 1), (False, 1)]
+    assert made[0].explanation is not None and made[0].failed_in == 0
+    assert made[0].allocated_bytes == made[1].allocated_bytes > devices.card.usable_bytes

@@ -86,7 +86,7 @@ def test_a_place_is_what_torchrun_says() -> None:
 
 
 def test_a_store_waits_for_nobody() -> None:
-    store = LoneStore({"theirs": b"1"})
+    store = LoneStore(lambda: {"theirs": b"1"})
     store.wait(["never"])
     assert store.get("theirs") == b"1" and store.get("never") == bytes(128)
     store.set("own", "x")
@@ -106,7 +106,7 @@ def test_a_store_waits_for_nobody() -> None:
 
 
 def test_to_a_store_of_the_program_all_have_come() -> None:
-    jobs = LoneStore({"theirs": b"1"})
+    jobs = LoneStore(lambda: {"theirs": b"1"})
     store = ProgramsStore(jobs, 4)
     assert store.add("count", 2) == 2 and store.add("count", 0) == 8 and store.get("count") == b"8"
     assert store.get("theirs") == b"1" and store.check(["never"]) and "count" in jobs.own

@@ -33,6 +33,7 @@ class Block(nn.Module):
     def forward(self, x):
         return x + self.linear(x)
 with ForkedTrials(Channel(requests, replies), lambda request: None) as trials:
+    trials.look_out()
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(*[Block() for _ in range(3)]))
     if kind == "thread":
         threading.Thread(target=threading.Event().wait, daemon=True).start()

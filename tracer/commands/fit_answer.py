@@ -12,7 +12,6 @@ from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
 from tracer.commands.predict_on import script_trial
 from tracer.null_gpu.job.place import Place
 from tracer.null_gpu.writes import own_files
-from tracer.results.files import SNAPSHOT
 
 if TYPE_CHECKING:
     from tracer.runs.trial_memory import TrialMemory
@@ -72,21 +71,27 @@ def answer_trial(
 
     pipes = json.loads(asked)
     end_with_parent()
-    with on_null_gpu(on, None, quiet=True), TrialMemory(devices.count) as memory:
-        if "requests" in pipes:
-            with ForkedTrials(Channel(pipes["requests"], pipes["replies"]), memory.begin) as trials:
-                answer = tried(trials.applied, ())
-                if trials.folder is not None:
-                    _leave(answer, memory, trials.folder)
-        else:
-            request = TrialRequest.of(asked)
+    memory = TrialMemory(devices.count)
+    if "requests" in pipes:
+        channel = Channel(pipes["requests"], pipes["replies"])
+        with ForkedTrials(channel, memory.begin) as trials, on_null_gpu(on, None, quiet=True), memory:
+            trials.look_out()
+            answer = tried(trials.applied, ())
+            if trials.folder is not None:
+                _leave(answer, memory, trials.folder)
+    else:
+        request = TrialRequest.of(asked)
+        with on_null_gpu(on, None, quiet=True), memory:
             memory.begin(request)
             with AppliedChanges(script_changes(",".join(request.changes))) as applied:
                 _leave(tried(applied, request.arguments), memory, Path(request.folder))
 
 
 def _leave(answer: dict[str, Any], memory: TrialMemory, folder: Path) -> None:
+    from tracer.runs.trial_channel import answer_name, history_name
+
     place = Place.here()
-    memory.write(folder / SNAPSHOT.file_name)
+    rank = place.rank if place is not None else 0
+    memory.write(folder / history_name(rank))
     with own_files():
-        (folder / f"{place.rank if place is not None else 0}.json").write_text(json.dumps(answer), "utf-8")
+        (folder / answer_name(rank)).write_text(json.dumps(answer), "utf-8")

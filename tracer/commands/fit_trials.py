@@ -8,8 +8,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -19,13 +21,14 @@ from tracer.commands.shared_start import SharedStart
 from tracer.errors import SnapshotError, TracerError
 from tracer.exporters.screen.fit import trial_words
 from tracer.exporters.screen.terminal import say, show
+from tracer.null_gpu.job.earlier import earlier_ranks_are_asked_for
 from tracer.null_gpu.nccl_buffers import NcclBuffers
-from tracer.results.files import SNAPSHOT
 from tracer.results.fit import FitReport, FitTrial, RankTrial
 
 if TYPE_CHECKING:
     from tracer.analysis.snapshots.explanation import Explanation
     from tracer.null_gpu.cards import Devices
+    from tracer.null_gpu.job.place import Place
     from tracer.results.null_job import NullJob, RankRun
     from tracer.runs.null_job import Job
     from tracer.runs.script_changes import ScriptChange
@@ -36,24 +39,29 @@ _OURS = ("Error: ", "Hint: ", "Note: ", "Nothing was recorded")
 
 @dataclass
 class Trials:
-    """Makes trials of this command; a script's are forks of one process, where they can be, see `ForkedTrials`."""
+    """Makes trials of this command, or of each rank: forks of one process, where they can be, see `ForkedTrials`."""
 
     usable_bytes: int  # Of the card
     job: Job | None = None  # The job that the script is, if it is one
     _end: ExitStack = field(default_factory=ExitStack)
-    _start: SharedStart | None = None
+    _starts: dict[int, SharedStart] = field(default_factory=dict)  # By rank; a script of one process is rank 0
+    _beginning: ThreadPoolExecutor | None = None  # Begins the processes of ranks, which end with its thread
 
     def __enter__(self) -> Self:
-        """Share a start from here on; ranks of a job begin by themselves."""
+        """Share a start from here on."""
         if self.job is None:
-            self._start = self._end.enter_context(SharedStart(TRIAL))
+            self._starts[0] = self._end.enter_context(SharedStart(TRIAL))
+        else:
+            self._beginning = self._end.enter_context(ThreadPoolExecutor(1))
+            folder = self._end.enter_context(tempfile.TemporaryDirectory(prefix="null-gpu-job-"))
+            self.job = replace(self.job, folder=Path(folder))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the process that is shared."""
-        self._start = None
+        self._starts.clear()
         self._end.close()
 
     def make(self, changes: Sequence[ScriptChange] = (), arguments: Sequence[str] = ()) -> FitTrial:
@@ -70,7 +78,7 @@ class Trials:
         """
         more = tuple(arguments)
         if not changes:
-            on_card = self._attempt(changes, more, is_limited=True, is_explained=not more and self.job is None)
+            on_card = self._attempt(changes, more, is_limited=True, is_explained=not more)
             if on_card.fits or on_card.has_ended_before:
                 return on_card
             need = self._attempt(changes, more, is_limited=False)
@@ -98,7 +106,7 @@ class Trials:
     def _attempt(
         self, changes: Sequence[ScriptChange], more: tuple[str, ...], *, is_limited: bool, is_explained: bool = False
     ) -> FitTrial:
-        from tracer.runs.trial_channel import TrialRequest
+        from tracer.runs.trial_channel import TrialRequest, history_name
 
         names = tuple(change.name for change in changes)
         with tempfile.TemporaryDirectory(prefix="fit-") as name:
@@ -106,31 +114,55 @@ class Trials:
             request = TrialRequest(names, name, more, is_limited, is_explained)
             said: tuple[str, ...] = ()
             done: NullJob | None = None
-            if self._start is None or more or not self._start.answers(request):
-                said, done = _anew(changes, request, self.job)
+            if self.job is not None:
+                job = self.job if more else replace(self.job, shared=partial(self._runs_rank, request))
+                said, done = _run_ranks(job, _variables(changes, request), is_limited=is_limited)
+            elif more or (start := self._starts.get(0)) is None or not start.answers(request):
+                said = _run_command(_variables(changes, request))
             ranks = {int(path.stem): json.loads(path.read_bytes()) for path in folder.glob("*.json")}
-            explanation = _explanation(folder / SNAPSHOT.file_name)
+            worst = _worst(ranks, done) if ranks else 0
+            explanation = _explanation(folder / history_name(worst))
         if not ranks or (self.job is not None and said):
             if changes or more or not is_limited:
                 return FitTrial(names, fits=False, notes=(_reason(said),), has_ended_before=True, arguments=more)
             say("\n".join(said))
             raise TracerError("The script ended before its first step.", hint="Its output is above.")
-        return replace(_of_worst_rank(ranks, done), apply=names, arguments=more, explanation=explanation)
+        return replace(_of_worst(worst, ranks, done), apply=names, arguments=more, explanation=explanation)
+
+    def _runs_rank(self, request: TrialRequest, place: Place, variables: Mapping[str, str]) -> bool:
+        start = self._starts.get(place.rank)
+        if start is None:
+            may_wait = partial(earlier_ranks_are_asked_for, place.folder)
+            start = self._end.enter_context(SharedStart(TRIAL, variables, rank=place.rank, may_wait=may_wait))
+            self._starts[place.rank] = start
+            assert self._beginning is not None
+            self._beginning.submit(start.begin).result()
+        return start.answers(request)
 
 
-def _of_worst_rank(ranks: Mapping[int, dict[str, Any]], job: NullJob | None) -> FitTrial:
-    """Sum up the answers of ranks, by their numbers; a script of one process is rank 0."""
+def _worst(ranks: Mapping[int, dict[str, Any]], job: NullJob | None) -> int:
+    """The rank whose answer counts for all; a script of one process is rank 0."""
     runs: dict[int, RankRun] = {} if job is None else {run.rank: run for run in job.runs}
-    beside = {} if job is None else {run.rank: run.shared_bytes + job.others_bytes(run) for run in job.runs}
 
     def badness(rank: int) -> tuple[bool, int, int, int]:
         """Order ranks: out of memory before all others, then by how full the card is."""
         values = ranks[rank]
-        others_bytes = beside.get(rank, 0) + (runs[rank].nccl.most_bytes if rank in runs else 0)
+        others_bytes = _beside_bytes(rank, job) + (runs[rank].nccl.most_bytes if rank in runs else 0)
         return not values["fits"], values["reserved"] + others_bytes, values["allocated"], -rank
 
-    worst = max(ranks, key=badness)
+    return max(ranks, key=badness)
+
+
+def _beside_bytes(rank: int, job: NullJob | None) -> int:
+    """Symmetric memory and what other ranks take of a rank's card."""
+    run = None if job is None else next((run for run in job.runs if run.rank == rank), None)
+    return 0 if job is None or run is None else run.shared_bytes + job.others_bytes(run)
+
+
+def _of_worst(worst: int, ranks: Mapping[int, dict[str, Any]], job: NullJob | None) -> FitTrial:
+    """Sum up the answers of ranks, by their numbers."""
     values = ranks[worst]
+    nccl = NcclBuffers() if job is None else next((run.nccl for run in job.runs if run.rank == worst), NcclBuffers())
     failed_in = None if values["fits"] else -1 if values["built"] is None else values["steps"]
     return FitTrial(
         (),
@@ -145,8 +177,8 @@ def _of_worst_rank(ranks: Mapping[int, dict[str, Any]], job: NullJob | None) -> 
             RankTrial(rank, ranks[rank]["fits"], ranks[rank]["allocated"], ranks[rank]["reserved"])
             for rank in sorted(ranks)
         ),
-        beside_bytes=beside.get(worst, 0),
-        nccl=runs[worst].nccl if worst in runs else NcclBuffers(),
+        beside_bytes=_beside_bytes(worst, job),
+        nccl=nccl,
         flops=values["flops"],
         built_bytes=values["allocated"] if values["built"] is None else values["built"],
         num_steps=values["steps"],
@@ -216,19 +248,17 @@ def first_that_fits(trials: Sequence[FitTrial]) -> tuple[str, ...] | None:
     return next((trial.apply for trial in trials if trial.fits), None)
 
 
-def _anew(
-    changes: Sequence[ScriptChange], request: TrialRequest, job: Job | None
-) -> tuple[tuple[str, ...], NullJob | None]:
-    """The trial from the start; what was said if it failed, and the job, if it is one."""
+def _variables(changes: Sequence[ScriptChange], request: TrialRequest) -> dict[str, str]:
+    """Environment variables of a trial that begins anew."""
     from tracer.runs.script_changes import ALLOCATOR_SETTINGS, set_allocator
 
     variables = {TRIAL: request.text}
     variables |= {key: os.environ[key] for key in (ALLOCATOR_SETTINGS,) if key in os.environ}
     set_allocator(changes, variables)
-    return _run_command(variables) if job is None else _run_ranks(job, variables)
+    return variables
 
 
-def _run_command(variables: Mapping[str, str]) -> tuple[tuple[str, ...], None]:
+def _run_command(variables: Mapping[str, str]) -> tuple[str, ...]:
     """Return the lines that the command printed if it failed."""
     from tracer.runs.child_processes import ChildProcesses
 
@@ -239,10 +269,10 @@ def _run_command(variables: Mapping[str, str]) -> tuple[tuple[str, ...], None]:
         )
         said.seek(0)
         lines = said.read().decode(errors="replace").splitlines()
-    return _said(lines) if status else (), None
+    return _said(lines) if status else ()
 
 
-def _run_ranks(job: Job, variables: Mapping[str, str]) -> tuple[tuple[str, ...], NullJob]:
+def _run_ranks(job: Job, variables: Mapping[str, str], *, is_limited: bool) -> tuple[tuple[str, ...], NullJob]:
     """Return the lines of a rank that failed, and the job."""
     from tracer.runs.null_job import run_job
 
@@ -250,7 +280,7 @@ def _run_ranks(job: Job, variables: Mapping[str, str]) -> tuple[tuple[str, ...],
     before = {key: os.environ.get(key) for key in variables}
     os.environ.update(variables)
     try:
-        done = run_job(job, None, tell=said.append, is_first_seen=False)
+        done = run_job(job, None, tell=said.append, is_first_seen=False, is_limited=is_limited)
     finally:
         for key, value in before.items():
             if value is None:

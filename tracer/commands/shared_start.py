@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,9 +24,23 @@ _LOOK_EVERY_S = 1.0
 class SharedStart:
     """A process on the null GPU that makes trials in forks, see `ForkedTrials`; begun with the first of them."""
 
-    def __init__(self, variable: str) -> None:
-        """Begin nothing yet."""
-        self._variable = variable
+    def __init__(
+        self,
+        variable: str,
+        more: Mapping[str, str] = {},
+        *,
+        rank: int = 0,
+        may_wait: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Begin nothing yet.
+
+        Args:
+            variable: Environment variable in which the process is told that it is one, and of its pipes.
+            more: Other variables that it has.
+            rank: Number of the rank that it is.
+            may_wait: Whether a trial has a reason to use no processor.
+        """
+        self._variable, self._more, self._rank, self._may_wait = variable, more, rank, may_wait
         self._process: subprocess.Popen[bytes] | None = None
         self._requests = self._replies = -1
         self._is_over = False
@@ -42,15 +57,16 @@ class SharedStart:
 
     def answers(self, request: TrialRequest) -> bool:
         """Whether a trial left an answer; none is left where the script fails, or where nothing can be shared."""
+        from tracer.runs.trial_channel import answer_name
+
         if self._is_over:
             return False
-        if self._process is None:
-            self._begin()
+        self.begin()
         with suppress(BrokenPipeError):
             os.write(self._requests, f"{request.text}\n".encode())
         if not self._is_answered():  # it has ended, with an answer if this was its own trial
             self._close()
-        return any(Path(request.folder).iterdir())
+        return (Path(request.folder) / answer_name(self._rank)).exists()
 
     def _is_answered(self) -> bool:
         """Wait for the trial's end, unless it waits for what does not come; False where the process has ended."""
@@ -60,19 +76,24 @@ class SharedStart:
         assert self._process is not None
         idle = IdleLimit(self._process.pid)
         while not select.select([self._replies], [], [], _LOOK_EVERY_S)[0]:
-            if idle.is_over():
+            if self._may_wait():
+                idle.reset()
+            elif idle.is_over():
                 say(f"Note: {idle.sentence}")
                 end_child(self._process)
                 idle.reset()
         return bool(os.read(self._replies, 1))
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Begin, if that has not been done; the process ends with the thread that calls this."""
+        if self._process is not None:
+            return
         to_read, self._requests = os.pipe()
         self._replies, to_write = os.pipe()
         asked = json.dumps({"requests": to_read, "replies": to_write})
         # A fork lacks the threads of a library that works in several. torch refuses CUDA in a fork of a process that
         # asked the runtime for the number of GPUs, as `torch.cuda.is_available()` does unless it may ask NVML.
-        variables = {_ONE_THREAD: "1", **os.environ, _COUNT_BY_NVML: "1", self._variable: asked}
+        variables = {_ONE_THREAD: "1", **os.environ, **self._more, _COUNT_BY_NVML: "1", self._variable: asked}
         self._process = subprocess.Popen(
             [sys.executable, *sys.orig_argv[1:]],
             env=variables,

@@ -10,10 +10,12 @@ import os
 import stat
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import torch
 
 from tracer.capture.forked_child import fork_to_go_on
 from tracer.capture.torch_private.torch_cuda_start import (
@@ -21,6 +23,7 @@ from tracer.capture.torch_private.torch_cuda_start import (
     can_begin_in_fork,
     set_allocator_settings,
 )
+from tracer.capture.torch_private.torch_distributed import before_first_group
 from tracer.runs.applied_changes import AppliedChanges
 from tracer.runs.child_processes import end_with_parent
 from tracer.runs.null_writes import delete as delete_writes
@@ -32,8 +35,8 @@ from tracer.runs.trial_channel import Channel, TrialRequest
 class ForkedTrials:
     """Serves requests from within the script: where a change could first matter, each request is answered by a fork.
 
-    That is before CUDA begins, or before a module's first call. Where the process is not
-    alone there, with threads, children or connections that a fork would not have, it makes the first trial itself.
+    That is before CUDA begins, before a process group is made, or before a module's first call. Where the process is
+    not alone there, with threads, children or connections that a fork would not have, it makes the first trial itself.
 
     Attributes:
         folder: Where this process leaves its answer; None in the one that forks, and before it came so far.
@@ -49,33 +52,41 @@ class ForkedTrials:
         self._channel = channel
         self._begin = begin
         self._settings = os.environ.get(ALLOCATOR_SETTINGS)
-        self._end: Callable[[], None] = _nothing
+        self._end = ExitStack()
         self._is_fork = False
         self._children_before: set[Any] = set()
         self.folder: Path | None = None
         self.applied = AppliedChanges((), choose=self._choose)
 
     def __enter__(self) -> Self:
-        """Look out for where a change could first matter."""
-        self.applied.__enter__()
-        self._end = before_cuda_begins(self.applied.decide)
+        """Nothing is looked out for yet."""
         return self
+
+    def look_out(self) -> None:
+        """Look out for where a change could first matter, until the block ends."""
+        self.applied.__enter__()
+        self._end.callback(before_cuda_begins(self.applied.decide))
+        if torch.distributed.is_available():
+            self._end.callback(before_first_group(self.applied.decide))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End a fork here: what the script wants done at the end of its process, its parent's other forks still use."""
+        """End a fork here: what the script wants done at the end of its process, its parent's other forks still use.
+
+        So this is the outermost block.
+        """
         if self._is_fork:
             for child in set(multiprocessing.active_children()) - self._children_before:
                 child.terminate()
             delete_writes()
             os._exit(0 if error is None else 1)
-        self._end()
+        self._end.close()
         self.applied.__exit__(kind, error, trace)
 
     def _choose(self) -> tuple[ScriptChange, ...]:
         """The changes of the trial that this process is from here on."""
-        self._end()
+        self._end.close()
         asked = self._fork_for_each() if _is_alone(self._channel) else self._channel.next()
         if asked is None:
             delete_writes()
@@ -109,10 +120,6 @@ class ForkedTrials:
                 os.lseek(descriptor, offset, os.SEEK_SET)
             self._channel.has_ended()
         return None
-
-
-def _nothing() -> None:
-    """There is nothing to end."""
 
 
 def _is_alone(channel: Channel) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -46,6 +47,9 @@ class Job:
     ranks: tuple[int, ...] | None = None  # Ranks to run; None for those that can differ
     # The ranks that run at this moment.
     processes: ChildProcesses = field(default_factory=ChildProcesses, compare=False, repr=False)
+    folder: Path | None = None  # Of a job that runs more than once; None for one of this run
+    # Runs a rank in a process that has begun before, unless it has to begin anew.
+    shared: Callable[[Place, Mapping[str, str]], bool] | None = field(default=None, compare=False, repr=False)
 
     @property
     def world_size(self) -> int:
@@ -67,7 +71,14 @@ def as_this_rank() -> Iterator[None]:
         yield
 
 
-def run_job(job: Job, save_dir: Path | None, *, tell: Callable[[str], None], is_first_seen: bool = True) -> NullJob:
+def run_job(
+    job: Job,
+    save_dir: Path | None,
+    *,
+    tell: Callable[[str], None],
+    is_first_seen: bool = True,
+    is_limited: bool = True,
+) -> NullJob:
     """Start the running command again as each rank: the first alone and seen, the others side by side and in files.
 
     Which others are worth it follows from the process groups of the first.
@@ -77,6 +88,8 @@ def run_job(job: Job, save_dir: Path | None, *, tell: Callable[[str], None], is_
         save_dir: Where the ranks write, each to a folder of its own; None if they write nothing.
         tell: Takes a line on what is done.
         is_first_seen: Whether what the first one prints on stdout is printed.
+        is_limited: Whether memory ends where the card's does: a rank of a GPU that is full with what others take of it
+            runs again then.
 
     Raises:
         NullGpuError: The null GPU cannot be built here.
@@ -89,8 +102,10 @@ def run_job(job: Job, save_dir: Path | None, *, tell: Callable[[str], None], is_
         )
     termination = Termination()
     termination.watch()
-    with tempfile.TemporaryDirectory(prefix="null-gpu-job-") as name, closing(termination):
-        folder = Path(name)
+    with ExitStack() as stack:
+        stack.enter_context(closing(termination))
+        folder = job.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="null-gpu-job-")))
+        _forget_results(folder)
         first = min(job.ranks) if job.ranks else 0
         runs = _first(job, first, folder, save_dir, tell, is_seen=is_first_seen)
         others = _others(job, folder, first)
@@ -100,7 +115,7 @@ def run_job(job: Job, save_dir: Path | None, *, tell: Callable[[str], None], is_
         ranks = [run.rank for run in runs]
         summary = read_some(folder, ranks, job.world_size)
         answer = NullJob(job.devices, job.per_node, tuple(_with_results(run, folder, summary) for run in runs))
-        if (again := _run_where_full(answer, job, folder, save_dir, tell)) is not None:
+        if is_limited and (again := _run_where_full(answer, job, folder, save_dir, tell)) is not None:
             summary = read_some(folder, ranks, job.world_size)
             again = _with_results(again, folder, summary)
             answer = replace(answer, runs=tuple(again if run.rank == again.rank else run for run in answer.runs))
@@ -108,6 +123,13 @@ def run_job(job: Job, save_dir: Path | None, *, tell: Callable[[str], None], is_
         write_ranks(summary, save_dir)
         write_ranks_page(answer, save_dir, tell=tell)
     return answer
+
+
+def _forget_results(folder: Path) -> None:
+    """Remove what ranks have left in a job's folder; what a shared process of theirs has written stays."""
+    for path in (*folder.iterdir(), *rank_folder(folder, 0).parent.glob("rank*/*")):
+        if path.is_file():
+            path.unlink()
 
 
 def _first(
@@ -258,6 +280,9 @@ def _run(job: Job, rank: int, folder: Path, output: Path | None, taken: Mapping[
     cards = [job.devices.card] * min(job.per_node, job.world_size)
     variables = process.environment(cards, taken=taken) | place.variables()
     began = time.monotonic()
+    if job.shared is not None and output is not None and not taken and job.shared(place, variables):
+        output.touch()
+        return RankRun(rank, 0, time.monotonic() - began)
     sys.stdout.flush()
     sys.stderr.flush()
     with output.open("wb") if output is not None else nullcontext() as file:

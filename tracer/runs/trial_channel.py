@@ -30,6 +30,16 @@ class TrialRequest:
         return cls(**{**values, "changes": tuple(values["changes"]), "arguments": tuple(values["arguments"])})
 
 
+def answer_name(rank: int) -> str:
+    """File in the request's folder that a rank leaves in the end; a script of one process is rank 0."""
+    return f"{rank}.json"
+
+
+def history_name(rank: int) -> str:
+    """The same of the allocator's history, where that is asked for and there is any."""
+    return f"{rank}.pickle"
+
+
 @dataclass(frozen=True, slots=True)
 class Channel:
     """The side that is asked."""

@@ -60,6 +60,30 @@ def _by_type(parameters: Iterable[torch.Tensor]) -> Iterable[int]:
     return sums.values()
 
 
+def before_first_group(act: Callable[[], object]) -> Callable[[], None]:
+    """Have something called right before the first process group is made in this process: a group has threads.
+
+    Args:
+        act: Called once at most.
+
+    Returns:
+        The function that ends that; more than once does no harm.
+    """
+    module: Any = torch.distributed.distributed_c10d
+    make = module._new_process_group_helper
+
+    def end() -> None:
+        module._new_process_group_helper = make
+
+    def make_later(*arguments: Any, **options: Any) -> Any:
+        end()
+        act()
+        return make(*arguments, **options)
+
+    module._new_process_group_helper = make_later
+    return end
+
+
 @contextmanager
 def every_rendezvous(store: Store, rank: int, world_size: int) -> Iterator[None]:
     """Let all process groups that start meanwhile use this store and rank, whatever address they name."""

@@ -31,7 +31,7 @@ def lone_rank(place: Place) -> Iterator[None]:
 
     What ranks after this one read is left in the job's folder in the end, and so are the groups that it was in.
     """
-    store = LoneStore(_left_by_others(place.folder))
+    store = LoneStore(lambda: _left_by_others(place.folder))
     groups: set[tuple[int, ...]] = set()
 
     def see_groups() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 from torch.distributed.distributed_c10d import Store
@@ -17,10 +18,14 @@ _GROUPS = "default_pg/"
 class LoneStore(Store):
     """Keys that this rank or one before it has set; whatever else is asked for is there at once, as zeros."""
 
-    def __init__(self, before: Mapping[str, bytes] | None = None) -> None:
-        """A store of one process."""
+    def __init__(self, left: Callable[[], Mapping[str, bytes]] = dict) -> None:
+        """A store of one process.
+
+        Args:
+            left: Reads the keys that ranks before this one have left; called where a key is first asked for.
+        """
         super().__init__()
-        self._before = dict(before or {})
+        self._left = cache(left)
         self._by_rank: dict[str, bytes] = {}
         self.own: dict[str, bytes] = {}
         self._timeout = timedelta(seconds=300)
@@ -35,8 +40,8 @@ class LoneStore(Store):
         """What was set; where another rank would have set it, what this one set under its own number, or zeros."""
         if key in self.own:
             return self.own[key]
-        if key in self._before:
-            return self._before[key]
+        if key in (before := self._left()):
+            return before[key]
         return self._by_rank.get(_series(key) or "", _UNKNOWN)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
@@ -99,7 +104,7 @@ class ProgramsStore(LoneStore):
     def __init__(self, jobs: LoneStore, world_size: int) -> None:
         """A store with the keys of the job's."""
         super().__init__()
-        self.own, self._before, self._by_rank = jobs.own, jobs._before, jobs._by_rank
+        self.own, self._left, self._by_rank = jobs.own, jobs._left, jobs._by_rank
         self._world_size = world_size
         self._counted: set[str] = set()
 
