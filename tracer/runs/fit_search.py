@@ -35,6 +35,8 @@ def least_that_fits(
             if change.name in likely and search.fits((change,)):
                 return search.answer((change,))
         everything = search.borne(before, of_group)
+        if (alone := search.fitting_alone(of_group)) is not None:
+            return search.answer((alone,))
         if search.fits(everything):
             # A change can be useless beside others, and useful alone.
             of_group = of_group if before else everything
@@ -61,21 +63,37 @@ class _Search:
     def borne(self, before: Changes, of_group: Changes) -> Changes:
         """All of them, but for those that the script does not bear, or that could not be made.
 
+        Where it does not bear all, each is tried alone, until one fits.
+
         Args:
             before: What it bears.
         """
         everything = (*before, *of_group)
         trial = self._tried(everything)
         if trial.has_ended_before:
-            everything = tuple(
-                change for change in everything if change in before or not self._tried((change,)).has_ended_before
-            )
+            alone = []
+            for change in of_group:
+                if (by_itself := self._tried((change,))).fits:
+                    return before
+                if not by_itself.has_ended_before:
+                    alone.append(change)
+            everything = (*before, *alone)
             trial = self._tried(everything)
-        if trial.has_ended_before:
-            return before
+        if trial.has_ended_before:  # two of them, say, do not bear each other
+            everything = before
+            for change in alone:
+                if not self._tried((*everything, change)).has_ended_before:
+                    everything = (*everything, change)
+            if everything == before:
+                return before
+            trial = self._tried(everything)
         useful = tuple(change for change in everything if change.name not in trial.in_vain)
         self._known.setdefault(useful, replace(trial, apply=_names(useful)))
         return useful
+
+    def fitting_alone(self, of_group: Changes) -> ScriptChange | None:
+        """The first that is known to do by itself."""
+        return next((change for change in of_group if (trial := self._known.get((change,))) and trial.fits), None)
 
     def without_idle(self, changes: Changes) -> Changes:
         """The same without each change that it fits without, what gives up most first.

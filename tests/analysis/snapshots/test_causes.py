@@ -65,6 +65,16 @@ def test_a_graph_that_each_step_leaves() -> None:
     assert "loss.item()" in change.words
 
 
+def test_data_that_is_loaded_before_the_first_call_of_a_model_is_no_growth() -> None:
+    program = Recorded(capacity=300)
+    for _ in range(16):
+        program.make(10, [line(1)])
+    for _ in range(3):
+        program.make(10, layer(7))
+    program.fail(160, layer(7))
+    assert not any(change.cause == "results kept" for change in program.changes().values())
+
+
 def test_results_that_each_iteration_leaves() -> None:
     """Nothing is trained; what stays is one block of each pass, and not what forward makes on its way."""
     program = Recorded(capacity=300)

@@ -34,5 +34,16 @@ def test_growth_is_explained_without_a_failure() -> None:
     assert "loss.item()" in found.sentences
 
 
+def test_where_the_allocator_is_to_blame_it_says_why() -> None:
+    program = Recorded(capacity=100)
+    scratch = program.make(60, [line(1)])
+    program.free(scratch, [line(1)])
+    program.make(15, [line(2)])  # in the 60 MiB, of which 45 stay free; so do 40 MiB of the device
+    program.fail(50, [line(3)])
+    found = explanation_of(snapshot_in_memory(program.snapshot()))
+    assert found is not None and found.cause == "fragmentation"
+    assert found.sentences.startswith("This request would have fit if the free memory were in one piece")
+
+
 def test_of_an_empty_recording_there_is_nothing_to_say() -> None:
     assert explanation_of(snapshot_in_memory({"segments": [], "device_traces": []})) is None

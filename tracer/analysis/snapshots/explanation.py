@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding, explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.first_changes import first_changes, with_cause
 from tracer.analysis.snapshots.modelled import model_device
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.snapshot.columns import Snapshot
+
+_NO_CAUSES: Final = ("too little", "not known")
+"""What the allocator's state says where it is not to blame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,8 @@ def explanation_of(snapshot: Snapshot) -> Explanation | None:
     replayed = replay_snapshot(snapshot)
     finding = explain_replayed(replayed)
     if (failure := worst_failure(replayed, finding)) is not None:
-        return Explanation(failure.advice, failure.decisive, failure.site.file or "", failure.site.line or 0)
+        cause = failure.decisive or ("" if failure.cause in _NO_CAUSES else failure.cause)
+        return Explanation(failure.advice, cause, failure.site.file or "", failure.site.line or 0)
     if finding.worst is None:
         return None
     device = replayed.devices[finding.worst]

@@ -127,9 +127,14 @@ def _iterations(case: Case) -> Iterator[tuple[Ints, bool]]:
 
 def _behind_forwards(case: Case, starts: Ints) -> Ints:
     """Those that are the first behind a forward: one backward may be seen in several pieces."""
-    forwards = np.flatnonzero(has(case.sites.facts[case.state.trace.stack], Fact.MODULE_FORWARD))
+    forwards = _forwards(case)
     last = np.searchsorted(forwards, starts)
     return starts[np.diff(last, prepend=-1) > 0] if len(forwards) else starts
+
+
+def _forwards(case: Case) -> Ints:
+    """Entries of the history that modules' forwards made."""
+    return np.flatnonzero(has(case.sites.facts[case.state.trace.stack], Fact.MODULE_FORWARD))
 
 
 def _is_inside_steps(case: Case, stack: int, steps: Ints) -> bool:
@@ -148,6 +153,8 @@ def _grown(case: Case, starts: Ints, are_steps: bool) -> Grown | None:
     iteration = np.searchsorted(starts, begin, side="right") - 1
     is_old = (iteration >= 0) & (iteration < len(starts) - 2) & ~case.stays[rows] & (case.kind[rows] != Kind.GRADIENT)
     is_old &= ~case.is_set_up[rows] & (case.stack[rows] != NO_STACK)
+    if len(forwards := _forwards(case)):
+        is_old &= begin >= forwards[0]  # before the first call of a model it is data that is loaded
     rows, iteration = rows[is_old], iteration[is_old]
     lines = _grown_lines(case, rows, iteration, max(len(starts) - 2, 1))
     rows, iteration = rows[lines], iteration[lines]
