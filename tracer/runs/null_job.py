@@ -46,7 +46,8 @@ class Job:
     ranks: tuple[int, ...] | None = None  # Ranks to run; None for those that can differ
     # The ranks that run at this moment.
     processes: ChildProcesses = field(default_factory=ChildProcesses, compare=False, repr=False)
-    folder: Path | None = None  # Of a job that runs more than once; None for one of this run
+    # Of a job that runs more than once; None for one of this run.
+    folder: Path | None = field(default=None, compare=False, repr=False)
     # Runs a rank in a process that has begun before, unless it has to begin anew.
     shared: Callable[[Place, Mapping[str, str]], bool] | None = field(default=None, compare=False, repr=False)
 
