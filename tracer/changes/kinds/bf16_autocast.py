@@ -1,0 +1,54 @@
+"""Mixed precision: matrix products and convolutions in bfloat16, whose saved tensors are half as large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tracer.changes.change import Change, Situation
+from tracer.changes.recommendation import Group, Keeps
+from tracer.changes.wrapped import Wrapped
+from tracer.workloads.module_steps import StepWorkload
+
+
+@dataclass(slots=True, eq=False)
+class _Autocast(Wrapped):
+    """The forward pass in bfloat16 where that is safe."""
+
+    def forward(self, batch: Any) -> Any:
+        """The loss, a tensor."""
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+            return self.inner.forward(batch)
+
+
+def _runs_on_cpu(model: nn.Module) -> bool:
+    """Whether the CPU has bfloat16 for all layers: oneDNN has none for recurrent ones without AVX-512, and raises."""
+    has_recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    return not has_recurrent or "AVX512" in torch.backends.cpu.get_cpu_capability()
+
+
+def candidates(situation: Situation) -> Iterator[Change]:
+    """One, where the program has no mixed precision and parameters in float32, and the device can do it."""
+    workload = situation.workload
+    if isinstance(workload, StepWorkload) or getattr(workload, "amp", "off") != "off":
+        return
+    if situation.device == "cpu" and not _runs_on_cpu(situation.model):
+        return
+    if not any(parameter.dtype == torch.float32 for parameter in situation.model.parameters()):
+        return
+    yield Change(
+        name="bfloat16 autocast",
+        family="precision",
+        group=Group.ARITHMETIC,
+        keeps=Keeps.CONVERGENCE,
+        lines=(
+            f'with torch.autocast("{situation.device}", dtype=torch.bfloat16):',
+            "    loss = loss_fn(model(inputs), targets)",
+        ),
+        apply=_Autocast,
+        needs="Products are rounded to 8 bits of mantissa.",
+    )

@@ -1,0 +1,96 @@
+"""Adam's state in 8 bits for an unchanged script: the step is made by an optimizer of an installed library."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tracer.changes.eight_bit_optimizers import EightBitLibrary, installed, keep_options, library_for
+from tracer.changes.eight_bit_packages import NOT_INSTALLED, PACKAGES
+from tracer.changes.made_steps import MadeSteps
+from tracer.errors import TracerError
+from tracer.null_gpu import process
+
+
+class StateIn8Bits:
+    """Has a library's optimizer step in the place of torch's Adam or AdamW, which stays the script's own otherwise.
+
+    On a null GPU without such a library, one does that has state of the same size and computes nothing.
+
+    Attributes:
+        is_estimate: Whether that is so.
+        num_made: Optimizers that one stands for by now.
+        in_script: What would do the same in the script, a sentence; empty before a step was made.
+        note: On the last optimizer that none stands for, or on what is estimated: a sentence, or nothing.
+    """
+
+    def __init__(self) -> None:
+        """Look for the libraries."""
+        self._libraries = installed()
+        self.is_estimate = not self._libraries and process.is_active()
+        if self.is_estimate:
+            self._libraries = (EightBitLibrary(PACKAGES[0], is_estimate=True),)
+        self.num_made = 0
+        self.note = ""
+        self.in_script = ""
+        self._inner: weakref.WeakKeyDictionary[torch.optim.Optimizer, torch.optim.Optimizer]
+        self._inner = weakref.WeakKeyDictionary()
+        self._made_steps = MadeSteps()
+        self._left: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+    def is_one(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it is one that stands for another."""
+        return any(optimizer is inner for inner in self._inner.values())
+
+    def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Make the step; the optimizer has no parameters until `after_step`.
+
+        Raises:
+            TracerError: A checkpoint was loaded into it since the first step.
+        """
+        if optimizer in self._left or self.is_one(optimizer):  # the latter inside of a step that is made here
+            return
+        own = self._made_steps.begin(optimizer)
+        if not any(group["params"] for group in own):  # another change has made the step
+            return
+        inner = self._inner.get(optimizer) or self._made(optimizer, (*args[1:], *kwargs.values()))
+        if inner is None:
+            self._left.add(optimizer)
+            return
+        if optimizer.state is not inner.state:
+            raise TracerError(
+                "8-bit-state: a checkpoint was loaded into the optimizer, which cannot take over its state.",
+                hint=f"Make the optimizer in the script, as {self._libraries[0].kind_for(type(optimizer))}.",
+            )
+        keep_options(inner, own)
+        inner.step()
+        self._made_steps.made(optimizer)
+
+    def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Give the optimizer its parameters again."""
+        self._made_steps.end(optimizer)
+
+    def _made(self, optimizer: torch.optim.Optimizer, arguments: Sequence[Any]) -> torch.optim.Optimizer | None:
+        """What stands for it from its first step on; None, with a note, if nothing can."""
+        library, self.note = library_for(optimizer, self._libraries)
+        scales = getattr(optimizer, "grad_scale", None) is not None
+        if library is None:
+            return None
+        if optimizer.state:
+            self.note = "the optimizer has state already."
+            return None
+        if scales or any(value is not None for value in arguments):
+            self.note = "the optimizer's step is given a closure, or scales gradients."
+            return None
+        if library.is_estimate:
+            self.note = f"an estimate, since {NOT_INSTALLED}: with one of them it can be applied."
+        else:
+            lines = "; ".join(library.lines_for(optimizer))
+            self.in_script = f"In the script that is, with {library.words}: {lines}"
+        inner = self._inner[optimizer] = library.made(type(optimizer), optimizer.param_groups)
+        inner.state = optimizer.state  # so that a checkpoint has it
+        self.num_made += 1
+        return inner

@@ -1,0 +1,94 @@
+"""Saved tensors on the host: forward copies what it saves for backward to the host, and backward copies it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from tracer.changes.change import Change, Situation
+from tracer.changes.kinds.checkpoint import module_words
+from tracer.changes.recommendation import Group, Keeps
+from tracer.changes.wrapped import Wrapped, inmost
+from tracer.workloads.module_steps import StepWorkload
+from tracer.workloads.workload import Workload
+
+_NEEDS = "The host has the memory for it, pinned."
+_WORTHWHILE = 0.002
+
+
+@dataclass(slots=True, eq=False)
+class _SavedOnHost(Wrapped):
+    """The forward pass, whose graph keeps nothing on the device."""
+
+    def forward(self, batch: Any) -> Any:
+        """The loss, a tensor."""
+        with torch.autograd.graph.save_on_cpu(pin_memory=True):
+            return self.inner.forward(batch)
+
+
+def candidates(situation: Situation) -> Iterator[Change]:
+    """Saved tensors on the host, of all layers or of the first half: on a GPU, where backward follows forward."""
+    workload = situation.workload
+    is_whole_step = isinstance(inmost(workload), StepWorkload)
+    if situation.device != "cuda" or is_whole_step or getattr(workload, "inference", False):
+        return
+    yield Change(
+        name="saved tensors on the host (save_on_cpu)",
+        family="offload",
+        excludes=("checkpoint",),
+        group=Group.COMPUTE,
+        keeps=Keeps.BITS,
+        lines=(
+            "with torch.autograd.graph.save_on_cpu(pin_memory=True):",
+            "    loss = loss_fn(model(inputs), targets)",
+        ),
+        apply=_SavedOnHost,
+        needs=_NEEDS,
+        cost="All that is saved is copied to the host and back in every step.",
+    )
+    parts = sorted(situation.parts, key=lambda part: part.order)
+    some = [part.name for part in parts[: len(parts) // 2] if part.saved_bytes > _WORTHWHILE * situation.peak_bytes]
+    if some:
+        yield _of_modules(some)
+
+
+def _of_modules(names: Sequence[str]) -> Change:
+    return Change(
+        name=f"saved tensors of {module_words(names)} on the host (save_on_cpu)",
+        family="offload",
+        excludes=("checkpoint",),
+        group=Group.COMPUTE,
+        keeps=Keeps.BITS,
+        lines=(
+            "def on_host(forward):",
+            "    def call(*args, **kwargs):",
+            "        with torch.autograd.graph.save_on_cpu(pin_memory=True):",
+            "            return forward(*args, **kwargs)",
+            "    return call",
+            f"for name in ({', '.join(map(repr, names))},):",
+            "    block = model.get_submodule(name)",
+            "    block.forward = on_host(block.forward)",
+        ),
+        apply=partial(_modules_on_host, names),
+        needs=_NEEDS,
+        cost="What these modules save is copied to the host and back in every step.",
+    )
+
+
+def _modules_on_host(names: Sequence[str], workload: Workload) -> Workload:
+    for name in names:
+        block = workload.model.get_submodule(name)
+        block.forward = _on_host(block.forward)
+    return workload
+
+
+def _on_host(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.graph.save_on_cpu(pin_memory=True):
+            return forward(*args, **kwargs)
+
+    return call
