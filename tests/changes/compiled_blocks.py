@@ -33,8 +33,8 @@ if __name__ == "__main__":
             changed(torch.ones(2, 4)).sum().backward()
     grads = [(a.grad, b.grad) for a, b in zip(plain.parameters(), changed.parameters(), strict=True)]
     found = {
-        "num_compiled": applied.num_compiled,
-        "num_blocks": applied.num_blocks,
+        "num_compiled": applied.hooks[COMPILE].num_made,
+        "num_blocks": applied.hooks[CHECKPOINT].num_made,
         "notes": applied.notes,
         "num_frames": counter.frame_count,
         "gradients_agree": all(a is not None and b is not None and torch.allclose(2 * a, b) for a, b in grads),

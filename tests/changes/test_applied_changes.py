@@ -72,7 +72,7 @@ def test_blocks_compute_again_and_gradients_are_the_same() -> None:
     plain(torch.ones(2, 4)).sum().backward()
     with AppliedChanges([CHECKPOINT]) as applied:
         changed(torch.ones(2, 4)).sum().backward()
-    assert applied.num_blocks == 3 and applied.notes == ()
+    assert applied.hooks[CHECKPOINT].num_made == 3 and applied.notes == ()
     assert [block.num_calls for block in repeated_blocks(changed)] == [2, 2, 2]  # type: ignore[misc]
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), changed.parameters(), strict=True))  # type: ignore[arg-type]
 
@@ -106,7 +106,7 @@ def test_changes_are_asked_for_once_and_made_in_the_call_that_asks() -> None:
         for _ in range(2):
             model(torch.ones(2, 4)).sum().backward()
         applied.decide()
-    assert asked == [0] and applied.num_blocks == 3
+    assert asked == [0] and applied.hooks[CHECKPOINT].num_made == 3
     assert [block.num_calls for block in repeated_blocks(model)] == [4, 4, 4]  # type: ignore[misc]
     model(torch.ones(2, 4))
     assert asked == [0]
@@ -122,7 +122,7 @@ def test_a_loss_that_was_imported_before_the_choice_follows_it(changes: tuple[Sc
         own(torch.zeros(1024, 1024), torch.zeros(1024, dtype=torch.int64))
         applied._after_step(torch.optim.SGD([torch.zeros(1)]), (), {})
         assert applied.notes == ()
-        assert applied._losses.num_calls == len(changes)
+        assert applied._all[CHUNKED_LOSS].num_made == len(changes)
     assert functional.cross_entropy is original
 
 
@@ -150,7 +150,7 @@ def test_a_model_whose_part_was_called_before_computes_it_again_once() -> None:
     with AppliedChanges([CHECKPOINT]) as applied:
         model[1](torch.ones(2, 4)).sum().backward()
         model(torch.ones(2, 4)).sum().backward()
-    assert applied.num_blocks == 3
+    assert applied.hooks[CHECKPOINT].num_made == 3
     assert [block.num_calls for block in repeated_blocks(model)] == [4, 4, 4]  # type: ignore[misc]
 
 

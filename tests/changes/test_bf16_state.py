@@ -62,10 +62,10 @@ def test_small_state_and_what_waits_on_the_host_stay() -> None:
 
 
 def test_state_that_is_on_the_host_is_left_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tracer.changes import kept_on_host
+    from tracer.changes import host_copies
 
-    monkeypatch.setattr(kept_on_host, "is_worth_moving", lambda tensor: tensor.ndim > 0)
-    monkeypatch.setattr(kept_on_host, "copied_to_host", torch.clone)
+    monkeypatch.setattr(host_copies, "is_worth_moving", lambda tensor: tensor.ndim > 0)
+    monkeypatch.setattr(host_copies, "copied_to_host", torch.clone)
     weight = nn.Parameter(torch.zeros(64, 64))
     optimizer = torch.optim.AdamW([weight])
     with AppliedChanges([STATE_ON_HOST, BF16_STATE]) as applied:

@@ -58,7 +58,7 @@ def test_gradients_are_the_same(more: tuple[ScriptChange, ...], copies: list[Ten
         found = gradients(model)
     assert len(own) == len(found) == 6 and all(torch.equal(a, b) for a, b in zip(own, found, strict=True))
     # The first parameter stays, by which programs know where a model is.
-    assert applied.num_frozen == 2 and applied.notes == ()
+    assert applied.hooks[FROZEN_ON_HOST].num_made == 2 and applied.notes == ()
     # Two weights, in two steps: for forward, again where that is computed again, and for backward.
     assert len(copies) == 2 * 2 * (3 if more else 2)
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tracer.changes import kept_on_host
+from tracer.changes import host_copies
 from tracer.changes.applied import AppliedChanges
-from tracer.changes.kept_on_host import SavedOnHost, StateOnHost
+from tracer.changes.kinds.saved_on_host import SavedOnHost
+from tracer.changes.kinds.state_on_host import StateOnHost
 from tracer.changes.script_changes import CHECKPOINT, FREE_GRADIENTS, SAVED_ON_HOST, STATE_ON_HOST
 
 
@@ -23,8 +24,8 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         hosts.append(tensor.clone())
         return hosts[-1]
 
-    monkeypatch.setattr(kept_on_host, "is_worth_moving", lambda tensor: tensor.ndim > 0)
-    monkeypatch.setattr(kept_on_host, "copied_to_host", copied_to_host)
+    monkeypatch.setattr(host_copies, "is_worth_moving", lambda tensor: tensor.ndim > 0)
+    monkeypatch.setattr(host_copies, "copied_to_host", copied_to_host)
     return hosts
 
 
@@ -116,7 +117,7 @@ def test_what_backward_computes_again_stays(moved: list[Tensor]) -> None:
         loss = model(torch.ones(2, 3)).sum()
         num_moved = len(moved)
         loss.backward()
-    assert applied.num_blocks == 2 and len(moved) == num_moved
+    assert applied.hooks[CHECKPOINT].num_made == 2 and len(moved) == num_moved
     assert all(torch.equal(a, b.grad) for a, b in zip(own, model.parameters(), strict=True))  # type: ignore[arg-type]
 
 

@@ -48,9 +48,9 @@ def test_values_and_gradients_are_torchs(reduction: str, weight: Tensor | None, 
         if chunks is None:
             loss = functional.cross_entropy(logits, targets, weight, reduction=reduction, **options)
         else:
-            with chunks.of_functions():
+            with chunks.early():
                 loss = functional.cross_entropy(logits, targets, weight, reduction=reduction, **options)
-            assert chunks.num_calls == 1
+            assert chunks.num_made == 1
         (3 * loss).backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
         gradients.append(logits.grad)
@@ -61,9 +61,9 @@ def test_values_and_gradients_are_torchs(reduction: str, weight: Tensor | None, 
 def test_autocast_computes_the_chunks_in_float32() -> None:
     logits = logits_and_targets()[0].detach().to(torch.bfloat16).requires_grad_()
     chunks = LossInChunks()
-    with chunks.of_functions(), torch.autocast("cpu", torch.bfloat16):
+    with chunks.early(), torch.autocast("cpu", torch.bfloat16):
         loss = nn.CrossEntropyLoss()(logits, logits_and_targets()[1])
-        assert loss.dtype == torch.float32 and chunks.num_calls == 1
+        assert loss.dtype == torch.float32 and chunks.num_made == 1
         own = functional.cross_entropy(logits.float(), logits_and_targets()[1], reduction="none")
     loss.backward()
     torch.testing.assert_close(loss, own.sum() / (ROWS - 1))
@@ -85,17 +85,17 @@ def test_autocast_computes_the_chunks_in_float32() -> None:
 def test_other_losses_are_left_alone(logits: Tensor, targets: Tensor, options: dict[str, Any]) -> None:
     own = functional.cross_entropy(logits, targets, **options)
     chunks = LossInChunks()
-    with chunks.of_functions():
+    with chunks.early():
         assert torch.equal(functional.cross_entropy(logits, targets, **options), own)
-    assert chunks.num_calls == 0
+    assert chunks.num_made == 0
 
 
 def test_small_logits_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_in_chunks, "_WORTHWHILE_BYTES", ROWS * CLASSES * 8 + 1)
     chunks = LossInChunks()
-    with chunks.of_functions():
+    with chunks.early():
         functional.cross_entropy(*logits_and_targets())
-    assert chunks.num_calls == 0
+    assert chunks.num_made == 0
 
 
 def llama(**changes: Any) -> Any:

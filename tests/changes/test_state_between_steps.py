@@ -74,7 +74,7 @@ def test_each_of_torchs_steps_in_parts_as_it_does_whole(
                 optimizer.step()
                 schedule.step()
         weights.append(list(model.parameters()))
-    assert state.num_tensors and all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+    assert state.num_made and all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
 
 
 def test_state_of_one_part_has_its_own_form_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_between_steps_it_stays_in_one_place() -> None:
             places.append(optimizer.state[weight]["exp_avg"])
     # 0.1 x 1, then 0.9 x 0.1 + 0.1 x 1; twice that between steps.
     assert places[0] is places[1] and torch.allclose(places[0], torch.full((3, 3), 2 * 0.19))
-    assert state.num_tensors == 2
+    assert state.num_made == 2
 
 
 def test_a_hook_of_the_optimizers_own_comes_before_its_step() -> None:

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+STAND_INS: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+"""Optimizers that make the steps of others, which have the state; changes of optimizers leave them alone."""
+
 
 class MadeSteps:
     """Keeps the parameter groups of optimizers from the hook before their step to the one behind it."""

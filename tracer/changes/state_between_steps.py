@@ -5,15 +5,17 @@ from __future__ import annotations
 import inspect
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tracer.capture.torch_private.torch_modules import STEP_HOOKS
-from tracer.changes.made_steps import MadeSteps
+from tracer.changes.hooks import Hooks
+from tracer.changes.made_steps import STAND_INS, MadeSteps
 
+NO_STATE = "no optimizer has state in float32 that another change has not moved."
 _STEP_BY_PARAMETER = (
     torch.optim.Adadelta,
     torch.optim.Adagrad,
@@ -29,20 +31,19 @@ _STEP_BY_PARAMETER = (
 """Each parameter's update depends on that parameter alone, so that it makes no difference which step together."""
 
 
-class StateBetweenSteps(ABC):
+class StateBetweenSteps(Hooks, ABC):
     """The state of optimizers has its own form during their steps alone, and of torch's own a part at a time.
 
-    Attributes:
-        num_tensors: How many have got the other form by now.
+    Counts the tensors that have got the other form.
     """
 
+    note = NO_STATE
     part_bytes = 1 << 28
     """Parameters that step together: their state has its own form at the same time."""
 
-    def __init__(self, *, leaves: Callable[[torch.optim.Optimizer], bool] = lambda optimizer: False) -> None:
+    def __init__(self) -> None:
         """Begin with nothing changed."""
-        self.num_tensors = 0
-        self._leaves = leaves
+        super().__init__()
         self._places: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[tuple[int, str], Tensor]]
         self._places = weakref.WeakKeyDictionary()
         self._made_steps = MadeSteps()
@@ -69,7 +70,7 @@ class StateBetweenSteps(ABC):
         Args:
             optimizer: About to step. If the step has been made, it has no parameters until `after_step`.
         """
-        if self._leaves(optimizer):
+        if optimizer in STAND_INS:
             return
         own = self._made_steps.begin(optimizer)
         if not _can_step_in_parts(optimizer, (*args[1:], *kwargs.values())):
@@ -88,7 +89,7 @@ class StateBetweenSteps(ABC):
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Give the state the other form, in the same memory each time."""
-        if not self._made_steps.end(optimizer) and not self._leaves(optimizer):
+        if not self._made_steps.end(optimizer) and optimizer not in STAND_INS:
             self._put_away(optimizer, _parameters(optimizer.param_groups))
 
     def _bring_back(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:
@@ -108,7 +109,7 @@ class StateBetweenSteps(ABC):
                     continue
                 if place is not None and place.shape != value.shape:
                     place = None
-                self.num_tensors += place is None
+                self.num_made += place is None
                 values[name] = places[id(parameter), name] = self.put_away(value, place)
 
 

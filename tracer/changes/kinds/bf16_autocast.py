@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,20 @@ import torch
 from torch import nn
 
 from tracer.changes.change import Change, Situation
+from tracer.changes.hooks import Hooks
 from tracer.changes.recommendation import Group, Keeps
+from tracer.changes.script_changes import BF16
 from tracer.changes.wrapped import Wrapped
 from tracer.workloads.module_steps import StepWorkload
+
+
+class Bf16(Hooks, makes=BF16):
+    """Has models run under autocast."""
+
+    def in_call(self, model: nn.Module) -> AbstractContextManager[object]:
+        """Return autocast for the model's device."""
+        device = next((parameter.device.type for parameter in model.parameters()), "cuda")
+        return torch.autocast(device, torch.bfloat16)
 
 
 @dataclass(slots=True, eq=False)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
+from tracer.changes.script_changes import BF16_STATE
 from tracer.changes.state_between_steps import StateBetweenSteps
 from tracer.null_gpu import process
 
@@ -18,17 +17,18 @@ _LOW_BITS = 1 << 16
 """What float32 has and bfloat16 has not."""
 
 
-class StateInBf16(StateBetweenSteps):
+class StateInBf16(StateBetweenSteps, makes=BF16_STATE):
     """State is rounded at random, up or down by what is nearer more often: its mean is right.
 
     Rounded to nearest, an average that shrinks by a thousandth in a step, as Adam's of squares does, would not shrink.
     """
 
+    is_late = True
     part_bytes = 1 << 25
 
-    def __init__(self, *, leaves: Callable[[torch.optim.Optimizer], bool] = lambda optimizer: False) -> None:
+    def __init__(self) -> None:
         """Begin with nothing rounded."""
-        super().__init__(leaves=leaves)
+        super().__init__()
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def is_worthwhile(self, value: Tensor) -> bool:

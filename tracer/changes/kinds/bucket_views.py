@@ -6,24 +6,20 @@ import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from tracer.changes.hooks import Hooks
 from tracer.changes.parallel_constructor import parallel_made
+from tracer.changes.script_changes import BUCKET_VIEWS
 
 _OPTION = "gradient_as_bucket_view"
 
 
-class BucketViews:
-    """Has each DistributedDataParallel that is made keep its gradients in its buckets.
+class BucketViews(Hooks, makes=BUCKET_VIEWS):
+    """Has each DistributedDataParallel keep its gradients in its buckets; counts those that would have had both."""
 
-    Attributes:
-        num_made: How many would have had both, by now.
-    """
+    note = "no DistributedDataParallel was made that copies gradients."
 
-    def __init__(self) -> None:
-        """Begin with none."""
-        self.num_made = 0
-
-    def switched_on(self) -> AbstractContextManager[None]:
-        """Meanwhile the class is made so."""
+    def entered(self) -> AbstractContextManager[None]:
+        """Return what changes the class's constructor."""
         return parallel_made(self._make)
 
     def _make(self, original: Callable[..., None], bound: inspect.BoundArguments) -> None:

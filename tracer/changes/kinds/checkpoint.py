@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -11,7 +11,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from tracer.changes.change import BATCH_NORMS, Change, Part, Situation
+from tracer.changes.hooks import Hooks, Reached
 from tracer.changes.recommendation import Group, Keeps
+from tracer.changes.script_changes import CHECKPOINT
 from tracer.workloads.module_steps import repeated_blocks
 from tracer.workloads.workload import Workload
 
@@ -20,6 +22,43 @@ _WORTHWHILE = 0.002
 """Share of the peak below which a part's activations are not worth a line."""
 _BATCH_NORM = "Batch norms see every batch twice: their running statistics move twice as fast."
 _KEPT = ("mm", "addmm", "bmm", "baddbmm", "convolution")
+
+
+class Checkpoint(Hooks, makes=CHECKPOINT):
+    """Has repeated blocks compute again; a model that has its own switch for it counts as one."""
+
+    known_after = Reached.START
+    note = "the model has no repeated blocks."
+
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        """Switch it on, or wrap what each block's forward is."""
+        if num_models := _switch_on(model):
+            self.num_made += num_models
+            return
+        for block in blocks:
+            block.forward = _computed_again(block, block.forward)
+        self.num_made += len(blocks)
+
+
+def _switch_on(module: nn.Module) -> int:
+    """Have models of Hugging Face, which know their own blocks, compute them again; how many models there are."""
+    if not getattr(module, "supports_gradient_checkpointing", False):
+        return sum(_switch_on(child) for child in module.children())
+    module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+    config: Any = getattr(module, "config", None)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    return 1
+
+
+def _computed_again(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(forward)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if block.training and torch.is_grad_enabled():
+            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        return forward(*args, **kwargs)
+
+    return called
 
 
 def part_names(model: nn.Module) -> list[str]:

@@ -10,40 +10,41 @@ import torch
 
 from tracer.changes.eight_bit_optimizers import EightBitLibrary, installed, keep_options, library_for
 from tracer.changes.eight_bit_packages import NOT_INSTALLED, PACKAGES
-from tracer.changes.made_steps import MadeSteps
+from tracer.changes.hooks import Hooks
+from tracer.changes.made_steps import STAND_INS, MadeSteps
+from tracer.changes.script_changes import STATE_IN_8_BITS
+from tracer.changes.state_between_steps import NO_STATE
 from tracer.errors import TracerError
 from tracer.null_gpu import process
 
 
-class StateIn8Bits:
+class StateIn8Bits(Hooks, makes=STATE_IN_8_BITS):
     """Has a library's optimizer step in the place of torch's Adam or AdamW, which stays the script's own otherwise.
 
     On a null GPU without such a library, one does that has state of the same size and computes nothing.
 
     Attributes:
         is_estimate: Whether that is so.
-        num_made: Optimizers that one stands for by now.
-        in_script: What would do the same in the script, a sentence; empty before a step was made.
-        note: On the last optimizer that none stands for, or on what is estimated: a sentence, or nothing.
+        note: On the last optimizer that none stands for, or on what is estimated.
     """
+
+    note = NO_STATE
 
     def __init__(self) -> None:
         """Look for the libraries."""
+        super().__init__()
         self._libraries = installed()
         self.is_estimate = not self._libraries and process.is_active()
         if self.is_estimate:
             self._libraries = (EightBitLibrary(PACKAGES[0], is_estimate=True),)
-        self.num_made = 0
-        self.note = ""
-        self.in_script = ""
         self._inner: weakref.WeakKeyDictionary[torch.optim.Optimizer, torch.optim.Optimizer]
         self._inner = weakref.WeakKeyDictionary()
         self._made_steps = MadeSteps()
         self._left: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
-    def is_one(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it is one that stands for another."""
-        return any(optimizer is inner for inner in self._inner.values())
+    def why_not(self) -> str:
+        """Return why no library's optimizer stands for one, or that it is estimated."""
+        return self.note if self.is_estimate else super().why_not()
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Make the step; the optimizer has no parameters until `after_step`.
@@ -51,7 +52,7 @@ class StateIn8Bits:
         Raises:
             TracerError: A checkpoint was loaded into it since the first step.
         """
-        if optimizer in self._left or self.is_one(optimizer):  # the latter inside of a step that is made here
+        if optimizer in self._left or optimizer in STAND_INS:  # the latter inside of a step that is made here
             return
         own = self._made_steps.begin(optimizer)
         if not any(group["params"] for group in own):  # another change has made the step
@@ -91,6 +92,7 @@ class StateIn8Bits:
             lines = "; ".join(library.lines_for(optimizer))
             self.in_script = f"In the script that is, with {library.words}: {lines}"
         inner = self._inner[optimizer] = library.made(type(optimizer), optimizer.param_groups)
+        STAND_INS.add(inner)
         inner.state = optimizer.state  # so that a checkpoint has it
         self.num_made += 1
         return inner

@@ -1,18 +1,29 @@
-"""Letting go of the gradients: with `set_to_none`, and right behind the optimizer's step."""
+"""Gradients that are freed right after the optimizer's step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
 
 from tracer.changes.change import Change, Situation
+from tracer.changes.hooks import Hooks
 from tracer.changes.recommendation import Group, Keeps
+from tracer.changes.script_changes import FREE_GRADIENTS
 from tracer.workloads.workload import Workload
 
 FAMILY = "gradients let go of"
+
+
+class FreeGradients(Hooks, makes=FREE_GRADIENTS):
+    """Sets gradients to None right after the optimizer's step."""
+
+    def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Free the gradients of the optimizer's parameters."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
 
 def candidates(situation: Situation) -> Iterator[Change]:
@@ -31,14 +42,6 @@ def candidates(situation: Situation) -> Iterator[Change]:
 
 
 def _applied(workload: Workload) -> Workload:
-    optimizer, model = workload.optimizer, workload.model
-    if optimizer is not None:
-        to_none = partial(type(optimizer).zero_grad, optimizer, set_to_none=True)
-        optimizer.zero_grad = lambda set_to_none=True: to_none()  # type: ignore[method-assign]
-        model.zero_grad = lambda set_to_none=True: type(model).zero_grad(model, set_to_none=True)  # type: ignore[method-assign]
-        optimizer.register_step_post_hook(_let_go)
+    if workload.optimizer is not None:
+        workload.optimizer.register_step_post_hook(FreeGradients().after_step)
     return workload
-
-
-def _let_go(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    optimizer.zero_grad(set_to_none=True)

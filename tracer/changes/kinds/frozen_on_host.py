@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from tracer.changes.kept_on_host import copied_to_device, copied_to_host, is_worth_moving
+from tracer.changes.hooks import Hooks, Reached
+from tracer.changes.host_copies import copied_to_device, copied_to_host, is_worth_moving
+from tracer.changes.script_changes import FROZEN_ON_HOST
 from tracer.workloads.module_steps import repeated_blocks
+
+
+class FrozenOnHost(Hooks, makes=FROZEN_ON_HOST):
+    """Has frozen weights wait on the host; behind what converts weights."""
+
+    is_late = True
+    known_after = Reached.CALL
+    note = "no large weight of a repeated block is frozen."
+
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        """Move a model's frozen weights."""
+        self.num_made += move_frozen(model)
 
 
 def move_frozen(model: nn.Module) -> int:

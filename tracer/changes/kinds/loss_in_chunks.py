@@ -17,30 +17,28 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from tracer.changes.hooks import Hooks
 from tracer.changes.kinds.model_loss import plain_head
+from tracer.changes.script_changes import CHUNKED_LOSS
 
 NUM_CHUNKS = 16
 _WORTHWHILE_BYTES = 1 << 20
 """Smaller logits are left alone: 16 calls of a kernel in the place of one would save nothing."""
 
 
-class LossInChunks:
-    """Has losses computed in chunks.
+class LossInChunks(Hooks, makes=CHUNKED_LOSS):
+    """Has losses computed in chunks."""
 
-    Attributes:
-        num_calls: How many were, by now.
-        is_on: Whether the functions are changed where they have been replaced.
-    """
+    note = "no large loss over classes was computed."
 
     def __init__(self) -> None:
         """Begin with no call changed."""
-        self.is_on = True
-        self.num_calls = 0
+        super().__init__()
         self._calls: list[_Call] = []
 
     @contextmanager
-    def of_functions(self) -> Iterator[None]:
-        """Meanwhile `torch.nn.functional.cross_entropy` works in chunks.
+    def early(self) -> Iterator[None]:
+        """Meanwhile `torch.nn.functional.cross_entropy` works in chunks: a script may import it by itself.
 
         It is replaced in its module: a mode would see every operator of the program, and break graphs of torch.compile.
         """
@@ -60,7 +58,7 @@ class LossInChunks:
             is_old = size_average is not None or reduce is not None
             if not self.is_on or is_old or reduction not in ("mean", "sum") or not _is_worthwhile(input, target):
                 return original(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
-            self.num_calls += 1
+            self.num_made += 1
             function = functools.partial(
                 original, reduction="sum", ignore_index=ignore_index, label_smoothing=label_smoothing
             )
@@ -95,7 +93,7 @@ class LossInChunks:
         module.loss_function = call.own_loss
         if output is None:
             return None
-        self.num_calls += call.has_loss
+        self.num_made += call.has_loss
         is_tuple = isinstance(output, tuple)
         if call.has_loss:
             if is_tuple:

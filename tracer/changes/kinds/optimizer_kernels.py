@@ -11,12 +11,35 @@ from typing import Any
 import torch
 
 from tracer.changes.change import Change, Situation, optimizer_options
+from tracer.changes.hooks import Hooks
 from tracer.changes.recommendation import Group, Keeps
+from tracer.changes.script_changes import FUSED
 from tracer.changes.wrapped import Wrapped, inmost, with_inmost
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.workload import Workload, num_micro_batches
 
 FAMILY = "optimizer kernels"
+_FUSED_ON_CUDA = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+
+
+class Fused(Hooks, makes=FUSED):
+    """Has optimizers use fused kernels, or work on one parameter after the other."""
+
+    def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Set the options before the first step: state that is there already was made for the other kernels."""
+        if optimizer.state:
+            return
+        is_fused = type(optimizer) in _FUSED_ON_CUDA and can_be_fused(optimizer) and not _has_sparse(optimizer)
+        for group in optimizer.param_groups:
+            if group.get("foreach", False) is not False or is_fused:
+                group["foreach"] = False
+            if is_fused and not group.get("differentiable"):
+                group["fused"] = True
+
+
+def _has_sparse(optimizer: torch.optim.Optimizer) -> bool:
+    grads = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
+    return any(grad is not None and grad.is_sparse for grad in grads)
 
 
 def candidates(situation: Situation) -> Iterator[Change]:

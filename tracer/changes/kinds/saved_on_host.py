@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+from tracer.capture.torch_private.torch_graph import running_node
+from tracer.changes import host_copies
 from tracer.changes.change import Change, Situation
+from tracer.changes.hooks import Hooks
 from tracer.changes.kinds.checkpoint import module_words
 from tracer.changes.recommendation import Group, Keeps
+from tracer.changes.script_changes import SAVED_ON_HOST
 from tracer.changes.wrapped import Wrapped, inmost
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.workload import Workload
@@ -21,13 +27,44 @@ _WORTHWHILE = 0.002
 
 
 @dataclass(slots=True, eq=False)
-class _SavedOnHost(Wrapped):
+class _ForwardOnHost(Wrapped):
     """The forward pass, whose graph keeps nothing on the device."""
 
     def forward(self, batch: Any) -> Any:
         """The loss, a tensor."""
         with torch.autograd.graph.save_on_cpu(pin_memory=True):
             return self.inner.forward(batch)
+
+
+class ActivationsOnHost(Hooks, makes=SAVED_ON_HOST):
+    """Has calls of a model save on the host."""
+
+    def in_call(self, model: nn.Module) -> AbstractContextManager[object] | None:
+        """Return hooks for what is saved; none where backward computes again, which it uses at once."""
+        return SavedOnHost(model) if torch.is_grad_enabled() and running_node() is None else None
+
+
+class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
+    """What forward saves for backward lies in the host's pinned memory until backward uses it.
+
+    Unlike `torch.autograd.graph.save_on_cpu` it leaves parameters, which are on the device in any case, and what is
+    small.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Set up the hooks that move saved tensors."""
+        resident = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+        def pack(tensor: Tensor) -> tuple[torch.device | None, Tensor]:
+            if not host_copies.is_worth_moving(tensor) or tensor.untyped_storage().data_ptr() in resident:
+                return None, tensor.detach()  # without its graph: a node would keep itself
+            return tensor.device, host_copies.copied_to_host(tensor)
+
+        def unpack(packed: tuple[torch.device | None, Tensor]) -> Tensor:
+            device, tensor = packed
+            return tensor if device is None else host_copies.copied_to_device(tensor, device)
+
+        super().__init__(pack, unpack)
 
 
 def candidates(situation: Situation) -> Iterator[Change]:
@@ -46,7 +83,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
             "with torch.autograd.graph.save_on_cpu(pin_memory=True):",
             "    loss = loss_fn(model(inputs), targets)",
         ),
-        apply=_SavedOnHost,
+        apply=_ForwardOnHost,
         needs=_NEEDS,
         cost="All that is saved is copied to the host and back in every step.",
     )

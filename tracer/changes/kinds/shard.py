@@ -14,26 +14,26 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from tracer.changes.hooks import Hooks
 from tracer.changes.parallel_constructor import parallel_made
+from tracer.changes.script_changes import SHARD
 from tracer.errors import TracerError
 from tracer.workloads.module_steps import repeated_blocks
 from tracer.workloads.module_tensors import all_tensors
 
 
-class ShardedInstead:
-    """Has each DistributedDataParallel that is made shard its model by `fully_shard`: repeated blocks, and the rest.
+class ShardedInstead(Hooks, makes=SHARD):
+    """Has each DistributedDataParallel that is made shard its model by `fully_shard`: repeated blocks, and the rest."""
 
-    Attributes:
-        num_made: How many by now.
-    """
+    note = "no DistributedDataParallel was made."
 
     def __init__(self) -> None:
         """Begin with none."""
-        self.num_made = 0
+        super().__init__()
         self._whole: dict[int, weakref.ref[torch.Tensor]] = {}
 
-    def switched_on(self) -> AbstractContextManager[None]:
-        """Meanwhile the class is made so; subclasses of the script's own are left alone."""
+    def entered(self) -> AbstractContextManager[None]:
+        """Return what changes the class's constructor; subclasses of the script's own are left alone."""
         return parallel_made(self._make)
 
     def _make(self, original: Callable[..., None], bound: inspect.BoundArguments) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from tracer.capture.objects.live_tensors import objects_of
 from tracer.changes.change import Change, Situation
+from tracer.changes.hooks import Hooks, Reached
 from tracer.changes.recommendation import Group, Keeps
+from tracer.changes.script_changes import SPARSE_GRADIENTS
 from tracer.changes.wrapped import inmost
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.workload import Workload
@@ -18,6 +22,32 @@ FAMILY = "sparse gradients"
 _LEAST_BYTES = 1 << 20
 _WORTHWHILE = 0.05
 """Of the peak: the gradient of a smaller table is not worth a line."""
+
+
+class SparseTables(Hooks, makes=SPARSE_GRADIENTS):
+    """Switches embeddings over whose optimizer takes sparse gradients; notes why the last one was not."""
+
+    known_after = Reached.CALL
+    note = "the model has no large embedding with a weight of its own."
+
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        """Have the embeddings of a model make sparse gradients from now on."""
+        tables = [table for _, table in large_tables(model)]
+        if tables and any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+            self.note = "DistributedDataParallel was made for dense gradients."
+            return
+        optimizers: list[torch.optim.Optimizer] = objects_of((torch.optim.Optimizer,)) if tables else []
+        for table in tables:
+            reasons = [why_not(optimizer, table.weight) for optimizer in optimizers if _has(optimizer, table)]
+            if reasons == [""]:
+                table.sparse = True
+                self.num_made += 1
+            else:
+                self.note = next(filter(None, reasons), "no optimizer updates a large embedding before its first call.")
+
+
+def _has(optimizer: torch.optim.Optimizer, table: nn.Embedding) -> bool:
+    return any(own is table.weight for group in getattr(optimizer, "param_groups", ()) for own in group["params"])
 
 
 def candidates(situation: Situation) -> Iterator[Change]:
