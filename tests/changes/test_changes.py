@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,11 +14,10 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from tests.changes.programs import PROGRAMS, gpt, lstm, resnet, stack, unet
 from tracer.changes.change import Change, Part, Situation
-from tracer.changes.kinds import checkpoint
+from tracer.changes.kinds import checkpoint, in_place
 from tracer.changes.kinds.accumulate import Accumulated, part_of
 from tracer.changes.kinds.checkpoint import part_names
-from tracer.changes.kinds.in_place import make_in_place
-from tracer.changes.planner import KINDS, Advice, Outcome, advise, applied
+from tracer.changes.planner import Advice, Outcome, advise, applied, candidates
 from tracer.changes.recommendation import Keeps
 from tracer.rehearsal.rehearse import rehearse
 from tracer.workloads.module_steps import ModuleWorkload, StepWorkload, mean_square
@@ -67,7 +67,7 @@ def _every_change(name: str) -> list[Change]:
     """Also those that save nothing here."""
     rehearsal = rehearse(PROGRAMS[name](), device="cpu", num_steps=1)
     situation = Situation(PROGRAMS[name](), rehearsal, "cuda", 1, parts=(), batch_size=4)
-    return [change for kind in KINDS for change in kind.candidates(situation) if not change.settings]
+    return [change for change in candidates(situation) if not change.settings]
 
 
 def test_each_change_leaves_what_others_use_as_it_was() -> None:
@@ -105,23 +105,6 @@ def test_stepping_in_backward_and_accumulating_are_never_put_together() -> None:
         together = advice_for(name).together
         families = {change.family for change in together.changes} if together is not None else set()
         assert not {"gradients", "accumulate"} <= families
-
-
-@pytest.mark.parametrize("words", ["checkpoint blocks", "checkpoint all but"])
-def test_the_lines_shown_do_what_was_rehearsed(words: str) -> None:
-    change = _change("stack", words)
-    workload = stack()
-    exec("\n".join(change.lines), {"model": workload.model, "torch": torch})
-    pasted = rehearse(workload, device="cpu", num_steps=2).memory
-    as_rehearsed = rehearse(applied(stack(), [change]), device="cpu", num_steps=2).memory
-    assert pasted.peak_requested_bytes == as_rehearsed.peak_requested_bytes
-
-
-def _change(name: str, words: str) -> Change:
-    from tracer.changes.planner import KINDS, _Trials
-
-    situation = _Trials(PROGRAMS[name], "cpu", {}).situation
-    return next(one for kind in KINDS for one in kind.candidates(situation) if words in one.name)
 
 
 def test_a_spectrum_that_is_changed_in_place_is_computed_again() -> None:
@@ -193,7 +176,8 @@ def test_activations_are_made_in_place_where_backward_does_not_need_their_input(
         loss=mean_square,
     )
     losses, parameters = losses_and_parameters(workload.copy())
-    changed_losses, changed = losses_and_parameters(make_in_place(workload))
+    (change,) = in_place.candidates(cast(Situation, SimpleNamespace(model=model)))
+    changed_losses, changed = losses_and_parameters(applied(workload, [change]))
     assert [getattr(layer, "inplace", None) for layer in model] == [None, True, None, False, True]
     assert changed_losses == losses
     assert all(torch.equal(parameters[key], changed[key]) for key in parameters)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.changes.test_changes import losses_and_parameters
 from tracer.changes.change import Change
-from tracer.changes.kinds import attention, model_loss
+from tracer.changes.kinds import attention, loss_in_chunks
 from tracer.changes.planner import _Trials, applied
 from tracer.workloads.module_steps import ModuleWorkload
 
@@ -90,7 +90,7 @@ def test_attention_whose_weights_are_used_otherwise_stays_as_it_is() -> None:
 def test_a_model_that_computes_its_loss_is_told_to_do_so_without_all_logits() -> None:
     """4 * 63 rows of 8192 logits: with the softmax, its gradient and a copy more than half of the peak."""
     trials = _Trials(language_model, "cuda", {})
-    changes = [*model_loss.candidates(trials.situation), *attention.candidates(trials.situation)]
+    changes = [*loss_in_chunks.candidates(trials.situation), *attention.candidates(trials.situation)]
     names = {change.family for change in changes}
     assert "model loss" in names
     losses = losses_and_parameters(language_model())[0]

@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from tracer.changes.applied import AppliedChanges
 from tracer.changes.kinds import loss_in_chunks
-from tracer.changes.kinds.loss_in_chunks import LossInChunks
-from tracer.changes.kinds.model_loss import plain_head
+from tracer.changes.kinds.loss_in_chunks import LossInChunks, plain_head
 from tracer.changes.script_changes import CHUNKED_LOSS
 
 ROWS, CLASSES = 37, 11

@@ -11,7 +11,7 @@ import torch
 from tests.changes.programs import PROGRAMS
 from tracer.changes import eight_bit_packages
 from tracer.changes.eight_bit_optimizers import AsLarge, EightBitLibrary, keep_options, library_for
-from tracer.changes.kinds import small_state
+from tracer.changes.kinds import state_in_8_bits, state_in_bf16
 from tracer.changes.planner import _Trials, advise
 from tracer.workloads.workload import Workload
 
@@ -46,7 +46,7 @@ def test_a_library_that_is_not_installed_is_named_and_not_tried(monkeypatch: pyt
     reasons = {attempt.name: attempt.reason for attempt in advice.not_tried}
     assert reasons == {"Adam with state in 8 bits": "neither bitsandbytes nor torchao is installed."}
     assert not any("8bit" in outcome.name for outcome in advice.outcomes)
-    assert not list(small_state.not_tried(_Trials(program, "cpu", {}).situation))
+    assert not list(state_in_8_bits.not_tried(_Trials(program, "cpu", {}).situation))
 
 
 def test_each_library_that_is_installed_is_rehearsed_and_its_lines_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def test_each_library_that_is_installed_is_rehearsed_and_its_lines_run(monkeypat
         monkeypatch.setitem(sys.modules, package, parent)
         monkeypatch.setitem(sys.modules, f"{package}.optim", module)
     trials = _Trials(program, "cuda", {})
-    changes = list(small_state.candidates(trials.situation))
+    changes = list(state_in_8_bits.candidates(trials.situation))
     assert [change.name for change in changes[:2]] == [
         "bitsandbytes.optim.Adam8bit instead of Adam",
         "torchao.optim.Adam8bit instead of Adam",
@@ -71,30 +71,19 @@ def test_each_library_that_is_installed_is_rehearsed_and_its_lines_run(monkeypat
         exec("\n".join(change.lines), names)
         assert names["optimizer"].param_groups[0]["lr"] == 1e-3  # type: ignore[attr-defined]
         # A workload that is to be rehearsed has none of the library's kernels.
-        assert type(change.apply(program()).optimizer) is AsLarge
+        assert type(change.made_to(program()).optimizer) is AsLarge
 
 
-def test_lines_for_bfloat16_do_what_is_rehearsed() -> None:
-    (change,) = [
-        change for change in small_state.candidates(_Trials(program, "cuda", {}).situation) if "bfloat16" in change.name
-    ]
-    states = []
-    for is_pasted in (False, True):
-        workload = program()
-        if is_pasted:
-            exec("\n".join(change.lines), {"torch": torch, "optimizer": workload.optimizer})
-        else:
-            change.apply(workload)
-        for _ in range(2):
-            workload.backward(workload.forward(workload.next_batch()))
-            workload.optimizer_step()
-        assert workload.optimizer is not None
-        states.append(workload.optimizer.state_dict()["state"])
-        weights = list(workload.model.parameters())
-        assert all(bool(weight.isfinite().all()) for weight in weights)
-    for values, others in zip(states[0].values(), states[1].values(), strict=True):
-        assert values["exp_avg"].dtype == others["exp_avg"].dtype == torch.bfloat16
-        assert values["exp_avg_sq"].dtype == others["exp_avg_sq"].dtype == torch.bfloat16
+def test_state_in_bfloat16_is_offered_and_weights_stay_finite() -> None:
+    (change,) = state_in_bf16.candidates(_Trials(program, "cuda", {}).situation)
+    workload = change.made_to(program())
+    for _ in range(2):
+        workload.backward(workload.forward(workload.next_batch()))
+        workload.optimizer_step()
+    assert workload.optimizer is not None
+    for values in workload.optimizer.state.values():
+        assert values["exp_avg"].dtype == values["exp_avg_sq"].dtype == torch.bfloat16
+    assert all(bool(weight.isfinite().all()) for weight in workload.model.parameters())
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
+import torch
 from torch import nn
 
 from tracer.changes.recommendation import Group, Keeps
+from tracer.changes.wrapped import with_inmost
 from tracer.rehearsal.rehearse import Rehearsal
 from tracer.workloads.workload import Workload
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+class Stage(IntEnum):
+    """What a change is about, in the order in which changes are made together."""
+
+    MODULES = 0
+    """What modules and the loss compute."""
+    FORWARD = 1
+    """Around the forward of modules as they are by then."""
+    OPTIMIZER = 2
+    """Which optimizer."""
+    STEP = 3
+    """How its step works, and what is around that of the program."""
+    BATCH = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,12 +41,26 @@ class Change:
     group: Group  # What it gives up
     keeps: Keeps  # What it leaves as it was
     lines: tuple[str, ...]  # To paste; `model`, `optimizer`, `loss_fn` and `batch` are the program's own
-    # From a freshly built workload the changed one; it may be the same object.
-    apply: Callable[[Workload], Workload] = lambda workload: workload
+    # From a freshly built workload the changed one, which may be the same object; None: `lines`, run as they stand.
+    apply: Callable[[Workload], Workload] | None = None
+    stage: Stage = Stage.MODULES
     excludes: tuple[str, ...] = ()  # Families that make no sense together with it
     settings: str = ""  # Settings of the allocator, where the change is these and nothing else
     needs: str = ""  # What has to hold that a rehearsal cannot see, a sentence; or nothing
     cost: str = ""  # What it costs besides the operations that are counted; or nothing
+
+    def made_to(self, workload: Workload) -> Workload:
+        """Return a freshly built workload with the change made, if it is one of programs."""
+        if self.settings:
+            return workload
+        return self.apply(workload) if self.apply is not None else _with_lines(workload, self.lines)
+
+
+def _with_lines(workload: Workload, lines: Sequence[str]) -> Workload:
+    names: dict[str, Any] = {"torch": torch, "model": workload.model, "optimizer": workload.optimizer}
+    exec("\n".join(lines), names)
+    is_other = names["optimizer"] is not workload.optimizer
+    return with_inmost(workload, optimizer=names["optimizer"]) if is_other else workload
 
 
 @dataclass(frozen=True, slots=True)

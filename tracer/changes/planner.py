@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -22,23 +21,7 @@ from tracer.analysis.profiles.backward_passes import outermost_calls
 from tracer.analysis.profiles.findings import find_in_cycle
 from tracer.changes.change import Change, Part, Situation, peak_bytes
 from tracer.changes.flops import FlopCount
-from tracer.changes.kinds import (
-    accumulate,
-    allocator_settings,
-    attention,
-    bf16_autocast,
-    checkpoint,
-    chunked_loss,
-    evaluation,
-    free_gradients,
-    in_place,
-    model_loss,
-    optimizer_kernels,
-    other_optimizer,
-    saved_on_host,
-    small_state,
-    sparse_gradients,
-)
+from tracer.changes.kinds import accumulate, all_kinds, checkpoint
 from tracer.changes.recommendation import Group, Keeps
 from tracer.rehearsal.device_memory import DeviceMemory
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
@@ -47,30 +30,6 @@ from tracer.workloads.workload import Workload
 Build = Callable[[], Workload]
 """Makes the workload anew, with nothing in common with what it made before."""
 Device = Literal["cpu", "cuda"]
-KINDS: tuple[ModuleType, ...] = (
-    attention,
-    model_loss,
-    checkpoint,
-    evaluation,
-    free_gradients,
-    optimizer_kernels,
-    in_place,
-    bf16_autocast,
-    accumulate,
-    chunked_loss,
-    saved_on_host,
-    other_optimizer,
-    small_state,
-    sparse_gradients,
-    allocator_settings,
-)
-"""All kinds of changes. A new one is a file and a word here."""
-# In which they are made: modules and the loss, then which optimizer, then how it works, then what is around the step.
-_ORDER = (
-    *("attention", "model loss", "checkpoint", "in place", "loss", "allocator", "evaluation", "sparse gradients"),
-    *("optimizer state", "optimizer kernels", "gradients let go of", "gradients"),
-    *("offload", "precision", "accumulate"),
-)
 LEAST_SHARE = 0.01
 """Of the peak: what saves less is not worth a line."""
 _NUM_STEPS = 2
@@ -180,9 +139,10 @@ def advise(
     """
     trials = _Trials(build, device, options, settings)
     situation = trials.situation
-    changes = [change for kind in KINDS for change in kind.candidates(situation)]
-    for kind in (small_state, sparse_gradients):
-        trials.not_tried += [NotTried(name, reason) for name, reason in kind.not_tried(situation)]
+    changes = candidates(situation)
+    for kind in all_kinds():
+        if hasattr(kind, "not_tried"):
+            trials.not_tried += [NotTried(name, reason) for name, reason in kind.not_tried(situation)]
     for number, change in enumerate(changes):
         trials.outcome((change,))
         progress(number + 1, len(changes))
@@ -192,6 +152,12 @@ def advise(
     together = _together(trials, advice.best)
     fit = None if target_bytes is None else Fit(target_bytes, _cheapest(trials, alone, target_bytes))
     return replace(advice, together=together, fit=fit, num_tried=trials.num_tried, not_tried=tuple(trials.not_tried))
+
+
+def candidates(situation: Situation) -> list[Change]:
+    """Return the changes of all kinds that make sense for a program."""
+    of_models = [kind for kind in all_kinds() if hasattr(kind, "candidates")]
+    return [change for kind in of_models for change in kind.candidates(situation)]
 
 
 class _Trials:
@@ -261,8 +227,7 @@ class _Trials:
         return self._outcomes[key]
 
     def _tried(self, changes: Sequence[Change]) -> Outcome:
-        of_program = [change for change in changes if not change.settings]
-        rehearsal, flops = self._rehearsed(of_program)
+        rehearsal, flops = self._rehearsed([change for change in changes if not change.settings])
         self.num_tried += 1
         return self._outcome_of(changes, rehearsal, flops)
 
@@ -303,8 +268,8 @@ class _Trials:
 
 def applied(workload: Workload, changes: Iterable[Change]) -> Workload:
     """A freshly built workload with changes made: those of modules before those of the step around them."""
-    for change in sorted(changes, key=lambda change: _ORDER.index(change.family)):
-        workload = change.apply(workload)
+    for change in sorted(changes, key=lambda change: change.stage):
+        workload = change.made_to(workload)
     return workload
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tracer.changes.change import BATCH_NORMS, Change, Situation
+from tracer.changes.change import BATCH_NORMS, Change, Situation, Stage
 from tracer.changes.recommendation import Group, Keeps
 from tracer.changes.wrapped import Wrapped, inmost
 from tracer.nested import leaves
@@ -89,6 +89,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
                     "optimizer.step()",
                 ),
                 apply=partial(Accumulated, num_parts=num_parts),
+                stage=Stage.BATCH,
                 needs="Batch norms see a part of the batch at a time." if mixes else "",
                 cost=f"{num_parts} times as many kernels, each on a {num_parts}th of the data.",
             )

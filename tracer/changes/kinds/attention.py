@@ -30,7 +30,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
     if sum(modules.values()) < _WORTHWHILE * situation.peak_bytes:
         return
     if hasattr(situation.model, "set_attn_implementation"):  # Hugging Face's, which was told to work naively
-        yield _change(('model.set_attn_implementation("sdpa")',), _set_sdpa)
+        yield _change(('model.set_attn_implementation("sdpa")',))
         return
     names = sorted(modules)
     where = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -42,7 +42,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
     yield _change(lines, partial(_fused, _kinds(situation, names)))
 
 
-def _change(lines: tuple[str, ...], apply: Callable[[Workload], Workload]) -> Change:
+def _change(lines: tuple[str, ...], apply: Callable[[Workload], Workload] | None = None) -> Change:
     return Change(
         name="scaled_dot_product_attention instead of a softmax between two products",
         family=FAMILY,
@@ -52,11 +52,6 @@ def _change(lines: tuple[str, ...], apply: Callable[[Workload], Workload]) -> Ch
         apply=apply,
         needs="Nothing reads the attention's weights.",
     )
-
-
-def _set_sdpa(workload: Workload) -> Workload:
-    workload.model.set_attn_implementation("sdpa")  # type: ignore[operator]
-    return workload
 
 
 def _kinds(situation: Situation, names: list[str]) -> tuple[str, ...]:

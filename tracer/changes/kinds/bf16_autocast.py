@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tracer.changes.change import Change, Situation
+from tracer.changes.change import Change, Situation, Stage
 from tracer.changes.hooks import Hooks
 from tracer.changes.recommendation import Group, Keeps
 from tracer.changes.script_changes import BF16
@@ -62,5 +62,6 @@ def candidates(situation: Situation) -> Iterator[Change]:
             "    loss = loss_fn(model(inputs), targets)",
         ),
         apply=_Autocast,
+        stage=Stage.STEP,
         needs="Products are rounded to 8 bits of mantissa.",
     )

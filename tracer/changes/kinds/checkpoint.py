@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
-from tracer.changes.change import BATCH_NORMS, Change, Part, Situation
+from tracer.changes.change import BATCH_NORMS, Change, Part, Situation, Stage
 from tracer.changes.hooks import Hooks, Reached
 from tracer.changes.recommendation import Group, Keeps
 from tracer.changes.script_changes import CHECKPOINT
 from tracer.workloads.module_steps import repeated_blocks
-from tracer.workloads.workload import Workload
 
 FAMILY = "checkpoint"
 _WORTHWHILE = 0.002
@@ -137,26 +136,9 @@ def _checkpointed(situation: Situation, names: Sequence[str], *, keeps_products:
         group=Group.COMPUTE,
         keeps=Keeps.BITS,
         lines=tuple(lines),
-        apply=_applied(order, _contexts if keeps_products else None),
+        stage=Stage.FORWARD,
         cost=_BATCH_NORM if has_batch_norm else "",
     )
-
-
-def _contexts() -> Any:
-    kept = [getattr(torch.ops.aten, name).default for name in _KEPT]
-    return create_selective_checkpoint_contexts(kept)  # type: ignore[no-untyped-call]
-
-
-def _applied(names: Sequence[str], contexts: Callable[[], Any] | None) -> Callable[[Workload], Workload]:
-    more = {} if contexts is None else {"context_fn": contexts}
-
-    def apply(workload: Workload) -> Workload:
-        for name in names:
-            block = workload.model.get_submodule(name)
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False, **more)
-        return workload
-
-    return apply
 
 
 def module_words(names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tracer.changes.change import Change, Situation
+from tracer.changes.change import Change, Situation, Stage
 from tracer.changes.hooks import Hooks
 from tracer.changes.recommendation import Group, Keeps
 from tracer.changes.script_changes import FREE_GRADIENTS
@@ -37,6 +37,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
         keeps=Keeps.BITS,
         lines=("optimizer.step()", "optimizer.zero_grad(set_to_none=True)"),
         apply=_applied,
+        stage=Stage.STEP,
         needs="Nothing reads the gradients after the optimizer's step.",
     )
 

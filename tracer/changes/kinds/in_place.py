@@ -9,7 +9,6 @@ from torch import nn
 
 from tracer.changes.change import Change, Situation
 from tracer.changes.recommendation import Group, Keeps
-from tracer.workloads.workload import Workload
 
 _KINDS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.Hardtanh, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """Whose backward needs the result, or a mask, and not the input."""
@@ -29,16 +28,8 @@ def candidates(situation: Situation) -> Iterator[Change]:
                 f"    if isinstance(module, ({', '.join(f'torch.nn.{name}' for name in names)},)):",
                 "        module.inplace = True",
             ),
-            apply=make_in_place,
         )
 
 
 def _found(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, _KINDS) and not module.inplace]
-
-
-def make_in_place(workload: Workload) -> Workload:
-    """Tell all of them to."""
-    for module in _found(workload.model):
-        module.inplace = True
-    return workload

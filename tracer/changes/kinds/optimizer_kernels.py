@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from tracer.changes.change import Change, Situation, optimizer_options
+from tracer.changes.change import Change, Situation, Stage, optimizer_options
 from tracer.changes.hooks import Hooks
 from tracer.changes.recommendation import Group, Keeps
 from tracer.changes.script_changes import FUSED
@@ -55,7 +55,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
             group=Group.MEMORY,
             keeps=Keeps.ROUNDING,
             lines=_set("fused=True, foreach=False"),
-            apply=_with_options(fused=True, foreach=False),
+            stage=Stage.STEP,
         )
     if options.get("foreach") and not options.get("fused"):  # the rules of CUDA have made a default of None true
         yield Change(
@@ -64,7 +64,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
             group=Group.MEMORY,
             keeps=Keeps.ROUNDING,
             lines=_set("foreach=False"),
-            apply=_with_options(foreach=False),
+            stage=Stage.STEP,
             cost="A kernel for each parameter and operation: slow with many small parameters.",
         )
     if _can_step_in_backward(situation):
@@ -86,16 +86,6 @@ def can_be_fused(optimizer: torch.optim.Optimizer) -> bool:
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return all(parameter.is_floating_point() for parameter in parameters)
-
-
-def _with_options(**options: bool) -> Callable[[Workload], Workload]:
-    def apply(workload: Workload) -> Workload:
-        if workload.optimizer is not None:
-            for group in workload.optimizer.param_groups:
-                group.update({name: value for name, value in options.items() if name in group})
-        return workload
-
-    return apply
 
 
 # ---- stepping in backward --------------------------------------------------------------------------------------------
@@ -141,6 +131,7 @@ def _in_backward(situation: Situation, optimizer: torch.optim.Optimizer) -> Chan
             "# and no optimizer.step() in the loop",
         ),
         apply=_stepping_in_backward,
+        stage=Stage.STEP,
         needs="No gradient is clipped, accumulated or looked at: none is there after backward.",
     )
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from tracer.changes.change import Change, Situation, optimizer_options
+from tracer.changes.change import Change, Situation, Stage, optimizer_options
 from tracer.changes.recommendation import Group, Keeps
-from tracer.changes.wrapped import inmost, with_inmost
+from tracer.changes.wrapped import inmost
 from tracer.workloads.module_steps import StepWorkload
-from tracer.workloads.workload import Workload
 
 FAMILY = "optimizer state"
 _TWO_STATES = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax")
+
+
+def adams(situation: Situation) -> Iterator[torch.optim.Optimizer]:
+    """Yield the optimizer if it is torch's Adam or AdamW, of real parameters on a GPU, and not in a whole step."""
+    optimizer = situation.workload.optimizer
+    if optimizer is None or type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW) or situation.device == "cpu":
+        return
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    is_whole_step = isinstance(inmost(situation.workload), StepWorkload)
+    if not is_whole_step and not any(parameter.is_complex() for parameter in parameters):
+        yield optimizer
 
 
 def candidates(situation: Situation) -> Iterator[Change]:
@@ -41,16 +51,6 @@ def _instead(name: str, other: str, options: dict[str, Any]) -> Change:
         group=Group.TRAINING,
         keeps=Keeps.CONVERGENCE,
         lines=(f"optimizer = torch.optim.{other}(model.parameters(){arguments})",),
-        apply=_replaced(getattr(torch.optim, other), options),
+        stage=Stage.OPTIMIZER,
         needs="Retune the learning rate.",
     )
-
-
-def _replaced(of_kind: Callable[..., torch.optim.Optimizer], options: dict[str, Any]) -> Callable[[Workload], Workload]:
-    def apply(workload: Workload) -> Workload:
-        if workload.optimizer is None:
-            return workload
-        parameters = [parameter for group in workload.optimizer.param_groups for parameter in group["params"]]
-        return with_inmost(workload, optimizer=of_kind(parameters, **options))
-
-    return apply

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,14 +12,13 @@ from torch import Tensor, nn
 
 from tracer.capture.torch_private.torch_graph import running_node
 from tracer.changes import host_copies
-from tracer.changes.change import Change, Situation
+from tracer.changes.change import Change, Situation, Stage
 from tracer.changes.hooks import Hooks
 from tracer.changes.kinds.checkpoint import module_words
 from tracer.changes.recommendation import Group, Keeps
 from tracer.changes.script_changes import SAVED_ON_HOST
 from tracer.changes.wrapped import Wrapped, inmost
 from tracer.workloads.module_steps import StepWorkload
-from tracer.workloads.workload import Workload
 
 _NEEDS = "The host has the memory for it, pinned."
 _WORTHWHILE = 0.002
@@ -84,6 +82,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
             "    loss = loss_fn(model(inputs), targets)",
         ),
         apply=_ForwardOnHost,
+        stage=Stage.STEP,
         needs=_NEEDS,
         cost="All that is saved is copied to the host and back in every step.",
     )
@@ -110,22 +109,7 @@ def _of_modules(names: Sequence[str]) -> Change:
             "    block = model.get_submodule(name)",
             "    block.forward = on_host(block.forward)",
         ),
-        apply=partial(_modules_on_host, names),
+        stage=Stage.STEP,
         needs=_NEEDS,
         cost="What these modules save is copied to the host and back in every step.",
     )
-
-
-def _modules_on_host(names: Sequence[str], workload: Workload) -> Workload:
-    for name in names:
-        block = workload.model.get_submodule(name)
-        block.forward = _on_host(block.forward)
-    return workload
-
-
-def _on_host(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with torch.autograd.graph.save_on_cpu(pin_memory=True):
-            return forward(*args, **kwargs)
-
-    return call

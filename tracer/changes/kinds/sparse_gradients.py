@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ from tracer.changes.recommendation import Group, Keeps
 from tracer.changes.script_changes import SPARSE_GRADIENTS
 from tracer.changes.wrapped import inmost
 from tracer.workloads.module_steps import StepWorkload
-from tracer.workloads.workload import Workload
 
 FAMILY = "sparse gradients"
 _LEAST_BYTES = 1 << 20
@@ -65,7 +64,6 @@ def candidates(situation: Situation) -> Iterator[Change]:
             group=Group.MEMORY,
             keeps=Keeps.ROUNDING,
             lines=tuple(f'model.get_submodule("{name}").sparse = True' for name in tables),
-            apply=_made_sparse(tables),
             needs="Nothing else reads or clips these gradients.",
         )
 
@@ -116,14 +114,3 @@ def why_not(optimizer: torch.optim.Optimizer, weight: Tensor) -> str:
 
 def _bytes_of(table: nn.Embedding) -> int:
     return table.weight.numel() * table.weight.element_size()
-
-
-def _made_sparse(names: list[str]) -> Callable[[Workload], Workload]:
-    def apply(workload: Workload) -> Workload:
-        for name in names:
-            table = workload.model.get_submodule(name)
-            assert isinstance(table, nn.Embedding)
-            table.sparse = True
-        return workload
-
-    return apply

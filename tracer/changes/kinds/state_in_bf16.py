@@ -1,10 +1,15 @@
-"""Optimizer state of an unchanged script in bfloat16 between steps; the step itself is torch's own, in float32."""
+"""Optimizer state in bfloat16 between steps; the step itself is torch's own, in float32."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
+from tracer.changes.change import Change, Situation, Stage
+from tracer.changes.kinds.other_optimizer import FAMILY, adams
+from tracer.changes.recommendation import Group, Keeps
 from tracer.changes.script_changes import BF16_STATE
 from tracer.changes.state_between_steps import StateBetweenSteps
 from tracer.null_gpu import process
@@ -68,3 +73,34 @@ class StateInBf16(StateBetweenSteps, makes=BF16_STATE):
                 noise = torch.randint(_LOW_BITS, bits.shape, dtype=bits.dtype, device=bits.device, generator=generator)
                 bits.add_(noise).bitwise_and_(-_LOW_BITS)
             into.copy_(piece)
+
+
+_IN_BF16 = (
+    "def widen(optimizer, *_):",
+    "    for values in optimizer.state.values():",
+    '        for name in ("exp_avg", "exp_avg_sq"):',
+    "            values[name] = values[name].float()",
+    "def narrow(optimizer, *_):",
+    "    for values in optimizer.state.values():",
+    '        for name in ("exp_avg", "exp_avg_sq"):',
+    "            bits = values[name].view(torch.int32)  # rounded at random, so that small changes are not lost",
+    "            bits.add_(torch.randint_like(bits, 1 << 16)).bitwise_and_(-1 << 16)",
+    "            values[name] = values[name].to(torch.bfloat16)",
+    "optimizer.register_step_pre_hook(widen)",
+    "optimizer.register_step_post_hook(narrow)",
+)
+
+
+def candidates(situation: Situation) -> Iterator[Change]:
+    """State of Adam's in bfloat16, on a GPU."""
+    for optimizer in adams(situation):
+        if all(parameter.dtype == torch.float32 for group in optimizer.param_groups for parameter in group["params"]):
+            yield Change(
+                name=f"state of {type(optimizer).__name__} in bfloat16 between steps",
+                family=FAMILY,
+                group=Group.ARITHMETIC,
+                keeps=Keeps.CONVERGENCE,
+                lines=_IN_BF16,
+                stage=Stage.OPTIMIZER,
+                needs="State is rounded to 8 bits of mantissa.",
+            )

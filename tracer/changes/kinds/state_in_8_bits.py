@@ -1,21 +1,28 @@
-"""Adam's state in 8 bits for an unchanged script: the step is made by an optimizer of an installed library."""
+"""Adam's state in 8 bits: its step is made by an optimizer of an installed library, or that one takes its place."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from tracer.changes.change import Change, Situation, Stage
 from tracer.changes.eight_bit_optimizers import EightBitLibrary, installed, keep_options, library_for
 from tracer.changes.eight_bit_packages import NOT_INSTALLED, PACKAGES
 from tracer.changes.hooks import Hooks
+from tracer.changes.kinds.other_optimizer import FAMILY, adams
 from tracer.changes.made_steps import STAND_INS, MadeSteps
+from tracer.changes.recommendation import Group, Keeps
 from tracer.changes.script_changes import STATE_IN_8_BITS
 from tracer.changes.state_between_steps import NO_STATE
+from tracer.changes.wrapped import with_inmost
 from tracer.errors import TracerError
 from tracer.null_gpu import process
+from tracer.workloads.workload import Workload
 
 
 class StateIn8Bits(Hooks, makes=STATE_IN_8_BITS):
@@ -96,3 +103,35 @@ class StateIn8Bits(Hooks, makes=STATE_IN_8_BITS):
         inner.state = optimizer.state  # so that a checkpoint has it
         self.num_made += 1
         return inner
+
+
+def candidates(situation: Situation) -> Iterator[Change]:
+    """The optimizer of each library that is installed, in the place of Adam."""
+    for optimizer in adams(situation):
+        for library in installed():
+            if library.takes(optimizer):
+                yield Change(
+                    name=f"{library.kind_for(type(optimizer))} instead of {type(optimizer).__name__}",
+                    family=FAMILY,
+                    group=Group.ARITHMETIC,
+                    keeps=Keeps.CONVERGENCE,
+                    lines=library.lines_for(optimizer),
+                    apply=partial(_by, library),
+                    stage=Stage.OPTIMIZER,
+                    needs=f"State is rounded to 8 bits, with a scale for 256 values, by {library.words}.",
+                )
+
+
+def not_tried(situation: Situation) -> Iterator[tuple[str, str]]:
+    """State in 8 bits where no library has it: the name, and why."""
+    kind = type(situation.workload.optimizer)
+    if kind in (torch.optim.Adam, torch.optim.AdamW) and situation.device != "cpu" and not installed():
+        yield f"{kind.__name__} with state in 8 bits", f"{NOT_INSTALLED}."
+
+
+def _by(library: EightBitLibrary, workload: Workload) -> Workload:
+    own = workload.optimizer
+    assert own is not None
+    if workload.device.type == "cpu":  # to be rehearsed: what a library's kernels do cannot be
+        library = replace(library, is_estimate=True)
+    return with_inmost(workload, optimizer=library.made(type(own), own.param_groups))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tracer.changes.applied import AppliedChanges
-from tracer.changes.kinds.bf16_state import StateInBf16
+from tracer.changes.kinds.state_in_bf16 import StateInBf16
 from tracer.changes.script_changes import BF16_STATE, STATE_ON_HOST
 
 
@@ -28,7 +28,7 @@ def test_numbers_that_bfloat16_has_stay_and_so_does_infinity() -> None:
 
 
 def test_pieces_are_all_of_it_in_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracer.changes.kinds.bf16_state._PIECE_ELEMENTS", 5)
+    monkeypatch.setattr("tracer.changes.kinds.state_in_bf16._PIECE_ELEMENTS", 5)
     value = torch.arange(12.0).reshape(3, 4)
     for tensor in (value, value.t().contiguous().t()):  # columns one behind the other
         assert torch.equal(StateInBf16().put_away(tensor.clone(), None).float(), value)
