@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from tests.changes.programs import PROGRAMS
 from tracer.changes.applied import AppliedChanges
-from tracer.changes.kinds.state_in_bf16 import StateInBf16
+from tracer.changes.kinds.state_in_bf16 import StateInBf16, candidates
+from tracer.changes.planner import _Trials
 from tracer.changes.script_changes import BF16_STATE, STATE_ON_HOST
 
 
@@ -75,3 +77,15 @@ def test_state_that_is_on_the_host_is_left_there(monkeypatch: pytest.MonkeyPatch
     assert optimizer.state[weight]["exp_avg"].dtype == torch.float32
     assert optimizer.param_groups[0]["params"] == [weight] and float(optimizer.state[weight]["step"]) == 2
     assert [note.partition(":")[0] for note in applied.notes] == ["bf16-state"]
+
+
+def test_a_model_is_offered_it_and_its_weights_stay_finite() -> None:
+    (change,) = candidates(_Trials(PROGRAMS["lstm"], "cuda", {}).situation)
+    workload = change.made_to(PROGRAMS["lstm"]())
+    for _ in range(2):
+        workload.backward(workload.forward(workload.next_batch()))
+        workload.optimizer_step()
+    assert workload.optimizer is not None
+    for values in workload.optimizer.state.values():
+        assert values["exp_avg"].dtype == values["exp_avg_sq"].dtype == torch.bfloat16
+    assert all(bool(weight.isfinite().all()) for weight in workload.model.parameters())

@@ -7,8 +7,7 @@ What makes the peak worse, or hardly smaller, is never on the list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -64,6 +63,11 @@ class Outcome:
         return max((change.group for change in self.changes), default=Group.MEMORY)
 
     @property
+    def is_of_allocator(self) -> bool:
+        """Whether they lower what is reserved alone: behind what lowers the peak itself."""
+        return all(change.settings for change in self.changes)
+
+    @property
     def needed_bytes(self) -> int:
         """What a device must have: the most reserved, or on the CPU allocated."""
         return self.peak_bytes if self.reserved_bytes is None else self.reserved_bytes
@@ -73,7 +77,7 @@ class Outcome:
         """The smaller of what is saved of either; what is only about the allocator saves reserved memory alone."""
         if self.saved_reserved_bytes is None:
             return self.saved_bytes
-        if all(change.settings for change in self.changes):
+        if self.is_of_allocator:
             return self.saved_reserved_bytes
         return self.saved_bytes if self.saved_reserved_bytes >= 0 else min(self.saved_bytes, self.saved_reserved_bytes)
 
@@ -317,27 +321,15 @@ def _listed(outcomes: Iterable[Outcome], base: Outcome) -> tuple[Outcome, ...]:
     """
     worth = [outcome for outcome in outcomes if outcome.gain_bytes >= LEAST_SHARE * base.needed_bytes]
     kept = [outcome for outcome in worth if not any(_is_beaten(outcome, other) for other in worth)]
-    return tuple(sorted(kept, key=lambda outcome: (outcome.group, _is_of_allocator(outcome), -outcome.gain_bytes)))
-
-
-def _is_of_allocator(outcome: Outcome) -> bool:
-    """Whether it lowers what is reserved alone: behind what lowers the peak itself."""
-    return all(change.settings for change in outcome.changes)
+    return tuple(sorted(kept, key=lambda outcome: (outcome.group, outcome.is_of_allocator, -outcome.gain_bytes)))
 
 
 def _is_beaten(outcome: Outcome, other: Outcome) -> bool:
     if other is outcome or other.changes[0].family != outcome.changes[0].family:
         return False
     mine, theirs = _cost(outcome), _cost(other)
-    return (
-        theirs <= mine
-        and other.gain_bytes >= outcome.gain_bytes
-        and (theirs, -other.gain_bytes)
-        != (
-            mine,
-            -outcome.gain_bytes,
-        )
-    )
+    is_as_good = theirs <= mine and other.gain_bytes >= outcome.gain_bytes
+    return is_as_good and (theirs, other.gain_bytes) != (mine, outcome.gain_bytes)
 
 
 def _cost(outcome: Outcome) -> tuple[int, int, bool, float, int]:
@@ -389,7 +381,7 @@ def _cheapest(trials: _Trials, alone: Iterable[Outcome | None], target_bytes: in
     useful = [outcome for outcome in alone if outcome is not None and outcome.gain_bytes > 0]
     enough = [outcome for outcome in useful if outcome.needed_bytes <= target_bytes]
     if enough:
-        return min(enough, key=_cost)
+        return min(enough, key=lambda outcome: (_cost(outcome), outcome.is_of_allocator))
     current: Outcome = trials.base
     for outcome in sorted(useful, key=lambda outcome: (_cost(outcome)[:3], -outcome.gain_bytes)):
         # It takes the place of what it cannot stand beside, where that is better.
@@ -404,13 +396,9 @@ def _cheapest(trials: _Trials, alone: Iterable[Outcome | None], target_bytes: in
 
 
 def _pruned(trials: _Trials, outcome: Outcome, target_bytes: int) -> Outcome:
-    for change in _dearest_first(outcome.changes):
+    dearest_first = sorted(outcome.changes, key=lambda change: (-change.group, -change.keeps, not change.cost))
+    for change in dearest_first:
         less = trials.outcome(tuple(other for other in outcome.changes if other is not change))
         if less is not None and less.needed_bytes <= target_bytes:
             outcome = less
     return outcome
-
-
-def _dearest_first(changes: Sequence[Change]) -> Iterator[Change]:
-    with suppress(ValueError):
-        yield from sorted(changes, key=lambda change: (-int(change.group), -int(change.keeps), not change.cost))

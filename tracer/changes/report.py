@@ -55,7 +55,7 @@ def _recommendation(outcome: Outcome, measured: Measured | None) -> Recommendati
 def _how_found(outcome: Outcome, measured: Measured | None) -> str:
     if measured is not None:
         return "measured"
-    return "replayed" if all(change.settings for change in outcome.changes) else "rehearsed"
+    return "replayed" if outcome.is_of_allocator else "rehearsed"
 
 
 def _cost(outcome: Outcome) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tracer.analysis.snapshots.what_if import WORTH_TRYING
 from tracer.changes.change import Change, Situation
 from tracer.changes.recommendation import Group, Keeps
+from tracer.changes.script_changes import ALLOCATOR_SETTINGS
 
 
 def candidates(situation: Situation) -> Iterator[Change]:
@@ -15,10 +16,10 @@ def candidates(situation: Situation) -> Iterator[Change]:
         return
     for settings in WORTH_TRYING:
         yield Change(
-            name=f"PYTORCH_CUDA_ALLOC_CONF={settings}",
+            name=f"{ALLOCATOR_SETTINGS}={settings}",
             family="allocator",
             group=Group.MEMORY,
             keeps=Keeps.BITS,
-            lines=(f"PYTORCH_CUDA_ALLOC_CONF={settings}",),
+            lines=(f"{ALLOCATOR_SETTINGS}={settings}",),
             settings=settings,
         )
