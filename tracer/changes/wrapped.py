@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -57,6 +59,18 @@ class Wrapped:
         """The same on copies of model and optimizer; None if that cannot be."""
         inner = self.inner.copy()
         return None if inner is None else replace(self, inner=inner)
+
+
+@dataclass(slots=True, eq=False)
+class ForwardUnder(Wrapped):
+    """The same with the forward pass under a context."""
+
+    context: Callable[[], AbstractContextManager[object]]
+
+    def forward(self, batch: Any) -> Any:
+        """The loss, a tensor."""
+        with self.context():
+            return self.inner.forward(batch)
 
 
 def inmost(workload: Workload) -> Workload:

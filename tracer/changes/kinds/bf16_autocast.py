@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import nn
@@ -14,8 +13,9 @@ from tracer.changes.change import Change, Situation, Stage
 from tracer.changes.hooks import Hooks
 from tracer.changes.recommendation import Group, Keeps
 from tracer.changes.script_changes import BF16
-from tracer.changes.wrapped import Wrapped
+from tracer.changes.wrapped import ForwardUnder
 from tracer.workloads.module_steps import StepWorkload
+from tracer.workloads.workload import Workload
 
 
 class Bf16(Hooks, makes=BF16):
@@ -27,14 +27,8 @@ class Bf16(Hooks, makes=BF16):
         return torch.autocast(device, torch.bfloat16)
 
 
-@dataclass(slots=True, eq=False)
-class _Autocast(Wrapped):
-    """The forward pass in bfloat16 where that is safe."""
-
-    def forward(self, batch: Any) -> Any:
-        """The loss, a tensor."""
-        with torch.autocast(self.device.type, dtype=torch.bfloat16):
-            return self.inner.forward(batch)
+def _under_autocast(workload: Workload) -> Workload:
+    return ForwardUnder(workload, partial(torch.autocast, workload.device.type, dtype=torch.bfloat16))
 
 
 def _runs_on_cpu(model: nn.Module) -> bool:
@@ -61,7 +55,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
             f'with torch.autocast("{situation.device}", dtype=torch.bfloat16):',
             "    loss = loss_fn(model(inputs), targets)",
         ),
-        apply=_Autocast,
+        apply=_under_autocast,
         stage=Stage.STEP,
         needs="Products are rounded to 8 bits of mantissa.",
     )

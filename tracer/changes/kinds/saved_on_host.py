@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,21 +16,11 @@ from tracer.changes.hooks import Hooks
 from tracer.changes.kinds.checkpoint import module_words
 from tracer.changes.recommendation import Group, Keeps
 from tracer.changes.script_changes import SAVED_ON_HOST
-from tracer.changes.wrapped import Wrapped, inmost
+from tracer.changes.wrapped import ForwardUnder, inmost
 from tracer.workloads.module_steps import StepWorkload
 
 _NEEDS = "The host has the memory for it, pinned."
 _WORTHWHILE = 0.002
-
-
-@dataclass(slots=True, eq=False)
-class _ForwardOnHost(Wrapped):
-    """The forward pass, whose graph keeps nothing on the device."""
-
-    def forward(self, batch: Any) -> Any:
-        """The loss, a tensor."""
-        with torch.autograd.graph.save_on_cpu(pin_memory=True):
-            return self.inner.forward(batch)
 
 
 class ActivationsOnHost(Hooks, makes=SAVED_ON_HOST):
@@ -81,7 +70,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
             "with torch.autograd.graph.save_on_cpu(pin_memory=True):",
             "    loss = loss_fn(model(inputs), targets)",
         ),
-        apply=_ForwardOnHost,
+        apply=partial(ForwardUnder, context=partial(torch.autograd.graph.save_on_cpu, pin_memory=True)),
         stage=Stage.STEP,
         needs=_NEEDS,
         cost="All that is saved is copied to the host and back in every step.",
