@@ -22,32 +22,24 @@ class FrozenOnHost(Hooks, makes=FROZEN_ON_HOST):
     note = "no large weight of a repeated block is frozen."
 
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-        """Move a model's frozen weights."""
-        self.num_made += move_frozen(model)
+        """Have frozen weights of linear layers in repeated blocks on the device only while something uses them.
 
-
-def move_frozen(model: nn.Module) -> int:
-    """Have frozen weights of linear layers in repeated blocks on the device only while something uses them.
-
-    Forward and backward each bring a layer's weight when they come to it. The model's first parameter stays, for
-    programs ask that one where the model is.
-
-    Returns:
-        Number of weights that wait on the host from now on.
-    """
-    first = next(model.parameters(), None)
-    weights: dict[Tensor, _FrozenWeight] = {}
-    for layer in (layer for block in repeated_blocks(model) for layer in block.modules()):
-        # With nothing to train it saves its weight for backward, and nothing else.
-        if type(layer) is not nn.Linear or any(parameter.requires_grad for parameter in layer.parameters()):
-            continue
-        if layer.weight not in weights:
-            if layer.weight is first or not is_worth_moving(layer.weight):
+        Forward and backward each bring a layer's weight when they come to it. The model's first parameter stays, for
+        programs ask that one where the model is.
+        """
+        first = next(model.parameters(), None)
+        weights: dict[Tensor, _FrozenWeight] = {}
+        for layer in (layer for block in repeated_blocks(model) for layer in block.modules()):
+            # With nothing to train it saves its weight for backward, and nothing else.
+            if type(layer) is not nn.Linear or any(parameter.requires_grad for parameter in layer.parameters()):
                 continue
-            weights[layer.weight] = _FrozenWeight(layer.weight)
-        layer.register_forward_pre_hook(weights[layer.weight].before_call)
-        layer.register_forward_hook(weights[layer.weight].after_call, always_call=True)
-    return len(weights)
+            if layer.weight not in weights:
+                if layer.weight is first or not is_worth_moving(layer.weight):
+                    continue
+                weights[layer.weight] = _FrozenWeight(layer.weight)
+            layer.register_forward_pre_hook(weights[layer.weight].before_call)
+            layer.register_forward_hook(weights[layer.weight].after_call, always_call=True)
+        self.num_made += len(weights)
 
 
 class _Place(NamedTuple):

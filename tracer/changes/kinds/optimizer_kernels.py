@@ -137,38 +137,27 @@ def _in_backward(situation: Situation, optimizer: torch.optim.Optimizer) -> Chan
 
 
 def _stepping_in_backward(workload: Workload) -> Workload:
-    optimizer = workload.optimizer
-    if optimizer is None:
-        return workload
-    of_kind, accepted = type(optimizer), inspect.signature(type(optimizer).__init__).parameters
-    steppers: dict[torch.Tensor, torch.optim.Optimizer] = {}
+    optimizer: Any = workload.optimizer
+    accepted = inspect.signature(type(optimizer).__init__).parameters
+    steppers = _Steppers()
     for group in optimizer.param_groups:
         options = {key: value for key, value in group.items() if key in accepted and key != "params"}
         for parameter in group["params"]:
             if parameter.requires_grad:
-                steppers[parameter] = _one(of_kind, parameter, options)
+                steppers[parameter] = type(optimizer)([parameter], **options)
 
     # The collector does not look through these hooks: one that held its optimizer would keep the model for ever.
-    holder = _Steppers(steppers)
-    reference = weakref.ref(holder)
+    reference = weakref.ref(steppers)
 
     def step(parameter: torch.Tensor) -> None:
         if (there := reference()) is not None:
-            there.of[parameter].step()
+            there[parameter].step()
             parameter.grad = None
 
     for parameter in steppers:
         parameter.register_post_accumulate_grad_hook(step)  # type: ignore[no-untyped-call]
-    return _StepInBackward(with_inmost(workload, optimizer=None), holder)
+    return _StepInBackward(with_inmost(workload, optimizer=None), steppers)
 
 
-class _Steppers:
-    """An optimizer for each parameter."""
-
-    def __init__(self, of: dict[torch.Tensor, torch.optim.Optimizer]) -> None:
-        self.of = of
-
-
-def _one(of_kind: Any, parameter: torch.Tensor, options: dict[str, Any]) -> torch.optim.Optimizer:
-    optimizer: torch.optim.Optimizer = of_kind([parameter], **options)
-    return optimizer
+class _Steppers(dict[torch.Tensor, torch.optim.Optimizer]):
+    """An optimizer for each parameter, in a dictionary that a weak reference can be to."""
