@@ -15,7 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.processes import run_python
 from tracer.changes.applied import AppliedChanges
+from tracer.changes.hooks import Hooks
+from tracer.changes.kinds import all_kinds
 from tracer.changes.script_changes import (
+    ALL_CHANGES,
     BF16,
     BF16_WEIGHTS,
     BUCKET_VIEWS,
@@ -58,6 +61,11 @@ def test_names_are_put_in_the_order_of_what_they_give_up() -> None:
     assert list(SCRIPT_CHANGES) == sorted(SCRIPT_CHANGES, key=lambda change: change.group)
     with pytest.raises(UsageError, match="There is no change fp8"):
         script_changes("fp8")
+
+
+def test_each_change_but_settings_has_hooks() -> None:
+    all_kinds()
+    assert set(Hooks.of) == {change for change in ALL_CHANGES if not change.settings}
 
 
 def test_settings_are_added_once(monkeypatch: pytest.MonkeyPatch) -> None:

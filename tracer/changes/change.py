@@ -53,14 +53,17 @@ class Change:
         """Return a freshly built workload with the change made, if it is one of programs."""
         if self.settings:
             return workload
-        return self.apply(workload) if self.apply is not None else _with_lines(workload, self.lines)
+        if self.apply is not None:
+            return self.apply(workload)
+        optimizer = after(self.lines, model=workload.model, optimizer=workload.optimizer)["optimizer"]
+        return workload if optimizer is workload.optimizer else with_inmost(workload, optimizer=optimizer)
 
 
-def _with_lines(workload: Workload, lines: Sequence[str]) -> Workload:
-    names: dict[str, Any] = {"torch": torch, "model": workload.model, "optimizer": workload.optimizer}
+def after(lines: Sequence[str], **names: Any) -> dict[str, Any]:
+    """Run lines in a program that has these names; return its names by then."""
+    names["torch"] = torch
     exec("\n".join(lines), names)
-    is_other = names["optimizer"] is not workload.optimizer
-    return with_inmost(workload, optimizer=names["optimizer"]) if is_other else workload
+    return names
 
 
 @dataclass(frozen=True, slots=True)

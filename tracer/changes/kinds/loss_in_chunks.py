@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial, wraps
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tracer.changes.change import Change, Situation
+from tracer.changes.change import Change, Situation, after
 from tracer.changes.hooks import Hooks
 from tracer.changes.recommendation import Group, Keeps
 from tracer.changes.script_changes import CHUNKED_LOSS
@@ -312,27 +312,24 @@ def _of_program(situation: Situation) -> Iterator[Change]:
     for chunks in sorted({min(number, size) for number in _CHUNKS}):
         if chunks < 2 or size % chunks:
             continue
+        lines = (
+            "from torch.utils.checkpoint import checkpoint",
+            f"pairs = zip(logits.chunk({chunks}), targets.chunk({chunks}))",
+            "loss = torch.stack([checkpoint(loss_fn, *pair, use_reentrant=False) for pair in pairs]).mean()",
+        )
         yield Change(
             name=f"the loss in {chunks} chunks, each computed again in backward",
             family="loss",
             group=Group.MEMORY,
             keeps=Keeps.ROUNDING,
-            lines=(
-                "from torch.utils.checkpoint import checkpoint",
-                f"pairs = zip(logits.chunk({chunks}), targets.chunk({chunks}))",
-                "loss = torch.stack([checkpoint(loss_fn, *pair, use_reentrant=False) for pair in pairs]).mean()",
-            ),
-            apply=partial(_with_chunks, chunks),
+            lines=lines,
+            apply=partial(_with_lines, lines),
             needs="The loss is a mean over the batch.",
         )
 
 
-def _with_chunks(num_chunks: int, workload: Workload) -> Workload:
+def _with_lines(lines: Sequence[str], workload: Workload) -> Workload:
     whole = inmost(workload).loss  # type: ignore[attr-defined]
-    return with_inmost(workload, loss=partial(_chunked, whole, num_chunks))
-
-
-def _chunked(loss: Callable[[Tensor, Tensor], Tensor], num_chunks: int, output: Tensor, target: Tensor) -> Tensor:
-    pairs = zip(output.chunk(num_chunks), target.chunk(num_chunks), strict=True)
-    losses: list[Any] = [checkpoint(loss, *pair, use_reentrant=False) for pair in pairs]
-    return torch.stack(losses).mean()
+    return with_inmost(
+        workload, loss=lambda logits, targets: after(lines, logits=logits, targets=targets, loss_fn=whole)["loss"]
+    )
