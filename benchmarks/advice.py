@@ -15,9 +15,9 @@ from functools import partial
 import torch
 
 from benchmarks.advice_programs import PROGRAMS, Program
-from tracer.advice.change import Change
-from tracer.advice.planner import Outcome, advise, applied
-from tracer.advice.recommendation import Group, Recommendation
+from tracer.changes.change import Change
+from tracer.changes.planner import Outcome, advise, applied
+from tracer.changes.recommendation import Group, Recommendation
 from tracer.null_gpu.cards import A100
 from tracer.null_gpu.cudnn import cudnn_of
 from tracer.null_gpu.process import restart_on

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.advice.programs import UNet
+from tests.changes.programs import UNet
 from tracer.workloads.module_steps import ModuleWorkload
 
 Program = Callable[[torch.device], ModuleWorkload]

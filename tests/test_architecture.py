@@ -20,7 +20,7 @@ _BASE = {"tracer.arrays", "tracer.block_sizes", "tracer.errors", "tracer.units",
 _RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator", "tracer.trace"}
 _MEANS = {*_RECORDS, "tracer.analysis"}
 _NULL_GPU = {"tracer.null_gpu", "tracer.null_gpu.job", "tracer.null_gpu.values"}
-_FOUND = {*_MEANS, "tracer.null_gpu", "tracer.advice", "tracer.rehearsal"}
+_FOUND = {*_MEANS, "tracer.null_gpu", "tracer.changes", "tracer.rehearsal"}
 _WRITES = {*_FOUND, "tracer.results", "tracer.exporters"}
 ROOMS: dict[str, set[str]] = {
     "tracer.arrays": set(),
@@ -41,7 +41,7 @@ ROOMS: dict[str, set[str]] = {
     "tracer.allocator": {*_BASE, "tracer.snapshot"},
     "tracer.analysis": _RECORDS,
     "tracer.rehearsal": {*_BASE, "tracer.null_gpu", "tracer.workloads", "tracer.capture", "tracer.allocator"},
-    "tracer.advice": {*_MEANS, "tracer.null_gpu", "tracer.rehearsal", "tracer.workloads"},
+    "tracer.changes": {*_MEANS, "tracer.null_gpu", "tracer.rehearsal", "tracer.workloads"},
     "tracer.results": _FOUND,
     "tracer.exporters": {*_FOUND, "tracer.results"},
     "tracer.timeline_tracer": _WRITES,

@@ -18,9 +18,9 @@ from tests.exporters.page.page_samples import peak_row
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import write
 from tests.trace import chrome
-from tracer.advice.recommendation import AdviceReport, Recommendation, UnneededMemory
 from tracer.analysis.peak_row import PeakRow
 from tracer.capture.values_read import LeftOut, ValueRead, ValuesRead
+from tracer.changes.recommendation import AdviceReport, Recommendation, UnneededMemory
 from tracer.exporters.json_documents.advice import write_advice_json
 from tracer.exporters.json_documents.fit import write_fit_json
 from tracer.exporters.json_documents.header import UNITS

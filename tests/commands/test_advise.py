@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tracer.advice.recommendation import Group
+from tracer.changes.recommendation import Group
 from tracer.commands.app import app
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 
-_FACTORY = ["--model", "tests.advice.programs:stack", "--device", "cpu"]
+_FACTORY = ["--model", "tests.changes.programs:stack", "--device", "cpu"]
 _SHORT = [
     *("--n-wait-steps", "0", "--n-active-steps", "1", "--n-repeats", "1"),
     *("--no-cuda-timing", "--no-memory-timeline"),
@@ -51,10 +51,10 @@ def test_a_size_that_is_none_is_said(tmp_path: Path) -> None:
     assert "much is not a size." in ended.stderr
 
 
-@pytest.mark.slow  # every change by the rules of a device; tests/advice/test_planner.py has the plan
+@pytest.mark.slow  # every change by the rules of a device; tests/changes/test_planner.py has the plan
 def test_a_prediction_says_what_makes_it_fit(tmp_path: Path) -> None:
     """Nothing is in it but the device's rules: parameters, their state and cuBLAS's workspaces."""
-    program = ["predict", "--model", "tests.advice.programs:stack", "--advise", "--json", "--save-dir", str(tmp_path)]
+    program = ["predict", "--model", "tests.changes.programs:stack", "--advise", "--json", "--save-dir", str(tmp_path)]
     ended = CliRunner().invoke(app, program)
     assert ended.exit_code == 0, ended.output
     advice = json.loads(ended.stdout)["advice"]

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 import main
 from tracer.capture.values_read import ValuesRead
+from tracer.changes.script_changes import SCRIPT_CHANGES, ScriptChange
 from tracer.commands.fit_trials import Trials
 from tracer.exporters.document import Document
 from tracer.exporters.recording_file.checked_columns import RECORDING
@@ -33,7 +34,6 @@ from tracer.results.null_job import NullJob
 from tracer.runs import null_job
 from tracer.runs.null_job import Job
 from tracer.runs.null_values import read_by_program, values_read
-from tracer.runs.script_changes import SCRIPT_CHANGES, ScriptChange
 from tracer.units import GIB
 
 GPT = ("--model", "models.gpt:build")

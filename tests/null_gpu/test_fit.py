@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from tests.processes import run_python
-from tracer.advice.changes.eight_bit_packages import installed_packages
+from tracer.changes.eight_bit_packages import installed_packages
+from tracer.changes.script_changes import FUSED, changes_of
 from tracer.commands.fit_answer import TRIAL
 from tracer.commands.fit_trials import Trials
 from tracer.commands.shared_start import SharedStart
 from tracer.null_gpu.cards import devices_of
 from tracer.runs.null_job import Job
-from tracer.runs.script_changes import FUSED, changes_of
 from tracer.runs.trial_channel import TrialRequest
 
 pytestmark = pytest.mark.slow

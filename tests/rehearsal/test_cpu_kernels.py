@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.advice.programs import PROGRAMS
+from tests.changes.programs import PROGRAMS
 from tests.truth.isolate import value_in_fresh_process
-from tracer.advice.changes.accumulate import Accumulated
+from tracer.changes.kinds.accumulate import Accumulated
 from tracer.rehearsal import cpu_kernels
 from tracer.rehearsal.cpu_kernels import CpuKernels
 from tracer.rehearsal.recorder import OperatorCall

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.advice.programs import stack
-from tracer.advice.change import Change
-from tracer.advice.planner import advise
-from tracer.advice.recommendation import Group, Measured
+from tests.changes.programs import stack
+from tracer.changes.change import Change
+from tracer.changes.planner import advise
+from tracer.changes.recommendation import Group, Measured
 from tracer.exporters.json_documents.advice import advice_values
 from tracer.exporters.screen.advice import print_advice
 from tracer.exporters.screen.terminal import screen

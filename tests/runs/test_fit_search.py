@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tracer.changes.script_changes import CHECKPOINT, SCRIPT_CHANGES, changes_to_apply, script_changes
 from tracer.errors import UsageError
 from tracer.exporters.json_documents.fit import read_fit_json, write_fit_json
 from tracer.results.fit import FitReport, FitTrial
 from tracer.runs.fit_search import least_that_fits
-from tracer.runs.script_changes import CHECKPOINT, SCRIPT_CHANGES, changes_to_apply, script_changes
 
 GIB = 1 << 30
 NAMES = [change.name for change in changes_to_apply(is_job=False)]
@@ -133,10 +133,10 @@ def test_a_report_is_written_and_its_changes_are_applied(tmp_path: Path) -> None
     write_fit_json(FitReport("an RTX 4090", 23 * GIB, ("train.py", "--epochs", "3"), trials, ("checkpoint",)), path)
     document = json.loads(path.read_text("utf-8"))
     assert document["trials"][0]["allocated_bytes"] == GIB and document["script"] == ["train.py", "--epochs", "3"]
-    assert script_changes(str(path)) == (CHECKPOINT,)
+    assert script_changes(",".join(read_fit_json(path))) == (CHECKPOINT,)
     path.write_text(json.dumps({**document, "apply": ["fp8"]}), "utf-8")
     with pytest.raises(UsageError, match="There is no change fp8"):
-        script_changes(str(path))
+        script_changes(",".join(read_fit_json(path)))
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tracer.changes.script_changes import SCRIPT_CHANGES
 from tracer.results.fit import FitTrial
 from tracer.runs.fit_search import Changes
 from tracer.runs.fit_table import Arguments, cheapest_first, search
-from tracer.runs.script_changes import SCRIPT_CHANGES
 
 BATCHES: list[Arguments] = [("--batch", "4"), ("--batch", "2")]
 

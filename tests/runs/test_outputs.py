@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.pieces import Pieces, raising
-from tracer.advice.recommendation import AdviceReport
 from tracer.analysis.profiles import findings as findings_module
 from tracer.capture.run_origin import RunOrigin
+from tracer.changes.recommendation import AdviceReport
 from tracer.errors import OutputError
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.results.run_results import RunResults

@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.flop_counter import FlopCounterMode
 
-from tracer.runs.applied_changes import AppliedChanges
-from tracer.runs.script_changes import CHECKPOINT
+from tracer.changes.applied import AppliedChanges
+from tracer.changes.script_changes import CHECKPOINT
 from tracer.runs.step_flops import StepFlops
 
 ROWS, NARROW, WIDE, BLOCKS = 8, 16, 32, 3

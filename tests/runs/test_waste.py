@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from tests.advice.wasteful import PROGRAMS, pair, train
+from tests.changes.wasteful import PROGRAMS, pair, train
 from tests.truth.catalogue import entry_of
 from tests.truth.isolate import value_in_fresh_process
-from tracer.advice.unneeded import LARGE_SHARE, unneeded_memory, unneeded_sentence
 from tracer.analysis.profiles.waste import Waste, WasteKind
+from tracer.changes.unneeded import LARGE_SHARE, unneeded_memory, unneeded_sentence
 from tracer.exporters.screen.run import short_lines
 from tracer.results.run_results import RunResults
 from tracer.runs.outputs import unneeded_of

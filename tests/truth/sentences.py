@@ -78,7 +78,7 @@ def false_sentences(name: str) -> tuple[tuple[str, ...], int]:
 
 
 def _judge(one: Any, program: Program, name: str, alive: Callable[[], int]) -> list[str]:
-    from tracer.advice.unneeded import unneeded_memory, unneeded_sentence
+    from tracer.changes.unneeded import unneeded_memory, unneeded_sentence
 
     (found,) = unneeded_memory([one], device="cpu")
     sentence, false = unneeded_sentence(found, 0), []

@@ -27,8 +27,8 @@ from tracer.results.fit import FitReport, FitTrial
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
+    from tracer.changes.script_changes import ScriptChange
     from tracer.runs.null_job import Job
-    from tracer.runs.script_changes import ScriptChange
 
 _DOES_NOT_FIT = 3
 _MAX_COMMANDS = 5
@@ -125,8 +125,8 @@ def fit(
 
 def _least(devices: Devices, own: tuple[str, ...], trials: Trials) -> FitReport:
     """The least that has to change, each trial said as it comes; what no change from outside can mend ends it."""
+    from tracer.changes.script_changes import changes_against
     from tracer.runs.fit_search import least_that_fits
-    from tracer.runs.script_changes import changes_against
 
     made: list[FitTrial] = []
 

@@ -47,10 +47,10 @@ def answer_trial(
         TracerError: There is no such script, or nothing was found in it.
     """
     devices = start_on(card)
-    from tracer.runs.applied_changes import AppliedChanges
+    from tracer.changes.applied import AppliedChanges
+    from tracer.changes.script_changes import script_changes
     from tracer.runs.child_processes import end_with_parent
     from tracer.runs.forked_trials import ForkedTrials
-    from tracer.runs.script_changes import script_changes
     from tracer.runs.trial_channel import Channel, TrialRequest
     from tracer.runs.trial_memory import TrialMemory
 

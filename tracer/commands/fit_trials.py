@@ -27,11 +27,11 @@ from tracer.results.fit import FitReport, FitTrial, RankTrial
 
 if TYPE_CHECKING:
     from tracer.analysis.snapshots.explanation import Explanation
+    from tracer.changes.script_changes import ScriptChange
     from tracer.null_gpu.cards import Devices
     from tracer.null_gpu.job.place import Place
     from tracer.results.null_job import NullJob, RankRun
     from tracer.runs.null_job import Job
-    from tracer.runs.script_changes import ScriptChange
     from tracer.runs.trial_channel import TrialRequest
 
 _OURS = ("Error: ", "Hint: ", "Note: ", "Nothing was recorded")
@@ -211,7 +211,7 @@ def each_alone(trials: Trials, base: FitTrial | None = None) -> list[FitTrial]:
     Raises:
         TracerError: The script ended otherwise than for want of memory, and without any change.
     """
-    from tracer.runs.script_changes import changes_of
+    from tracer.changes.script_changes import changes_of
 
     made = [trials.make() if base is None else base]
     if base is None:
@@ -250,7 +250,7 @@ def first_that_fits(trials: Sequence[FitTrial]) -> tuple[str, ...] | None:
 
 def _variables(changes: Sequence[ScriptChange], request: TrialRequest) -> dict[str, str]:
     """Environment variables of a trial that begins anew."""
-    from tracer.runs.script_changes import ALLOCATOR_SETTINGS, set_allocator
+    from tracer.changes.script_changes import ALLOCATOR_SETTINGS, set_allocator
 
     variables = {TRIAL: request.text}
     variables |= {key: os.environ[key] for key in (ALLOCATOR_SETTINGS,) if key in os.environ}

@@ -28,7 +28,7 @@ from tracer.null_gpu.job.place import Place as RankPlace
 from tracer.results.fit import FitTrial
 
 if TYPE_CHECKING:
-    from tracer.advice.recommendation import AdviceReport
+    from tracer.changes.recommendation import AdviceReport
     from tracer.null_gpu.cards import Card, Devices
     from tracer.results.prediction import LargestSize, Prediction
     from tracer.results.run_results import RunResults
@@ -185,8 +185,8 @@ def _say_next(fits: bool | None, options: Options) -> None:
 
 
 def _advice(options: Options, card: Card | None, *, is_there: bool) -> AdviceReport:
-    from tracer.advice.planner import advise
-    from tracer.advice.report import report_of
+    from tracer.changes.planner import advise
+    from tracer.changes.report import report_of
     from tracer.null_gpu.cards import UNNAMED
     from tracer.null_gpu.cudnn import cudnn_of
 

@@ -9,6 +9,7 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tracer.changes.script_changes import ALLOCATOR_SETTINGS
 from tracer.commands.common import refuse, was_given
 from tracer.errors import Terminated, TracerError, UsageError
 from tracer.exporters.screen.terminal import say
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from tracer.runs.null_trial import ScriptSizes
     from tracer.runs.script_run import ScriptProfile
 
-_SETTINGS_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 _OF_MODELS = ("model", "model_input", "model_arg", "hf_config", "batch_size", "tokens", "lora", "optimizer")
 _OF_SEARCHES = ("largest_batch", "largest_tokens", "largest_image")
 _OF_SCRIPTS = ("module", "steps")
@@ -115,7 +115,7 @@ def _start(options: Options, devices: Devices) -> None:
     if not is_insisted and "torch" in sys.modules and not process.is_active():
         raise NullGpuError("torch is already loaded in this process; the null GPU must be loaded before it.")
     if place.settings:
-        os.environ[_SETTINGS_VARIABLE] = place.settings
+        os.environ[ALLOCATOR_SETTINGS] = place.settings
     card = devices.card
     process.restart_on([replace(card, name=card.name or A100.name)] * devices.count)
 

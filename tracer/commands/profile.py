@@ -293,7 +293,7 @@ def _adviser(
             return options.workload.build(torch.device("cpu"), device_named=False)
 
     def advise(workload: Workload, results: RunResults) -> RunResults:
-        from tracer.advice.unneeded import unneeded_memory
+        from tracer.changes.unneeded import unneeded_memory
         from tracer.runs.advising import advise_on
 
         with _progress("Changes tried", is_shown=not options.screen.quiet) as progress:

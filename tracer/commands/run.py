@@ -28,6 +28,7 @@ from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.job.place import Place
 
 if TYPE_CHECKING:
+    from tracer.changes.script_changes import ScriptChange
     from tracer.null_gpu.cards import Devices
     from tracer.runs.null_job import Job
     from tracer.runs.script_run import MakeLater, MakeSession
@@ -92,7 +93,7 @@ def run(
     with errors_for_people():
         _ = on.answers  # a mistake in them is said first
         script, arguments, module, late = script_named(on, script, arguments, is_module=module)
-        _check_changes(apply)
+        changes = _checked_changes(apply) if apply else ()
         if advise:
             _check_advise(on, apply)
         if on.on is not None and (asked := asked_trial()) is not None:
@@ -119,7 +120,7 @@ def run(
     from tracer.runs.termination import Termination
 
     here, ended = on_null_gpu(on, save_dir, quiet=screen.quiet), closing(Termination())
-    with errors_for_people(), kept_import_path(), here, _made(apply) as notes, ended as termination:
+    with errors_for_people(), kept_import_path(), here, _made(changes) as notes, ended as termination:
         steps = (schedule.of_calls() if inference else schedule).schedule()
         check_folder(save_dir)
         check_script(script, is_module=module)
@@ -230,18 +231,22 @@ def _later(common: _Common) -> MakeLater:
     )
 
 
-def _check_changes(names: str) -> None:
-    """Settings of the allocator are set here, before torch reads them.
+def _checked_changes(names: str) -> Sequence[ScriptChange]:
+    """Return changes by their names, or those of a fit.json, with the allocator's set, before torch reads them.
 
     Raises:
-        UsageError: There is no such change, or it needs what is not installed.
+        UsageError: There is no such change or file, or it needs what is not installed.
     """
-    if names:
-        from tracer.runs.script_changes import check_installed, script_changes, set_allocator
+    from tracer.changes.script_changes import check_installed, script_changes, set_allocator
 
-        changes = script_changes(names)
-        check_installed(changes)
-        set_allocator(changes)
+    if names.endswith(".json"):
+        from tracer.exporters.json_documents.fit import read_fit_json
+
+        names = ",".join(read_fit_json(Path(names)))
+    changes = script_changes(names)
+    check_installed(changes)
+    set_allocator(changes)
+    return changes
 
 
 def _check_advise(on: OnOptions, apply: str) -> None:
@@ -268,13 +273,12 @@ def _advise(devices: Devices, card: str, own: tuple[str, ...], save_dir: Path, j
 
 
 @contextmanager
-def _made(names: str) -> Iterator[Callable[[], Sequence[str]]]:
+def _made(changes: Sequence[ScriptChange]) -> Iterator[Callable[[], Sequence[str]]]:
     """Changes are made meanwhile; what is given says what could not be."""
-    if not names:
+    if not changes:
         yield lambda: ()
         return
-    from tracer.runs.applied_changes import AppliedChanges
-    from tracer.runs.script_changes import script_changes
+    from tracer.changes.applied import AppliedChanges
 
-    with AppliedChanges(script_changes(names)) as applied:
+    with AppliedChanges(changes) as applied:
         yield lambda: applied.notes

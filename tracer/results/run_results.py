@@ -8,7 +8,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracer.advice.recommendation import AdviceReport
 from tracer.analysis.peak_diff import PeakDiff, SavedPeak
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.eager_comparison import compared_with_eager
@@ -23,6 +22,7 @@ from tracer.capture.run_origin import RunOrigin
 from tracer.capture.sources.project_files import ProjectFiles
 from tracer.capture.sources.source_files import is_package_code
 from tracer.capture.values_read import ValuesRead
+from tracer.changes.recommendation import AdviceReport
 from tracer.errors import MissingPackageError
 from tracer.results.failure import Failure
 from tracer.results.run_history import RunHistory

@@ -10,14 +10,14 @@ from statistics import median
 
 import torch
 
-from tracer.advice.change import Change
-from tracer.advice.changes import accumulate
-from tracer.advice.changes.accumulate import Accumulated
-from tracer.advice.planner import LEAST_SHARE, Advice, Build, Device, NotTried, Outcome, advise, applied
-from tracer.advice.recommendation import AdviceReport, Group, Measured, Recommendation
-from tracer.advice.report import report_of
-from tracer.advice.wrapped import Wrapped
 from tracer.capture.device.devices import synchronize
+from tracer.changes.change import Change
+from tracer.changes.kinds import accumulate
+from tracer.changes.kinds.accumulate import Accumulated
+from tracer.changes.planner import LEAST_SHARE, Advice, Build, Device, NotTried, Outcome, advise, applied
+from tracer.changes.recommendation import AdviceReport, Group, Measured, Recommendation
+from tracer.changes.report import report_of
+from tracer.changes.wrapped import Wrapped
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import CARDS, UNNAMED, Card
 from tracer.null_gpu.cudnn import cudnn_of

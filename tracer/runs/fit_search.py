@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
-from tracer.advice.recommendation import Group
+from tracer.changes.recommendation import Group
+from tracer.changes.script_changes import ScriptChange, changes_to_apply
 from tracer.results.fit import FitTrial
-from tracer.runs.script_changes import ScriptChange, changes_to_apply
 
 Changes = tuple[ScriptChange, ...]
 Try = Callable[[Changes], FitTrial]

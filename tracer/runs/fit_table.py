@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tracer.advice.recommendation import Group
+from tracer.changes.recommendation import Group
+from tracer.changes.script_changes import ALL_CHANGES, CHECKPOINT, COMPILE
 from tracer.results.fit import FitTrial
 from tracer.runs.fit_search import Changes, least_that_fits
-from tracer.runs.script_changes import ALL_CHANGES, CHECKPOINT, COMPILE
 
 Arguments = tuple[str, ...]
 TryWith = Callable[[Changes, Arguments], FitTrial]

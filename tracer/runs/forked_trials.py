@@ -24,11 +24,11 @@ from tracer.capture.torch_private.torch_cuda_start import (
     set_allocator_settings,
 )
 from tracer.capture.torch_private.torch_distributed import before_first_group
-from tracer.runs.applied_changes import AppliedChanges
+from tracer.changes.applied import AppliedChanges
+from tracer.changes.script_changes import ALLOCATOR_SETTINGS, ScriptChange, script_changes, set_allocator
 from tracer.runs.child_processes import end_with_parent
 from tracer.runs.null_writes import delete as delete_writes
 from tracer.runs.null_writes import in_fork as writes_in_fork
-from tracer.runs.script_changes import ALLOCATOR_SETTINGS, ScriptChange, script_changes, set_allocator
 from tracer.runs.trial_channel import Channel, TrialRequest
 
 

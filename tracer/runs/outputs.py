@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from tracer.advice.recommendation import UnneededMemory
-from tracer.advice.unneeded import unneeded_memory
 from tracer.analysis.operators.invocations import OpInstances, op_instances
 from tracer.analysis.operators.memory_report import memory_report
 from tracer.analysis.operators.run_times import RunTimes, run_times
@@ -18,6 +16,8 @@ from tracer.analysis.profiles.labels import labels_of
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.oom import device_out_of_memory
 from tracer.capture.device.allocator_history import snapshot_without_times
+from tracer.changes.recommendation import UnneededMemory
+from tracer.changes.unneeded import unneeded_memory
 from tracer.errors import MissingPackageError, OutputError, TracerError
 from tracer.exporters.cuda_timing import write_cuda_timing
 from tracer.exporters.files import write_json

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracer.advice.flops import flops_of
 from tracer.capture.torch_private.torch_dispatch import watched
+from tracer.changes.flops import flops_of
 from tracer.rehearsal.recorder import OperatorCall
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from tracer.advice.recommendation import AdviceReport, Group, Measured, Recommendation, UnneededMemory
+from tracer.changes.recommendation import AdviceReport, Group, Measured, Recommendation, UnneededMemory
 from tracer.exporters.screen.advice import print_advice
 from tracer.units import MIB
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tracer.advice.recommendation import AdviceReport
+from tracer.changes.recommendation import AdviceReport
 from tracer.command_line import this_command
 from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.header import json_header, record_values

@@ -8,7 +8,6 @@ from operator import attrgetter
 
 import numpy as np
 
-from tracer.advice.recommendation import AdviceReport, UnneededMemory
 from tracer.analysis.kinds import Evidence
 from tracer.analysis.operators.run_times import RunTimes
 from tracer.analysis.peak_diff import Change, PeakDiff
@@ -27,6 +26,7 @@ from tracer.arrays import Int, PerBlock, totals_by
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX
+from tracer.changes.recommendation import AdviceReport, UnneededMemory
 from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.model import (
     Cell,

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from tracer.advice.recommendation import AdviceReport, Group, Measured, Recommendation, UnneededMemory
-from tracer.advice.unneeded import unneeded_sentence
+from tracer.changes.recommendation import AdviceReport, Group, Measured, Recommendation, UnneededMemory
+from tracer.changes.unneeded import unneeded_sentence
 from tracer.exporters.screen.paths import short_path
 from tracer.exporters.screen.text import print_table, say, say_wrapped, table
 from tracer.units import format_bytes, some

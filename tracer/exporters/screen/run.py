@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tracer.advice.recommendation import UnneededMemory
-from tracer.advice.unneeded import large, unneeded_memory, unneeded_sentence
 from tracer.analysis.profiles.eager_comparison import eager_sentences
+from tracer.changes.recommendation import UnneededMemory
+from tracer.changes.unneeded import large, unneeded_memory, unneeded_sentence
 from tracer.exporters.screen.advice import print_advice, print_unneeded
 from tracer.exporters.screen.diff import print_against_eager
 from tracer.exporters.screen.failure import print_failure

@@ -1,0 +1,41 @@
+"""A script's DistributedDataParallel sharded in its place: the same training, with a part of it on each rank."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tracer.changes.applied import AppliedChanges
+from tracer.changes.script_changes import SHARD
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+def test_two_ranks_train_the_same_and_have_half_of_it_each(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.changes.sharded_ranks", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["weights_agree"] and found["is_parallel"]
+    assert (found["num_parts"], found["share"]) == (6, 0.5)
+    assert found["notes"] == ["bucket-views: no DistributedDataParallel was made that copies gradients."]
+    assert (
+        found["error"]
+        == "shard: the optimizer was made before DistributedDataParallel, with parameters that are whole."
+    )
+
+
+def test_a_script_without_one_is_told() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with AppliedChanges([SHARD]) as applied:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert applied.notes == ("shard: no DistributedDataParallel was made.",)

@@ -1,0 +1,147 @@
+"""Makes changes of an unchanged script while it runs, by hooks on its modules and optimizers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from tracer.changes.hooks import Hooks, Reached
+from tracer.changes.kinds import all_kinds
+from tracer.changes.script_changes import ALL_CHANGES, ScriptChange
+from tracer.workloads.module_steps import repeated_blocks
+
+
+class AppliedChanges:
+    """Makes changes for as long as it is entered; what they have changed in models and optimizers stays."""
+
+    def __init__(
+        self, changes: Sequence[ScriptChange], *, choose: Callable[[], Sequence[ScriptChange]] | None = None
+    ) -> None:
+        """Set up; the changes are in effect while this is entered.
+
+        Args:
+            choose: Asked for them instead, before the first call of a module, or in `decide`.
+        """
+        all_kinds()
+        in_order = sorted((change for change in ALL_CHANGES if change in Hooks.of), key=lambda c: Hooks.of[c].is_late)
+        self._all = {change: Hooks.of[change]() for change in in_order}
+        self.hooks = self._of(changes)
+        """What makes each of the changes."""
+        self._choose = choose
+        self._early: dict[ScriptChange, ExitStack] = {}
+        self._until_chosen, self._end, self._in_call = ExitStack(), ExitStack(), ExitStack()
+        self._around: list[Hooks] = []
+        self._depth = 0
+        self._reached = Reached.START
+        # Weak: what a program has replaced is not kept, and its `id` is another's soon.
+        self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def _of(self, changes: Iterable[ScriptChange]) -> dict[ScriptChange, Hooks]:
+        wanted = frozenset(changes)
+        return {change: hooks for change, hooks in self._all.items() if change in wanted}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be made, a sentence each; and lines for a script instead of what a library makes here."""
+        # A program whose memory ended before its first step has not come to its loss yet, say.
+        known = ((change, hooks) for change, hooks in self.hooks.items() if hooks.known_after <= self._reached)
+        in_vain = [f"{change.name}: {why}" for change, hooks in known if (why := hooks.why_not())]
+        return (*in_vain, *(hooks.in_script for hooks in self.hooks.values() if hooks.in_script))
+
+    def __enter__(self) -> Self:
+        """Register the hooks that make the changes, or those that find out when they have to be chosen."""
+        for change, hooks in (self.hooks if self._choose is None else self._all).items():
+            hooks.is_on = self._choose is None
+            self._early[change] = ExitStack()
+            self._early[change].enter_context(hooks.early())
+        if self._choose is None:
+            self._register()
+        else:
+            self._until_chosen.callback(register_module_forward_pre_hook(self._before_first_call).remove)
+        return self
+
+    def decide(self) -> None:
+        """Ask for the changes now, and make them from here on; nothing where they are known."""
+        choose, self._choose = self._choose, None
+        if choose is None:
+            return
+        self._until_chosen.close()
+        self.hooks = self._of(choose())
+        for change, early in self._early.items():
+            self._all[change].is_on = change in self.hooks
+            if change not in self.hooks:
+                early.close()
+        self._register()
+
+    def _before_first_call(self, module: nn.Module, args: Any) -> None:
+        self.decide()
+        if self._is_on_modules():  # the hooks of this call were read before ours was among them
+            self._before_call(module, args)
+
+    def _with(self, *names: str) -> list[Hooks]:
+        """Those that do something in one of these methods."""
+        return [
+            hooks
+            for hooks in self.hooks.values()
+            if any(getattr(type(hooks), name) is not getattr(Hooks, name) for name in names)
+        ]
+
+    def _is_on_modules(self) -> bool:
+        return bool(self._with("on_model", "in_call", "before_call", "after_call"))
+
+    def _register(self) -> None:
+        self._around = self._with("before_call", "after_call")
+        if self._is_on_modules():
+            self._end.callback(register_module_forward_pre_hook(self._before_call).remove)
+            self._end.callback(register_module_forward_hook(self._after_call, always_call=True).remove)
+        self._end.callback(register_optimizer_step_post_hook(self._after_step).remove)
+        for hooks in self.hooks.values():
+            self._end.enter_context(hooks.entered())
+        # The first that makes a step leaves the optimizer without parameters for the others, and gives them back last.
+        for hooks in self._with("before_step"):
+            self._end.callback(register_optimizer_step_pre_hook(hooks.before_step).remove)
+        for hooks in reversed(self._with("after_step")):
+            self._end.callback(register_optimizer_step_post_hook(hooks.after_step).remove)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Change nothing more."""
+        for stack in (self._in_call, self._until_chosen, *self._early.values(), self._end):
+            stack.close()
+
+    def _before_call(self, module: nn.Module, args: Any) -> None:
+        self._depth += 1
+        for hooks in self._around:
+            hooks.before_call(module)
+        if self._depth > 1:
+            return
+        self._reached = max(self._reached, Reached.CALL)
+        if module not in self._seen:
+            blocks = [block for block in repeated_blocks(module) if block not in self._seen]
+            for hooks in self.hooks.values():
+                hooks.on_model(module, blocks)
+            # All inside, too: backward calls them by themselves where they compute again.
+            self._seen.update(module.modules())
+        for hooks in self.hooks.values():
+            if (context := hooks.in_call(module)) is not None:
+                self._in_call.enter_context(context)
+
+    def _after_call(self, module: nn.Module, args: Any, output: Any) -> Any:
+        for hooks in self._around:
+            output = hooks.after_call(module, output)
+        self._depth -= 1
+        if self._depth == 0:
+            self._in_call.close()
+        return output
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._reached = Reached.STEP
