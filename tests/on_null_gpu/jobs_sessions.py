@@ -24,6 +24,7 @@ from tests.on_null_gpu.small_cards import leave_bytes
 from tracer import TimelineTracer
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.reserved_ranges import reserved_ranges
+from tracer.capture.device.allocator_history import record_from_start
 from tracer.capture.torch_private.torch_history import allocator_history_enabled
 from tracer.exporters.screen.failure import failure_lines
 from tracer.runs.kept import kept_run, results_of
@@ -326,6 +327,7 @@ def run_out_while_validating(*, with_gradients: bool = True, trains_in: str = "t
 
 def history_of_somebody_else() -> tuple[bool, int]:
     """Whether a history that the program records itself is still on behind a session, and its first entry there."""
+    record_from_start()
     torch.cuda.memory._record_memory_history(max_entries=1000)
     first = torch.empty(12345, dtype=torch.uint8, device="cuda:0")
     model = nn.Linear(16, 64, device="cuda:0")
@@ -334,6 +336,24 @@ def history_of_somebody_else() -> tuple[bool, int]:
     entries = [entry for entry in torch.cuda.memory._snapshot()["device_traces"][0] if entry["action"] == "alloc"]
     del first
     return allocator_history_enabled(torch.device(DEVICES[0])), entries[0]["size"]
+
+
+def history_from_start() -> tuple[bool, list[int]]:
+    """Whether one that is on since before a session is still on behind it, and the sizes at its end and its begin."""
+    record_from_start()
+    early = torch.empty(12345, dtype=torch.uint8, device="cuda:0")
+    model = nn.Linear(16, 64, device="cuda:0")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        suppress(torch.OutOfMemoryError),
+        profile_training(model, optimizer, save_dir=folder, schedule=PLAN) as session,
+    ):
+        torch.empty(1 << 40, dtype=torch.uint8, device="cuda:0")
+    assert session.history.snapshot is not None
+    entries = session.history.snapshot["device_traces"][0]
+    del early
+    return allocator_history_enabled(torch.device(DEVICES[0])), [entries[at]["size"] for at in (0, -1)]
 
 
 class PythonInBackward(torch.autograd.Function):

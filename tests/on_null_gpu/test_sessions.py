@@ -111,6 +111,11 @@ def test_a_history_of_somebody_elses_is_left_on(elsewhere: Elsewhere) -> None:
     assert elsewhere(jobs_sessions.history_of_somebody_else) == (True, 12345)
 
 
+def test_a_history_that_is_on_from_the_start_ends_with_the_first_session(elsewhere: Elsewhere) -> None:
+    is_on, sizes = elsewhere(jobs_sessions.history_from_start)
+    assert not is_on and sizes == [2 << 20, 1 << 40]  # a segment for what was made before the session
+
+
 @pytest.mark.parametrize("mode", ["training", "evaluation"])
 def test_a_validation_with_gradients_on_is_told_of_no_grad(mode: str, elsewhere: Elsewhere) -> None:
     """First of all, by a replay without what it keeps, and again where a kept recording is read; in whatever mode."""

@@ -112,6 +112,7 @@ def run(
     if devices is not None and not screen.quiet:
         say_where(devices)
     say_all(late if not screen.quiet else ())
+    from tracer.capture.device.allocator_history import record_from_start
     from tracer.exporters.files import check_folder
     from tracer.results.failure import is_out_of_memory
     from tracer.results.null_run import USE_CUDA, elsewhere
@@ -130,6 +131,8 @@ def run(
             make_later=None if watch else _later(common),
             is_inference=inference,
         )
+        if not watch:
+            record_from_start()
         termination.watch()
         succeeded, own_end = True, None
         has_run_out = False

@@ -8,8 +8,32 @@ import torch
 
 from tracer.capture.device.devices import peak_allocated_bytes
 from tracer.capture.torch_private import torch_history
+from tracer.capture.torch_private.torch_cuda_start import when_cuda_has_begun
+from tracer.errors import RecordingError
 
 MAX_ENTRIES = 1_000_000
+_from_start: set[str] = set()
+"""Types of devices whose history is on since the program began, and no session's yet."""
+
+
+def record_from_start() -> None:
+    """Record CUDA's history as soon as CUDA begins; the first `AllocatorHistory` that starts goes on with it.
+
+    It is left to the program where that switches its own on.
+    """
+    when_cuda_has_begun(_begin)
+
+
+def _begin() -> None:
+    device = torch.device("cuda")
+    try:
+        if not torch_history.has_allocator_history(device) or torch_history.allocator_history_enabled(device):
+            return
+    except RecordingError:  # a session that starts says it
+        return
+    torch_history.start_allocator_history(device, MAX_ENTRIES)
+    _from_start.add(device.type)
+    torch_history.when_history_is_switched(lambda: _from_start.discard(device.type))
 
 
 class AllocatorHistory:
@@ -55,6 +79,10 @@ class AllocatorHistory:
     def start(self) -> None:
         """Begin to record, if the device's allocator can."""
         if self._recording or not self.is_offered:
+            return
+        if self.device.type in _from_start:
+            _from_start.discard(self.device.type)
+            self._ours = self._recording = True
             return
         self._ours = self._ours or not torch_history.allocator_history_enabled(self.device)
         if self._ours:

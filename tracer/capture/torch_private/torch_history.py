@@ -62,6 +62,21 @@ def start_allocator_history(device: torch.device, max_entries: int, *, stacks_of
     _record_history(device, enabled="all", context=context, stacks="python", max_entries=max_entries, device=device)
 
 
+def when_history_is_switched(act: Callable[[], None]) -> None:
+    """Call something before CUDA's history is next switched on, off or over, by whoever it is."""
+    names = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
+    own = {name: switch for name in names if (switch := getattr(torch._C, name, None)) is not None}
+
+    def switched(name: str, *arguments: Any, **options: Any) -> Any:
+        for other, switch in own.items():
+            setattr(torch._C, other, switch)
+        act()
+        return own[name](*arguments, **options)
+
+    for name in own:
+        setattr(torch._C, name, partial(switched, name))
+
+
 def stop_allocator_history(device: torch.device) -> None:
     """Stop recording; what was recorded is dropped."""
     _record_history(device, enabled=None, device=device)
