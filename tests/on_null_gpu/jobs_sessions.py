@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -338,22 +339,25 @@ def history_of_somebody_else() -> tuple[bool, int]:
     return allocator_history_enabled(torch.device(DEVICES[0])), entries[0]["size"]
 
 
-def history_from_start() -> tuple[bool, list[int]]:
-    """Whether one that is on since before a session is still on behind it, and the sizes at its end and its begin."""
+def history_from_start() -> tuple[bool, dict[str, int], int]:
+    """Whether one that is on since before a session is still on behind it, and what had which line at a failure."""
     record_from_start()
-    early = torch.empty(12345, dtype=torch.uint8, device="cuda:0")
+    table = torch.empty(12345, dtype=torch.uint8, device="cuda:0")
+    line = sys._getframe().f_lineno - 1
     model = nn.Linear(16, 64, device="cuda:0")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with (
         tempfile.TemporaryDirectory() as folder,
         suppress(torch.OutOfMemoryError),
-        profile_training(model, optimizer, save_dir=folder, schedule=PLAN) as session,
+        profile_training(model, optimizer, save_dir=folder, schedule=Schedule(0, 0, 1, 1)) as session,
     ):
+        model(torch.randn(32, 16, device="cuda:0"))
         torch.empty(1 << 40, dtype=torch.uint8, device="cuda:0")
-    assert session.history.snapshot is not None
-    entries = session.history.snapshot["device_traces"][0]
-    del early
-    return allocator_history_enabled(torch.device(DEVICES[0])), [entries[at]["size"] for at in (0, -1)]
+    results: Any = session.results
+    rows = results.failed_allocation.in_use.rows
+    lines = {f"{row.category} {row.line}": row.bytes for row in rows if row.phase == "before recording"}
+    del table
+    return allocator_history_enabled(torch.device(DEVICES[0])), lines, line
 
 
 class PythonInBackward(torch.autograd.Function):

@@ -131,8 +131,13 @@ def _by_the_allocators_books(blocks: ClassifiedBlocks, in_use: InUse) -> Classif
     """Sizes as the allocator has them, and behind the known blocks those that the recording never saw."""
     seen = in_use.block >= 0
     unseen = ~seen
-    # What was there before is known from tensors, which may span less than their block.
-    known = replace(blocks, size_bytes=in_use.size_bytes[seen], requested_bytes=in_use.requested_bytes[seen])
+    # What was there before is known from tensors, which may span less than their block, and from no line.
+    known = replace(
+        blocks,
+        size_bytes=in_use.size_bytes[seen],
+        requested_bytes=in_use.requested_bytes[seen],
+        stack=np.where(blocks.allocation < 0, in_use.stack[seen], -1),
+    )
     return _with_unseen(
         known,
         size_bytes=in_use.size_bytes[unseen],
