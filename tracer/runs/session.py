@@ -21,7 +21,7 @@ from tracer.analysis.profiles.graph_pools import graph_pools
 from tracer.analysis.profiles.waste import Waste
 from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
 from tracer.capture.device import devices
-from tracer.capture.device.allocator_history import AllocatorHistory
+from tracer.capture.device.allocator_history import AllocatorHistory, recorded_from_start
 from tracer.capture.device.device_blocks import device_blocks
 from tracer.capture.graph_captures import GRAPH_CAPTURES, LivePool
 from tracer.capture.ignored_warnings import ignored
@@ -313,6 +313,9 @@ class ProfileSession(LoopSession):
             self._first.stop()
         if error is not None:
             if is_out_of_memory(error):
+                if not self.history.is_offered and (device := recorded_from_start()):  # it began on the CPU, say
+                    self.history = AllocatorHistory(device, is_timed=not caveat_of(device))
+                    self._ours(self.history.start)
                 self._ours(lambda: self.history.dump(self._tracer.num_cycles if is_recorded else None))
             self._ours(lambda: self._look_where_memory_ran_out(error))
             self._ours(self._note_evaluation)
@@ -352,7 +355,7 @@ class ProfileSession(LoopSession):
         index = self.run_history.device_out_of_memory if isinstance(error, torch.OutOfMemoryError) else None
         if index is None:
             return
-        self.device_of_failure = torch.device(self.device.type, index)
+        self.device_of_failure = torch.device(self.history.device.type, index)
         if not self.device_is_named:
             self.device = self.device_of_failure
             self._tracer.preferred = str(self.device)
