@@ -36,6 +36,7 @@ from benchmarks.further_programs import PROGRAMS as FURTHER
 from benchmarks.snapshot_kinds import SILENT, only_python
 from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.snapshots.findings import replay_snapshot
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.process import environment
 from tracer.snapshot.load import load_snapshot
@@ -211,7 +212,17 @@ def _true_kind(entry: Row, served: int, end: int, seen: set[str], recorded: Row)
 
 def judge(recorded: Row, *, without_cpp: bool, steady: bool) -> Sums:
     """All cuts of one recording."""
-    trace, truth, sums = recorded["snapshot"]["device_traces"][0], true_kinds(recorded), Sums()
+    sums = Sums()
+    for device, true_of in replayed_cuts(recorded, without_cpp=without_cpp, steady=steady):
+        sums.add(_judge_peak(device, true_of))
+    return sums
+
+
+def replayed_cuts(
+    recorded: Row, *, without_cpp: bool, steady: bool
+) -> Iterator[tuple[ReplayedDevice, Callable[[int, int], frozenset[Kind]]]]:
+    """The device in each cut, and what the block of an entry, or from before at an address, may be called."""
+    trace, truth = recorded["snapshot"]["device_traces"][0], true_kinds(recorded)
     start = _end_of_first_iteration(recorded) if steady else 0
     before = {entry["addr"]: at for at, entry in enumerate(trace[:start]) if entry["action"] == "alloc"}
     with tempfile.TemporaryDirectory() as folder:
@@ -222,8 +233,7 @@ def judge(recorded: Row, *, without_cpp: bool, steady: bool) -> Sums:
             path.write_bytes(pickle.dumps(cut(trace, end, fails=fails, start=start)))
             snapshot = load_snapshot(path, isolated=False)
             device = replay_snapshot(only_python(snapshot) if without_cpp else snapshot).devices[0]
-            sums.add(_judge_peak(device, lambda entry, addr: truth[entry + start if entry >= 0 else before[addr]]))
-    return sums
+            yield device, lambda entry, addr: truth[entry + start if entry >= 0 else before[addr]]
 
 
 def _end_of_first_iteration(recorded: Row) -> int:
@@ -233,7 +243,7 @@ def _end_of_first_iteration(recorded: Row) -> int:
     return served[recorded["iterations"][0]]
 
 
-def _judge_peak(device: Any, true_of: Callable[[int, int], frozenset[Kind]]) -> Sums:
+def _judge_peak(device: ReplayedDevice, true_of: Callable[[int, int], frozenset[Kind]]) -> Sums:
     lives, sums = device.replay.lives, Sums()
     rows = lives.alive_after(device.replay.peak_entry)
     kinds, evidences = device.kinds.kinds_and_evidence(rows)
