@@ -223,6 +223,8 @@ def replayed_cuts(
 ) -> Iterator[tuple[ReplayedDevice, Callable[[int, int], frozenset[Kind]]]]:
     """The device in each cut, and what the block of an entry, or from before at an address, may be called."""
     trace, truth = recorded["snapshot"]["device_traces"][0], true_kinds(recorded)
+    if steady and len(recorded["iterations"]) == 1:
+        return  # it failed in its first one
     start = _end_of_first_iteration(recorded) if steady else 0
     before = {entry["addr"]: at for at, entry in enumerate(trace[:start]) if entry["action"] == "alloc"}
     with tempfile.TemporaryDirectory() as folder:
@@ -313,6 +315,7 @@ def main() -> int:
         for name, one in recordings.items()
         if one
     }
+    found = {name: sums for name, sums in found.items() if sums.verdicts}
     print(table(found, details=arguments.details))
     right, wrong, _, likely = mean(found)
     return int(right < MIN_RIGHT or wrong >= MAX_WRONG or likely < MIN_LIKELY)

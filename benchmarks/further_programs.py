@@ -10,11 +10,13 @@ import copy
 import inspect
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 from tests.truth.program import Batch, Program, supervised
 
@@ -542,6 +544,24 @@ def _leave(more: int) -> None:
 
 def _nothing(*_: object) -> None:
     pass
+
+
+def checkpointed_blocks() -> Program:
+    """Backward runs each block again."""
+    model, batch = Words(vocabulary=512), Batch()
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=True)  # type: ignore[method-assign]
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> Tensor:
+        tokens = batch.of(torch.randint(512, (16, 256)))
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Program(step, model, [optimizer], batch)
 
 
 def out_of_memory_in_backward() -> Program:

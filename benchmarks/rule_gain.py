@@ -14,7 +14,7 @@ What is recorded stays in FOLDER. Each program counts the same in its set.
 
 The table has, for each rule and set, how many percent points fewer are right and how many more are wrong without the
 rule. Below it are the rules that cost less than 0.1 points of every set, then those of them that go together: rules can
-stand in for each other. What a set of rules costs is measured with `--without`, by their places in the table.
+stand in for each other. With `--without`, snapshots are judged without some rules, by their places in the table.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,15 +41,18 @@ import numpy as np
 
 from benchmarks import cut_recordings, snapshot_kinds
 from benchmarks.further_programs import PROGRAMS as FURTHER
-from tests.truth.bookkeeper import Instant
+from tests.truth.bookkeeper import Alive, Instant
 from tests.truth.catalogue import entry_of, names
 from tests.truth.isolate import in_fresh_process
 from tests.truth.on_device import on_device, size_there
 from tests.truth.program import PROGRAMS, Entry, Provable
-from tests.truth.verdict import instants_of, kinds, knows_batch
+from tests.truth.running import first_recorded
+from tests.truth.verdict import instants_of, kinds, knows_batch, proven_kind
 from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.profiles import classify_blocks as profiles
+from tracer.analysis.profiles.attribution import Phase
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
+from tracer.analysis.profiles.peak_rows import origin_of
 from tracer.analysis.rules import HasLength, Rule
 from tracer.analysis.snapshots import kind_finder
 from tracer.analysis.snapshots.block_facts import BlockFacts
@@ -139,7 +142,7 @@ def judge_device(device: ReplayedDevice, is_right: IsRight, left_out: frozenset[
 
     facts, decided = _facts(device.kinds, [PROOFS[number] for number in proofs], rows)
     without = {}
-    for number in (proofs[place] for place in decided):
+    for number in (proofs[place] for place in (decided if not left_out else ())):
         others = [PROOFS[each] for each in proofs if each != number]
         rules = [rule for each, rule in enumerate(RULES) if each not in left_out and each != number]
         kinds, _ = apply_rules(_facts(device.kinds, others, rows)[0], rules)
@@ -222,6 +225,7 @@ class Beside:
     peak: dict[str, Any]
     blocks: Blocks
     instants: tuple[Instant, ...]
+    is_proved: bool = True  # Whether the blocks count of which the bookkeeper proves a kind, or all others
 
     def percent(self, without: Collection[int] = ()) -> tuple[float, float]:
         """Right of what can be proved, and all else of that is wrong."""
@@ -232,11 +236,48 @@ class Beside:
     @cache  # noqa: B019 most rules decide nothing of a program
     def _percent(self, claims: tuple[tuple[int, str], ...]) -> tuple[float, float]:
         tensors = [size for size, kind in claims if kind != Kind.WORKSPACE.name]
-        batch, best = knows_batch(self.name), 0.0
-        for sizes in ([size for size, _ in claims], tensors):
-            for instant in instants_of(self.peak, self.instants, sizes):
-                best = max(best, kinds(claims, instant.blocks, knows_batch=batch).part)
-        return 100 * best, 100 - 100 * best
+        instants = [
+            instant
+            for sizes in ([size for size, _ in claims], tensors)
+            for instant in instants_of(self.peak, self.instants, sizes)
+        ]
+        batch = knows_batch(self.name)
+        best = max(instants, key=lambda one: kinds(claims, one.blocks, knows_batch=batch).part)
+        if not self.is_proved:
+            sums = self._unproved(claims, best)
+            of = max(1, sums.total())
+            return 100 * sums[RIGHT] / of, 100 * sums[WRONG] / of
+        share = kinds(claims, best.blocks, knows_batch=batch)
+        silent = sum(size for size, kind in claims if Kind[kind] in snapshot_kinds.SILENT)
+        return 100 * share.part, 100 * max(0, share.of - share.right - silent) / max(1, share.of)
+
+    def _unproved(self, claims: Sequence[tuple[int, str]], instant: Instant) -> Counter[int]:
+        """Bytes of which the bookkeeper proves no kind, but something else.
+
+        What it has not is no tensor, thus a workspace. What nothing holds by name and was there before is held. What
+        autograd has not packed is no activation, and what was made in the recorded steps was not there before.
+        """
+        told: dict[int, Counter[str]] = {}
+        for size, kind in claims:
+            told.setdefault(size, Counter())[kind] += 1
+        first, batch = first_recorded(instant.step, self.name), knows_batch(self.name)
+        alive: dict[int, list[Alive]] = {}
+        for block in instant.blocks:
+            alive.setdefault(block.bytes, []).append(block)
+        found: Counter[int] = Counter()
+        for size, kinds_told in told.items():
+            there = alive.get(size, [])
+            absent = max(0, kinds_told.total() - len(there))
+            held = sum(one.step < first and proven_kind(one, knows_batch=batch) is None for one in there)
+            of_workspace, of_held = min(absent, kinds_told["WORKSPACE"]), min(held, kinds_told["HELD"])
+            packed = sum(one.packed for one in there)
+            wrong = kinds_told["BEFORE_RECORDING"] - sum(one.step < first for one in there) - absent
+            found[WRONG] += size * max(0, wrong)
+            if entry_of(self.name).saves:
+                found[WRONG] += size * max(0, kinds_told["ACTIVATION"] - packed)
+            found[RIGHT] += size * (of_workspace + of_held)
+            found[UNKNOWN] += size * (absent + held - of_workspace - of_held)
+        return found
 
 
 @contextmanager
@@ -359,27 +400,39 @@ def judge_trace(name: str) -> Sums:
 
 
 def judge_compiled(name: str) -> Sums:
-    """What compiled code made in the last step: it is an activation if autograd saved it, and else none."""
+    """What compiled code made in the last step: an activation if autograd saved it, and else none.
+
+    Nor is it wrong of what backward makes again, on lines where the same program makes activations again uncompiled.
+    """
     from tests import compiled_programs
 
     build = next(
         one for one in (*compiled_programs.PROGRAMS, *compiled_programs.WITHOUT_INDUCTOR) if one.__name__ == name
     )
-    program, sums = build(), Sums()
+    sums = Sums()
     with tempfile.TemporaryDirectory() as folder, facts_noted() as noted:
+        program = build()
+        eager = compiled_programs.trained(program, program.loss_of, Path(folder))[1].results.findings.worst
+        again = compiled_programs.lines_of(eager, Evidence.RECOMPUTED)
+        program = build()
         steps, session, _ = compiled_programs.trained(program, program.compiled(), Path(folder))
     cycle, saved = session.results.findings.worst, steps.saved[-2]
     blocks, last = cycle.blocks, len(cycle.attribution.step_names) - 1
-    if cycle.attribution.origins is None:
-        return sums
-    rows = np.flatnonzero((blocks.step == last) & (blocks.allocation >= 0))
-    is_compiled = cycle.attribution.origins.column("is_buffer")[blocks.allocation[rows]]
-    rows = rows[is_compiled]
+    in_last_step = np.flatnonzero((blocks.step == last) & (blocks.allocation >= 0)).tolist()
+    origins = {row: origin_of(cycle.attribution, int(blocks.allocation[row])) for row in in_last_step}
+    rows = np.array([row for row, origin in origins.items() if origin is not None], np.int64)
     address, size_bytes = blocks.address.tolist(), blocks.size_bytes.tolist()
 
     def what(row: int, said: int) -> int:
         is_saved = saved.get(address[row]) == size_bytes[row]
-        return RIGHT if (said == Kind.ACTIVATION) == is_saved else WRONG
+        origin = origins[row]
+        is_again = (
+            blocks.phase[row] == Phase.BACKWARD
+            and origin is not None
+            and origin.line is not None
+            and tuple(origin.line) in again
+        )
+        return RIGHT if (said == Kind.ACTIVATION) == (is_saved or is_again) else WRONG
 
     said: Counter[Said] = Counter()
     for rules, row in zip(said_of(profiles.RULES, _facts_of(cycle, noted), rows, (), what), rows.tolist(), strict=True):
@@ -435,8 +488,11 @@ def sets_of_recordings(folder: Path) -> dict[str, list[Judged]]:
         if isinstance(judged, Sums) and judged.said:
             sets.setdefault(label, []).append(judged)
         elif isinstance(judged, tuple):
+            enter(judged[0].name)
+            label = "jobs" if "programs_jobs" in getattr(entry_of(judged[0].name).build, "__module__", "") else label
             for one, how in zip(judged, ("", ", bare"), strict=True):
                 sets.setdefault(f"{label}{how}", []).append(one)
+                sets.setdefault(f"{label}{how}, others", []).append(replace(one, is_proved=False))
     return sets
 
 
@@ -505,7 +561,8 @@ def main() -> None:
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     if asked.table == "snapshots":
-        print_table(sets_of_snapshots(asked.folder, asked.programs, frozenset(asked.without)), RULES)
+        sets = sets_of_snapshots(asked.folder, asked.programs, frozenset(asked.without))
+        print_sets(sets) if asked.without else print_table(sets, RULES)
         return
     if asked.on is not None:
         devices = devices_of(asked.on)
@@ -514,11 +571,16 @@ def main() -> None:
     print_table(sets_of_recordings(asked.folder), profiles.RULES)
 
 
-def print_table(sets: Mapping[str, Sequence[Judged]], rules: Sequence[Rule]) -> None:
-    """A row for each rule: the most that a set loses, and points fewer right / more wrong of each set."""
+def print_sets(sets: Mapping[str, Sequence[Judged]]) -> None:
+    """A row for each set."""
     for name, found in sets.items():
         right, wrong = np.mean([one.percent() for one in found], axis=0)
         print(f"{name:<24} {len(found):>4} programs: {right:6.2f} right, {wrong:5.2f} wrong")
+
+
+def print_table(sets: Mapping[str, Sequence[Judged]], rules: Sequence[Rule]) -> None:
+    """A row for each rule: the most that a set loses, and points fewer right / more wrong of each set."""
+    print_sets(sets)
     alone: dict[int, float] = {}
     for number, rule in enumerate(rules):
         costs = {name: mean_cost(found, {number}) for name, found in sets.items()}
