@@ -138,7 +138,6 @@ class Evidence(IntEnum):
         44,
         "likely: allocated before the recording, never freed; only forward ran, sizes as of a single model",
     )
-    CONSTRUCTED = 45, "likely: made in a constructor, never freed, except by an optimizer's step"
     COLLECTIVE_STACK = 46, "its stack is in code of FSDP, DDP or a pipeline that creates communication buffers"
     LEFT_BY_BACKWARD = 47, "likely: made in backward, of a parameter's size, never freed"
     HELD_OVER_STEP = 48, "likely: made outside of backward, alive until after an optimizer's step"
@@ -159,7 +158,6 @@ class Evidence(IntEnum):
     )
     COPIED_PARAMETER = 55, "its stack is where copy.deepcopy copies a Parameter"
     SAVED_IN_BACKWARD = 56, "saved for a second derivative: made in backward, alive after it, freed by autograd"
-    OPTIMIZERS_CONSTRUCTOR = 57, "likely: made in the constructor of the program's own optimizer, never freed"
     SAVED_IN_SILENCE = (
         58,
         "likely: allocated and freed without a Python stack, and the program's own code ran in between, as what a"

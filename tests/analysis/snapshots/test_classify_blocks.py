@@ -214,24 +214,6 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
         [
             {**BEFORE, **GONE, "freed_in_step": True},
             {**BEFORE, **GONE, "freed_in_step": True, "has_cpp": False, "has_size_of_staying": True},
-            {**BEFORE, **GONE, "freed_in_step": True, "is_constructed": True},
-        ],
-    ),
-    (
-        Evidence.OPTIMIZERS_CONSTRUCTOR,
-        Kind.OPTIMIZER_STATE,
-        [
-            {**OUTSIDE, "constructor": 3, "in_optimizers_constructor": True},
-            {**OUTSIDE, "constructor": 3, "in_optimizers_constructor": True, "is_constructed": True},
-        ],
-    ),
-    (
-        Evidence.CONSTRUCTED,
-        Kind.PARAMETER,
-        [
-            {**OUTSIDE, "constructor": 3, "is_constructed": True},
-            {**OUTSIDE, "constructor": 3, "has_only_forward": True, "is_first_made": True},
-            {**BACKWARD, **BEFORE, "is_constructed": True},
         ],
     ),
     (
@@ -351,11 +333,6 @@ NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
             {**BACKWARD, **GONE, "in_module": True},
             {**OUTSIDE, **UNCLEAR, "in_module_setup": True},
             {**OUTSIDE, **UNCLEAR, "freed_in_step": True},
-            {**OUTSIDE, **UNCLEAR, "constructor": 3, "has_only_forward": True, "is_first_made": True},
-            {**OUTSIDE, **UNCLEAR, "constructor": 3, "in_optimizers_constructor": True},
-            {**OUTSIDE, "constructor": 3, "has_only_forward": True},  # an optimizer's, after the model's
-            {**OUTSIDE, "constructor": 3, "is_first_made": True},
-            {**OUTSIDE, "has_only_forward": True, "is_first_made": True},
             {**BACKWARD, **BEFORE, **GONE},
             {**OUTSIDE, "meets_step": True, "is_of_parameters_size": True},
             {**SILENT, "is_of_parameters_size": True},
@@ -400,12 +377,6 @@ NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
     ({**BACKWARD, **SAVED_TWICE, "freed_as_saved": False}, Kind.TEMPORARY, Evidence.WITHIN_BACKWARD),
     # What a graph had saved that goes with a buffer.
     ({**OUTSIDE, **RELEASED, "buffer_was_set": True}, Kind.ACTIVATION, Evidence.RELEASED_BY_AUTOGRAD),
-    # Constructed, and let go of by the step that put another in its place.
-    (
-        {**OUTSIDE, **UNCLEAR, "constructor": 3, "is_constructed": True, "freed_in_step": True},
-        Kind.PARAMETER,
-        Evidence.CONSTRUCTED,
-    ),
 )
 
 
@@ -493,7 +464,6 @@ def possible(table: BlockFacts) -> Any:
     no |= table.is_in_flight & ~(table.in_backward & table.is_at_end & ~table.is_before)
     no |= table.has_only_forward & (table.in_backward | table.in_step | table.freed_in_step | table.meets_backward)
     no |= table.is_constructed & (table.is_before | (table.constructor == NONE))
-    no |= table.in_optimizers_constructor & (table.is_before | (table.constructor == NONE))
     no |= (table.constructor != NONE) & (table.in_backward | table.in_step | table.in_module)
     no |= table.is_brief_workspace & table.is_before
     no |= table.is_workspace_kept & ~table.is_at_end

@@ -353,20 +353,24 @@ class TestPythonAlone:
         trace = [entry("alloc", BASE, 5 * MIB, frames=PYTHON_FORWARD), *freed(BASE, 5 * MIB)]
         assert self.kinds(tmp_path / "s", trace) == {5 * MIB: "not known"}
 
-    def test_constructors_make_parameters_and_then_an_optimizer_its_state(self, tmp_path: Path) -> None:
+    def test_a_step_replaces_what_the_first_constructor_made(self, tmp_path: Path) -> None:
+        """The optimizer's own constructor makes state of the same size after the model's."""
         model = [frame("__init__", "/home/me/linear.py", 9), frame("__init__", "/home/me/model.py", 3), MAIN]
         optimizer = [frame("__init__", "/home/me/adam.py", 9), MAIN]
+        step = [frame("step", "/home/me/optimizer.py", 63), *PYTHON_STEP]
         trace = [
             entry("alloc", BASE, 3 * MIB, frames=model),
             entry("alloc", BASE + 8 * MIB, 3 * MIB, frames=optimizer),
             entry("alloc", BASE + 16 * MIB, 3 * MIB),
-            entry("alloc", BASE + 24 * MIB, 1, frames=PYTHON_STEP),
+            entry("alloc", BASE + 24 * MIB, 3 * MIB, frames=step),
+            *freed(BASE, 3 * MIB, frames=step),
             *freed(BASE + 16 * MIB, 3 * MIB, frames=[ZERO, MAIN]),
+            entry("alloc", BASE + 32 * MIB, 7 * MIB, frames=PYTHON_FORWARD),
         ]
-        blocks = [block(BASE, 3 * MIB), block(BASE + 8 * MIB, 3 * MIB), block(BASE + 24 * MIB, 1)]
+        blocks = [block(BASE + at * MIB, size * MIB) for at, size in ((8, 3), (24, 3), (32, 7))]
         groups = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, blocks)]).peak.groups
         kinds = {group.site.file: group.kind.words for group in groups}
-        assert kinds["/home/me/linear.py"] == "parameter" and kinds["/home/me/adam.py"] == "not known"
+        assert (kinds["/home/me/optimizer.py"], kinds["/home/me/adam.py"]) == ("parameter", "not known")
 
     def test_a_parameter_that_is_assigned_twice_in_a_step(self, tmp_path: Path) -> None:
         """First the update, then the decay: the new one of the first line is the old one of the second."""

@@ -40,8 +40,6 @@ class BlockFacts(ColumnTable):
     in_parameter_copy: Bools  # It is where `copy.deepcopy` copies a Parameter
     # The outermost constructor of the program's that it is in, and not in a module's call; -1 for none.
     constructor: Ints
-    # It is in the constructor of an optimizer of the program's, of which a step is seen.
-    in_optimizers_constructor: Bools
     in_module: Bools
     in_functional: Bools  # It is inside a function of torch.nn.functional
     in_autocast: Bools  # It is where autocast makes a copy
@@ -92,7 +90,6 @@ class BlockFacts(ColumnTable):
     # early are in use, or all of them: inference keeps the latest alone, and a cache.
     is_kept_by_forward: Bools
     stack_made_temporaries: Bools  # Some blocks of its stack and size were freed again before any backward ran
-    is_first_made: Bools  # Of its size, the first constructor that made one made it: a model's, before its optimizer's
     is_constructed: Bools  # Made by constructors, kept or freed by a step, and there are as many gradients of its size
     is_replacing: Bools  # Made by the stack that made what took the place of a known parameter
     is_replaced: Bools  # Made where modules create parameters, and replaced by a line of the program's outside of steps
@@ -137,7 +134,7 @@ class BlockFacts(ColumnTable):
 
 
 _BY_COUNTING = (
-    "is_kept_alone", "is_held_of_few", "is_kept_by_forward", "stack_made_temporaries", "is_first_made",
+    "is_kept_alone", "is_held_of_few", "is_kept_by_forward", "stack_made_temporaries",
     "is_constructed", "is_replacing", "is_replaced", "takes_parameters_place", "takes_buffers_place",
     "has_size_of_staying", "is_as_many_as_gradients", "is_of_parameters_size", "is_one_set", "is_frozen_set",
     "is_left_by_backward", "is_in_flight", "is_first_set", "is_later_set",
@@ -235,7 +232,6 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         in_module_setup=has(born, Fact.MODULE_SETUP),
         in_parameter_copy=has(born, Fact.PARAMETER_COPY),
         constructor=np.where(runs_later, -1, sites.constructors[lives.stack]),
-        in_optimizers_constructor=~runs_later & sites.optimizers_constructors[lives.stack],
         in_module=has(born, Fact.MODULE_FORWARD),
         in_functional=has(born, Fact.FUNCTIONAL),
         in_autocast=has(born, Fact.AUTOCAST),

@@ -61,17 +61,6 @@ LIKELY: Final[tuple[Rule, ...]] = (
     Rule(
         Evidence.FREED_IN_STEP, Kind.OPTIMIZER_STATE, ("is_before", "freed_in_step", "has_cpp or has_size_of_staying")
     ),
-    Rule(Evidence.OPTIMIZERS_CONSTRUCTOR, Kind.OPTIMIZER_STATE, ("in_optimizers_constructor", "is_at_end")),
-    Rule(
-        Evidence.CONSTRUCTED,
-        Kind.PARAMETER,
-        (
-            "is_constructed or in_constructor",
-            "is_constructed or is_at_end",
-            "is_constructed or has_only_forward",
-            "is_constructed or is_first_made",
-        ),
-    ),
     Rule(Evidence.BACKWARD_STACK_BEFORE, Kind.GRADIENT, ("in_backward", "is_before", "is_at_end")),
     Rule(Evidence.RELEASED_IN_SILENCE, Kind.ACTIVATION, ("outside", "freed_in_silence")),
     Rule(

@@ -278,13 +278,8 @@ def with_parameters(
     size = lives.requested_bytes
     constructed = (facts.constructor != NONE) & (facts.is_at_end | facts.freed_in_step)
     constructed &= ~has_size_of(size, size[facts.in_module_setup])
-    first_made = _is_of_first_maker(constructed, size, facts.constructor, lives.begin)
-    constructed &= first_made
-    facts = replace(
-        facts,
-        is_first_made=first_made,
-        is_constructed=as_many_as(constructed, size, *_gradients_at_once(facts, lives, kind)),
-    )
+    constructed &= _is_of_first_maker(constructed, size, facts.constructor, lives.begin)
+    facts = replace(facts, is_constructed=as_many_as(constructed, size, *_gradients_at_once(facts, lives, kind)))
     before = _LastMade(lives)
     buffers = facts.buffer_was_set & ~facts.freed_by_autograd
     of_setup = facts.in_module_setup & facts.freed_by_program & ~facts.freed_in_step
