@@ -112,8 +112,12 @@ def cuts(trace: Sequence[Row]) -> Iterator[tuple[int, bool]]:
         yield allocations[int((number + 0.75) * len(allocations) / QUARTERS)], True
 
 
-def cut(trace: Sequence[Row], end: int, *, fails: bool, start: int = 0) -> Row:
-    """A recording from an entry of a process's on, by default the first, as it would have been had it ended there."""
+def cut(trace: Sequence[Row], end: int, *, fails: bool, start: int = 0, keeps_stacks: bool = False) -> Row:
+    """A recording from an entry of a process's on, by default the first, as it would have been had it ended there.
+
+    Args:
+        keeps_stacks: Whether blocks from before have one, as where `max_entries` has pushed their entries out.
+    """
     kept = list(trace[:end])
     segments: dict[int, Row] = {}
     blocks: dict[int, Row] = {}
@@ -130,7 +134,7 @@ def cut(trace: Sequence[Row], end: int, *, fails: bool, start: int = 0) -> Row:
             rounded = max(512, -(-size // 512) * 512)
             blocks[address] = {
                 "address": address, "size": rounded, "requested_size": size, "state": "active_allocated",
-                "frames": entry["frames"] if at >= start else [],
+                "frames": entry["frames"] if at >= start or keeps_stacks else [],
             }  # fmt: skip
         elif action == "free_completed":
             blocks.pop(address, None)
@@ -219,7 +223,7 @@ def judge(recorded: Row, *, without_cpp: bool, steady: bool) -> Sums:
 
 
 def replayed_cuts(
-    recorded: Row, *, without_cpp: bool, steady: bool
+    recorded: Row, *, without_cpp: bool, steady: bool, keeps_stacks: bool = False
 ) -> Iterator[tuple[ReplayedDevice, Callable[[int, int], frozenset[Kind]]]]:
     """The device in each cut, and what the block of an entry, or from before at an address, may be called."""
     trace, truth = recorded["snapshot"]["device_traces"][0], true_kinds(recorded)
@@ -232,7 +236,7 @@ def replayed_cuts(
             if end <= start:
                 continue
             path = Path(folder) / "cut.pickle"
-            path.write_bytes(pickle.dumps(cut(trace, end, fails=fails, start=start)))
+            path.write_bytes(pickle.dumps(cut(trace, end, fails=fails, start=start, keeps_stacks=keeps_stacks)))
             snapshot = load_snapshot(path, isolated=False)
             device = replay_snapshot(only_python(snapshot) if without_cpp else snapshot).devices[0]
             yield device, lambda entry, addr: truth[entry + start if entry >= 0 else before[addr]]

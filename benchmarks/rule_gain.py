@@ -5,7 +5,7 @@
 
 Snapshots: the public recordings of `benchmarks.snapshot_kinds`, and the programs that `benchmarks.cut_recordings`
 records and cuts: those of tests/truth, those drawn at random, and further ones; whole and begun after a warm-up, and
-each of them with C++ frames and with Python's alone.
+each of them with C++ frames and with Python's alone; and those of which `max_entries` has pushed out the beginning.
 Recordings: the programs of tests/truth beside the bookkeeper, on the CPU, or with `--on` on a card as the null GPU has
 it, and there the drawn ones too; traces of the tests' workloads, beside the runs that they are of; compiled programs,
 beside what autograd saved of them. With both in FOLDER, the table has both. The same recordings count once more without
@@ -66,6 +66,13 @@ from tracer.snapshot.load import load_snapshot
 
 MIN_GAIN = 0.1
 RIGHT, WRONG, UNKNOWN = range(3)
+CUTS: dict[str, dict[str, bool]] = {
+    "": {"without_cpp": False, "steady": False},
+    ", warm": {"without_cpp": False, "steady": True},
+    ", pushed out": {"without_cpp": False, "steady": True, "keeps_stacks": True},
+    ", Python": {"without_cpp": True, "steady": False},
+    ", warm, Python": {"without_cpp": True, "steady": True},
+}
 Said = tuple[tuple[int, int], ...]  # The rules that hold for a block, in their order, and what follows from each
 Blocks = tuple[tuple[int, Said, int], ...]  # Bytes, the kinds that the rules say, and what it is without any
 IsRight = Callable[[int, Kind], bool]  # Whether a kind is right of a row
@@ -182,10 +189,10 @@ def _facts(finder: KindFinder, proofs: Sequence[Rule], rows: Ints) -> tuple[Bloc
     return seen[-1], decided
 
 
-def judge_cuts(path: Path, *, without_cpp: bool, steady: bool, left_out: frozenset[int]) -> Sums:
+def judge_cuts(path: Path, left_out: frozenset[int], **how: bool) -> Sums:
     """All cuts of one recording."""
     recorded, sums = cut_recordings.record(path.stem, path.parent), Sums()
-    for device, true_of in cut_recordings.replayed_cuts(recorded or {}, without_cpp=without_cpp, steady=steady):
+    for device, true_of in cut_recordings.replayed_cuts(recorded or {}, **how):
         lives = device.replay.lives
         entry, addr = lives.alloc_entry.tolist(), lives.addr.tolist()
         judge_device(device, lambda row, kind: kind in true_of(entry[row], addr[row]), left_out, sums)  # noqa: B023
@@ -509,11 +516,9 @@ def sets_of_snapshots(folder: Path, num_programs: int, left_out: frozenset[int])
                 continue
             path = folder / f"{name.replace(':', '_')}.pickle"
             kind = kinds[name.partition(":")[0] if ":" in name else ""]
-            for without_cpp in (False, True):
-                for steady in (False, True):
-                    label = f"{kind}{', warm' if steady else ''}{', Python' if without_cpp else ''}"
-                    run = pool.submit(judge_cuts, path, without_cpp=without_cpp, steady=steady, left_out=left_out)
-                    waiting.append((label, run))
+            for label, how in CUTS.items():
+                run = pool.submit(judge_cuts, path, left_out, **how)
+                waiting.append((f"{kind}{label}", run))
         if snapshot_kinds.TRUTH.is_file():
             for name in json.loads(snapshot_kinds.TRUTH.read_text("utf-8")):
                 for without_cpp in (False, True):
