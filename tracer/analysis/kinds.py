@@ -131,7 +131,6 @@ class Evidence(IntEnum):
         90,
         "likely: allocated before the recording, never freed, two or three blocks for each gradient of its size",
     )
-    AUTOCAST_COPY = 41, "likely: a weight cast by autocast"
     MODULE_CALL_STACK = 42, "likely: made in a module's call, alive while backward ran"
     ALIVE_AT_END = 43, "likely, or an output: made in a module's call, never freed, no backward since"
     ONE_SET_OF_SIZES = (

@@ -206,7 +206,7 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
     (
         Evidence.BEFORE_ANY_BACKWARD,
         Kind.TEMPORARY,
-        [{**OUTSIDE, **GONE}, {**MODULE, **GONE, "in_autocast": True, "freed_in_silence": True}],
+        [{**OUTSIDE, **GONE}, {**MODULE, **GONE, "freed_in_silence": True}],
     ),
     (
         Evidence.FREED_IN_STEP,
@@ -254,7 +254,7 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
         Kind.GRADIENT,
         [
             {"stack_kind": Kind.GRADIENT},
-            {**MODULE, "stack_kind": Kind.GRADIENT, "in_autocast": True},
+            {**MODULE, "stack_kind": Kind.GRADIENT},
             {**BEFORE, "stack_kind": Kind.GRADIENT, "is_as_many_as_gradients": True},
             {**SILENT, "stack_kind": Kind.GRADIENT},
         ],
@@ -264,20 +264,11 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
         Kind.PARAMETER,
         [
             {**BEFORE, "is_as_many_as_gradients": True},
-            {**OUTSIDE, "is_as_many_as_gradients": True, "in_autocast": True},
+            {**OUTSIDE, "is_as_many_as_gradients": True},
         ],
     ),
     (Evidence.SETS_OF_SIZES, Kind.PARAMETER, [{**BEFORE, "is_first_set": True}]),
     (Evidence.SETS_OF_SIZES, Kind.OPTIMIZER_STATE, [{**BEFORE, "is_later_set": True}]),
-    (
-        Evidence.AUTOCAST_COPY,
-        Kind.ACTIVATION,
-        [
-            {**OUTSIDE, "in_autocast": True},
-            {**MODULE, "in_autocast": True, "meets_backward": True},
-            {**FED, "in_autocast": True},
-        ],
-    ),
     (Evidence.FED_TO_FORWARD, Kind.INPUT, [FED, {**FED, **UNCLEAR, "meets_backward": True}, {**FED, **HELD}]),
     (Evidence.KEPT_ALONE, Kind.HELD, [{**MODULE, "is_kept_alone": True}, {**KEPT, "is_kept_alone": True}]),
     (
@@ -337,7 +328,6 @@ NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
             {**OUTSIDE, "meets_step": True, "is_of_parameters_size": True},
             {**SILENT, "is_of_parameters_size": True},
             {**BEFORE, **GONE, "freed_in_silence": True},
-            {**BACKWARD, "in_autocast": True},
             {**BACKWARD, "in_module": True, "meets_backward": True},
             {**OUTSIDE, "meets_backward": True},
             {**BACKWARD, "in_module": True},
@@ -437,7 +427,7 @@ def possible(table: BlockFacts) -> Any:
         table.freed_by_autograd | table.freed_by_zero_grad | table.freed_in_step | table.freed_in_silence
         | table.data_was_set | table.grad_was_set | table.freed_by_program | table.buffer_was_set
     )  # fmt: skip
-    placed = table.in_backward | table.in_step | table.in_module | table.in_autocast | (table.constructor != NONE)
+    placed = table.in_backward | table.in_step | table.in_module | (table.constructor != NONE)
     no = (
         (freed & table.is_at_end)
         | (placed & ~table.has_stack)

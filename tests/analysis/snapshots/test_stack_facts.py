@@ -37,7 +37,6 @@ def cpp(name: str) -> Frame:
         (cpp("THPVariable_set_data(THPVariable*, _object*, void*)"), Fact.SET_DATA),
         (cpp("torch::autograd::VariableHooks::set_data(x)"), Fact.SET_DATA),
         (cpp("THPVariable_set_grad(THPVariable*, _object*, void*)"), Fact.SET_GRAD),
-        (cpp("at::autocast::cached_cast(c10::ScalarType, at::Tensor const&)"), Fact.AUTOCAST),
         (Frame("_engine_run_backward", f"{TORCH}/autograd/graph.py", 5), Fact.ENGINE),
         (Frame("backward", f"{TORCH}/_tensor.py", 5), Fact.BACKWARD_CALL),
         (Frame("zero_grad", "/home/me/opt.py", 5), Fact.ZERO_GRAD),

@@ -42,7 +42,6 @@ class BlockFacts(ColumnTable):
     constructor: Ints
     in_module: Bools
     in_functional: Bools  # It is inside a function of torch.nn.functional
-    in_autocast: Bools  # It is where autocast makes a copy
     in_backward: Bools  # It is in a node that autograd evaluates
     in_step: Bools
     # It has no stack, in a recording of a training's Python frames alone: autograd's threads have none.
@@ -234,7 +233,6 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         constructor=np.where(runs_later, -1, sites.constructors[lives.stack]),
         in_module=has(born, Fact.MODULE_FORWARD),
         in_functional=has(born, Fact.FUNCTIONAL),
-        in_autocast=has(born, Fact.AUTOCAST),
         in_backward=has(born, Fact.ENGINE),
         in_step=in_step,
         in_silence=is_silent & ~has_stack & (begin > BEFORE),

@@ -75,7 +75,6 @@ LIKELY: Final[tuple[Rule, ...]] = (
     Rule(Evidence.GRADIENTS_SIZES, Kind.PARAMETER, ("is_as_many_as_gradients",)),
     Rule(Evidence.SETS_OF_SIZES, Kind.PARAMETER, ("is_first_set",)),
     Rule(Evidence.SETS_OF_SIZES, Kind.OPTIMIZER_STATE, ("is_later_set",)),
-    Rule(Evidence.AUTOCAST_COPY, Kind.ACTIVATION, ("outside", "in_autocast")),
     Rule(
         Evidence.FED_TO_FORWARD,
         Kind.INPUT,

@@ -34,7 +34,6 @@ class Fact(IntFlag):
     CONVOLUTION = 16777216  # inside the forward of a convolutional layer
     GRAD_CALL = 8388608  # inside the call of torch.autograd.grad, on the side of the program
     SET_GRAD = 4096  # somebody assigns to a tensor's .grad
-    AUTOCAST = 8192  # autocast makes a copy in fewer bits
     BACKWARD_CALL = 16384  # inside the call of backward, on the side of the program
     CONSTRUCTOR = 32768  # inside a constructor of the program's
     COLLECTIVE = 65536  # where FSDP, DDP or a pipeline makes the buffers of what is sent
@@ -60,7 +59,6 @@ _OF_CPP = (
         Fact.SET_DATA,
     ),
     (re.compile(r"THPVariable_set_grad\b"), Fact.SET_GRAD),
-    (re.compile(r"\bautocast::cached_cast\("), Fact.AUTOCAST),
     (re.compile(r"\bc10d::Reducer::initialize_buckets\("), Fact.COLLECTIVE),
 )
 _OPTIMIZER_STEPS = ("step", "wrapper", "_init_group", "_use_grad", "_multi_tensor_", "_single_tensor_", "_fused_")
