@@ -564,6 +564,35 @@ def checkpointed_blocks() -> Program:
     return Program(step, model, [optimizer], batch)
 
 
+class _Momentum(torch.optim.Optimizer):
+    """By hand: a new tensor in the place of each parameter's."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["momentum"] = 0.9 * state.get("momentum", 0) + parameter.grad
+                parameter.data = parameter.data - 1e-3 * state["momentum"]
+
+
+def optimizer_by_hand() -> Program:
+    """It assigns to .data, and the loop to .grad."""
+    model, batch = Words(), Batch()
+    optimizer = _Momentum(model.parameters(), {})
+
+    def step() -> Tensor:
+        tokens = batch.of(tokens_of(8))
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        optimizer.step()
+        for parameter in model.parameters():
+            parameter.grad = None
+        return loss.detach()
+
+    return Program(step, model, [optimizer], batch)
+
+
 def out_of_memory_in_backward() -> Program:
     """In the second step there is less memory than in the first."""
     calls = iter((_nothing, lambda: (torch.cuda.empty_cache(), _leave(96 << 20))))
