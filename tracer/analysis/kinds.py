@@ -112,7 +112,6 @@ class Evidence(IntEnum):
     WITHIN_BACKWARD = 26, "made and freed in backward"
     MODULE_SETUP_STACK = 27, "its stack is in code that creates or moves parameters and buffers; never freed"
     BEFORE_ANY_BACKWARD = 28, "freed before any backward ran"
-    FREED_BY_GRAD_ASSIGNMENT = 29, "freed by an assignment to .grad"
     FREED_BY_DATA_ASSIGNMENT = 30, "freed by an assignment to .data"
     REPLACES_PARAMETER = 31, "made in an optimizer's step as the new memory of a parameter"
     FREED_IN_STEP = 32, "likely: allocated before the recording, freed in an optimizer's step"
@@ -177,12 +176,7 @@ class Evidence(IntEnum):
     COMPILED_TAKEN_OVER = 71, "memory saved by a compiled forward, reused by its backward"
     LIBRARYS = 72, "workspace that a library keeps between calls"
     COMPILED_RECOMPUTED = 73, "recomputed by a compiled backward"
-    FREED_AS_BUFFER = 85, "freed as a module's buffer got another tensor"
     REPLACES_BUFFER = 86, "made by the line that freed a buffer of its size, right before"
-    REPLACED_BY_LINE = (
-        87,
-        "its stack is in code that creates parameters; freed by the line that made another of its size",
-    )
     REPLACES_BY_LINE = 88, "made by the line that freed a parameter of its size, right before"
     KEPT_ALONE = 89, "likely: all else that this call of a model made is freed, and the model was called again since"
     OF_COLLECTIVE = 74, "made in code of FSDP, DDP, ZeRO or a pipeline that creates communication buffers"

@@ -64,17 +64,8 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
         [
             {**BACKWARD, **GONE, "freed_by_zero_grad": True},
             {**BEFORE, **GONE, "freed_by_zero_grad": True},
-            {**BEFORE, **GONE, "freed_by_zero_grad": True, "grad_was_set": True},
+            {**BEFORE, **GONE, "freed_by_zero_grad": True, "data_was_set": True},
             {**SILENT, **GONE, "freed_by_zero_grad": True},
-        ],
-    ),
-    (
-        Evidence.FREED_BY_GRAD_ASSIGNMENT,
-        Kind.GRADIENT,
-        [
-            {**BACKWARD, **GONE, "grad_was_set": True},
-            {**BEFORE, **GONE, "grad_was_set": True, "freed_in_step": True},
-            {**BEFORE, **GONE, "grad_was_set": True, "data_was_set": True},
         ],
     ),
     (
@@ -83,16 +74,7 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
         [
             {**BEFORE, **GONE, "data_was_set": True, "freed_in_step": True},
             {**STEP, **GONE, "data_was_set": True, "outlives_step": True},
-            {**OUTSIDE, **GONE, "data_was_set": True, "buffer_was_set": True},
-        ],
-    ),
-    (
-        Evidence.FREED_AS_BUFFER,
-        Kind.BUFFER,
-        [
-            {**BEFORE, **GONE, "buffer_was_set": True},
-            {**MODULE, **UNCLEAR, "buffer_was_set": True, "takes_buffers_place": True},
-            {**OUTSIDE, **GONE, "buffer_was_set": True, "in_module_setup": True},
+            {**OUTSIDE, **GONE, "data_was_set": True, "takes_buffers_place": True},
         ],
     ),
     (
@@ -100,7 +82,6 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
         Kind.BUFFER,
         [{**MODULE, "takes_buffers_place": True}, {**MODULE, **LET_GO, "takes_buffers_place": True}],
     ),
-    (Evidence.REPLACED_BY_LINE, Kind.PARAMETER, [{**OUTSIDE, **LET_GO, "in_module_setup": True, "is_replaced": True}]),
     (
         Evidence.REPLACES_BY_LINE,
         Kind.PARAMETER,
@@ -141,7 +122,6 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
             {**STEP, **BEFORE},
             {**STEP, **BEFORE, **GONE, "freed_in_step": True},
             # An optimizer that keeps state in a tensor's .grad: what it made is its own.
-            {**STEP, **BEFORE, **GONE, "grad_was_set": True},
             {**STEP, **BEFORE, **GONE, "freed_by_zero_grad": True},
         ],
     ),
@@ -316,7 +296,6 @@ NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
             {**OUTSIDE, **UNCLEAR, "freed_by_zero_grad": True},
             {**OUTSIDE, **UNCLEAR, **BRIEF, "has_cpp": True},
             {**OUTSIDE, **UNCLEAR, **BRIEF, "is_brief_workspace": False},
-            {**OUTSIDE, **UNCLEAR, "grad_was_set": True},
             {**BACKWARD, **BEFORE, **GONE, "meets_step": True},
             {**MODULE, **BEFORE, **RELEASED},
             {**BACKWARD, **GONE, "meets_step": True, "freed_by_program": True},  # a graph that a variable keeps
@@ -425,7 +404,7 @@ def possible(table: BlockFacts) -> Any:
     """What contradicts itself is no block: freed and in use, without a stack and in a place, silent and loud."""
     freed = (
         table.freed_by_autograd | table.freed_by_zero_grad | table.freed_in_step | table.freed_in_silence
-        | table.data_was_set | table.grad_was_set | table.freed_by_program | table.buffer_was_set
+        | table.data_was_set | table.freed_by_program | table.buffer_was_set
     )  # fmt: skip
     placed = table.in_backward | table.in_step | table.in_module | (table.constructor != NONE)
     no = (
@@ -441,7 +420,6 @@ def possible(table: BlockFacts) -> Any:
     no |= table.has_only_forward & table.is_frozen_set
     takes_place = table.takes_buffers_place | table.takes_parameters_place
     no |= takes_place & (table.in_module_setup | table.in_backward | table.in_step | table.is_before | ~table.has_stack)
-    no |= table.is_replaced & (~table.in_module_setup | table.in_backward)
     no |= table.is_kept_alone & (~table.in_module | table.meets_backward)
     no |= table.in_silence & (table.stack_kind != NONE)
     no |= table.is_left_by_backward & ~(table.is_at_end & ~table.is_before & (table.in_backward | table.in_silence))

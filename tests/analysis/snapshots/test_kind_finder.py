@@ -204,13 +204,9 @@ class TestKinds:
         end = [segment(BASE, MIB, [block(BASE, MIB)])]
         assert self.kind(tmp_path, [{**entry("alloc", BASE, MIB), "category": word}], end) == kind
 
-    def test_assignments_to_data_and_grad(self, tmp_path: Path) -> None:
+    def test_an_assignment_to_data(self, tmp_path: Path) -> None:
         set_data = frame("THPVariable_set_data(THPVariable*, _object*, void*)", "??", 0)
-        set_grad = frame("THPVariable_set_grad(THPVariable*, _object*, void*)", "??", 0)
         assert self.kind(tmp_path, freed(BASE, MIB, frames=[UNWIND, set_data, MAIN])) == "parameter"
-        assert self.kind(tmp_path, freed(BASE, MIB, frames=[UNWIND, set_grad, MAIN])) == "gradient"
-        made = entry("alloc", BASE, MIB, frames=BACKWARD)
-        assert self.kind(tmp_path, [made, *freed(BASE, MIB, frames=[UNWIND, set_grad, MAIN])]) == "gradient"
 
     def test_what_takes_a_parameters_place_is_one(self, tmp_path: Path) -> None:
         """`p.data = p.data - u` in a step: the new one is made, the old one is let go of; state is made elsewhere."""

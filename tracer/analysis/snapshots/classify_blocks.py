@@ -25,11 +25,8 @@ PROOFS: Final[tuple[Rule, ...]] = (
         Kind.GRADIENT,
         ("freed_by_zero_grad", "not in_step", "in_backward or in_silence or is_before"),
     ),
-    Rule(Evidence.FREED_BY_GRAD_ASSIGNMENT, Kind.GRADIENT, ("grad_was_set", "not in_step", "in_backward or is_before")),
     Rule(Evidence.FREED_BY_DATA_ASSIGNMENT, Kind.PARAMETER, ("data_was_set", "not in_backward")),
-    Rule(Evidence.FREED_AS_BUFFER, Kind.BUFFER, ("buffer_was_set", "not freed_by_autograd", "not in_backward")),
     Rule(Evidence.REPLACES_BUFFER, Kind.BUFFER, ("takes_buffers_place",)),
-    Rule(Evidence.REPLACED_BY_LINE, Kind.PARAMETER, ("is_replaced",)),
     Rule(Evidence.REPLACES_BY_LINE, Kind.PARAMETER, ("takes_parameters_place",)),
     Rule(
         Evidence.BACKWARD_TO_STEP,
