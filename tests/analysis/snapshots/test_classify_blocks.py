@@ -80,7 +80,11 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
     (
         Evidence.REPLACES_BUFFER,
         Kind.BUFFER,
-        [{**MODULE, "takes_buffers_place": True}, {**MODULE, **LET_GO, "takes_buffers_place": True}],
+        [
+            {**MODULE, "takes_buffers_place": True},
+            {**MODULE, **LET_GO, "takes_buffers_place": True},
+            {**MODULE, "takes_buffers_place": True, "takes_parameters_place": True},
+        ],
     ),
     (
         Evidence.REPLACES_BY_LINE,
