@@ -38,9 +38,12 @@ from unittest.mock import patch
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import numpy as np
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import cut_recordings, snapshot_kinds
 from benchmarks.further_programs import PROGRAMS as FURTHER
+from tests.training_steps import WORKLOADS, Workload
 from tests.truth.bookkeeper import Alive, Instant
 from tests.truth.catalogue import entry_of, names
 from tests.truth.isolate import in_fresh_process
@@ -375,10 +378,25 @@ def run_beside(name: str, *, is_on_device: bool) -> tuple[Beside, Beside] | None
     return session, bare
 
 
+def loaded_batches() -> Workload:
+    """A loop over a loader, which keeps each batch until it has the next one."""
+    model, data = torch.nn.Linear(512, 64), TensorDataset(torch.randn(2048, 512))
+    optimizer, batches, held = torch.optim.SGD(model.parameters()), iter(DataLoader(data, 64)), {}
+
+    def step() -> None:
+        (held["batch"],) = next(batches)
+        model(held["batch"]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Workload(step, model, optimizer, parameters=tuple(model.parameters()))
+
+
 def judge_trace(name: str) -> Sums:
     """The trace of a workload; what the run says of the same blocks is right."""
     from tests.trace.test_own_runs import KNOWN_TO_DIFFER, both
 
+    WORKLOADS.setdefault("loaded_batches", loaded_batches)
     sums = Sums()
     with facts_noted() as noted:
         run, trace = both(name)
@@ -451,7 +469,6 @@ def judge_compiled(name: str) -> Sums:
 def record_recordings(folder: Path, num_programs: int, *, is_on_device: bool) -> None:
     """Run what is not in the folder yet, two at a time."""
     from tests import compiled_programs
-    from tests.training_steps import WORKLOADS
 
     jobs: list[tuple[str, str, Callable[[], Any]]] = []
     drawn = [f"random:{seed}" for seed in range(num_programs - len(cut_recordings.NAMES))]
@@ -463,7 +480,7 @@ def record_recordings(folder: Path, num_programs: int, *, is_on_device: bool) ->
     if not is_on_device:
         builds = (*compiled_programs.PROGRAMS, *compiled_programs.WITHOUT_INDUCTOR)
         for label, judge, chosen in (
-            ("traces", judge_trace, WORKLOADS),
+            ("traces", judge_trace, [*WORKLOADS, "loaded_batches"]),
             ("compiled", judge_compiled, [build.__name__ for build in builds]),
         ):
             jobs += [(label, name, partial(_value, judge, name)) for name in chosen]
