@@ -16,7 +16,7 @@ from tracer.capture.objects.known_storages import Role
 OBSERVED = ("has_no_role", "was_named", "was_saved_before", "is_librarys")
 BATCHES = ("is_observed_batch", "is_observed_argument", "is_observed_gradient", "is_lent")
 MADE = ("not_seen_made", "made_in_forward", "made_in_backward", "made_in_optimizer", "made_in_loop")
-FREED = ("freed_in_forward", "freed_in_backward", "freed_in_loop")
+FREED = ("freed_in_backward", "freed_in_loop")
 TORCHS = ("torch_says_parameter", "torch_says_input", "torch_says_activation")
 
 
@@ -39,7 +39,6 @@ TORCHS = ("torch_says_parameter", "torch_says_input", "torch_says_activation")
         (MADE, {"made": Phase.OPTIMIZER}, "made_in_optimizer"),
         (MADE, {"made": Phase.OTHER}, "made_in_loop"),
         (FREED, {"freed": NONE}, ""),
-        (FREED, {"freed": Phase.FORWARD}, "freed_in_forward"),
         (FREED, {"freed": Phase.BACKWARD}, "freed_in_backward"),
         (FREED, {"freed": Phase.OPTIMIZER}, ""),
         (FREED, {"freed": Phase.OTHER}, "freed_in_loop"),

@@ -11,7 +11,7 @@ import numpy as np
 from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.backward_passes import backward_passes, outermost_calls, records_grad
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
-from tracer.analysis.profiles.collectives import given_to_collectives, given_to_reducer
+from tracer.analysis.profiles.collectives import given_to_reducer
 from tracer.analysis.profiles.conditions import NONE, Conditions
 from tracer.analysis.profiles.left_gradients import (
     BLOCK_BYTES,
@@ -76,8 +76,6 @@ class Facts(Conditions, ColumnTable):
     # Made by an operator that ran with gradients off, in a call of a model that did so throughout.
     is_without_grad: PerBlock[Bool]
     is_of_collective: PerBlock[Bool]  # Made where FSDP, DDP or a pipeline makes the buffers of what is sent
-    # Not seen being made, and a collective or what fills its buffers was given it.
-    is_given_to_collective: PerBlock[Bool]
     is_given_to_reducer: PerBlock[Bool]  # Not seen being made, and DDP's reducer filled or read it
     is_dropout_state: PerBlock[Bool]  # Not seen being made, and the random state of a recurrent layer's dropout
     is_compiled_buffer: PerBlock[Bool]  # Generated code asked for it, and named it
@@ -85,7 +83,6 @@ class Facts(Conditions, ColumnTable):
     # It is a buffer in which a compiled backward computes a result of forward's again.
     is_recomputed_by_compiled: PerBlock[Bool]
     is_taken_over_by_compiled: PerBlock[Bool]  # A compiled backward has put something else where that was
-    is_freed_inside_compiled: PerBlock[Bool]  # The invocation of generated code that made it freed it
 
 
 def facts_of(
@@ -155,14 +152,12 @@ class _Finder:
             went_back=went_back,
             is_without_grad=is_without_grad,
             is_of_collective=at(self.attribution.allocation_is_collectives, self.allocation, False),
-            is_given_to_collective=(self.allocation < 0) & self._of_key(given_to_collectives(recording)),
             is_given_to_reducer=(self.allocation < 0) & self._of_key(given_to_reducer(recording)),
             is_dropout_state=(self.allocation < 0) & self._of_key(dropout_states(recording)),
             is_compiled_buffer=self._of_origin("is_buffer"),
             is_saved_by_compiled=self._of_origin("is_saved") & ~freed_inside,
             is_recomputed_by_compiled=self._of_origin("is_recomputed"),
             is_taken_over_by_compiled=self._of_origin("is_taken_over"),
-            is_freed_inside_compiled=freed_inside,
         )
 
     def _is_reached(self, known: KnownStorages | None) -> PerBlock[Bool]:
