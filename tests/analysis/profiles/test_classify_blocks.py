@@ -52,7 +52,6 @@ PLAIN: dict[str, Any] = {
     "used_by_later_backward": False,
     "outlived_backward": False,
     "is_replaced": False,
-    "is_past_release": False,
     "went_back": False,
     "is_without_grad": False,
     "is_of_collective": False,
@@ -387,7 +386,6 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ({**TRAINED, "freed": Phase.OTHER, "category": Category.ACTIVATION}, Kind.TEMPORARY),
         ],
     ),
-    (Evidence.KEPT_BEHIND_BACKWARD, [({**TRAINED, **TRACED, **BEHIND, "is_past_release": True}, Kind.UNKNOWN)]),
     (
         Evidence.HELD_AFTER_BACKWARD,
         [
@@ -397,10 +395,6 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ({**TRAINED, "outlived_backward": True, "category": Category.ACTIVATION}, Kind.HELD),
             ({**TRAINED, "outlived_backward": True, "freed": Phase.FORWARD}, Kind.HELD),
         ],
-    ),
-    (
-        Evidence.DATA_FLOW,
-        [({**FORWARD, "category": Category.ACTIVATION, "freed": Phase.FORWARD}, Kind.ACTIVATION)],
     ),
     (
         Evidence.NO_BACKWARD_YET,
@@ -447,19 +441,19 @@ NEARLY: tuple[tuple[dict[str, Any], Kind, Evidence], ...] = (
     ({"category": Category.PARAMETER, "names_no_parameter": True}, Kind.HELD, Evidence.OUTSIDE),
     ({**TRAINED, **TRACED, **BEHIND}, Kind.HELD, Evidence.HELD_AFTER_BACKWARD),
     # An output that is kept, where uses are known; one that is kept over the step; and what was freed in forward.
-    ({**TRAINED, **BEHIND, "is_past_release": True}, Kind.HELD, Evidence.HELD_AFTER_BACKWARD),
+    ({**TRAINED, **BEHIND}, Kind.HELD, Evidence.HELD_AFTER_BACKWARD),
     (
-        {**TRAINED, **TRACED, **BEHIND, "outlived_step": True, "is_past_release": True},
+        {**TRAINED, **TRACED, **BEHIND, "outlived_step": True},
         Kind.HELD,
         Evidence.HELD_AFTER_BACKWARD,
     ),
     (
-        {**FORWARD, **TRACED, "freed": Phase.FORWARD, "outlived_step": False, "is_past_release": True},
+        {**FORWARD, **TRACED, "freed": Phase.FORWARD, "outlived_step": False},
         Kind.ACTIVATION,
         Evidence.NO_BACKWARD_YET,
     ),
     (
-        {"went_back": True, **TRACED, **BEHIND, "is_past_release": True},
+        {"went_back": True, **TRACED, **BEHIND},
         Kind.INPUT,
         Evidence.AROUND_BACKWARD,
     ),
@@ -610,7 +604,7 @@ def test_the_document_has_the_rules_in_the_tables_order() -> None:
     """`python -m tests.rule_tables` writes them."""
     (head, *_) = HEADS
     rows = documented(head, DOCUMENT.read_text(encoding="utf-8"))
-    assert [tuple(cells[:3]) for cells in rows] == rows_of(RULES)
+    assert [tuple(cells[:4]) for cells in rows] == rows_of(RULES)
 
 
 WEAKER = [(number, name, when) for number, rule in enumerate(RULES) for name, when in weaker(rule.when)]

@@ -17,7 +17,7 @@ OBSERVED = ("has_no_role", "was_named", "was_saved_before", "is_librarys")
 BATCHES = ("is_observed_batch", "is_observed_argument", "is_observed_gradient", "is_lent")
 MADE = ("not_seen_made", "made_in_forward", "made_in_backward", "made_in_optimizer", "made_in_loop")
 FREED = ("freed_in_backward", "freed_in_loop")
-TORCHS = ("torch_says_parameter", "torch_says_input", "torch_says_activation")
+TORCHS = ("torch_says_parameter", "torch_says_input")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,6 @@ TORCHS = ("torch_says_parameter", "torch_says_input", "torch_says_activation")
         (FREED, {"freed": Phase.OTHER}, "freed_in_loop"),
         (TORCHS, {"category": Category.PARAMETER}, "torch_says_parameter"),
         (TORCHS, {"category": Category.INPUT}, "torch_says_input"),
-        (TORCHS, {"category": Category.ACTIVATION}, "torch_says_activation"),
         (TORCHS, {"category": Category.TEMPORARY}, ""),
     ],
 )

@@ -89,4 +89,3 @@ class Conditions:
     freed_in_loop = _is("freed", Phase.OTHER)  # Outside forward, backward and optimizer
     torch_says_parameter = _is("category", Category.PARAMETER)  # By torch's data flow
     torch_says_input = _is("category", Category.INPUT)  # By torch's data flow
-    torch_says_activation = _is("category", Category.ACTIVATION)  # By torch's data flow
