@@ -14,7 +14,8 @@ What is recorded stays in FOLDER. Each program counts the same in its set.
 
 The table has, for each rule and set, how many percent points fewer are right and how many more are wrong without the
 rule. Below it are the rules that cost less than 0.1 points of every set, then those of them that go together: rules can
-stand in for each other. With `--without`, snapshots are judged without some rules, by their places in the table.
+stand in for each other. What each gains goes to rule_gains.json, from which `tests.rule_tables` has it for the
+documents. With `--without`, snapshots are judged without some rules, by their places in the table.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 from unittest.mock import patch
@@ -68,6 +70,7 @@ from tracer.null_gpu.process import restart_on
 from tracer.snapshot.load import load_snapshot
 
 MIN_GAIN = 0.1
+GAINS = Path(__file__).with_name("rule_gains.json")
 RIGHT, WRONG, UNKNOWN = range(3)
 CUTS: dict[str, dict[str, bool]] = {
     "": {"without_cpp": False, "steady": False},
@@ -584,13 +587,13 @@ def main() -> None:
     asked.folder.mkdir(parents=True, exist_ok=True)
     if asked.table == "snapshots":
         sets = sets_of_snapshots(asked.folder, asked.programs, frozenset(asked.without))
-        print_sets(sets) if asked.without else print_table(sets, RULES)
+        print_sets(sets) if asked.without else print_table(sets, RULES, asked.table)
         return
     if asked.on is not None:
         devices = devices_of(asked.on)
         restart_on([devices.card] * devices.count)
     record_recordings(asked.folder, asked.programs, is_on_device=asked.on is not None)
-    print_table(sets_of_recordings(asked.folder), profiles.RULES)
+    print_table(sets_of_recordings(asked.folder), profiles.RULES, asked.table)
 
 
 def print_sets(sets: Mapping[str, Sequence[Judged]]) -> None:
@@ -600,8 +603,11 @@ def print_sets(sets: Mapping[str, Sequence[Judged]]) -> None:
         print(f"{name:<24} {len(found):>4} programs: {right:6.2f} right, {wrong:5.2f} wrong")
 
 
-def print_table(sets: Mapping[str, Sequence[Judged]], rules: Sequence[Rule]) -> None:
-    """A row for each rule: the most that a set loses, and points fewer right / more wrong of each set."""
+def print_table(sets: Mapping[str, Sequence[Judged]], rules: Sequence[Rule], table: str) -> None:
+    """A row for each rule: the most that a set loses, and points fewer right / more wrong of each set.
+
+    The first goes to `GAINS`, from which the documents have it.
+    """
     print_sets(sets)
     alone: dict[int, float] = {}
     for number, rule in enumerate(rules):
@@ -610,11 +616,12 @@ def print_table(sets: Mapping[str, Sequence[Judged]], rules: Sequence[Rule]) -> 
         shown = {name: pair for name, pair in costs.items() if max(map(abs, pair)) >= 0.005}
         cells = "; ".join(f"{name} {lost:.2f}/{more:.2f}" for name, (lost, more) in shown.items())
         print(f"{number:>3} {Evidence(rule.evidence).name:<26} {alone[number]:7.3f}  {cells}")
+    gains = json.loads(GAINS.read_text("utf-8"))
+    gains[table] = [[rule.evidence.name, round(max(0.0, alone[number]), 2)] for number, rule in enumerate(rules)]
+    GAINS.write_text(json.dumps(gains).replace("], [", "],\n[") + "\n", "utf-8")
     print("alone:", [number for number, cost in alone.items() if cost < MIN_GAIN])
     print("together:", sorted(greedily(sets, alone)))
 
 
 if __name__ == "__main__":
-    from benchmarks import rule_gain  # what is pickled is found there by other processes
-
-    rule_gain.main()
+    import_module("benchmarks.rule_gain").main()  # what is pickled is found there by other processes
