@@ -36,6 +36,7 @@ from benchmarks.further_programs import PROGRAMS as FURTHER
 from benchmarks.snapshot_kinds import SILENT, only_python
 from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.snapshots.findings import replay_snapshot
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.process import environment
 from tracer.snapshot.load import load_snapshot
@@ -111,8 +112,12 @@ def cuts(trace: Sequence[Row]) -> Iterator[tuple[int, bool]]:
         yield allocations[int((number + 0.75) * len(allocations) / QUARTERS)], True
 
 
-def cut(trace: Sequence[Row], end: int, *, fails: bool, start: int = 0) -> Row:
-    """A recording from an entry of a process's on, by default the first, as it would have been had it ended there."""
+def cut(trace: Sequence[Row], end: int, *, fails: bool, start: int = 0, keeps_stacks: bool = False) -> Row:
+    """A recording from an entry of a process's on, by default the first, as it would have been had it ended there.
+
+    Args:
+        keeps_stacks: Whether blocks from before have one, as where `max_entries` has pushed their entries out.
+    """
     kept = list(trace[:end])
     segments: dict[int, Row] = {}
     blocks: dict[int, Row] = {}
@@ -129,7 +134,7 @@ def cut(trace: Sequence[Row], end: int, *, fails: bool, start: int = 0) -> Row:
             rounded = max(512, -(-size // 512) * 512)
             blocks[address] = {
                 "address": address, "size": rounded, "requested_size": size, "state": "active_allocated",
-                "frames": entry["frames"] if at >= start else [],
+                "frames": entry["frames"] if at >= start or keeps_stacks else [],
             }  # fmt: skip
         elif action == "free_completed":
             blocks.pop(address, None)
@@ -211,7 +216,19 @@ def _true_kind(entry: Row, served: int, end: int, seen: set[str], recorded: Row)
 
 def judge(recorded: Row, *, without_cpp: bool, steady: bool) -> Sums:
     """All cuts of one recording."""
-    trace, truth, sums = recorded["snapshot"]["device_traces"][0], true_kinds(recorded), Sums()
+    sums = Sums()
+    for device, true_of in replayed_cuts(recorded, without_cpp=without_cpp, steady=steady):
+        sums.add(_judge_peak(device, true_of))
+    return sums
+
+
+def replayed_cuts(
+    recorded: Row, *, without_cpp: bool, steady: bool, keeps_stacks: bool = False
+) -> Iterator[tuple[ReplayedDevice, Callable[[int, int], frozenset[Kind]]]]:
+    """The device in each cut, and what the block of an entry, or from before at an address, may be called."""
+    trace, truth = recorded["snapshot"]["device_traces"][0], true_kinds(recorded)
+    if steady and len(recorded["iterations"]) == 1:
+        return  # it failed in its first one
     start = _end_of_first_iteration(recorded) if steady else 0
     before = {entry["addr"]: at for at, entry in enumerate(trace[:start]) if entry["action"] == "alloc"}
     with tempfile.TemporaryDirectory() as folder:
@@ -219,11 +236,10 @@ def judge(recorded: Row, *, without_cpp: bool, steady: bool) -> Sums:
             if end <= start:
                 continue
             path = Path(folder) / "cut.pickle"
-            path.write_bytes(pickle.dumps(cut(trace, end, fails=fails, start=start)))
+            path.write_bytes(pickle.dumps(cut(trace, end, fails=fails, start=start, keeps_stacks=keeps_stacks)))
             snapshot = load_snapshot(path, isolated=False)
             device = replay_snapshot(only_python(snapshot) if without_cpp else snapshot).devices[0]
-            sums.add(_judge_peak(device, lambda entry, addr: truth[entry + start if entry >= 0 else before[addr]]))
-    return sums
+            yield device, lambda entry, addr: truth[entry + start if entry >= 0 else before[addr]]
 
 
 def _end_of_first_iteration(recorded: Row) -> int:
@@ -233,7 +249,7 @@ def _end_of_first_iteration(recorded: Row) -> int:
     return served[recorded["iterations"][0]]
 
 
-def _judge_peak(device: Any, true_of: Callable[[int, int], frozenset[Kind]]) -> Sums:
+def _judge_peak(device: ReplayedDevice, true_of: Callable[[int, int], frozenset[Kind]]) -> Sums:
     lives, sums = device.replay.lives, Sums()
     rows = lives.alive_after(device.replay.peak_entry)
     kinds, evidences = device.kinds.kinds_and_evidence(rows)
@@ -303,6 +319,7 @@ def main() -> int:
         for name, one in recordings.items()
         if one
     }
+    found = {name: sums for name, sums in found.items() if sums.verdicts}
     print(table(found, details=arguments.details))
     right, wrong, _, likely = mean(found)
     return int(right < MIN_RIGHT or wrong >= MAX_WRONG or likely < MIN_LIKELY)

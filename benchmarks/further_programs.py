@@ -10,11 +10,13 @@ import copy
 import inspect
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 from tests.truth.program import Batch, Program, supervised
 
@@ -542,6 +544,53 @@ def _leave(more: int) -> None:
 
 def _nothing(*_: object) -> None:
     pass
+
+
+def checkpointed_blocks() -> Program:
+    """Backward runs each block again."""
+    model, batch = Words(vocabulary=512), Batch()
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=True)  # type: ignore[method-assign]
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> Tensor:
+        tokens = batch.of(torch.randint(512, (16, 256)))
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Program(step, model, [optimizer], batch)
+
+
+class _Momentum(torch.optim.Optimizer):
+    """By hand: a new tensor in the place of each parameter's."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["momentum"] = 0.9 * state.get("momentum", 0) + parameter.grad
+                parameter.data = parameter.data - 1e-3 * state["momentum"]
+
+
+def optimizer_by_hand() -> Program:
+    """It assigns to .data, and the loop to .grad."""
+    model, batch = Words(), Batch()
+    optimizer = _Momentum(model.parameters(), {})
+
+    def step() -> Tensor:
+        tokens = batch.of(tokens_of(8))
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        optimizer.step()
+        for parameter in model.parameters():
+            parameter.grad = None
+        return loss.detach()
+
+    return Program(step, model, [optimizer], batch)
 
 
 def out_of_memory_in_backward() -> Program:

@@ -79,7 +79,7 @@ def judge(path: Path, truth: Mapping[str, Any], *, without_cpp: bool = False) ->
     replayed = replay_snapshot(only_python(snapshot)) if without_cpp else whole
     expected = {(entry, address): (size, word) for entry, address, size, word in truth["blocks"]}
     found = _kinds_at_peak(replayed, truth["peak_requested_bytes"])
-    kept = held_over_backward(_device_of_peak(whole, truth["peak_requested_bytes"]), whole.sites)
+    kept = held_over_backward(device_of_peak(whole, truth["peak_requested_bytes"]), whole.sites)
     if found.keys() != expected.keys():
         raise SystemExit(f"{path.name}: the blocks at the peak are not those of the truth")
     taken_for: Counter[tuple[str, str, str]] = Counter()
@@ -102,13 +102,13 @@ def held_over_backward(device: ReplayedDevice, sites: Sites) -> set[tuple[int, i
     return set(zip(lives.begin[rows].tolist(), lives.addr[rows].tolist(), strict=True))
 
 
-def _device_of_peak(replayed: ReplayedSnapshot, peak_bytes: int) -> ReplayedDevice:
+def device_of_peak(replayed: ReplayedSnapshot, peak_bytes: int) -> ReplayedDevice:
     return next(one for one in replayed.devices if one.replay.requested_bytes.max() == peak_bytes)
 
 
 def _kinds_at_peak(replayed: ReplayedSnapshot, peak_bytes: int) -> dict[tuple[int, int], tuple[Kind, str]]:
     """Kind and evidence of each block at the peak, by entry (-1: before the recording) and address."""
-    device = _device_of_peak(replayed, peak_bytes)
+    device = device_of_peak(replayed, peak_bytes)
     lives = device.replay.lives
     rows = lives.alive_after(device.replay.peak_entry)
     kinds = zip(*(column.tolist() for column in device.kinds.kinds_and_evidence(rows)), strict=True)

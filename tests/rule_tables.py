@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,17 +16,21 @@ from tracer.analysis.snapshots import classify_blocks as snapshots
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "how-it-works.md"
 HEADS = {
-    "| kind | evidence | conditions | that is |": profiles.RULES,
-    "| kind in a snapshot | evidence | conditions |": snapshots.RULES,
+    "| kind | evidence | conditions | gain | that is |": profiles.RULES,
+    "| kind in a snapshot | evidence | conditions | gain |": snapshots.RULES,
 }
-Row = tuple[str, str, str]
+GAINS = Path(__file__).resolve().parents[1] / "benchmarks" / "rule_gains.json"
+Row = tuple[str, str, str, str]
 
 
 def rows_of(rules: Sequence[Rule]) -> list[Row]:
-    """Kind, evidence and conditions of each rule, as the document has them."""
+    """Kind, evidence, conditions and gain of each rule, as the document has them."""
     has_words = rules is snapshots.RULES
+    measured = json.loads(GAINS.read_text(encoding="utf-8"))["snapshots" if has_words else "recordings"]
+    assert [name for name, _ in measured] == [rule.evidence.name for rule in rules], "measure with benchmarks.rule_gain"
     return [
-        (_kind(rule, has_words), rule.evidence.text, ", ".join(f"`{name}`" for name in rule.when)) for rule in rules
+        (_kind(rule, has_words), rule.evidence.text, ", ".join(f"`{name}`" for name in rule.when), f"{gain:.2f}")
+        for rule, (_, gain) in zip(rules, measured, strict=True)
     ]
 
 
@@ -60,11 +65,11 @@ def main() -> None:
         num_columns = head.count("|") - 1
         remarks: dict[str, list[str]] = {}
         for cells in documented(head, text):
-            remarks.setdefault(cells[1], []).append("".join(cells[3:]))
+            remarks.setdefault(cells[1], []).append("".join(cells[4:]))
         lines = [head, "|" + "---|" * num_columns]
         for row in rows_of(rules):
             said = remarks.get(row[1], [])
-            more = [said.pop(0) if said else ""] if num_columns > 3 else []
+            more = [said.pop(0) if said else ""] if num_columns > 4 else []
             lines.append(f"| {' | '.join((*row, *more))} |")
         text = before + "\n".join(lines) + behind
     DOCUMENT.write_text(text, encoding="utf-8")

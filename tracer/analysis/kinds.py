@@ -112,7 +112,6 @@ class Evidence(IntEnum):
     WITHIN_BACKWARD = 26, "made and freed in backward"
     MODULE_SETUP_STACK = 27, "its stack is in code that creates or moves parameters and buffers; never freed"
     BEFORE_ANY_BACKWARD = 28, "freed before any backward ran"
-    FREED_BY_GRAD_ASSIGNMENT = 29, "freed by an assignment to .grad"
     FREED_BY_DATA_ASSIGNMENT = 30, "freed by an assignment to .data"
     REPLACES_PARAMETER = 31, "made in an optimizer's step as the new memory of a parameter"
     FREED_IN_STEP = 32, "likely: allocated before the recording, freed in an optimizer's step"
@@ -131,14 +130,12 @@ class Evidence(IntEnum):
         90,
         "likely: allocated before the recording, never freed, two or three blocks for each gradient of its size",
     )
-    AUTOCAST_COPY = 41, "likely: a weight cast by autocast"
     MODULE_CALL_STACK = 42, "likely: made in a module's call, alive while backward ran"
     ALIVE_AT_END = 43, "likely, or an output: made in a module's call, never freed, no backward since"
     ONE_SET_OF_SIZES = (
         44,
         "likely: allocated before the recording, never freed; only forward ran, sizes as of a single model",
     )
-    CONSTRUCTED = 45, "likely: made in a constructor, never freed, except by an optimizer's step"
     COLLECTIVE_STACK = 46, "its stack is in code of FSDP, DDP or a pipeline that creates communication buffers"
     LEFT_BY_BACKWARD = 47, "likely: made in backward, of a parameter's size, never freed"
     HELD_OVER_STEP = 48, "likely: made outside of backward, alive until after an optimizer's step"
@@ -159,7 +156,6 @@ class Evidence(IntEnum):
     )
     COPIED_PARAMETER = 55, "its stack is where copy.deepcopy copies a Parameter"
     SAVED_IN_BACKWARD = 56, "saved for a second derivative: made in backward, alive after it, freed by autograd"
-    OPTIMIZERS_CONSTRUCTOR = 57, "likely: made in the constructor of the program's own optimizer, never freed"
     SAVED_IN_SILENCE = (
         58,
         "likely: allocated and freed without a Python stack, and the program's own code ran in between, as what a"
@@ -172,27 +168,17 @@ class Evidence(IntEnum):
     LATER_BACKWARD = 63, "made in backward with gradients on, used by a later backward"
     FROM_OUTSIDE = 64, "made by the training loop outside of modules, used in training"
     WITHOUT_GRAD = 65, "made in forward with gradients off"
-    FREED_IN_FORWARD = 66, "made and freed in forward, without a backward"
     NO_BACKWARD_YET = 67, "made in forward with gradients on, no backward since"
     WITHIN_LOOP = 68, "made and freed outside forward, backward and optimizer"
     COMPILED_SAVED = 69, "saved for backward by a compiled forward"
-    COMPILED_INSIDE = 70, "made and freed inside a compiled graph"
     COMPILED_TAKEN_OVER = 71, "memory saved by a compiled forward, reused by its backward"
     LIBRARYS = 72, "workspace that a library keeps between calls"
     COMPILED_RECOMPUTED = 73, "recomputed by a compiled backward"
-    FREED_AS_BUFFER = 85, "freed as a module's buffer got another tensor"
     REPLACES_BUFFER = 86, "made by the line that freed a buffer of its size, right before"
-    REPLACED_BY_LINE = (
-        87,
-        "its stack is in code that creates parameters; freed by the line that made another of its size",
-    )
     REPLACES_BY_LINE = 88, "made by the line that freed a parameter of its size, right before"
     KEPT_ALONE = 89, "likely: all else that this call of a model made is freed, and the model was called again since"
     OF_COLLECTIVE = 74, "made in code of FSDP, DDP, ZeRO or a pipeline that creates communication buffers"
-    GIVEN_TO_COLLECTIVE = 75, "from before the recording, no tensor of Python's, passed to a collective"
-    FREED_BEHIND_BACKWARD = 76, "made in forward, freed after backward in the same step; uses not recorded"
     AROUND_BACKWARD = 77, "made by the loop before backward, freed after it in the same step; uses not recorded"
-    KEPT_BEHIND_BACKWARD = 83, "made in forward, alive after a backward that freed the rest; uses not recorded"
     UNTIL_NEXT_BATCH = (
         84,
         "made by the loop before backward, freed in the next step before its forward; uses not recorded",

@@ -52,18 +52,15 @@ PLAIN: dict[str, Any] = {
     "used_by_later_backward": False,
     "outlived_backward": False,
     "is_replaced": False,
-    "is_past_release": False,
     "went_back": False,
     "is_without_grad": False,
     "is_of_collective": False,
-    "is_given_to_collective": False,
     "is_given_to_reducer": False,
     "is_dropout_state": False,
     "is_compiled_buffer": False,
     "is_saved_by_compiled": False,
     "is_recomputed_by_compiled": False,
     "is_taken_over_by_compiled": False,
-    "is_freed_inside_compiled": False,
 }
 BEFORE = {"made": NONE}
 FORWARD, BACKWARD, OPTIMIZER = {"made": Phase.FORWARD}, {"made": Phase.BACKWARD}, {"made": Phase.OPTIMIZER}
@@ -162,7 +159,7 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
         Evidence.DATA_FLOW,
         [
             ({**BEFORE, **INPUT, "is_target": True}, Kind.INPUT),
-            ({**BEFORE, **INPUT, "is_target": True, "is_given_to_collective": True}, Kind.INPUT),
+            ({**BEFORE, **INPUT, "is_target": True}, Kind.INPUT),
             # numpy's, as a target.
             ({**BEFORE, **INPUT, "is_target": True, "is_made_unseen": True, "used_by_backward": True}, Kind.INPUT),
         ],
@@ -172,19 +169,13 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
         [
             # A communication hook has seen it, and C++ keeps its tensor of Python's.
             (
-                {**BEFORE, "is_given_to_reducer": True, "is_given_to_collective": True, "is_reached": True},
+                {**BEFORE, "is_given_to_reducer": True, "is_reached": True},
                 Kind.COMMUNICATION,
             ),
             # Nobody has seen it.
-            ({**BEFORE, "is_given_to_reducer": True, "is_given_to_collective": True}, Kind.COMMUNICATION),
-        ],
-    ),
-    (
-        Evidence.GIVEN_TO_COLLECTIVE,
-        [
-            ({**BEFORE, "is_given_to_collective": True}, Kind.COMMUNICATION),
+            ({**BEFORE, "is_given_to_reducer": True}, Kind.COMMUNICATION),
             (
-                {**BEFORE, "is_given_to_collective": True, "is_made_unseen": True, "used_by_backward": True},
+                {**BEFORE, "is_given_to_reducer": True, "is_made_unseen": True, "used_by_backward": True},
                 Kind.COMMUNICATION,
             ),
         ],
@@ -233,20 +224,10 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
         Evidence.COMPILED_SAVED,
         [
             ({**FORWARD, "is_saved_by_compiled": True, "has_tensor": False}, Kind.ACTIVATION),
-            ({**FORWARD, "is_saved_by_compiled": True, "is_freed_inside_compiled": True}, Kind.ACTIVATION),
+            ({"is_saved_by_compiled": True, "is_listed": True, "category": Category.PARAMETER}, Kind.ACTIVATION),
+            ({**FORWARD, "is_saved_by_compiled": True}, Kind.ACTIVATION),
             # A compiled step function is called outside of all modules.
             ({"is_saved_by_compiled": True, "freed": Phase.OTHER, "outlived_step": False}, Kind.ACTIVATION),
-        ],
-    ),
-    (
-        Evidence.COMPILED_INSIDE,
-        [
-            ({**FORWARD, "is_freed_inside_compiled": True, "used_by_backward": True}, Kind.TEMPORARY),
-            (
-                {"is_freed_inside_compiled": True, "is_listed": True, "category": Category.PARAMETER},
-                Kind.TEMPORARY,
-            ),
-            ({"is_freed_inside_compiled": True, "has_tensor": False, "freed_by_maker": True}, Kind.TEMPORARY),
         ],
     ),
     (
@@ -263,7 +244,7 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
         [
             ({**BEFORE, **INPUT, "is_reached": True}, Kind.HELD),
             # A metric that the program has reduced over all ranks.
-            ({**BEFORE, "is_reached": True, "is_given_to_collective": True}, Kind.HELD),
+            ({**BEFORE, "is_reached": True}, Kind.HELD),
         ],
     ),
     (
@@ -405,22 +386,6 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ({**TRAINED, "freed": Phase.OTHER, "category": Category.ACTIVATION}, Kind.TEMPORARY),
         ],
     ),
-    (Evidence.KEPT_BEHIND_BACKWARD, [({**TRAINED, **TRACED, **BEHIND, "is_past_release": True}, Kind.UNKNOWN)]),
-    (
-        Evidence.FREED_BEHIND_BACKWARD,
-        [
-            (
-                {
-                    **TRAINED,
-                    "knows_uses": False,
-                    "freed": Phase.OTHER,
-                    "outlived_backward": True,
-                    "outlived_step": False,
-                },
-                Kind.ACTIVATION,
-            ),
-        ],
-    ),
     (
         Evidence.HELD_AFTER_BACKWARD,
         [
@@ -431,11 +396,6 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ({**TRAINED, "outlived_backward": True, "freed": Phase.FORWARD}, Kind.HELD),
         ],
     ),
-    (
-        Evidence.DATA_FLOW,
-        [({**FORWARD, "category": Category.ACTIVATION, "freed": Phase.FORWARD}, Kind.ACTIVATION)],
-    ),
-    (Evidence.FREED_IN_FORWARD, [({**FORWARD, "freed": Phase.FORWARD}, Kind.TEMPORARY)]),
     (
         Evidence.NO_BACKWARD_YET,
         [
@@ -479,20 +439,21 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
 # Blocks that lack one condition of a rule, and what they are instead.
 NEARLY: tuple[tuple[dict[str, Any], Kind, Evidence], ...] = (
     ({"category": Category.PARAMETER, "names_no_parameter": True}, Kind.HELD, Evidence.OUTSIDE),
+    ({**TRAINED, **TRACED, **BEHIND}, Kind.HELD, Evidence.HELD_AFTER_BACKWARD),
     # An output that is kept, where uses are known; one that is kept over the step; and what was freed in forward.
-    ({**TRAINED, **BEHIND, "is_past_release": True}, Kind.HELD, Evidence.HELD_AFTER_BACKWARD),
+    ({**TRAINED, **BEHIND}, Kind.HELD, Evidence.HELD_AFTER_BACKWARD),
     (
-        {**TRAINED, **TRACED, **BEHIND, "outlived_step": True, "is_past_release": True},
+        {**TRAINED, **TRACED, **BEHIND, "outlived_step": True},
         Kind.HELD,
         Evidence.HELD_AFTER_BACKWARD,
     ),
     (
-        {**FORWARD, **TRACED, "freed": Phase.FORWARD, "outlived_step": False, "is_past_release": True},
-        Kind.TEMPORARY,
-        Evidence.FREED_IN_FORWARD,
+        {**FORWARD, **TRACED, "freed": Phase.FORWARD, "outlived_step": False},
+        Kind.ACTIVATION,
+        Evidence.NO_BACKWARD_YET,
     ),
     (
-        {"went_back": True, **TRACED, **BEHIND, "is_past_release": True},
+        {"went_back": True, **TRACED, **BEHIND},
         Kind.INPUT,
         Evidence.AROUND_BACKWARD,
     ),
@@ -514,9 +475,9 @@ NEARLY: tuple[tuple[dict[str, Any], Kind, Evidence], ...] = (
     ({"role": Role.WORKSPACE, **FORWARD, "used_by_backward": True}, Kind.ACTIVATION, Evidence.SAVED),
     # The targets of an earlier step.
     ({**BEFORE, **INPUT, "is_target": True, "is_over": True}, Kind.BEFORE_RECORDING, Evidence.SEEN_BEFORE),
-    # The batch of an earlier step, which was gathered from all ranks.
+    # The batch of an earlier step.
     (
-        {**BEFORE, "role": Role.ARGUMENT, "is_over": True, "is_given_to_collective": True},
+        {**BEFORE, "role": Role.ARGUMENT, "is_over": True},
         Kind.BEFORE_RECORDING,
         Evidence.SEEN_BEFORE,
     ),
@@ -527,14 +488,13 @@ NEARLY: tuple[tuple[dict[str, Any], Kind, Evidence], ...] = (
         Kind.BEFORE_RECORDING,
         Evidence.SEEN_BEFORE,
     ),
-    ({**BACKWARD, "is_freed_inside_compiled": True}, Kind.AUTOGRAD_DETAIL, Evidence.MADE_IN_BACKWARD),
     # A module's parameters are not made in its call.
     (
         {**FORWARD, "is_listed": True, "category": Category.PARAMETER},
         Kind.ACTIVATION,
         Evidence.NO_BACKWARD_YET,
     ),
-    ({**FORWARD, "freed": Phase.FORWARD, "freed_by_maker": True}, Kind.TEMPORARY, Evidence.FREED_IN_FORWARD),
+    ({**FORWARD, "freed": Phase.FORWARD, "freed_by_maker": True}, Kind.ACTIVATION, Evidence.NO_BACKWARD_YET),
     ({**FORWARD, "has_tensor": False}, Kind.ACTIVATION, Evidence.NO_BACKWARD_YET),
     ({"is_recomputed": True}, Kind.HELD, Evidence.OUTSIDE),
     ({"used_by_later_backward": True}, Kind.HELD, Evidence.OUTSIDE),
@@ -644,7 +604,7 @@ def test_the_document_has_the_rules_in_the_tables_order() -> None:
     """`python -m tests.rule_tables` writes them."""
     (head, *_) = HEADS
     rows = documented(head, DOCUMENT.read_text(encoding="utf-8"))
-    assert [tuple(cells[:3]) for cells in rows] == rows_of(RULES)
+    assert [tuple(cells[:4]) for cells in rows] == rows_of(RULES)
 
 
 WEAKER = [(number, name, when) for number, rule in enumerate(RULES) for name, when in weaker(rule.when)]

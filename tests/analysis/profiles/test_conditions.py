@@ -16,8 +16,8 @@ from tracer.capture.objects.known_storages import Role
 OBSERVED = ("has_no_role", "was_named", "was_saved_before", "is_librarys")
 BATCHES = ("is_observed_batch", "is_observed_argument", "is_observed_gradient", "is_lent")
 MADE = ("not_seen_made", "made_in_forward", "made_in_backward", "made_in_optimizer", "made_in_loop")
-FREED = ("freed_in_forward", "freed_in_backward", "freed_in_loop")
-TORCHS = ("torch_says_parameter", "torch_says_input", "torch_says_activation")
+FREED = ("freed_in_backward", "freed_in_loop")
+TORCHS = ("torch_says_parameter", "torch_says_input")
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,11 @@ TORCHS = ("torch_says_parameter", "torch_says_input", "torch_says_activation")
         (MADE, {"made": Phase.OPTIMIZER}, "made_in_optimizer"),
         (MADE, {"made": Phase.OTHER}, "made_in_loop"),
         (FREED, {"freed": NONE}, ""),
-        (FREED, {"freed": Phase.FORWARD}, "freed_in_forward"),
         (FREED, {"freed": Phase.BACKWARD}, "freed_in_backward"),
         (FREED, {"freed": Phase.OPTIMIZER}, ""),
         (FREED, {"freed": Phase.OTHER}, "freed_in_loop"),
         (TORCHS, {"category": Category.PARAMETER}, "torch_says_parameter"),
         (TORCHS, {"category": Category.INPUT}, "torch_says_input"),
-        (TORCHS, {"category": Category.ACTIVATION}, "torch_says_activation"),
         (TORCHS, {"category": Category.TEMPORARY}, ""),
     ],
 )

@@ -64,17 +64,8 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
         [
             {**BACKWARD, **GONE, "freed_by_zero_grad": True},
             {**BEFORE, **GONE, "freed_by_zero_grad": True},
-            {**BEFORE, **GONE, "freed_by_zero_grad": True, "grad_was_set": True},
+            {**BEFORE, **GONE, "freed_by_zero_grad": True, "data_was_set": True},
             {**SILENT, **GONE, "freed_by_zero_grad": True},
-        ],
-    ),
-    (
-        Evidence.FREED_BY_GRAD_ASSIGNMENT,
-        Kind.GRADIENT,
-        [
-            {**BACKWARD, **GONE, "grad_was_set": True},
-            {**BEFORE, **GONE, "grad_was_set": True, "freed_in_step": True},
-            {**BEFORE, **GONE, "grad_was_set": True, "data_was_set": True},
         ],
     ),
     (
@@ -83,24 +74,18 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
         [
             {**BEFORE, **GONE, "data_was_set": True, "freed_in_step": True},
             {**STEP, **GONE, "data_was_set": True, "outlives_step": True},
-            {**OUTSIDE, **GONE, "data_was_set": True, "buffer_was_set": True},
-        ],
-    ),
-    (
-        Evidence.FREED_AS_BUFFER,
-        Kind.BUFFER,
-        [
-            {**BEFORE, **GONE, "buffer_was_set": True},
-            {**MODULE, **UNCLEAR, "buffer_was_set": True, "takes_buffers_place": True},
-            {**OUTSIDE, **GONE, "buffer_was_set": True, "in_module_setup": True},
+            {**OUTSIDE, **GONE, "data_was_set": True, "takes_buffers_place": True},
         ],
     ),
     (
         Evidence.REPLACES_BUFFER,
         Kind.BUFFER,
-        [{**MODULE, "takes_buffers_place": True}, {**MODULE, **LET_GO, "takes_buffers_place": True}],
+        [
+            {**MODULE, "takes_buffers_place": True},
+            {**MODULE, **LET_GO, "takes_buffers_place": True},
+            {**MODULE, "takes_buffers_place": True, "takes_parameters_place": True},
+        ],
     ),
-    (Evidence.REPLACED_BY_LINE, Kind.PARAMETER, [{**OUTSIDE, **LET_GO, "in_module_setup": True, "is_replaced": True}]),
     (
         Evidence.REPLACES_BY_LINE,
         Kind.PARAMETER,
@@ -141,7 +126,6 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
             {**STEP, **BEFORE},
             {**STEP, **BEFORE, **GONE, "freed_in_step": True},
             # An optimizer that keeps state in a tensor's .grad: what it made is its own.
-            {**STEP, **BEFORE, **GONE, "grad_was_set": True},
             {**STEP, **BEFORE, **GONE, "freed_by_zero_grad": True},
         ],
     ),
@@ -206,7 +190,7 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
     (
         Evidence.BEFORE_ANY_BACKWARD,
         Kind.TEMPORARY,
-        [{**OUTSIDE, **GONE}, {**MODULE, **GONE, "in_autocast": True, "freed_in_silence": True}],
+        [{**OUTSIDE, **GONE}, {**MODULE, **GONE, "freed_in_silence": True}],
     ),
     (
         Evidence.FREED_IN_STEP,
@@ -214,24 +198,6 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
         [
             {**BEFORE, **GONE, "freed_in_step": True},
             {**BEFORE, **GONE, "freed_in_step": True, "has_cpp": False, "has_size_of_staying": True},
-            {**BEFORE, **GONE, "freed_in_step": True, "is_constructed": True},
-        ],
-    ),
-    (
-        Evidence.OPTIMIZERS_CONSTRUCTOR,
-        Kind.OPTIMIZER_STATE,
-        [
-            {**OUTSIDE, "constructor": 3, "in_optimizers_constructor": True},
-            {**OUTSIDE, "constructor": 3, "in_optimizers_constructor": True, "is_constructed": True},
-        ],
-    ),
-    (
-        Evidence.CONSTRUCTED,
-        Kind.PARAMETER,
-        [
-            {**OUTSIDE, "constructor": 3, "is_constructed": True},
-            {**OUTSIDE, "constructor": 3, "has_only_forward": True, "is_first_made": True},
-            {**BACKWARD, **BEFORE, "is_constructed": True},
         ],
     ),
     (
@@ -272,7 +238,7 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
         Kind.GRADIENT,
         [
             {"stack_kind": Kind.GRADIENT},
-            {**MODULE, "stack_kind": Kind.GRADIENT, "in_autocast": True},
+            {**MODULE, "stack_kind": Kind.GRADIENT},
             {**BEFORE, "stack_kind": Kind.GRADIENT, "is_as_many_as_gradients": True},
             {**SILENT, "stack_kind": Kind.GRADIENT},
         ],
@@ -282,20 +248,11 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
         Kind.PARAMETER,
         [
             {**BEFORE, "is_as_many_as_gradients": True},
-            {**OUTSIDE, "is_as_many_as_gradients": True, "in_autocast": True},
+            {**OUTSIDE, "is_as_many_as_gradients": True},
         ],
     ),
     (Evidence.SETS_OF_SIZES, Kind.PARAMETER, [{**BEFORE, "is_first_set": True}]),
     (Evidence.SETS_OF_SIZES, Kind.OPTIMIZER_STATE, [{**BEFORE, "is_later_set": True}]),
-    (
-        Evidence.AUTOCAST_COPY,
-        Kind.ACTIVATION,
-        [
-            {**OUTSIDE, "in_autocast": True},
-            {**MODULE, "in_autocast": True, "meets_backward": True},
-            {**FED, "in_autocast": True},
-        ],
-    ),
     (Evidence.FED_TO_FORWARD, Kind.INPUT, [FED, {**FED, **UNCLEAR, "meets_backward": True}, {**FED, **HELD}]),
     (Evidence.KEPT_ALONE, Kind.HELD, [{**MODULE, "is_kept_alone": True}, {**KEPT, "is_kept_alone": True}]),
     (
@@ -343,7 +300,6 @@ NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
             {**OUTSIDE, **UNCLEAR, "freed_by_zero_grad": True},
             {**OUTSIDE, **UNCLEAR, **BRIEF, "has_cpp": True},
             {**OUTSIDE, **UNCLEAR, **BRIEF, "is_brief_workspace": False},
-            {**OUTSIDE, **UNCLEAR, "grad_was_set": True},
             {**BACKWARD, **BEFORE, **GONE, "meets_step": True},
             {**MODULE, **BEFORE, **RELEASED},
             {**BACKWARD, **GONE, "meets_step": True, "freed_by_program": True},  # a graph that a variable keeps
@@ -351,16 +307,10 @@ NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
             {**BACKWARD, **GONE, "in_module": True},
             {**OUTSIDE, **UNCLEAR, "in_module_setup": True},
             {**OUTSIDE, **UNCLEAR, "freed_in_step": True},
-            {**OUTSIDE, **UNCLEAR, "constructor": 3, "has_only_forward": True, "is_first_made": True},
-            {**OUTSIDE, **UNCLEAR, "constructor": 3, "in_optimizers_constructor": True},
-            {**OUTSIDE, "constructor": 3, "has_only_forward": True},  # an optimizer's, after the model's
-            {**OUTSIDE, "constructor": 3, "is_first_made": True},
-            {**OUTSIDE, "has_only_forward": True, "is_first_made": True},
             {**BACKWARD, **BEFORE, **GONE},
             {**OUTSIDE, "meets_step": True, "is_of_parameters_size": True},
             {**SILENT, "is_of_parameters_size": True},
             {**BEFORE, **GONE, "freed_in_silence": True},
-            {**BACKWARD, "in_autocast": True},
             {**BACKWARD, "in_module": True, "meets_backward": True},
             {**OUTSIDE, "meets_backward": True},
             {**BACKWARD, "in_module": True},
@@ -400,12 +350,6 @@ NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
     ({**BACKWARD, **SAVED_TWICE, "freed_as_saved": False}, Kind.TEMPORARY, Evidence.WITHIN_BACKWARD),
     # What a graph had saved that goes with a buffer.
     ({**OUTSIDE, **RELEASED, "buffer_was_set": True}, Kind.ACTIVATION, Evidence.RELEASED_BY_AUTOGRAD),
-    # Constructed, and let go of by the step that put another in its place.
-    (
-        {**OUTSIDE, **UNCLEAR, "constructor": 3, "is_constructed": True, "freed_in_step": True},
-        Kind.PARAMETER,
-        Evidence.CONSTRUCTED,
-    ),
 )
 
 
@@ -464,9 +408,9 @@ def possible(table: BlockFacts) -> Any:
     """What contradicts itself is no block: freed and in use, without a stack and in a place, silent and loud."""
     freed = (
         table.freed_by_autograd | table.freed_by_zero_grad | table.freed_in_step | table.freed_in_silence
-        | table.data_was_set | table.grad_was_set | table.freed_by_program | table.buffer_was_set
+        | table.data_was_set | table.freed_by_program | table.buffer_was_set
     )  # fmt: skip
-    placed = table.in_backward | table.in_step | table.in_module | table.in_autocast | (table.constructor != NONE)
+    placed = table.in_backward | table.in_step | table.in_module | (table.constructor != NONE)
     no = (
         (freed & table.is_at_end)
         | (placed & ~table.has_stack)
@@ -480,7 +424,6 @@ def possible(table: BlockFacts) -> Any:
     no |= table.has_only_forward & table.is_frozen_set
     takes_place = table.takes_buffers_place | table.takes_parameters_place
     no |= takes_place & (table.in_module_setup | table.in_backward | table.in_step | table.is_before | ~table.has_stack)
-    no |= table.is_replaced & (~table.in_module_setup | table.in_backward)
     no |= table.is_kept_alone & (~table.in_module | table.meets_backward)
     no |= table.in_silence & (table.stack_kind != NONE)
     no |= table.is_left_by_backward & ~(table.is_at_end & ~table.is_before & (table.in_backward | table.in_silence))
@@ -493,7 +436,6 @@ def possible(table: BlockFacts) -> Any:
     no |= table.is_in_flight & ~(table.in_backward & table.is_at_end & ~table.is_before)
     no |= table.has_only_forward & (table.in_backward | table.in_step | table.freed_in_step | table.meets_backward)
     no |= table.is_constructed & (table.is_before | (table.constructor == NONE))
-    no |= table.in_optimizers_constructor & (table.is_before | (table.constructor == NONE))
     no |= (table.constructor != NONE) & (table.in_backward | table.in_step | table.in_module)
     no |= table.is_brief_workspace & table.is_before
     no |= table.is_workspace_kept & ~table.is_at_end

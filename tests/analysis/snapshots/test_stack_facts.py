@@ -12,7 +12,6 @@ from tracer.analysis.snapshots.stack_facts import (
     constructors_of_stacks,
     facts_of_stacks,
     has,
-    optimizers_constructors,
 )
 from tracer.snapshot.columns import Frame, Stacks
 
@@ -38,7 +37,6 @@ def cpp(name: str) -> Frame:
         (cpp("THPVariable_set_data(THPVariable*, _object*, void*)"), Fact.SET_DATA),
         (cpp("torch::autograd::VariableHooks::set_data(x)"), Fact.SET_DATA),
         (cpp("THPVariable_set_grad(THPVariable*, _object*, void*)"), Fact.SET_GRAD),
-        (cpp("at::autocast::cached_cast(c10::ScalarType, at::Tensor const&)"), Fact.AUTOCAST),
         (Frame("_engine_run_backward", f"{TORCH}/autograd/graph.py", 5), Fact.ENGINE),
         (Frame("backward", f"{TORCH}/_tensor.py", 5), Fact.BACKWARD_CALL),
         (Frame("zero_grad", "/home/me/opt.py", 5), Fact.ZERO_GRAD),
@@ -114,25 +112,6 @@ def test_constructors_are_told_apart_by_the_outermost() -> None:
     assert numbers[0] == numbers[1] != numbers[2] and numbers[2] >= 0 and numbers[3] == -1
     # Two classes of one file, by the lines that make them.
     assert numbers[4] not in numbers[:4]
-
-
-@pytest.mark.parametrize(
-    ("step_line", "file", "found"),
-    [
-        (70, "/home/me/opt.py", [False, True, True, False]),
-        (40, "/home/me/opt.py", [True, False, False, False]),  # the class below has another step
-        (70, "/home/me/other.py", [False] * 4),
-        (70, f"{TORCH}/optim/sgd.py", [False] * 4),
-    ],
-)
-def test_a_constructor_of_an_optimizer_stands_above_its_step(step_line: int, file: str, found: list[bool]) -> None:
-    """In two lines, and below another class of the file, which is made by another line."""
-    average, first, second = (Frame("__init__", "/home/me/opt.py", line) for line in (30, 50, 51))
-    main, later = Frame("main", "/home/me/train.py", 1), Frame("main", "/home/me/train.py", 2)
-    wrapper, trains = Frame("wrapper", f"{TORCH}/optim/optimizer.py", 500), Frame("step", "/home/me/opt.py", 90)
-    step = [Frame("step", file, step_line), wrapper, trains, main]
-    all_of = stacks([average, main], [first, later], [second, later], step)
-    assert optimizers_constructors(all_of, facts_of_stacks(all_of)).tolist() == found
 
 
 STEP = [Frame("step", f"{TORCH}/optim/lbfgs.py", 330), Frame("wrapper", f"{TORCH}/optim/optimizer.py", 500)]

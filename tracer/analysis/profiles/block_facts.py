@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from tracer.analysis.profiles.attribution import Attribution, Phase
+from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.backward_passes import backward_passes, outermost_calls, records_grad
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
-from tracer.analysis.profiles.collectives import given_to_collectives, given_to_reducer
+from tracer.analysis.profiles.collectives import given_to_reducer
 from tracer.analysis.profiles.conditions import NONE, Conditions
 from tracer.analysis.profiles.left_gradients import (
     BLOCK_BYTES,
@@ -24,7 +24,7 @@ from tracer.analysis.profiles.observed_storages import DeviceRecording
 from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
 from tracer.analysis.profiles.time_spans import enclosing, merged
 from tracer.analysis.profiles.torch_categories import Categories, Category
-from tracer.arrays import Bool, Bools, ColumnTable, Int, Ints, PerAllocation, PerBlock, PerKey, PerOp, at
+from tracer.arrays import Bool, ColumnTable, Int, Ints, PerBlock, PerKey, PerOp, at
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import BYTES, COLLECTIVE_OPERATORS, RECURRENT_OPERATORS, is_accumulate_grad
@@ -70,14 +70,11 @@ class Facts(Conditions, ColumnTable):
     # Alive until the next step, behind a backward pass of its own step, and freed there before a model was called; in
     # the last step, as large as such a block of the same operator.
     is_replaced: PerBlock[Bool]
-    is_past_release: PerBlock[Bool]  # The next backward pass after it let go of what forward had made
     # Made in a call of a model that some backward pass went back to, or before one, outside of all calls.
     went_back: PerBlock[Bool]
     # Made by an operator that ran with gradients off, in a call of a model that did so throughout.
     is_without_grad: PerBlock[Bool]
     is_of_collective: PerBlock[Bool]  # Made where FSDP, DDP or a pipeline makes the buffers of what is sent
-    # Not seen being made, and a collective or what fills its buffers was given it.
-    is_given_to_collective: PerBlock[Bool]
     is_given_to_reducer: PerBlock[Bool]  # Not seen being made, and DDP's reducer filled or read it
     is_dropout_state: PerBlock[Bool]  # Not seen being made, and the random state of a recurrent layer's dropout
     is_compiled_buffer: PerBlock[Bool]  # Generated code asked for it, and named it
@@ -85,7 +82,6 @@ class Facts(Conditions, ColumnTable):
     # It is a buffer in which a compiled backward computes a result of forward's again.
     is_recomputed_by_compiled: PerBlock[Bool]
     is_taken_over_by_compiled: PerBlock[Bool]  # A compiled backward has put something else where that was
-    is_freed_inside_compiled: PerBlock[Bool]  # The invocation of generated code that made it freed it
 
 
 def facts_of(
@@ -151,18 +147,15 @@ class _Finder:
             used_by_later_backward=self._used_by_later_backward(records),
             outlived_backward=self._outlived_backward(),
             is_replaced=self._is_replaced(),
-            is_past_release=self._is_past_release(phase),
             went_back=went_back,
             is_without_grad=is_without_grad,
             is_of_collective=at(self.attribution.allocation_is_collectives, self.allocation, False),
-            is_given_to_collective=(self.allocation < 0) & self._of_key(given_to_collectives(recording)),
             is_given_to_reducer=(self.allocation < 0) & self._of_key(given_to_reducer(recording)),
             is_dropout_state=(self.allocation < 0) & self._of_key(dropout_states(recording)),
             is_compiled_buffer=self._of_origin("is_buffer"),
             is_saved_by_compiled=self._of_origin("is_saved") & ~freed_inside,
             is_recomputed_by_compiled=self._of_origin("is_recomputed"),
             is_taken_over_by_compiled=self._of_origin("is_taken_over"),
-            is_freed_inside_compiled=freed_inside,
         )
 
     def _is_reached(self, known: KnownStorages | None) -> PerBlock[Bool]:
@@ -284,14 +277,6 @@ class _Finder:
         alike = self.lifetimes.size_bytes * (len(self.recording.strings) + 1) + name
         is_last = of_step & (self.freed_ns == _FOREVER) & (call_ns == _FOREVER) & np.isin(alike, alike[is_gone])
         return np.asarray(is_gone | is_last, np.bool_)
-
-    def _is_past_release(self, phase: PerAllocation[Int]) -> PerBlock[Bool]:
-        start_ns, end_ns = self.passes
-        of_forward = at(phase, self.allocation, NONE) == Phase.FORWARD
-        let_go_in = enclosing(start_ns, end_ns, self.freed_ns[of_forward])
-        releases: Bools = np.zeros(len(start_ns) + 1, np.bool_)
-        releases[let_go_in[let_go_in >= 0]] = True
-        return np.asarray(releases[np.searchsorted(start_ns, self.made_ns, side="right")], np.bool_)
 
     def _calls(self, records: PerOp[Bool]) -> tuple[PerBlock[Bool], PerBlock[Bool]]:
         """[B] whether a backward pass went back to where it was made, and whether gradients were off there."""

@@ -53,13 +53,11 @@ RULES: tuple[Rule, ...] = (
     Rule(Evidence.DATA_FLOW, Kind.INPUT, ("not_seen_made", "torch_says_input", "is_target", "not is_over")),
     # Buckets that a communication hook or another mode of Python's has seen have a tensor of Python's, as C++ keeps it.
     Rule(Evidence.GIVEN_TO_REDUCER, Kind.COMMUNICATION, ("is_given_to_reducer", "has_no_role")),
-    Rule(Evidence.GIVEN_TO_COLLECTIVE, Kind.COMMUNICATION, ("is_given_to_collective", "not is_reached", "has_no_role")),
     Rule(Evidence.UNSEEN_SAVED, Kind.ACTIVATION, ("is_made_unseen", "used_by_backward")),
     Rule(Evidence.UNSEEN, Kind.UNKNOWN, ("is_made_unseen",)),
     Rule(Evidence.COMPILED_RECOMPUTED, Kind.ACTIVATION, ("is_recomputed_by_compiled",)),
     Rule(Evidence.COMPILED_TAKEN_OVER, "kind_of_gradient", ("is_taken_over_by_compiled",)),
     Rule(Evidence.COMPILED_SAVED, Kind.ACTIVATION, ("is_saved_by_compiled",)),
-    Rule(Evidence.COMPILED_INSIDE, Kind.TEMPORARY, ("is_freed_inside_compiled", "not made_in_backward")),
     Rule(Evidence.LISTED, "kind_of_category", ("is_listed", "not_seen_made or made_in_loop")),
     Rule(Evidence.REACHED, Kind.HELD, ("is_reached",)),
     Rule(Evidence.SEEN_BEFORE, Kind.BEFORE_RECORDING, ("not_seen_made",)),
@@ -94,20 +92,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(Evidence.WITHOUT_GRAD, Kind.EVALUATION, ("made_in_forward", "is_without_grad")),
     Rule(Evidence.WITHIN_FORWARD, Kind.TEMPORARY, ("made_in_forward", "went_back", "not outlived_backward")),
-    # An output of the model's, or a loss: whether backward also used it, a trace does not say.
-    Rule(
-        Evidence.KEPT_BEHIND_BACKWARD,
-        Kind.UNKNOWN,
-        ("made_in_forward", "went_back", "not knows_uses", "not outlived_step", "is_past_release"),
-    ),
-    Rule(
-        Evidence.FREED_BEHIND_BACKWARD,
-        Kind.ACTIVATION,
-        ("made_in_forward", "went_back", "not knows_uses", "not outlived_step"),
-    ),
     Rule(Evidence.HELD_AFTER_BACKWARD, Kind.HELD, ("made_in_forward", "went_back")),
-    Rule(Evidence.DATA_FLOW, Kind.ACTIVATION, ("made_in_forward", "torch_says_activation")),
-    Rule(Evidence.FREED_IN_FORWARD, Kind.TEMPORARY, ("made_in_forward", "freed_in_forward")),
     Rule(Evidence.NO_BACKWARD_YET, Kind.ACTIVATION, ("made_in_forward",)),
     Rule(Evidence.AROUND_BACKWARD, Kind.INPUT, ("not knows_uses", "outlived_backward", "not outlived_step")),
     # `for batch in loader` keeps the old one until there is a new one.
@@ -214,7 +199,7 @@ def _modules(
     """[B] who made it; of DDP's buckets, whose gradients are in it."""
     allocation, key, column = lifetimes.allocation, lifetimes.key, attribution.allocation_module
     module = at(column, allocation, NONE)
-    rows = np.flatnonzero(np.isin(evidence, (Evidence.GIVEN_TO_REDUCER, Evidence.GIVEN_TO_COLLECTIVE)))
+    rows = np.flatnonzero(evidence == Evidence.GIVEN_TO_REDUCER)
     if len(rows):
         module[rows] = common_modules(recording, attribution.op_module, attribution.modules)[key[rows]]
     return module

@@ -85,14 +85,11 @@ def _common(names: Sequence[str | None]) -> str | None:
     return ".".join(part for part, *_ in alike)
 
 
-def given_to_collectives(recording: Recording) -> PerKey[Bool]:
-    """[K] whether a collective, or what fills DDP's buckets, was given it."""
-    return _are_used_in(recording, COLLECTIVE_PREFIXES)
-
-
 def given_to_reducer(recording: Recording) -> PerKey[Bool]:
     """[K] whether DDP's reducer filled or read it: a bucket, or a gradient that is copied there and back."""
-    return _are_used_in(recording, REDUCER_PREFIXES)
+    is_used = np.zeros(len(recording.keys.id), np.bool_)
+    is_used[_edges_inside(recording, REDUCER_PREFIXES)[0]] = True
+    return is_used
 
 
 def common_modules(recording: Recording, op_module: PerOp[Int], modules: tuple[str, ...]) -> PerKey[Int]:
@@ -105,12 +102,6 @@ def common_modules(recording: Recording, op_module: PerOp[Int], modules: tuple[s
         if names and (name := _common(names)) in modules:
             module_of_key[key] = modules.index(name)
     return module_of_key
-
-
-def _are_used_in(recording: Recording, prefixes: tuple[str, ...]) -> PerKey[Bool]:
-    is_used = np.zeros(len(recording.keys.id), np.bool_)
-    is_used[_edges_inside(recording, prefixes)[0]] = True
-    return is_used
 
 
 def _edges_inside(recording: Recording, prefixes: tuple[str, ...]) -> tuple[Rows, Ints]:

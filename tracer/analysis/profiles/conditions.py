@@ -85,9 +85,7 @@ class Conditions:
     made_in_backward = _is("made", Phase.BACKWARD)  # By autograd, or by what it called
     made_in_optimizer = _is("made", Phase.OPTIMIZER)  # Allocated during an optimizer's step
     made_in_loop = _is("made", Phase.OTHER)  # Outside forward, backward and optimizer
-    freed_in_forward = _is("freed", Phase.FORWARD)  # Freed during a call of a model
     freed_in_backward = _is("freed", Phase.BACKWARD)  # While backward ran
     freed_in_loop = _is("freed", Phase.OTHER)  # Outside forward, backward and optimizer
     torch_says_parameter = _is("category", Category.PARAMETER)  # By torch's data flow
     torch_says_input = _is("category", Category.INPUT)  # By torch's data flow
-    torch_says_activation = _is("category", Category.ACTIVATION)  # By torch's data flow

@@ -40,11 +40,8 @@ class BlockFacts(ColumnTable):
     in_parameter_copy: Bools  # It is where `copy.deepcopy` copies a Parameter
     # The outermost constructor of the program's that it is in, and not in a module's call; -1 for none.
     constructor: Ints
-    # It is in the constructor of an optimizer of the program's, of which a step is seen.
-    in_optimizers_constructor: Bools
     in_module: Bools
     in_functional: Bools  # It is inside a function of torch.nn.functional
-    in_autocast: Bools  # It is where autocast makes a copy
     in_backward: Bools  # It is in a node that autograd evaluates
     in_step: Bools
     # It has no stack, in a recording of a training's Python frames alone: autograd's threads have none.
@@ -59,7 +56,6 @@ class BlockFacts(ColumnTable):
     freed_in_open_step: Bools  # Freed in a step that was not over when the recording ended
     freed_in_silence: Bools  # Without a stack, likewise
     data_was_set: Bools  # By an assignment to .data
-    grad_was_set: Bools  # By an assignment to .grad
     buffer_was_set: Bools  # As a module's buffer got another tensor
     outlives_step: Bools  # It was in use when the step that made it was over
     meets_step: Bools  # It was in use when the next step began
@@ -92,11 +88,10 @@ class BlockFacts(ColumnTable):
     # early are in use, or all of them: inference keeps the latest alone, and a cache.
     is_kept_by_forward: Bools
     stack_made_temporaries: Bools  # Some blocks of its stack and size were freed again before any backward ran
-    is_first_made: Bools  # Of its size, the first constructor that made one made it: a model's, before its optimizer's
     is_constructed: Bools  # Made by constructors, kept or freed by a step, and there are as many gradients of its size
     is_replacing: Bools  # Made by the stack that made what took the place of a known parameter
-    is_replaced: Bools  # Made where modules create parameters, and replaced by a line of the program's outside of steps
-    takes_parameters_place: Bools  # It took the place of such a one, or of what was freed by an assignment to .data
+    # A line outside of steps put it in the place of what a module had set up, or of what an assignment to .data freed.
+    takes_parameters_place: Bools
     takes_buffers_place: Bools  # It took the place of a buffer
     has_size_of_staying: Bools  # A block of its size was there before and is never freed
     is_as_many_as_gradients: Bools  # There before, never freed, and of a size of which there are as many gradients
@@ -137,8 +132,8 @@ class BlockFacts(ColumnTable):
 
 
 _BY_COUNTING = (
-    "is_kept_alone", "is_held_of_few", "is_kept_by_forward", "stack_made_temporaries", "is_first_made",
-    "is_constructed", "is_replacing", "is_replaced", "takes_parameters_place", "takes_buffers_place",
+    "is_kept_alone", "is_held_of_few", "is_kept_by_forward", "stack_made_temporaries",
+    "is_constructed", "is_replacing", "takes_parameters_place", "takes_buffers_place",
     "has_size_of_staying", "is_as_many_as_gradients", "is_of_parameters_size", "is_one_set", "is_frozen_set",
     "is_left_by_backward", "is_in_flight", "is_first_set", "is_later_set",
 )  # fmt: skip
@@ -235,10 +230,8 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         in_module_setup=has(born, Fact.MODULE_SETUP),
         in_parameter_copy=has(born, Fact.PARAMETER_COPY),
         constructor=np.where(runs_later, -1, sites.constructors[lives.stack]),
-        in_optimizers_constructor=~runs_later & sites.optimizers_constructors[lives.stack],
         in_module=has(born, Fact.MODULE_FORWARD),
         in_functional=has(born, Fact.FUNCTIONAL),
-        in_autocast=has(born, Fact.AUTOCAST),
         in_backward=has(born, Fact.ENGINE),
         in_step=in_step,
         in_silence=is_silent & ~has_stack & (begin > BEFORE),
@@ -251,7 +244,6 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         freed_in_open_step=free_is_known & (phases.steps.end_after(lives.free_entry) > len(state.trace)) & in_a_step,
         freed_in_silence=is_silent & free_is_known & (at(state.trace.stack, lives.free_entry, NO_STACK) == NO_STACK),
         data_was_set=has(freed, Fact.SET_DATA),
-        grad_was_set=has(freed, Fact.SET_GRAD),
         buffer_was_set=has(freed, Fact.SET_BUFFER),
         outlives_step=in_step & (end >= phases.whole_steps.end_after(begin)),
         meets_step=end > phases.steps.next_start(begin),

@@ -25,11 +25,8 @@ PROOFS: Final[tuple[Rule, ...]] = (
         Kind.GRADIENT,
         ("freed_by_zero_grad", "not in_step", "in_backward or in_silence or is_before"),
     ),
-    Rule(Evidence.FREED_BY_GRAD_ASSIGNMENT, Kind.GRADIENT, ("grad_was_set", "not in_step", "in_backward or is_before")),
     Rule(Evidence.FREED_BY_DATA_ASSIGNMENT, Kind.PARAMETER, ("data_was_set", "not in_backward")),
-    Rule(Evidence.FREED_AS_BUFFER, Kind.BUFFER, ("buffer_was_set", "not freed_by_autograd", "not in_backward")),
     Rule(Evidence.REPLACES_BUFFER, Kind.BUFFER, ("takes_buffers_place",)),
-    Rule(Evidence.REPLACED_BY_LINE, Kind.PARAMETER, ("is_replaced",)),
     Rule(Evidence.REPLACES_BY_LINE, Kind.PARAMETER, ("takes_parameters_place",)),
     Rule(
         Evidence.BACKWARD_TO_STEP,
@@ -61,17 +58,6 @@ LIKELY: Final[tuple[Rule, ...]] = (
     Rule(
         Evidence.FREED_IN_STEP, Kind.OPTIMIZER_STATE, ("is_before", "freed_in_step", "has_cpp or has_size_of_staying")
     ),
-    Rule(Evidence.OPTIMIZERS_CONSTRUCTOR, Kind.OPTIMIZER_STATE, ("in_optimizers_constructor", "is_at_end")),
-    Rule(
-        Evidence.CONSTRUCTED,
-        Kind.PARAMETER,
-        (
-            "is_constructed or in_constructor",
-            "is_constructed or is_at_end",
-            "is_constructed or has_only_forward",
-            "is_constructed or is_first_made",
-        ),
-    ),
     Rule(Evidence.BACKWARD_STACK_BEFORE, Kind.GRADIENT, ("in_backward", "is_before", "is_at_end")),
     Rule(Evidence.RELEASED_IN_SILENCE, Kind.ACTIVATION, ("outside", "freed_in_silence")),
     Rule(
@@ -86,7 +72,6 @@ LIKELY: Final[tuple[Rule, ...]] = (
     Rule(Evidence.GRADIENTS_SIZES, Kind.PARAMETER, ("is_as_many_as_gradients",)),
     Rule(Evidence.SETS_OF_SIZES, Kind.PARAMETER, ("is_first_set",)),
     Rule(Evidence.SETS_OF_SIZES, Kind.OPTIMIZER_STATE, ("is_later_set",)),
-    Rule(Evidence.AUTOCAST_COPY, Kind.ACTIVATION, ("outside", "in_autocast")),
     Rule(
         Evidence.FED_TO_FORWARD,
         Kind.INPUT,

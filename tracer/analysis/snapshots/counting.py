@@ -278,35 +278,27 @@ def with_parameters(
     size = lives.requested_bytes
     constructed = (facts.constructor != NONE) & (facts.is_at_end | facts.freed_in_step)
     constructed &= ~has_size_of(size, size[facts.in_module_setup])
-    first_made = _is_of_first_maker(constructed, size, facts.constructor, lives.begin)
-    constructed &= first_made
-    facts = replace(
-        facts,
-        is_first_made=first_made,
-        is_constructed=as_many_as(constructed, size, *_gradients_at_once(facts, lives, kind)),
-    )
+    constructed &= _is_of_first_maker(constructed, size, facts.constructor, lives.begin)
+    facts = replace(facts, is_constructed=as_many_as(constructed, size, *_gradients_at_once(facts, lives, kind)))
     before = _LastMade(lives)
     buffers = facts.buffer_was_set & ~facts.freed_by_autograd
     of_setup = facts.in_module_setup & facts.freed_by_program & ~facts.freed_in_step
-    replaced, of_line = _replaced_by_line(facts, lives, before, of_setup | facts.data_was_set, is_of_line)
     return replace(
         facts,
         is_replacing=_is_replacing(facts, before),
-        is_replaced=of_setup & replaced,
-        takes_parameters_place=of_line,
-        takes_buffers_place=_replaced_by_line(facts, lives, before, buffers, is_of_line)[1],
+        takes_parameters_place=_put_by_line(facts, lives, before, of_setup | facts.data_was_set, is_of_line),
+        takes_buffers_place=_put_by_line(facts, lives, before, buffers, is_of_line),
     )
 
 
-def _replaced_by_line(
+def _put_by_line(
     facts: BlockFacts, lives: Lives, before: _LastMade, chosen: Bools, is_of_line: Callable[[Ints, Ints], Bools]
-) -> tuple[Bools, Bools]:
-    """Which blocks a line replaces, as `weight.data = weight.data * 0.9` does: it makes the new one, frees the old one.
+) -> Bools:
+    """Which blocks a line put in the place of the chosen ones, and of those in turn.
 
-    Returns:
-        What was replaced, of the chosen ones and of what took their place; and what took their place.
+    So does `weight.data = weight.data * 0.9`: it makes the new one and frees the old one.
     """
-    is_old, is_new = np.zeros(len(facts), dtype=np.bool_), np.zeros(len(facts), dtype=np.bool_)
+    is_new = np.zeros(len(facts), dtype=np.bool_)
     olds = np.flatnonzero(chosen & ~facts.freed_in_step & (lives.free_entry >= 0))
     while len(olds):
         news = before.free_of(olds)
@@ -315,10 +307,10 @@ def _replaced_by_line(
         may_be[may_be] &= lives.end[news[may_be]] > lives.free_entry[olds[may_be]]
         olds, news = olds[may_be], news[may_be]
         of_line = is_of_line(olds, news)
-        is_old[olds[of_line]] = is_new[news[of_line]] = True
+        is_new[news[of_line]] = True
         olds = np.unique(news[of_line])
         olds = olds[(facts.freed_by_program | facts.data_was_set | facts.buffer_was_set)[olds]]
-    return is_old, is_new
+    return is_new
 
 
 def _is_replacing(facts: BlockFacts, before: _LastMade) -> Bools:

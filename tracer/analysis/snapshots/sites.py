@@ -26,7 +26,6 @@ from tracer.analysis.snapshots.stack_facts import (
     is_module_call,
     layers_of_stacks,
     model_calls_of_stacks,
-    optimizers_constructors,
 )
 from tracer.arrays import Bools, Ints
 from tracer.snapshot.columns import DeviceState, Frame, Stacks
@@ -86,11 +85,6 @@ class Sites:
     def constructors(self) -> Ints:
         """The number of every stack's outermost constructor, -1 where it has none [stacks]."""
         return constructors_of_stacks(self._stacks, self.facts)
-
-    @cached_property
-    def optimizers_constructors(self) -> Bools:
-        """Which stacks are in the constructor of an optimizer of the program's [stacks]."""
-        return optimizers_constructors(self._stacks, self.facts)
 
     @cached_property
     def model_calls(self) -> Ints:

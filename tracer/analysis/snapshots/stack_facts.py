@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from enum import IntFlag
-from itertools import pairwise
 
 import numpy as np
 
@@ -35,7 +34,6 @@ class Fact(IntFlag):
     CONVOLUTION = 16777216  # inside the forward of a convolutional layer
     GRAD_CALL = 8388608  # inside the call of torch.autograd.grad, on the side of the program
     SET_GRAD = 4096  # somebody assigns to a tensor's .grad
-    AUTOCAST = 8192  # autocast makes a copy in fewer bits
     BACKWARD_CALL = 16384  # inside the call of backward, on the side of the program
     CONSTRUCTOR = 32768  # inside a constructor of the program's
     COLLECTIVE = 65536  # where FSDP, DDP or a pipeline makes the buffers of what is sent
@@ -61,7 +59,6 @@ _OF_CPP = (
         Fact.SET_DATA,
     ),
     (re.compile(r"THPVariable_set_grad\b"), Fact.SET_GRAD),
-    (re.compile(r"\bautocast::cached_cast\("), Fact.AUTOCAST),
     (re.compile(r"\bc10d::Reducer::initialize_buckets\("), Fact.COLLECTIVE),
 )
 _OPTIMIZER_STEPS = ("step", "wrapper", "_init_group", "_use_grad", "_multi_tensor_", "_single_tensor_", "_fused_")
@@ -133,32 +130,6 @@ def constructors_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
             outer += [frame] * is_python(frame)
         constructor[stack] = numbers.setdefault((frame.name, frame.file, *outer[-1:]), len(numbers))
     return constructor
-
-
-def optimizers_constructors(stacks: Stacks, facts: Ints) -> Bools:
-    """Which stacks are in the constructor of an optimizer of the program's, whose step torch calls [stacks].
-
-    A class's constructor stands above its step: of those in the step's file, it is the nearest above.
-    """
-    steps: dict[str, int] = {}
-    for stack in np.flatnonzero(has(facts, Fact.OPTIMIZER_STEP)).tolist():
-        is_below_torchs = False
-        for frame in reversed(stacks[stack]):
-            is_below_torchs |= (torch_file(frame) or "").startswith("optim/")
-            if is_below_torchs and frame.name == "step" and is_python(frame) and is_users(frame):
-                steps[frame.file] = min(frame.line, steps.get(frame.file, frame.line))
-    calls: list[tuple[int, Frame, Frame]] = []
-    for stack in np.flatnonzero(has(facts, Fact.CONSTRUCTOR)).tolist() if steps else ():
-        python = [frame for frame in stacks[stack] if is_python(frame)]
-        calls += [
-            (stack, frame, caller)
-            for frame, caller in pairwise(python)
-            if _python_facts(frame) & Fact.CONSTRUCTOR and frame.line < steps.get(frame.file, 0)
-        ]
-    nearest = {frame.file: caller for _, frame, caller in sorted(calls, key=lambda call: call[1].line)}
-    is_optimizers = np.zeros(len(stacks), dtype=np.bool_)
-    is_optimizers[[stack for stack, frame, caller in calls if nearest[frame.file] == caller]] = True
-    return is_optimizers
 
 
 def calls_backward(stacks: Stacks, facts: Ints) -> Bools:
