@@ -135,6 +135,22 @@ def with_causes(finding: SnapshotFinding, first: Mapping[int, FirstChanges | Non
     return replace(finding, devices=tuple(devices))
 
 
+def with_allocated(finding: SnapshotFinding, modelled: Mapping[int, Modelled | None]) -> SnapshotFinding:
+    """A finding whose peaks have what the allocator gave, as torch counts it, where the model knows.
+
+    Args:
+        modelled: By index of the device.
+    """
+    devices = []
+    for device in finding.devices:
+        model, memory = modelled.get(device.device), device.peak.fragmentation
+        if model is not None and (size := model.most_in_use_bytes) is not None:
+            memory = replace(memory, allocated_bytes=size, free_bytes=memory.reserved_bytes - size)
+            device = replace(device, peak=replace(device.peak, allocated_bytes=size, fragmentation=memory))
+        devices.append(device)
+    return replace(finding, devices=tuple(devices))
+
+
 def _rank(
     cause: Cause, change: FirstChange, *, grows: bool, most_bytes: int, capacity: int | None
 ) -> tuple[object, ...]:
