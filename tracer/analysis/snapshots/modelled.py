@@ -57,7 +57,7 @@ class Modelled:
 
     @property
     def most_in_use_bytes(self) -> int | None:
-        """Bytes in use at the peak, as torch counts them: a rest that is too small to split off is part of its block."""
+        """Bytes in use at the peak, as torch counts them: a rest that is too small to split off is of its block."""
         moment = self.moment_after(self.most_in_use_entry)
         if moment is None:
             return None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from tracer.capture.torch_private.before_call import before_next_call
+from tracer.capture.before_call import before_next_call
 
 
 def before_cuda_begins(act: Callable[[], object]) -> Callable[[], None]:

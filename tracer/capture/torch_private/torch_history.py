@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tracer.capture.torch_private.before_call import before_next_call
+from tracer.capture.before_call import before_next_call
 from tracer.errors import RecordingError
 
 

@@ -1,4 +1,4 @@
-"""Something that happens once, right before torch calls one of its own functions."""
+"""Something that happens once, right before a library calls one of its own functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def before_next_call(owner: Any, names: tuple[str, ...], act: Callable[[], objec
 
     Args:
         owner: The module; callers have to look the functions up in it.
-        names: Names of the functions; those that this version of torch lacks are left out.
+        names: Names of the functions; those that this version of the library lacks are left out.
         act: Called once at most.
 
     Returns:
