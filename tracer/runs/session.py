@@ -48,9 +48,8 @@ from tracer.runs.waste import find_held_waste
 from tracer.timeline_tracer import TimelineTracer
 from tracer.units import MIB, format_bytes, some
 
-# Memory runs out in the first step, or in the second, when there is optimizer state: the allocator's history, which
-# costs some microseconds an allocation, is on in these even if they are not recorded.
 _NUM_FIRST_STEPS = 2
+"""If a cycle begins behind so many, the allocator's history has them too: model, state and gradients are made there."""
 _LEAST_MAPPED_BYTES = MIB
 """Of mapped files: less is no sentence."""
 _ON_META = (
@@ -404,8 +403,6 @@ class ProfileSession(LoopSession):
             return
         if after in _RECORDING and now not in _RECORDING:
             self._cycle_begins(is_recorded=True)
-        elif self.num_steps_done >= _NUM_FIRST_STEPS and now not in _RECORDING:
-            self.history.stop()
         if is_last:
             self._has_enough = True
             self._profiler.current_action = ProfilerAction.RECORD_AND_SAVE
@@ -541,7 +538,12 @@ class ProfileSession(LoopSession):
         return ProfilerAction(self._profiler.schedule(self._profiler.step_num + num_steps))
 
     def _cycle_begins(self, *, is_recorded: bool) -> None:
-        """The next step is the first of all or will be recorded, and nothing is recording yet."""
+        """The next step is the first of all or will be recorded, and nothing is recording yet.
+
+        The allocator's history is on in all steps, for one that fails; what it has of many steps before is let go of.
+        """
+        if self.num_steps_done > _NUM_FIRST_STEPS:
+            self.history.stop()
         self.history.start()
         self._observe_everything(is_walk=is_recorded)
 
@@ -558,7 +560,7 @@ class ProfileSession(LoopSession):
         self._graph_pools = GRAPH_CAPTURES.pools(self.device)
         if self.history.is_of_higher_peak:
             self.history.dump(self._tracer.num_cycles - 1)
-        if not is_next_recorded:
+        if self._is_all_recorded:
             self.history.stop()
 
     # ---------------------------------------------------------------------------------------------------- observations
