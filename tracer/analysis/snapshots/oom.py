@@ -117,7 +117,7 @@ def _site_of_failure(device: ReplayedDevice, entry: int) -> Site:
         if has(sites.facts[stack], Fact.BACKWARD_CALL):
             called = sites.site(stack)
             return Site("backward", called.file, called.line)
-        if not sites.labels[stack]:  # which are of what autograd's thread made
+        if sites.labels[stack] < 0:  # which are of what autograd's thread made
             break
     return site
 
