@@ -83,10 +83,10 @@ def idle_blocks(cycle: CycleFindings) -> IdleBlocks:
     In a cycle that was cut short the future of its last step is not known: there only what is from earlier steps can be
     idle.
     """
-    return _Finder(cycle).run()
+    return _IdleFinder(cycle).run()
 
 
-class _Finder:
+class _IdleFinder:
     def __init__(self, cycle: CycleFindings) -> None:
         self.cycle = cycle
         recording, lifetimes = cycle.recording, cycle.lifetimes
