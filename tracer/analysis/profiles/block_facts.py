@@ -7,6 +7,7 @@ Shapes: B blocks, K storages, O operators.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,25 +20,29 @@ from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.backward_passes import OutermostCalls, backward_passes, outermost_calls, records_grad
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.collectives import given_to_reducer
-from tracer.analysis.profiles.left_gradients import (
-    BLOCK_BYTES,
-    ELEMENT_BYTES,
-    freed_by_zero_grad,
-    met_a_step,
-    of_gradients_sizes,
-)
 from tracer.analysis.profiles.observed_storages import DeviceRecording
 from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
 from tracer.analysis.profiles.time_spans import TimeSpans, enclosing, merged
 from tracer.analysis.profiles.torch_categories import Categories, Category
 from tracer.arrays import Bool, Bools, Int, PerBlock, PerKey, at
+from tracer.block_sizes import MIN_BLOCK_BYTES
 from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
 from tracer.capture.recording import Recording
-from tracer.capture.torch_names import BYTES, COLLECTIVE_OPERATORS, RECURRENT_OPERATORS, is_accumulate_grad
+from tracer.capture.torch_names import (
+    BYTES,
+    COLLECTIVE_OPERATORS,
+    ENGINE_PREFIX,
+    OPTIMIZER_PREFIXES,
+    RECURRENT_OPERATORS,
+    ZERO_GRAD_PREFIX,
+    is_accumulate_grad,
+)
 
 NONE = -1
 _FOREVER = np.iinfo(np.int64).max
 _SMALL = 1 << 20
+_ADDS = ("aten::add_", "aten::add")
+_ELEMENT_BYTES = (1, 2, 4, 8, 16)
 _KIND_OF_ROLE = {
     Role.PARAMETER: Kind.PARAMETER,
     Role.BUFFER: Kind.BUFFER,
@@ -95,6 +100,11 @@ class Facts:
         """The calls of whole models."""
         return outermost_calls(self.recording, self.attribution)
 
+    def spans(self, prefix: str) -> TimeSpans:
+        """Spans of the regions whose names begin so."""
+        spans, rows = self.recording.spans, self.recording.spans_named(prefix)
+        return merged(spans.start_ns[rows], spans.end_ns[rows])
+
     def of_key(self, column: PerKey[Bool]) -> PerBlock[Bool]:
         """What is true of the block's storage."""
         return at(column, self.lifetimes.key, False)
@@ -110,16 +120,17 @@ class Facts:
         lifetimes, end = self.lifetimes, len(self.lifetimes.events)
         return at(lifetimes.events, np.where(lifetimes.freed_at >= end, NONE, lifetimes.freed_at), NONE)
 
-    allocation = number(lambda facts: facts.lifetimes.allocation)  # Row in `Recording.allocations`
-    maker = number(lambda facts: at(facts.recording.allocations.op, facts.allocation, NONE))  # Row in `Recording.ops`
-    freer = number(lambda facts: at(facts.recording.allocations.op, facts.freed_by, NONE))
-    step = number(lambda facts: at(facts.attribution.allocation_step, facts.allocation, NONE))
-    step_of_free = number(lambda facts: at(facts.attribution.allocation_step, facts.freed_by, NONE))
-    made_with_grad = truth(lambda facts: at(records_grad(facts.recording), facts.maker, False))
-    made_ns = number(lambda facts: at(facts.recording.allocations.time_ns, facts.allocation, NONE))
-    freed_ns = number(lambda facts: at(facts.recording.allocations.time_ns, facts.freed_by, _FOREVER))
+    allocation = number(lambda f: f.lifetimes.allocation)  # Row in `Recording.allocations`
+    maker = number(lambda f: at(f.recording.allocations.op, f.allocation, NONE))  # Row in `Recording.ops`
+    freer = number(lambda f: at(f.recording.allocations.op, f.freed_by, NONE))
+    step = number(lambda f: at(f.attribution.allocation_step, f.allocation, NONE))
+    step_of_free = number(lambda f: at(f.attribution.allocation_step, f.freed_by, NONE))
+    made_with_grad = truth(lambda f: at(records_grad(f.recording), f.maker, False))
+    made_ns = number(lambda f: at(f.recording.allocations.time_ns, f.allocation, NONE))
+    made_in_pass = number(lambda f: enclosing(*f.passes, f.made_ns))  # The backward pass
+    freed_ns = number(lambda f: at(f.recording.allocations.time_ns, f.freed_by, _FOREVER))
     # Row in `model_calls` of the call that it was made in
-    call = number(lambda facts: enclosing(facts.model_calls.start_ns, facts.model_calls.end_ns, facts.made_ns))
+    call = number(lambda f: enclosing(f.model_calls.start_ns, f.model_calls.end_ns, f.made_ns))
 
     @truth
     def freed_inside_compiled(self) -> PerBlock[Bool]:
@@ -132,16 +143,16 @@ class Facts:
     # ---- live tensors at the block's address -------------------------------------------------------------------------
 
     # `Role` of the strongest observation
-    role = number(lambda facts: at(facts.device.known.role, facts.lifetimes.observed_as, NONE))
-    has_no_role = truth(lambda facts: facts.role == NONE)
+    role = number(lambda f: at(f.device.known.role, f.lifetimes.observed_as, NONE))
+    has_no_role = truth(lambda f: f.role == NONE)
     # One that the training names
-    was_named = truth(lambda facts: np.isin(facts.role, (NONE, Role.SAVED, Role.WORKSPACE), invert=True))
-    was_saved_before = truth(lambda facts: facts.role == Role.SAVED)  # A graph from before the recording keeps it
-    is_librarys = truth(lambda facts: facts.role == Role.WORKSPACE)  # It has the size of a library's workspace there
-    is_observed_argument = truth(lambda facts: facts.role == Role.ARGUMENT)  # Nobody said that it is the batch
-    is_observed_gradient = truth(lambda facts: facts.role == Role.GRADIENT)
+    was_named = truth(lambda f: np.isin(f.role, (NONE, Role.SAVED, Role.WORKSPACE), invert=True))
+    was_saved_before = truth(lambda f: f.role == Role.SAVED)  # A graph from before the recording keeps it
+    is_librarys = truth(lambda f: f.role == Role.WORKSPACE)  # It has the size of a library's workspace there
+    is_observed_argument = truth(lambda f: f.role == Role.ARGUMENT)  # Nobody said that it is the batch
+    is_observed_gradient = truth(lambda f: f.role == Role.GRADIENT)
     # Known as a parameter or an argument, thus only while the program holds it as such
-    is_lent = truth(lambda facts: np.isin(facts.role, (Role.PARAMETER, Role.ARGUMENT)))
+    is_lent = truth(lambda f: np.isin(f.role, (Role.PARAMETER, Role.ARGUMENT)))
 
     @truth
     def is_observed_batch(self) -> PerBlock[Bool]:
@@ -167,27 +178,31 @@ class Facts:
     # ---- when it was made and freed ----------------------------------------------------------------------------------
 
     # `Phase` in which a recorded allocation made it; none for what was not seen being made
-    made = number(lambda facts: at(facts.attribution.allocation_phase, facts.allocation, NONE))
-    not_seen_made = truth(lambda facts: facts.made == NONE)  # From before, or where the profiler does not record
-    made_in_forward = truth(lambda facts: facts.made == Phase.FORWARD)
-    made_in_backward = truth(lambda facts: facts.made == Phase.BACKWARD)
-    made_in_optimizer = truth(lambda facts: facts.made == Phase.OPTIMIZER)
-    made_in_loop = truth(lambda facts: facts.made == Phase.OTHER)
-    is_made_unseen = truth(lambda facts: facts.lifetimes.made_unseen)  # During the recording, and not seen
+    made = number(lambda f: at(f.attribution.allocation_phase, f.allocation, NONE))
+    not_seen_made = truth(lambda f: f.made == NONE)  # From before, or where the profiler does not record
+    made_in_forward = truth(lambda f: f.made == Phase.FORWARD)
+    made_in_backward = truth(lambda f: f.made == Phase.BACKWARD)
+    made_in_optimizer = truth(lambda f: f.made == Phase.OPTIMIZER)
+    made_in_loop = truth(lambda f: f.made == Phase.OTHER)
+    is_made_unseen = truth(lambda f: f.lifetimes.made_unseen)  # During the recording, and not seen
     # `Phase` of the free; none where it lives on
-    freed = number(lambda facts: at(facts.attribution.allocation_phase, facts.freed_by, NONE))
-    freed_in_backward = truth(lambda facts: facts.freed == Phase.BACKWARD)
-    freed_in_loop = truth(lambda facts: facts.freed == Phase.OTHER)
+    freed = number(lambda f: at(f.attribution.allocation_phase, f.freed_by, NONE))
+    freed_in_backward = truth(lambda f: f.freed == Phase.BACKWARD)
+    freed_in_loop = truth(lambda f: f.freed == Phase.OTHER)
 
-    freed_by_maker = truth(lambda facts: (facts.maker >= 0) & (facts.maker == facts.freer))  # By the same operator
+    freed_by_maker = truth(lambda f: (f.maker >= 0) & (f.maker == f.freer))  # By the same operator
     # An optimizer's `zero_grad` freed it, and the operator that made it ran with gradients off
-    freed_by_zero_grad = truth(
-        lambda facts: freed_by_zero_grad(facts.recording, facts.freed_ns) & ~facts.made_with_grad
-    )
+    freed_by_zero_grad = truth(lambda f: (enclosing(*f.spans(ZERO_GRAD_PREFIX), f.freed_ns) >= 0) & ~f.made_with_grad)
     # Freed in a later step than it was made in, or never
-    outlived_step = truth(lambda facts: (facts.freed_by < 0) | (facts.step_of_free > facts.step))
-    # Alive when an optimizer's step began, the next one behind the backward pass that made it
-    meets_step = truth(lambda facts: met_a_step(facts.recording, facts.passes, facts.made_ns, facts.freed_ns))
+    outlived_step = truth(lambda f: (f.freed_by < 0) | (f.step_of_free > f.step))
+
+    @truth
+    def meets_step(self) -> PerBlock[Bool]:
+        """Alive when an optimizer's step began, the next one behind the backward pass that made it."""
+        begins, _ = self.spans(OPTIMIZER_PREFIXES[0])
+        ended_ns = at(self.passes[1], self.made_in_pass, _FOREVER)
+        begin_ns = np.append(begins, _FOREVER)[np.searchsorted(begins, ended_ns, side="left")]
+        return np.asarray((self.made_in_pass >= 0) & (self.freed_ns > begin_ns), np.bool_)
 
     @truth
     def outlived_backward(self) -> PerBlock[Bool]:
@@ -240,9 +255,9 @@ class Facts:
     # ---- who made it -------------------------------------------------------------------------------------------------
 
     # By a module that ran again inside backward
-    is_recomputed = truth(lambda facts: at(facts.attribution.op_recomputed, facts.maker, False))
+    is_recomputed = truth(lambda f: at(f.attribution.op_recomputed, f.maker, False))
     # Where FSDP, DDP or a pipeline makes the buffers of what is sent
-    is_of_collective = truth(lambda facts: at(facts.attribution.allocation_is_collectives, facts.allocation, False))
+    is_of_collective = truth(lambda f: at(f.attribution.allocation_is_collectives, f.allocation, False))
 
     @truth
     def went_back(self) -> PerBlock[Bool]:
@@ -258,42 +273,41 @@ class Facts:
         off = given[at(self.recording.ops.input_shapes, self.maker, NONE)] & ~self.made_with_grad
         return np.where(self.call >= 0, ~at(self.model_calls.records_grad, self.call, True), off) & (self.maker >= 0)
 
-    is_compiled_buffer = truth(lambda facts: facts.of_origin("is_buffer"))  # Generated code asked for it, and named it
+    is_compiled_buffer = truth(lambda f: f.of_origin("is_buffer"))  # Generated code asked for it, and named it
     # A compiled forward returns it for backward, and did not free it itself
-    is_saved_by_compiled = truth(lambda facts: facts.of_origin("is_saved") & ~facts.freed_inside_compiled)
+    is_saved_by_compiled = truth(lambda f: f.of_origin("is_saved") & ~f.freed_inside_compiled)
     # A compiled backward computes a result of forward's again in it
-    is_recomputed_by_compiled = truth(lambda facts: facts.of_origin("is_recomputed"))
+    is_recomputed_by_compiled = truth(lambda f: f.of_origin("is_recomputed"))
     # A compiled backward has put something else where a saved buffer was
-    is_taken_over_by_compiled = truth(lambda facts: facts.of_origin("is_taken_over"))
+    is_taken_over_by_compiled = truth(lambda f: f.of_origin("is_taken_over"))
 
     # ---- what used it ------------------------------------------------------------------------------------------------
 
-    has_tensor = truth(lambda facts: facts.lifetimes.key >= 0)  # An operator saw it as a tensor
+    has_tensor = truth(lambda f: f.lifetimes.key >= 0)  # An operator saw it as a tensor
     # Operators' tensors were recorded, so that "not used" means something
-    knows_uses = truth(lambda facts: np.full(len(facts), facts.recording.flow.has_uses))
+    knows_uses = truth(lambda f: np.full(len(f), f.recording.flow.has_uses))
     # As in `StorageUses`
-    is_computed = truth(lambda facts: facts.of_key(facts.uses.is_computed))
-    is_source = truth(lambda facts: facts.of_key(facts.uses.is_source))
-    is_trained = truth(lambda facts: facts.of_key(facts.uses.is_trained))
-    is_target = truth(lambda facts: facts.of_key(facts.uses.is_target))
-    used_by_backward = truth(lambda facts: facts.of_key(facts.uses.used_by_backward))
+    is_computed = truth(lambda f: f.of_key(f.uses.is_computed))
+    is_source = truth(lambda f: f.of_key(f.uses.is_source))
+    is_trained = truth(lambda f: f.of_key(f.uses.is_trained))
+    is_target = truth(lambda f: f.of_key(f.uses.is_target))
+    used_by_backward = truth(lambda f: f.of_key(f.uses.used_by_backward))
 
     @truth
     def used_by_later_backward(self) -> PerBlock[Bool]:
         """Made in one backward pass with gradients on, and used in a later one."""
-        made_in = enclosing(*self.passes, self.made_ns)
         used_in = enclosing(*self.passes, at(self.uses.last_used_by_backward_ns, self.lifetimes.key, NONE))
-        return (made_in >= 0) & (used_in > made_in) & self.made_with_grad
+        return (self.made_in_pass >= 0) & (used_in > self.made_in_pass) & self.made_with_grad
 
     # DDP's reducer filled or read what was not seen being made
-    is_given_to_reducer = truth(lambda facts: (facts.allocation < 0) & facts.of_key(given_to_reducer(facts.recording)))
+    is_given_to_reducer = truth(lambda f: (f.allocation < 0) & f.of_key(given_to_reducer(f.recording)))
     # The random state of a recurrent layer's dropout, not seen being made
-    is_dropout_state = truth(lambda facts: (facts.allocation < 0) & facts.of_key(dropout_states(facts.recording)))
+    is_dropout_state = truth(lambda f: (f.allocation < 0) & f.of_key(dropout_states(f.recording)))
 
     # ---- torch's data flow -------------------------------------------------------------------------------------------
 
-    torch_says_parameter = truth(lambda facts: facts.category == Category.PARAMETER)
-    torch_says_input = truth(lambda facts: facts.category == Category.INPUT)
+    torch_says_parameter = truth(lambda f: f.category == Category.PARAMETER)
+    torch_says_input = truth(lambda f: f.category == Category.INPUT)
 
     @number
     def kind_of_category(self) -> PerBlock[Int]:
@@ -367,22 +381,54 @@ class Facts:
             return np.zeros(len(self), np.bool_)
         lengths = np.array([prod(shapes[0]) if shapes else NONE for shapes in recording.shapes] + [NONE], np.int64)
         length = lengths[at(recording.keys.shape, lifetimes.key, NONE)]
-        size_bytes, elements = lifetimes.size_bytes, np.array(ELEMENT_BYTES)[:, None]
+        size_bytes, elements = lifetimes.size_bytes, np.array(_ELEMENT_BYTES)[:, None]
         sizes = np.unique([elements * length[of_parameter], elements * (size_bytes[of_parameter] // elements)])
         # An accelerator's allocator rounds up, and hands out a whole block where little would be left of it.
-        slack = 0 if self.device.is_cpu else np.where(size_bytes > _SMALL, _SMALL, BLOCK_BYTES)
+        slack = 0 if self.device.is_cpu else np.where(size_bytes > _SMALL, _SMALL, MIN_BLOCK_BYTES)
         next_below = np.searchsorted(sizes, size_bytes, side="right") - 1
         is_alike = (next_below >= 0) & (size_bytes - sizes[next_below] <= slack)
         return np.asarray(np.where(length == NONE, ~is_alike, ~np.isin(length, length[of_parameter]) & ~is_alike))
 
     # AccumulateGrad made or took it, and it is as long as a parameter
-    is_gradient = truth(lambda facts: (facts.was_accumulated | facts.in_accumulate_grad) & ~facts.is_of_another_leaf)
+    is_gradient = truth(lambda f: (f.was_accumulated | f.in_accumulate_grad) & ~f.is_of_another_leaf)
     # A parameter's, or one that backward makes on its way
-    kind_of_gradient = number(lambda facts: np.where(facts.is_gradient, int(Kind.GRADIENT), int(Kind.AUTOGRAD_DETAIL)))
-    # As large as what AccumulateGrad took in the pass that made it, and no more of that size outlived it
-    is_of_gradients_size = truth(
-        lambda facts: of_gradients_sizes(facts.recording, facts.lifetimes, facts.passes, facts.made_ns, facts.freed_ns)
-    )
+    kind_of_gradient = number(lambda f: np.where(f.is_gradient, int(Kind.GRADIENT), int(Kind.AUTOGRAD_DETAIL)))
+
+    @truth
+    def is_of_gradients_size(self) -> PerBlock[Bool]:
+        """As large as what AccumulateGrad took in the pass that made it, and no more of that size outlived it.
+
+        What AccumulateGrad adds to a gradient that is there already does not stay. Where more blocks of a size outlive
+        the pass than it took, some of them are no gradients, and nothing is said of any.
+        """
+        is_left, taken = np.zeros(len(self), np.bool_), self._taken()
+        stayed = np.flatnonzero((self.made_in_pass >= 0) & (self.freed_ns > at(self.passes[1], self.made_in_pass, 0)))
+        step = 1 if self.device.is_cpu else MIN_BLOCK_BYTES
+
+        def num_taken(number: int, size: int) -> int:
+            return sum(
+                times
+                for elements, times in taken[number].items()
+                if any(-(-elements * width // step) * step == size for width in _ELEMENT_BYTES)
+            )
+
+        keys = list(zip(self.made_in_pass[stayed].tolist(), self.lifetimes.size_bytes[stayed].tolist(), strict=True))
+        fits = {key: count <= num_taken(*key) for key, count in Counter(keys).items()}
+        is_left[stayed] = [fits[key] for key in keys]
+        return is_left
+
+    def _taken(self) -> dict[int, Counter[int]]:
+        """By pass and number of elements, how many tensors AccumulateGrad took as gradients, without adding them."""
+        recording, ops = self.recording, self.recording.ops
+        adds = np.zeros(len(ops.name) + 1, np.bool_)
+        adds[ops.parent[recording.ops_named(_ADDS.__contains__)]] = True
+        rows = recording.ops_named(lambda text: is_accumulate_grad(text) and not text.startswith(ENGINE_PREFIX))
+        rows = rows[~adds[rows]]
+        number = enclosing(*self.passes, ops.start_ns[rows])
+        sizes_by_pass: dict[int, Counter[int]] = defaultdict(Counter)
+        for of_pass, shapes in zip(number.tolist(), ops.input_shapes[rows].tolist(), strict=True):
+            sizes_by_pass[of_pass].update(prod(shape) for shape in recording.shapes[shapes][:1])
+        return sizes_by_pass
 
 
 def dropout_states(recording: Recording) -> PerKey[Bool]:
