@@ -85,6 +85,12 @@ class Facts:
         """Observations of live tensors on the device."""
         return DeviceRecording(self.recording, self.known, self.lifetimes.device)
 
+    @property
+    def step_start_ns(self) -> int:
+        """Start of the step that the moment is in; -1 where it is in none."""
+        starts = self.recording.step_starts_ns
+        return int(starts[starts <= self.time_ns].max(initial=NONE))
+
     @cached_property
     def uses(self) -> StorageUses:
         """What operators did with each storage."""
@@ -214,8 +220,7 @@ class Facts:
     @truth
     def is_over(self) -> PerBlock[Bool]:
         """Alive at the moment, made before the step that it is in, and not used by any operator since that began."""
-        starts = self.recording.step_starts_ns
-        start_ns = int(starts[starts <= self.time_ns].max(initial=NONE))
+        start_ns = self.step_start_ns
         last_ns = at(self.uses.last_used_ns, self.lifetimes.key, _FOREVER)
         # What compiled code reads, no operator reads: of storages from before it says nothing that none did.
         is_unseen_use = (last_ns < 0) & (self.made_ns < 0) & (self.attribution.origins is not None)
