@@ -11,19 +11,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 
 from tracer.analysis.snapshots.phases import DevicePhases
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.stack_facts import Fact, has
-from tracer.analysis.snapshots.workspaces import brief_workspaces, kept_workspaces
 from tracer.arrays import Bools, Ints, at
+from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState
 from tracer.snapshot.replay import BEFORE, Lives
 from tracer.snapshot.stacks import NO_STACK
 
 NONE = -1
+# What torch gives cuBLAS to work in, 8.125 MiB; on Hopper and Blackwell 32 MiB, which many other blocks have too.
+# Source: ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize, of which `:4096:2:16:8` is the default.
+WORKSPACE_BYTES: Final = 8_519_680
+LARGE_WORKSPACE_BYTES: Final = 33_554_432
+# What cublasLt works in, where torch calls it for a linear layer with a bias.
+# Source: ATen/cuda/CUDABlas.cpp, `_parseChosenWorkspaceSize`.
+LT_WORKSPACE_BYTES: Final = 1_048_576
 _NOT_THE_PROGRAMS = (
     Fact.ENGINE, Fact.RELEASE_SAVED, Fact.BACKWARD_CALL, Fact.OPTIMIZER_STEP, Fact.ZERO_GRAD, Fact.SET_GRAD,
     Fact.SET_DATA, Fact.SET_BUFFER,
@@ -112,23 +120,106 @@ class LifeFacts:
     # between
     call = number(lambda f: np.where(f.in_module & ~f.is_before, at(f.calls[0], f.begin, NONE), NONE))
 
+    # ---- what cuBLAS works in, where no C++ frame says it ------------------------------------------------------------
+
+    size = number(lambda f: f.lives.requested_bytes)
+
     @truth
     def is_brief_workspace(self) -> Bools:
-        """It has the size of cuBLAS's workspace, and nothing else happened while it was in use.
+        """One call of cuBLAS made and freed it again; torch before 2.15 keeps it instead.
 
-        Where other blocks of a common size stay, a layer made it, or it has no stack and there are such blocks of
-        layers.
+        It has the size of a workspace, and nothing else happened while it was in use. Where other blocks of a common
+        size stay, a layer made it, or it has no stack and there are such blocks of layers.
         """
-        return brief_workspaces(self.state, self.lives, self.has_stack, self.in_layer)
+        is_large, is_allocated = self.size == LARGE_WORKSPACE_BYTES, self.lives.alloc_entry >= 0
+        # The last one may be in use yet.
+        is_last = is_allocated & (self.lives.alloc_entry == _last_made(self.state)) & self.is_at_end
+        at_once = is_allocated & (self.lives.free_entry == self.lives.alloc_entry + 1)
+        large = at_once & is_large
+        of_lt = at_once & self.in_layer & self.is_after_result & (self.size == LT_WORKSPACE_BYTES)
+        if at_once[is_large & ~is_last & ~self.is_of_reduction].all():
+            large |= is_last & is_large & large.any()
+        else:
+            of_product = large & (self.in_layer | self.is_after_result)
+            large = of_product | (large & ~self.has_stack & (of_product | of_lt).any())
+        is_workspace: Bools = large | ((at_once | is_last) & (self.size == WORKSPACE_BYTES)) | of_lt
+        return is_workspace
 
     @truth
     def is_workspace_kept(self) -> Bools:
-        """It has one of these sizes and is never freed.
+        """The first call of cuBLAS made it and nothing freed it, as torch before 2.15 keeps it for each thread.
 
-        Where the size is common, it is the only such block that its line made, behind the result of a layer's product.
+        One of the uncommon size needs no other proof. One of a common size is the only one of its size that its line
+        ever made, right behind a product's result. In a layer that result is gone by now, or no line of a layer made
+        two blocks before; elsewhere it is gone, and its line has made it again since. In backward, where there is no
+        stack, it is the only one that is left. A convolution is no such layer: cuDNN keeps none.
         """
-        in_layer = self.in_layer & ~self.in_convolution
-        return kept_workspaces(self.state, self.lives, self.has_stack, in_layer, has_cpp=self.phases.has_cpp)
+        is_at_end, is_large, has_cpp = self.is_at_end, self.size == LARGE_WORKSPACE_BYTES, self.phases.has_cpp
+        is_kept: Bools = is_at_end & (self.size == WORKSPACE_BYTES) & (~self.has_stack | (not has_cpp))
+        if has_cpp:
+            return is_kept
+        stack, in_layer, num_made = self.lives.stack, self.in_layer & ~self.in_convolution, self.num_of_its_line
+        of_layer = np.flatnonzero(in_layer & self.is_after_result)
+        first = stack[of_layer[np.argmin(self.begin[of_layer])]] if len(of_layer) else NO_STACK
+        is_common = is_large | (self.size == LT_WORKSPACE_BYTES)
+        once = is_at_end & is_common & self.is_after_result & (num_made == 1)
+        is_gone = ~is_at_end[self.made_before]
+        is_kept |= once & in_layer & (is_gone | (stack == first))
+        is_kept |= once & is_gone & (num_made[self.made_before] > 1)
+        silent = is_at_end & ~self.has_stack & ~self.is_before & is_large
+        if silent.sum() == 1 and (is_kept & is_large).any():
+            is_kept |= silent
+        return is_kept
+
+    @truth
+    def is_of_reduction(self) -> Bools:
+        """A reduction made it to sum in, which is no result's size: its counters come and go meanwhile, no more.
+
+        Source: ATen/native/cuda/Reduce.cuh, `gpu_reduce_kernel`: buffer and semaphores.
+        """
+        lives, before = self.lives, self.made_before
+        is_request = np.isin(self.state.trace.action, (Action.ALLOC, Action.FREE_REQUESTED))
+        place, made = np.concatenate([[0], np.cumsum(is_request)]), np.zeros(len(self), dtype=np.bool_)
+        made[before] = (
+            (lives.alloc_entry[before] >= 0)
+            & (place[lives.alloc_entry] == place[lives.alloc_entry[before]] + 1)
+            & (place[lives.free_entry] == place[lives.alloc_entry] + 1)
+            & (place[lives.free_entry[before]] == place[lives.free_entry] + 1)
+            & (lives.stack == lives.stack[before])
+            & (self.size < self.size[before])
+        )
+        return made
+
+    @number
+    def num_of_its_line(self) -> Ints:
+        """How many blocks of its size the stack made."""
+        pairs = np.stack([self.lives.stack.astype(np.int64), self.size])
+        order = np.lexsort(pairs)
+        is_first = np.append(True, (np.diff(pairs[:, order]) != 0).any(axis=0))[: len(order)]
+        group = np.cumsum(is_first) - 1
+        number_of = np.empty(len(order), dtype=np.int64)
+        number_of[order] = np.bincount(group, minlength=1)[group]
+        return number_of
+
+    @number
+    def made_before(self) -> Ints:
+        """The block that was made before it; of the first, the last."""
+        order = np.argsort(self.lives.alloc_entry, kind="stable")
+        before = np.empty_like(order)
+        before[order] = np.roll(order, 1)
+        return before
+
+    @truth
+    def is_after_result(self) -> Bools:
+        """Made right after another one of the same stack, as a product's result is, but for segments."""
+        trace = self.state.trace
+        allocs = trace.where(Action.ALLOC)
+        others = np.flatnonzero(~np.isin(trace.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)))
+        is_after = np.zeros(len(trace) + 1, dtype=np.bool_)
+        before = others[np.maximum(np.searchsorted(others, allocs) - 1, 0)]
+        is_same = (trace.action[before] == Action.ALLOC) & (trace.stack[before] == trace.stack[allocs])
+        is_after[allocs] = (before < allocs) & is_same
+        return self.has_stack & is_after[self.lives.alloc_entry]
 
     # ---- where it was freed ------------------------------------------------------------------------------------------
 
@@ -249,3 +340,13 @@ def calls_of_models(line: Ints) -> tuple[Ints, Ints]:
     """
     begins = np.append(True, line[1:] != line[:-1])[: len(line)] & (line >= 0)
     return np.where(line >= 0, np.cumsum(begins) - 1, -1), line[begins]
+
+
+def _last_made(state: DeviceState) -> int:
+    """The last entry that made a block, if nothing but the free of that block was requested since; else -1."""
+    action, addr = state.trace.action, state.trace.addr
+    entry = int(np.flatnonzero(action == Action.ALLOC).max(initial=-1))
+    if entry < 0:
+        return -1
+    is_free = np.isin(action[entry + 1 :], (Action.FREE_REQUESTED, Action.FREE_COMPLETED))
+    return entry if (addr[entry + 1 :][is_free] == addr[entry]).all() else -1

@@ -10,11 +10,10 @@ import numpy as np
 
 from tracer.analysis.kinds import Kind
 from tracer.analysis.rules import Rule
-from tracer.analysis.snapshots.block_facts import NONE, LifeFacts
+from tracer.analysis.snapshots.block_facts import LARGE_WORKSPACE_BYTES, NONE, WORKSPACE_BYTES, LifeFacts
 from tracer.analysis.snapshots.classify_blocks import PROOFS, apply_rules
 from tracer.analysis.snapshots.size_sets import SizeSets, first_of_each, sets_of_sizes
 from tracer.analysis.snapshots.sizes import as_many_as, copies_of, has_size_of, is_one_set, most_at_once
-from tracer.analysis.snapshots.workspaces import LARGE_WORKSPACE_BYTES, WORKSPACE_BYTES
 from tracer.arrays import Bools, Ints
 from tracer.snapshot.columns import Int32s
 from tracer.snapshot.stacks import NO_STACK
@@ -71,8 +70,6 @@ class BlockFacts(LifeFacts):
 
     proofs: Sequence[Rule] = PROOFS
     devices: list[BlockFacts] = field(default_factory=list)  # All of the snapshot, this one among them
-
-    size = number(lambda f: f.lives.requested_bytes)
 
     # ---- parameters as their constructors made them, and what took their place ---------------------------------------
 
