@@ -17,9 +17,9 @@ from tracer.analysis.snapshots.counting import BlockFacts
 from tracer.analysis.snapshots.phases import DevicePhases
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.stack_facts import Fact, has
-from tracer.arrays import Bools, Ints
+from tracer.arrays import Bools, Ints, at
 from tracer.snapshot.columns import DeviceState, Snapshot
-from tracer.snapshot.replay import BEFORE, Lives, Replay, as_it_failed
+from tracer.snapshot.replay import Lives, Replay, as_it_failed
 
 _UNSAID: Final = -1  # Instead of a kind, where a source says none
 
@@ -112,7 +112,7 @@ class KindFinder:
     @property
     def copies_per_gradient(self) -> tuple[int, int]:
         """How many blocks from before the recording there are for each gradient, and their bytes; 0 if that varies."""
-        kind, _ = self.kinds_and_evidence(np.arange(len(self._lives.begin)))
+        kind, _ = self._kinds_and_evidence
         is_not_known = (kind == Kind.UNKNOWN) | (kind == Kind.BEFORE_RECORDING)
         return self.facts.copies_per_gradient(is_not_known)
 
@@ -122,53 +122,43 @@ class KindFinder:
 
     def kinds_and_evidence(self, rows: Ints) -> tuple[Ints, Ints]:
         """`Kind` and `Evidence` of each row: the recording's word, the program's, or a rule's."""
-        kind, evidence = (column[rows] for column in self._kinds_and_evidence)
-        for known, how in (
-            (self._held_kinds(rows), Evidence.HELD_BY_PROGRAM),
-            (self._recorded_kinds(rows), Evidence.SAID_BY_RECORDING),
-        ):
-            evidence = np.where(known == _UNSAID, evidence, how)
-            kind = np.where(known == _UNSAID, kind, known)
-        self._add_held_now(rows, kind, evidence)
-        is_from_before = (kind == Kind.UNKNOWN) & (self._lives.begin[rows] == BEFORE) & (len(self._state.trace) > 0)
-        kind[is_from_before], evidence[is_from_before] = Kind.BEFORE_RECORDING, Evidence.SEEN_BEFORE
-        return kind, evidence
-
-    def _add_held_now(self, rows: Ints, kind: Ints, evidence: Ints) -> None:
-        """Write over both columns what the program held when the snapshot was taken."""
-        held = self._held_now
-        if held is NOTHING_HELD:
-            return
-        for at in np.flatnonzero(self._is_at_end[rows]).tolist():
-            address = int(self._lives.addr[rows[at]])
-            if (proved := held.proved(address)) is not None:
-                kind[at], evidence[at] = proved
-            elif kind[at] == Kind.UNKNOWN and address in held.reached:
-                kind[at], evidence[at] = Kind.HELD, Evidence.REACHED
+        kind, evidence = self._kinds_and_evidence
+        return kind[rows], evidence[rows]
 
     @cached_property
     def _kinds_and_evidence(self) -> tuple[Ints, Ints]:
-        """`Kind` and `Evidence` of every block, by the table of rules."""
-        return apply_rules(self.facts)
+        kind, evidence = apply_rules(self.facts)
+        for said, how in (
+            (self._held_kinds(), Evidence.HELD_BY_PROGRAM),
+            (self._recorded_kinds(), Evidence.SAID_BY_RECORDING),
+        ):
+            evidence = np.where(said == _UNSAID, evidence, how)
+            kind = np.where(said == _UNSAID, kind, said)
+        for row in np.flatnonzero(self._is_at_end).tolist() if self._held_now is not NOTHING_HELD else ():
+            address = int(self._lives.addr[row])
+            if (proved := self._held_now.proved(address)) is not None:
+                kind[row], evidence[row] = proved
+            elif kind[row] == Kind.UNKNOWN and address in self._held_now.reached:
+                kind[row], evidence[row] = Kind.HELD, Evidence.REACHED
+        is_from_before = (kind == Kind.UNKNOWN) & self.facts.is_before & (len(self._state.trace) > 0)
+        kind[is_from_before], evidence[is_from_before] = Kind.BEFORE_RECORDING, Evidence.SEEN_BEFORE
+        return kind, evidence
 
-    def _recorded_kinds(self, rows: Ints) -> Ints:
-        """The `Kind` that the recording itself gives each row, or `_UNSAID`."""
-        lives = self._lives
-        entry, category = lives.alloc_entry[rows], self._state.trace.category
-        kind = self._sites.labels[lives.stack[rows]]
+    def _recorded_kinds(self) -> Ints:
+        """The `Kind` that the recording itself gives each block, or `_UNSAID`."""
+        lives, category = self._lives, self._state.trace.category
+        kind = self._sites.labels[lives.stack]
         if len(category) and (category >= 0).any():
             of_text = np.array([*map(_category_kind, self._snapshot.texts), _UNSAID], np.int64)
-            recorded = of_text[np.where(entry >= 0, category[np.maximum(entry, 0)], -1)]
-            kind = np.where(kind == _UNSAID, recorded, kind)
+            kind = np.where(kind == _UNSAID, of_text[at(category, lives.alloc_entry, -1)], kind)
         return kind
 
-    def _held_kinds(self, rows: Ints) -> Ints:
+    def _held_kinds(self) -> Ints:
         """The `Kind` of what the program held when the history began, or `_UNSAID`."""
-        lives = self._lives
-        kind = np.full(len(rows), _UNSAID, dtype=np.int64)
+        kind = np.full(len(self._lives), _UNSAID, dtype=np.int64)
         if self._held:
-            before = np.flatnonzero(lives.begin[rows] == BEFORE)
-            kind[before] = [_or_unsaid(self._held.get(place)) for place in lives.addr[rows[before]].tolist()]
+            before = np.flatnonzero(self.facts.is_before)
+            kind[before] = [_or_unsaid(self._held.get(place)) for place in self._lives.addr[before].tolist()]
         return kind
 
 
