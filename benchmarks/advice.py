@@ -21,7 +21,7 @@ from tracer.changes.recommendation import Group, Recommendation
 from tracer.null_gpu.cards import A100
 from tracer.null_gpu.cudnn import cudnn_of
 from tracer.null_gpu.process import restart_on
-from tracer.runs.advising import shown_on_null_gpu
+from tracer.sessions.trials.advising import shown_on_null_gpu
 from tracer.units import MIB
 from tracer.workloads.workload import Workload, num_micro_batches
 

@@ -15,7 +15,7 @@ from tracer.commands import fit_trials
 from tracer.commands.fit_trials import Trials, told_alone
 from tracer.null_gpu.cards import devices_of
 from tracer.results.fit import FitTrial
-from tracer.runs.child_processes import ChildProcesses
+from tracer.sessions.jobs.child_processes import ChildProcesses
 from tracer.units import GIB, MIB
 
 DEVICES = devices_of("h100:8GiB")

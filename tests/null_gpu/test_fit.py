@@ -17,8 +17,8 @@ from tracer.commands.fit_answer import TRIAL
 from tracer.commands.fit_trials import Trials
 from tracer.commands.shared_start import SharedStart
 from tracer.null_gpu.cards import devices_of
-from tracer.runs.null_job import Job
-from tracer.runs.trial_channel import TrialRequest
+from tracer.sessions.jobs.run_ranks import Job
+from tracer.sessions.trials.trial_channel import TrialRequest
 
 pytestmark = pytest.mark.slow
 

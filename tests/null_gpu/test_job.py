@@ -23,7 +23,7 @@ from tracer.null_gpu.job.ranks import ranks_that_differ
 from tracer.null_gpu.job.store import LoneStore, ProgramsStore
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.null_gpu.process import environment
-from tracer.runs.ranks import this_rank
+from tracer.sessions.jobs.ranks import this_rank
 
 TOGETHER = (
     "every_slot_has_this_ranks_own",

@@ -28,7 +28,7 @@ from tracer.null_gpu.job.place import Place
 if TYPE_CHECKING:
     from tracer.analysis.peak_diff import PeakDiff, SavedPeak
     from tracer.results.prediction import Prediction
-    from tracer.runs.null_job import Job
+    from tracer.sessions.jobs.run_ranks import Job
 
 _GREW = 3
 _HANDED_TO = "TORCH_TIMELINE_PEAKS"
@@ -148,7 +148,7 @@ def _worst_of(job: Job, *, quiet: bool) -> SavedPeak:
         Exit: A rank has failed.
     """
     from tracer.exporters.json_documents.peak import read_peak_json
-    from tracer.runs.null_job import run_job
+    from tracer.sessions.jobs.run_ranks import run_job
 
     with tempfile.TemporaryDirectory(prefix="peaks-") as folder:
         os.environ[_HANDED_TO] = folder

@@ -14,7 +14,7 @@ from tracer.null_gpu.job.place import Place
 from tracer.null_gpu.writes import own_files
 
 if TYPE_CHECKING:
-    from tracer.runs.trial_memory import TrialMemory
+    from tracer.sessions.trials.trial_memory import TrialMemory
 
 TRIAL: Final = "TORCH_TIMELINE_FIT"
 """Variable of a process that makes one trial: its request; or of one that is asked for trials, through pipes."""
@@ -49,10 +49,10 @@ def answer_trial(
     devices = start_on(card)
     from tracer.changes.applied import AppliedChanges
     from tracer.changes.script_changes import script_changes
-    from tracer.runs.child_processes import end_with_parent
-    from tracer.runs.forked_trials import ForkedTrials
-    from tracer.runs.trial_channel import Channel, TrialRequest
-    from tracer.runs.trial_memory import TrialMemory
+    from tracer.sessions.jobs.child_processes import end_with_parent
+    from tracer.sessions.trials.forked_trials import ForkedTrials
+    from tracer.sessions.trials.trial_channel import Channel, TrialRequest
+    from tracer.sessions.trials.trial_memory import TrialMemory
 
     def tried(applied: AppliedChanges, more: Sequence[str]) -> dict[str, Any]:
         counted = script_trial(
@@ -88,7 +88,7 @@ def answer_trial(
 
 
 def _leave(answer: dict[str, Any], memory: TrialMemory, folder: Path) -> None:
-    from tracer.runs.trial_channel import answer_name, history_name
+    from tracer.sessions.trials.trial_channel import answer_name, history_name
 
     place = Place.here()
     rank = place.rank if place is not None else 0

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from tracer.null_gpu.cards import Devices
     from tracer.null_gpu.job.place import Place
     from tracer.results.null_job import NullJob, RankRun
-    from tracer.runs.null_job import Job
-    from tracer.runs.trial_channel import TrialRequest
+    from tracer.sessions.jobs.run_ranks import Job
+    from tracer.sessions.trials.trial_channel import TrialRequest
 
 _OURS = ("Error: ", "Hint: ", "Note: ", "Nothing was recorded")
 
@@ -106,7 +106,7 @@ class Trials:
     def _attempt(
         self, changes: Sequence[ScriptChange], more: tuple[str, ...], *, is_limited: bool, is_explained: bool = False
     ) -> FitTrial:
-        from tracer.runs.trial_channel import TrialRequest, history_name
+        from tracer.sessions.trials.trial_channel import TrialRequest, history_name
 
         names = tuple(change.name for change in changes)
         with tempfile.TemporaryDirectory(prefix="fit-") as name:
@@ -260,7 +260,7 @@ def _variables(changes: Sequence[ScriptChange], request: TrialRequest) -> dict[s
 
 def _run_command(variables: Mapping[str, str]) -> tuple[str, ...]:
     """Return the lines that the command printed if it failed."""
-    from tracer.runs.child_processes import ChildProcesses
+    from tracer.sessions.jobs.child_processes import ChildProcesses
 
     command = [sys.executable, *sys.orig_argv[1:]]
     with tempfile.TemporaryFile() as said:
@@ -274,7 +274,7 @@ def _run_command(variables: Mapping[str, str]) -> tuple[str, ...]:
 
 def _run_ranks(job: Job, variables: Mapping[str, str], *, is_limited: bool) -> tuple[tuple[str, ...], NullJob]:
     """Return the lines of a rank that failed, and the job."""
-    from tracer.runs.null_job import run_job
+    from tracer.sessions.jobs.run_ranks import run_job
 
     said: list[str] = []
     before = {key: os.environ.get(key) for key in variables}

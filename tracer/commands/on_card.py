@@ -23,7 +23,7 @@ from tracer.null_gpu.values.answers import Answer, parse_answer
 from tracer.units import MAX_RANKS, parse_count, shortened
 
 if TYPE_CHECKING:
-    from tracer.runs.null_job import Job
+    from tracer.sessions.jobs.run_ranks import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class OnOptions:
             if self.rank is not None:
                 raise UsageError("--rank works only for a job.", hint="Add --on with a job, such as --on 128xh100.")
             return None
-        from tracer.runs.null_job import Job
+        from tracer.sessions.jobs.run_ranks import Job
 
         if self.per_node > MAX_DEVICES:
             raise UsageError(f"A process sees {MAX_DEVICES} GPUs at most.", hint=f"Write --per-node {MAX_DEVICES}.")
@@ -140,7 +140,7 @@ def run_ranks(
         return
     from tracer.exporters.json_documents.job import null_job_json
     from tracer.exporters.screen.null_job import print_null_job
-    from tracer.runs.null_job import run_job
+    from tracer.sessions.jobs.run_ranks import run_job
 
     result = run_job(job, save_dir, tell=not_said if quiet else say, is_first_seen=not as_json)
     with screen(is_shown=as_json or not quiet) as console:
@@ -182,9 +182,9 @@ def on_null_gpu(on: OnOptions, save_dir: Path | None, *, quiet: bool) -> Iterato
         save_dir: Folder of the results; None if there is none.
         quiet: Whether no sentence is printed.
     """
-    from tracer.runs.null_job import as_this_rank
-    from tracer.runs.null_values import values_on
-    from tracer.runs.null_writes import writes_aside
+    from tracer.sessions.jobs.run_ranks import as_this_rank
+    from tracer.sessions.null_values import values_on
+    from tracer.sessions.null_writes import writes_aside
 
     tell = not_said if quiet else say
     aside = nullcontext() if on.keep_writes else writes_aside(save_dir, tell=tell)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tracer.null_gpu.cards import Card, Devices
     from tracer.results.prediction import LargestSize, Prediction
     from tracer.results.run_results import RunResults
-    from tracer.runs.null_job import Job
+    from tracer.sessions.jobs.run_ranks import Job
 
 _DOES_NOT_FIT = 3
 
@@ -201,14 +201,14 @@ def _advice(options: Options, card: Card | None, *, is_there: bool) -> AdviceRep
         )
     if not is_there:
         return report_of(advice)
-    from tracer.runs.advising import shown_on_null_gpu
+    from tracer.sessions.trials.advising import shown_on_null_gpu
 
     return shown_on_null_gpu(advice, lambda: build(options.workload, "cuda:0"))
 
 
 def _write(results: RunResults, folder: Path, options: Options) -> None:
     """The files of a run, as far as nothing has to be computed for them."""
-    from tracer.runs.outputs import teller, write_outputs
+    from tracer.sessions.output_files import teller, write_outputs
 
     for written in write_outputs(results, folder, tell=teller(options.say, complain=options.say)):
         if written.has_failed and written.error is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tracer.commands.predict_engines import Engine
 from tracer.errors import UsageError
 from tracer.results.prediction import LargestSize
-from tracer.runs.largest import MOST, Trial, fitting_micro_batches, largest_fitting
+from tracer.sessions.trials.largest_fitting import MOST, Trial, fitting_micro_batches, largest_fitting
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:

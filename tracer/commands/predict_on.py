@@ -20,8 +20,8 @@ from tracer.null_gpu.errors import NullGpuError
 if TYPE_CHECKING:
     from tracer.commands.predict_options import Options
     from tracer.results.prediction import Prediction
-    from tracer.runs.null_trial import ScriptSizes
-    from tracer.runs.script_run import ScriptProfile
+    from tracer.sessions.script_run import ScriptProfile
+    from tracer.sessions.trials.script_trial import ScriptSizes
 
 _OF_MODELS = ("model", "model_input", "model_arg", "hf_config", "batch_size", "tokens", "lora", "optimizer")
 _OF_SEARCHES = ("largest_batch", "largest_tokens", "largest_image")
@@ -134,8 +134,8 @@ def predict_script(
     """
     from tracer.commands.script import check_script
     from tracer.results.failure import is_out_of_memory
-    from tracer.runs.null_prediction import no_room_before
-    from tracer.runs.null_prediction import predict_script as predicted
+    from tracer.sessions.trials.null_gpu_prediction import no_room_before
+    from tracer.sessions.trials.null_gpu_prediction import predict_script as predicted
 
     check_script(script, is_module=is_module)
     raised: list[BaseException] = []
@@ -169,7 +169,7 @@ def script_trial(
     """
     from tracer.commands.script import check_script
     from tracer.results.failure import is_out_of_memory
-    from tracer.runs.null_trial import script_sizes
+    from tracer.sessions.trials.script_trial import script_sizes
 
     check_script(script, is_module=is_module)
     raised: list[BaseException] = []

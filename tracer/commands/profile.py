@@ -29,16 +29,16 @@ from tracer.commands.workload_options import ProfiledWorkload, chosen_device, de
 from tracer.errors import OutputError, TracerError, UsageError
 from tracer.exporters.screen.terminal import say, screen
 from tracer.results.files import TIMING
-from tracer.runs.termination import Termination
+from tracer.sessions.termination import Termination
 
 if TYPE_CHECKING:
     import torch
 
     from tracer.analysis.peak_diff import SavedPeak
     from tracer.results.run_results import RunResults
-    from tracer.runs.ranks import Rank
-    from tracer.runs.session import Schedule
-    from tracer.runs.watch import Screen
+    from tracer.sessions.jobs.ranks import Rank
+    from tracer.sessions.session import Schedule
+    from tracer.sessions.watch import Screen
     from tracer.workloads.workload import Workload
 
 DEFAULT_DEVICE = "cuda:0"
@@ -202,7 +202,7 @@ def _profile(options: Options) -> bool:
 def _profile_here(options: Options) -> bool:
     """The command in this process."""
     from tracer.exporters.files import check_folder
-    from tracer.runs.ranks import this_rank
+    from tracer.sessions.jobs.ranks import this_rank
 
     rank = this_rank()
     schedule = options.schedule.schedule()
@@ -222,7 +222,7 @@ def _profile_here(options: Options) -> bool:
     check_folder(options.save_dir)
     quiet = options.screen.quiet
     if options.num_watched:
-        from tracer.runs.watched_workload import watch_workload
+        from tracer.sessions.watched_workload import watch_workload
 
         built = _build(options, device)
         screen: Screen = "none" if quiet else "short"
@@ -294,7 +294,7 @@ def _adviser(
 
     def advise(workload: Workload, results: RunResults) -> RunResults:
         from tracer.changes.unneeded import unneeded_memory
-        from tracer.runs.advising import advise_on
+        from tracer.sessions.trials.advising import advise_on
 
         with _progress("Changes tried", is_shown=not options.screen.quiet) as progress:
             try:
@@ -373,7 +373,7 @@ def run_and_report(
     """
     from tracer.exporters.screen.next_commands import after_run
     from tracer.exporters.screen.run import print_results
-    from tracer.runs.ranks import begin, this_rank
+    from tracer.sessions.jobs.ranks import begin, this_rank
 
     rank = this_rank()
     if rank is not None:
@@ -405,7 +405,7 @@ def run_and_report(
 
 
 def _run(built: Built, how: RunOptions, termination: Termination) -> RunResults:
-    from tracer.runs.workload_run import run_profile
+    from tracer.sessions.workload_run import run_profile
 
     with _progress(is_shown=not how.quiet) as progress:
         return run_profile(
@@ -441,7 +441,7 @@ def _progress(what: str = "Training steps", *, is_shown: bool) -> Iterator[Calla
 def _write(results: RunResults, save_dir: Path, how: RunOptions) -> bool:
     """Say what failed and what is noteworthy, and write the files; False if one could not be written."""
     from tracer.exporters.screen.failure import failure_lines
-    from tracer.runs.outputs import left_from_earlier, left_sentence, teller, write_outputs
+    from tracer.sessions.output_files import left_from_earlier, left_sentence, teller, write_outputs
 
     say_all(failure_lines(results))
     for note in results.notes:
@@ -454,8 +454,8 @@ def _write(results: RunResults, save_dir: Path, how: RunOptions) -> bool:
 
 def _summarize(rank: Rank, results: RunResults, save_dir: Path) -> bool:
     """Add this rank to the summary of all; False if it could not be written, which costs the answer nothing."""
-    from tracer.runs.rank_store import RankStore
-    from tracer.runs.ranks import finish, peak_of
+    from tracer.sessions.jobs.rank_store import RankStore
+    from tracer.sessions.jobs.ranks import finish, peak_of
 
     try:
         finish(rank, peak_of(rank, results), save_dir, RankStore.of_process_group(rank.run))

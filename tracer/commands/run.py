@@ -30,9 +30,9 @@ from tracer.null_gpu.job.place import Place
 if TYPE_CHECKING:
     from tracer.changes.script_changes import ScriptChange
     from tracer.null_gpu.cards import Devices
-    from tracer.runs.null_job import Job
-    from tracer.runs.script_run import MakeLater, MakeSession
-    from tracer.runs.session import Schedule
+    from tracer.sessions.jobs.run_ranks import Job
+    from tracer.sessions.script_run import MakeLater, MakeSession
+    from tracer.sessions.session import Schedule
 
 __tracebackhide__ = True  # a line of this file explains nothing about the script
 
@@ -116,9 +116,9 @@ def run(
     from tracer.exporters.files import check_folder
     from tracer.results.failure import is_out_of_memory
     from tracer.results.null_run import USE_CUDA, elsewhere
-    from tracer.runs.script_run import ScriptProfile
-    from tracer.runs.script_sessions import ScriptTraining
-    from tracer.runs.termination import Termination
+    from tracer.sessions.script_run import ScriptProfile
+    from tracer.sessions.script_sessions import ScriptTraining
+    from tracer.sessions.termination import Termination
 
     here, ended = on_null_gpu(on, save_dir, quiet=screen.quiet), closing(Termination())
     with errors_for_people(), kept_import_path(), here, _made(changes) as notes, ended as termination:
@@ -189,7 +189,7 @@ def _described(on: str | None, own: Sequence[str]) -> dict[str, str]:
 
 def _training(common: _Common, schedule: Schedule, requested: RequestedFiles) -> MakeSession:
     """Makes the session that records the first steps."""
-    from tracer.runs.script_sessions import ScriptTraining
+    from tracer.sessions.script_sessions import ScriptTraining
 
     return lambda models, optimizers: ScriptTraining(
         models,
@@ -207,7 +207,7 @@ def _training(common: _Common, schedule: Schedule, requested: RequestedFiles) ->
 
 def _watch(common: _Common) -> MakeSession:
     """Makes the session of `--watch`."""
-    from tracer.runs.script_sessions import ScriptWatch
+    from tracer.sessions.script_sessions import ScriptWatch
 
     return lambda models, optimizers: ScriptWatch(
         models,
@@ -221,7 +221,7 @@ def _watch(common: _Common) -> MakeSession:
 
 def _later(common: _Common) -> MakeLater:
     """Makes what watches the script after its recorded steps."""
-    from tracer.runs.script_sessions import LaterWatch
+    from tracer.sessions.script_sessions import LaterWatch
 
     return lambda models, optimizers: LaterWatch(
         models,

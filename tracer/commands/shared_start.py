@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from tracer.runs.trial_channel import TrialRequest
+    from tracer.sessions.trials.trial_channel import TrialRequest
 
 _ONE_THREAD = "OMP_NUM_THREADS"
 _COUNT_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -57,7 +57,7 @@ class SharedStart:
 
     def answers(self, request: TrialRequest) -> bool:
         """Whether a trial left an answer; none is left where the script fails, or where nothing can be shared."""
-        from tracer.runs.trial_channel import answer_name
+        from tracer.sessions.trials.trial_channel import answer_name
 
         if self._is_over:
             return False
@@ -71,7 +71,7 @@ class SharedStart:
     def _is_answered(self) -> bool:
         """Wait for the trial's end, unless it waits for what does not come; False where the process has ended."""
         from tracer.exporters.screen.terminal import say
-        from tracer.runs.child_processes import IdleLimit, end_child
+        from tracer.sessions.jobs.child_processes import IdleLimit, end_child
 
         assert self._process is not None
         idle = IdleLimit(self._process.pid)

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 from tracer.errors import UsageError
 from tracer.exporters.notebook import Paragraph, display_in_notebook
 from tracer.exporters.screen.terminal import show, visible
-from tracer.runs.script_run import ScriptProfile
-from tracer.runs.script_sessions import ScriptTraining
-from tracer.runs.session import Schedule
+from tracer.sessions.script_run import ScriptProfile
+from tracer.sessions.script_sessions import ScriptTraining
+from tracer.sessions.session import Schedule
 
 _DEFAULT = Schedule(0, 1, 3, 2)
 

@@ -23,7 +23,7 @@ import pytest
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_diff import SavedPeak
-    from tracer.runs.process_memory import ProcessPeak
+    from tracer.sessions.process_memory import ProcessPeak
 
 MARK = "gpu_memory"
 _MARK_HELP = (
@@ -257,8 +257,8 @@ class _OneTest:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self) -> Generator[None, Any, Any]:
-        from tracer.runs.null_values import values_on
-        from tracer.runs.null_writes import writes_aside
+        from tracer.sessions.null_values import values_on
+        from tracer.sessions.null_writes import writes_aside
 
         self._has_run = True
         with values_on({}), writes_aside(None, tell=lambda sentence: None):
@@ -268,7 +268,7 @@ class _OneTest:
     def pytest_runtest_setup(self) -> None:
         import torch
 
-        from tracer.runs.process_memory import ProcessMemory
+        from tracer.sessions.process_memory import ProcessMemory
 
         if not torch.cuda.is_available():
             pytest.skip(f"needs a GPU, or a card in its mark ({MARK}('20 GiB', on='h100')) or by {_ON}")
