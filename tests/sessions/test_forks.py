@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tests.processes import run_python
-from tracer.sessions.locked_folder import OwnFolder
+from tracer.sessions.folder import OwnFolder
 from tracer.sessions.session import Schedule
 from tracer.sessions.training import profile_training
 from tracer.sessions.watch import watch_training

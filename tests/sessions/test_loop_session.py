@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from tracer.capture.objects.training_objects import TrainingObjects
+from tracer.sessions.folder import SessionFolder
 from tracer.sessions.loop_session import LoopSession, device_of, warn_at_users_line
-from tracer.sessions.session_folder import SessionFolder
 
 
 class Session(LoopSession):

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sessions.test_training import SHORT, net, train_step
 from torch import nn
 
 from tests.pieces import Pieces, raising
+from tests.sessions.test_training import SHORT, net, train_step
 from tracer import profile_training
 from tracer.capture.objects.storage_observer import StorageObserver
 from tracer.sessions.session import ProfileSession, Schedule

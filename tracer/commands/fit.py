@@ -126,7 +126,7 @@ def fit(
 def _least(devices: Devices, own: tuple[str, ...], trials: Trials) -> FitReport:
     """The least that has to change, each trial said as it comes; what no change from outside can mend ends it."""
     from tracer.changes.script_changes import changes_against
-    from tracer.sessions.trials.least_changes import least_that_fits
+    from tracer.sessions.trials.changes_search import least_that_fits
 
     made: list[FitTrial] = []
 
@@ -164,7 +164,7 @@ def _of_values(devices: Devices, own: tuple[str, ...], trials: Trials, tried: li
 
 def _searched(devices: Devices, own: tuple[str, ...], trials: Trials, tried: list[tuple[str, ...]]) -> FitReport:
     """All values with and without changes, each said as it comes; then the table, and commands to paste."""
-    from tracer.sessions.trials.value_search import cheapest_first, search
+    from tracer.sessions.trials.changes_search import cheapest_first, search
 
     def told(changes: Sequence[ScriptChange], arguments: tuple[str, ...]) -> FitTrial:
         trial = trials.make(changes, arguments)

@@ -222,7 +222,7 @@ def _profile_here(options: Options) -> bool:
     check_folder(options.save_dir)
     quiet = options.screen.quiet
     if options.num_watched:
-        from tracer.sessions.watched_workload import watch_workload
+        from tracer.sessions.workload_run import watch_workload
 
         built = _build(options, device)
         screen: Screen = "none" if quiet else "short"

@@ -73,7 +73,7 @@ def run_script(
         SystemExit: The script's own, with its status.
         TracerError: It cannot be profiled.
     """
-    from tracer.sessions.jobs.rank_failure import leave_failure
+    from tracer.sessions.jobs.ranks import leave_failure
     from tracer.sessions.script_run import FirstStepsDone
     from tracer.sessions.termination import signals_deferred
 

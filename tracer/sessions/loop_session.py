@@ -21,7 +21,7 @@ from tracer.capture.device import devices
 from tracer.capture.forked_child import in_forked_child
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.errors import Terminated, TracerError
-from tracer.sessions.session_folder import SessionFolder
+from tracer.sessions.folder import SessionFolder
 from tracer.sessions.termination import Termination, signals_deferred
 from tracer.workloads.module_tensors import all_tensors
 

@@ -16,8 +16,8 @@ from typing import Final
 from tracer.exporters.files import check_folder
 from tracer.null_gpu import process, writes
 from tracer.null_gpu.job.place import Place
+from tracer.sessions.folder import OwnFolder
 from tracer.sessions.jobs.ranks import rank_folder
-from tracer.sessions.locked_folder import OwnFolder
 
 FOLDER: Final = "null-gpu-writes"
 """Name of the folder below the results."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
@@ -17,26 +17,26 @@ from tracer.capture.forked_child import in_forked_child
 from tracer.capture.graph_captures import GRAPH_CAPTURES
 from tracer.capture.ignored_warnings import ignore
 from tracer.capture.objects.live_tensors import objects_of
+from tracer.capture.objects.model_names import names_of
 from tracer.capture.objects.parameter_origins import ParameterOrigins
 from tracer.capture.objects.step_hooks import remove_hooks
-from tracer.capture.torch_private import torch_compile
+from tracer.capture.torch_private import torch_compile, torch_modules
 from tracer.capture.torch_private.torch_graph import running_node
-from tracer.capture.torch_private.torch_modules import calls_hooks_of_all_optimizers
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
-from tracer.sessions.counted_steps import CountedSteps
 from tracer.sessions.loop_session import fault_text
 from tracer.sessions.null_writes import share_with_ranks
-from tracer.sessions.script_models import callable_alive, named, trained_alive
 from tracer.sessions.script_sessions import LaterWatch, ScriptTraining, ScriptWatch
-from tracer.sessions.steps_by_hand import StepsByHand
-from tracer.sessions.steps_of_calls import StepsOfCalls
+from tracer.sessions.step_finders import StepsByHand, StepsOfCalls
 from tracer.sessions.termination import signals_deferred
 from tracer.sessions.training import TrainingProfile
 from tracer.sessions.watch import TrainingWatch
 
-Session = TrainingProfile | TrainingWatch | CountedSteps
-MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], Session]
+if TYPE_CHECKING:
+    from tracer.sessions.trials.counted_steps import CountedSteps
+
+    Session = TrainingProfile | TrainingWatch | CountedSteps
+MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], "Session"]
 
 NO_MODEL = "No training was found: no model with parameters to be trained was called, and no optimizer made a step."
 NO_CALL = "No model was called."
@@ -258,7 +258,7 @@ class ScriptProfile:
         elif optimizer not in self._waits_for:
             alive: list[torch.optim.Optimizer] = objects_of((torch.optim.Optimizer,))
             # What wraps another one, as trainers do, is no optimizer of which torch tells that it has stepped.
-            self._waits_for.update(filter(calls_hooks_of_all_optimizers, alive))
+            self._waits_for.update(filter(torch_modules.calls_hooks_of_all_optimizers, alive))
         self._stepped.add(optimizer)
         if self._waits_for <= self._stepped:
             self._stepped.clear()
@@ -395,3 +395,45 @@ def _hook_modules(called: Callable[[nn.Module, Any], None]) -> Callable[[], None
         heed()
 
     return remove
+
+
+def trained_alive(module: nn.Module | None) -> tuple[list[torch.optim.Optimizer], set[int], list[nn.Module]]:
+    """Optimizers, `id()` of the parameters that they update, and the models that have some or are being called."""
+    alive: list[torch.optim.Optimizer] = objects_of((torch.optim.Optimizer,))
+    optimizers = [optimizer for optimizer in alive if hasattr(optimizer, "param_groups")]  # some wrappers have none
+    trained = {
+        id(parameter) for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]
+    }
+    models = [model for model in _outermost_alive() if model is module or _holds(model, module, trained)]
+    return optimizers, trained, models
+
+
+def callable_alive(module: nn.Module | None) -> list[nn.Module]:
+    """Models that can be called for an answer: a loss or a layer of its own is none; what is called is one."""
+    return [model for model in _outermost_alive() if model is module or any(True for _ in model.parameters())]
+
+
+def _outermost_alive() -> list[nn.Module]:
+    """Modules that are in no other."""
+    modules = [model for model in objects_of((nn.Module,)) if not torch_compile.is_graph_of_compiler(model)]
+    inner = {id(child) for module in modules for child in torch_modules.child_modules(module).values()}
+    return [module for module in modules if id(module) not in inner]
+
+
+def _holds(model: nn.Module, module: nn.Module | None, trained: set[int]) -> bool:
+    """Whether a model has a module inside, or parameters that an optimizer updates."""
+    return any(child is module for child in model.modules()) or any(
+        id(parameter) in trained for parameter in model.parameters()
+    )
+
+
+def named(models: Sequence[nn.Module]) -> dict[str, nn.Module]:
+    """Models by their names; one needs none, unless the program has another of its class that has parameters, too."""
+    given = {id(model) for model in models}
+    kinds = {type(model) for model in models}
+    alike = [model for model in _outermost_alive() if type(model) in kinds and id(model) not in given]
+    alike = [model for model in alike if any(True for _ in model.parameters())]
+    if len(models) == 1 and not alike:
+        return {"": models[0]}
+    names = names_of((*models, *alike))
+    return {names[id(model)]: model for model in models}

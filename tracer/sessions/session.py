@@ -41,9 +41,8 @@ from tracer.results.failure import is_out_of_memory
 from tracer.results.null_run import caveat_of
 from tracer.results.run_history import RunHistory
 from tracer.sessions.first_step import FirstStep, only_the_first
-from tracer.sessions.loaded_modules import LoadedModules
 from tracer.sessions.loop_session import LoopSession, fault_text, warn_at_users_line
-from tracer.sessions.recording_cost import RecordingCost
+from tracer.sessions.recording_cost import LoadedModules, RecordingCost
 from tracer.sessions.unneeded_memory import find_held_waste
 from tracer.timeline_tracer import TimelineTracer
 from tracer.units import MIB, format_bytes, some

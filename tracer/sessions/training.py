@@ -30,11 +30,11 @@ from tracer.nested import leaves
 from tracer.results.failure import Failure
 from tracer.results.files import PAGE
 from tracer.results.run_results import RunResults
+from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import Rank, announce, peak_of
 from tracer.sessions.loop_session import warn_at_users_line
 from tracer.sessions.output_files import Written, left_from_earlier, left_sentence, write_outputs, written_lines
 from tracer.sessions.session import ProfileSession, Schedule
-from tracer.sessions.session_folder import SessionFolder
 from tracer.sessions.session_results import ShownResults, run_results
 from tracer.units import some
 

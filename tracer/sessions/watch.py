@@ -42,9 +42,9 @@ from tracer.nested import leaves
 from tracer.results.failure import is_out_of_memory
 from tracer.results.null_run import caveat_of
 from tracer.results.watch_report import END_OF_RUN, Event, WatchReport
+from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import RankMessage, peak_of_watched
 from tracer.sessions.loop_session import LoopSession
-from tracer.sessions.session_folder import SessionFolder
 from tracer.sessions.watch_report import Moment, limit_of, watch_report
 
 MAX_ENTRIES: Final = 100_000

@@ -1,4 +1,4 @@
-"""A profiled run of a workload from start to finish: its steps, the timing pass, and what happens on failure."""
+"""A workload trained from start to finish, profiled with a timing pass or watched, and what happens on failure."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from tracer.sessions.loop_session import fault_text
 from tracer.sessions.session import ProfileSession, Schedule
 from tracer.sessions.session_results import ShownResults, failure_of, run_results
 from tracer.sessions.termination import Termination
+from tracer.sessions.watch import Screen, TrainingWatch
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.module_tensors import all_tensors
 from tracer.workloads.workload import Workload, num_micro_batches
@@ -236,3 +237,32 @@ def _time(workload: Workload, progress: Callable[[int], None], notes: list[str])
             num_steps=_NUM_TIMING_MEASURED,
             after_step=after_step,
         )
+
+
+def watch_workload(
+    workload: Workload, num_steps: int, *, save_dir: Path, settings: Mapping[str, object], screen: Screen
+) -> bool:
+    """Train and watch; False if a step failed, which the report explains.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: Ctrl-C or SIGTERM has come; the report is written.
+    """
+    watch = TrainingWatch(
+        workload.model, workload.optimizer, save_dir=save_dir, device=workload.device, settings=settings, screen=screen
+    )
+    try:
+        with watch:
+            for _ in range(num_steps):
+                for _ in range(num_micro_batches(workload)):
+                    batch = workload.next_batch()
+                    watch.observe_batch(batch)
+                    loss = workload.forward(batch)
+                    workload.backward(loss)
+                    del batch, loss
+                workload.optimizer_step()
+                watch.step()
+    except Exception:
+        if watch.report is None:
+            raise
+        return False
+    return not watch.is_incomplete

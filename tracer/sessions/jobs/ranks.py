@@ -1,9 +1,4 @@
-"""Several ranks: each writes its own folder, and rank 0 adds what differs between them.
-
-Ranks find each other through the process group's store while it lives, and through files: not through a collective,
-which a rank that has died would hold up. Where nodes have no folder in common and no store any more, each has the
-summary of its own ranks.
-"""
+"""Several ranks: each writes its own folder, and rank 0 adds what differs between them."""
 
 from __future__ import annotations
 
@@ -16,9 +11,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tracer.capture.sources.error_line import error_line
 from tracer.exporters.files import remove, write_atomically
 from tracer.exporters.screen.watch import finding_lines
 from tracer.null_gpu.job.place import Place
+from tracer.results.failure import is_out_of_memory
 from tracer.results.files import RANK_JSON, RANKS_JSON, RANKS_TEXT
 from tracer.results.run_results import RunResults
 from tracer.results.watch_report import WatchReport
@@ -403,3 +400,38 @@ def peak_of_watched(rank: Rank, report: WatchReport, *, has_ended: bool) -> Rank
         has_ended=has_ended,
         finding=finding,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """The end of a rank's script."""
+
+    words: str  # The exception, in a line
+    out_of_memory: bool  # Whether the device had no memory left
+    file: str | None  # File of the line at which it arose; None if there is none
+    line: int  # That line, from 1
+
+
+def leave_failure(error: BaseException) -> None:
+    """Leave what ended this process's script; no-op in a process that is no rank of a job on the null GPU."""
+    place = Place.here()
+    if place is None:
+        return
+    at = error_line(error)
+    failure = RankFailure(
+        f"{type(error).__name__}: {error}".strip(": ").splitlines()[0],
+        is_out_of_memory(error),
+        at.file if at is not None else None,
+        at.line if at is not None else 0,
+    )
+    _failure_path(place.folder, place.rank).write_text(json.dumps(asdict(failure)), encoding="utf-8")
+
+
+def failure_left(folder: Path, rank: int) -> RankFailure | None:
+    """What ended a rank's script; None if it came to its end, or the process was killed."""
+    path = _failure_path(folder, rank)
+    return RankFailure(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
+
+def _failure_path(folder: Path, rank: int) -> Path:
+    return folder / f"failure{rank}.json"

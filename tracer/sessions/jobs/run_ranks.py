@@ -28,8 +28,7 @@ from tracer.results.files import PAGE, RANK_JSON, RANKS_PAGE, SNAPSHOT
 from tracer.results.null_job import NullJob, RankRun
 from tracer.results.null_run import CAVEAT
 from tracer.sessions.jobs.child_processes import ChildProcesses, end_with_parent
-from tracer.sessions.jobs.rank_failure import failure_left
-from tracer.sessions.jobs.ranks import RanksSummary, rank_folder, read_some, write_ranks
+from tracer.sessions.jobs.ranks import RanksSummary, failure_left, rank_folder, read_some, write_ranks
 from tracer.sessions.termination import Termination
 from tracer.units import format_bytes
 

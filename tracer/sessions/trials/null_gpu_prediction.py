@@ -27,9 +27,9 @@ from tracer.sessions.output_files import OUTPUTS
 from tracer.sessions.script_run import ScriptProfile
 from tracer.sessions.script_sessions import ScriptTraining
 from tracer.sessions.session import Schedule
+from tracer.sessions.trials.counted_steps import MOST_STEPS, StepRequests
 from tracer.sessions.trials.largest_fitting import Trial
 from tracer.sessions.trials.rehearsed_prediction import NUM_STEPS, on_card
-from tracer.sessions.trials.step_requests import MOST_STEPS, StepRequests
 from tracer.sessions.workload_run import run_profile
 from tracer.workloads.workload import Workload, num_micro_batches
 

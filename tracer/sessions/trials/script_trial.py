@@ -13,11 +13,9 @@ from tracer.capture.torch_private.torch_modules import leave_unfilled
 from tracer.errors import TracerError
 from tracer.results.null_run import USE_CUDA, elsewhere
 from tracer.results.prediction import Sizes
-from tracer.sessions.counted_steps import CountedSteps
 from tracer.sessions.script_run import ScriptProfile
+from tracer.sessions.trials.counted_steps import CountedSteps, StepFlops, StepRequests
 from tracer.sessions.trials.null_gpu_prediction import fullest_sizes
-from tracer.sessions.trials.step_flops import StepFlops
-from tracer.sessions.trials.step_requests import StepRequests
 
 _QUICK_BYTES = 1 << 20
 """Weights of less are filled in no time."""

@@ -1,14 +1,17 @@
-"""The steps of a loop without an optimizer of torch's kind: by its gradients, which come and are cleared."""
+"""Where the steps of a program end in which no optimizer of torch's kind tells it: by gradients, or by calls."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
+
+from tracer.capture.objects.call_hooks import CallHooks
 
 
 class StepsByHand:
@@ -65,3 +68,36 @@ class StepsByHand:
 
 def _are_cleared(parameters: Iterable[nn.Parameter]) -> bool:
     return all(parameter.grad is None for parameter in parameters)
+
+
+class StepsOfCalls:
+    """Tells at a model's call that the step of the one before has ended.
+
+    A call inside another one is part of it. One that raised ends where the same model is called again.
+    """
+
+    def __init__(self, models: Iterable[nn.Module], first: nn.Module, ended: Callable[[], None]) -> None:
+        """Listen for calls.
+
+        Args:
+            models: The models that no other contains; nothing keeps them alive.
+            ended: Called between two steps.
+        """
+        self._ended = ended
+        self._running: int | None = id(first)
+        self._hooks = CallHooks(models=models, on_call=self._begins, after_call=self._returns)
+        self._hooks.start()
+
+    def stop(self) -> None:
+        """Listen no longer."""
+        self._hooks.stop()
+
+    def _begins(self, model: nn.Module, *_: Any, **__: Any) -> None:
+        if self._running in (None, id(model)):
+            self._running = id(model)
+            self._ended()
+            self._hooks.renew()
+
+    def _returns(self, model: nn.Module, *_: Any, **__: Any) -> None:
+        if self._running == id(model):
+            self._running = None

@@ -14,7 +14,7 @@ from tracer.results.run_results import RunResults
 from tracer.sessions.script_run import NO_CALL, NO_MODEL, ScriptProfile
 from tracer.sessions.script_sessions import ScriptTraining
 from tracer.sessions.session import Schedule
-from tracer.sessions.steps_of_calls import StepsOfCalls
+from tracer.sessions.step_finders import StepsOfCalls
 
 
 class Caller(nn.Module):

@@ -1,7 +1,8 @@
-"""Operations of a step, counted while it runs, against what they are by hand."""
+"""Steps counted without a recording: when two have asked for the same, when each leaves more, and their operations."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +15,69 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tracer.changes.applied import AppliedChanges
 from tracer.changes.script_changes import CHECKPOINT
-from tracer.sessions.trials.step_flops import StepFlops
+from tracer.sessions.script_run import FirstStepsDone, ScriptProfile
+from tracer.sessions.trials import counted_steps
+from tracer.sessions.trials.counted_steps import CountedSteps, StepFlops, StepRequests
+
+
+def test_steps_are_counted_until_it_is_enough() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    asked: list[None] = []
+    profile = ScriptProfile(CountedSteps.of, is_enough=lambda: len(asked) == 3)
+    num_made = 0
+    with profile:
+        try:
+            for _ in range(10):
+                model(torch.ones(1, 2)).sum().backward()
+                asked.append(None)
+                num_made += 1
+                optimizer.step()
+        except FirstStepsDone:
+            pass
+    session = profile.session
+    assert isinstance(session, CountedSteps) and session.device == torch.device("cpu")
+    assert session.num_steps_done == num_made == 3
+
+
+def test_without_parameters_nothing_is_on_a_gpu() -> None:
+    assert CountedSteps.of({}, []).device == torch.device("cpu")
+    weight = nn.Parameter(torch.empty(2, device="meta"))
+    assert CountedSteps.of({}, [torch.optim.SGD([weight], lr=0.1)]).device.type == "meta"
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, in_use: Sequence[int], *, totals: int = 7) -> StepRequests:
+    """After steps that each asked for `totals` more, with a peak 10 above what was left in use."""
+    steps = StepRequests()
+    for number, left in enumerate(in_use):
+        values = {
+            counted_steps._TOTALS: (totals * number,),
+            counted_steps._PEAKS: (max(in_use[: number + 1]) + 10,),
+            counted_steps._IN_USE: (left // 2, left - left // 2),  # of two devices
+        }
+        monkeypatch.setattr(counted_steps, "_counted", values.__getitem__)
+        steps.next()
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("in_use", "growth"),
+    [
+        ([5, 5, 5, 5, 5, 5, 5], 0),
+        ([9, 10, 20, 30, 40, 50, 60], 10),
+        ([90, 10, 20, 30, 40, 50, 60], 10),  # the last five count
+        ([10, 20, 30, 40, 50], 0),  # four are too few
+        ([10, 20, 30, 30, 40, 50, 60], 0),
+        ([10, 20, 32, 41, 55, 66], 11),
+        ([10, 20, 30, 40, 50, 500], 0),  # one step has made something that lasts
+    ],
+)
+def test_memory_grows_where_each_step_leaves_about_as_much_more(
+    in_use: list[int], growth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = counted(monkeypatch, in_use)
+    assert (steps.growth_bytes, steps.num_steps) == (growth, len(in_use))
+
 
 ROWS, NARROW, WIDE, BLOCKS = 8, 16, 32, 3
 LAYER = 2 * ROWS * NARROW * WIDE
