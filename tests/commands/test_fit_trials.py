@@ -95,7 +95,7 @@ def test_why_a_trial_ended_is_the_line_with_the_exception(
         return stderr.write(f"{printed}Hint: ours.\n".encode())
 
     monkeypatch.setattr(subprocess, "Popen", failed)
-    monkeypatch.setattr(ChildProcesses, "run", lambda _, start: min(start(), 1))
+    monkeypatch.setattr(ChildProcesses, "run", lambda _, start, may_wait: min(start(), 1))
     trial = Trials(GIB).make((CHECKPOINT,))
     assert trial.has_ended_before and trial.notes == (reason,)
 

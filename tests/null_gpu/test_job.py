@@ -75,14 +75,16 @@ def test_groups_of_others_say_nothing_of_this_rank() -> None:
 # ---- what a rank is told
 
 
-def test_a_place_is_what_torchrun_says() -> None:
+def test_a_place_is_what_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place(11, 16, 8, Path("job"))
     variables = place.variables()
     assert (variables["LOCAL_RANK"], variables["GROUP_RANK"], variables["LOCAL_WORLD_SIZE"]) == ("3", "1", "8")
-    assert Place.here(variables) == place
-    rank = this_rank(variables)
+    assert Place.here() is None
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert Place.here() == place
+    rank = this_rank()
     assert rank is not None and (rank.index, rank.local_index, rank.job_folder) == (11, 3, Path("job"))
-    assert Place.here({"RANK": "1", "WORLD_SIZE": "2"}) is None
 
 
 def test_a_store_waits_for_nobody() -> None:

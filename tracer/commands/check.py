@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracer.command_line import role
 from tracer.commands.common import errors_for_people, kept_import_path, not_said, say_all
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from tracer.sessions.jobs.run_ranks import Job
 
 _GREW = 3
-_HANDED_TO = "TORCH_TIMELINE_PEAKS"
-"""Variable of a job's ranks: the folder that each leaves its peak in."""
 
 
 @with_options
@@ -93,7 +92,7 @@ def check(
                     script, arguments or [], devices, is_module=module, num_steps=steps, quiet=screen.quiet
                 )
             peak = _peak(answer, name)
-            if folder := os.environ.get(_HANDED_TO):
+            if folder := role("peaks"):
                 _hand_on(peak, Path(folder))
                 return
         if update:
@@ -151,11 +150,7 @@ def _worst_of(job: Job, *, quiet: bool) -> SavedPeak:
     from tracer.sessions.jobs.run_ranks import run_job
 
     with tempfile.TemporaryDirectory(prefix="peaks-") as folder:
-        os.environ[_HANDED_TO] = folder
-        try:
-            result = run_job(job, None, tell=not_said if quiet else say)
-        finally:
-            del os.environ[_HANDED_TO]
+        result = run_job(replace(job, role={"peaks": folder}), None, tell=not_said if quiet else say)
         if result.status:
             raise typer.Exit(result.status)
         peaks = [read_peak_json(path) for path in sorted(Path(folder).iterdir())]

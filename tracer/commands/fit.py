@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracer.command_line import role
 from tracer.commands.common import errors_for_people, kept_import_path
-from tracer.commands.fit_answer import answer_trial, asked_trial
+from tracer.commands.fit_answer import answer_trial
 from tracer.commands.fit_trials import Trials, each_alone, first_that_fits
 from tracer.commands.fit_values import combinations
 from tracer.commands.launchers import script_named
@@ -97,7 +98,7 @@ def fit(
 
             check_folder(save_dir)
         check_script(script, is_module=module)
-        if (asked := asked_trial()) is not None:
+        if (asked := role("trial")) is not None:
             answer_trial(asked, on.on, on, script, arguments or [], is_module=module, num_steps=steps)
             return
         own = (*(["-m"] if module else []), script, *(arguments or []))

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracer.command_line import role
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
-from tracer.commands.fit_answer import answer_trial, asked_trial
+from tracer.commands.fit_answer import answer_trial
 from tracer.commands.fit_trials import Trials, told_alone
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import on_null_gpu, run_ranks
@@ -83,7 +84,7 @@ def predict(
         then = _advise_job(options) if advise and script is not None else None
         run_ranks(place, save_dir, quiet=screen.quiet, as_json=as_json, status_if_full=_DOES_NOT_FIT, then=then)
         devices = check(options)
-        if script is not None and place.card_text is not None and (asked := asked_trial()) is not None:
+        if script is not None and place.card_text is not None and (asked := role("trial")) is not None:
             answer_trial(asked, place.card_text, place, script, arguments or [], is_module=module, num_steps=steps)
             return
         is_there = starts_on_null_gpu(options, devices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracer.command_line import role
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
-from tracer.commands.fit_answer import answer_trial, asked_trial
+from tracer.commands.fit_answer import answer_trial
 from tracer.commands.fit_trials import Trials, told_alone
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
@@ -96,7 +98,7 @@ def run(
         changes = _checked_changes(apply) if apply else ()
         if advise:
             _check_advise(on, apply)
-        if on.on is not None and (asked := asked_trial()) is not None:
+        if on.on is not None and (asked := role("trial")) is not None:
             with kept_import_path():
                 answer_trial(asked, on.on, on, script, arguments or [], is_module=module)
             return
@@ -240,7 +242,7 @@ def _checked_changes(names: str) -> Sequence[ScriptChange]:
     Raises:
         UsageError: There is no such change or file, or it needs what is not installed.
     """
-    from tracer.changes.script_changes import check_installed, script_changes, set_allocator
+    from tracer.changes.script_changes import allocator_variables, check_installed, script_changes
 
     if names.endswith(".json"):
         from tracer.exporters.json_documents.fit import read_fit_json
@@ -248,7 +250,7 @@ def _checked_changes(names: str) -> Sequence[ScriptChange]:
         names = ",".join(read_fit_json(Path(names)))
     changes = script_changes(names)
     check_installed(changes)
-    set_allocator(changes)
+    os.environ.update(allocator_variables(changes))
     return changes
 
 

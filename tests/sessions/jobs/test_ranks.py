@@ -13,6 +13,7 @@ import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
@@ -57,17 +58,22 @@ def leave(save_dir: Path, left: RankMessage) -> None:
 # ---- who is who ------------------------------------------------------------------------------------------------------
 
 
+def rank_in(variables: dict[str, str]) -> Rank | None:
+    with patch.dict(os.environ, variables):
+        return this_rank()
+
+
 def test_the_environment_says_which_rank_this_is() -> None:
     told = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_PORT": "29500"}
-    rank = this_rank(told)
+    rank = rank_in(told)
     assert (rank.index, rank.world_size, rank.local_index) == (5, 8, 1)
     assert rank.folder(Path("out")) == Path("out/rank5")
-    assert this_rank(told | {"MASTER_PORT": "29501"}).run != rank.run
+    assert rank_in(told | {"MASTER_PORT": "29501"}).run != rank.run
 
 
 @pytest.mark.parametrize("environment", [{}, {"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "x", "WORLD_SIZE": "2"}])
 def test_one_process_alone_has_no_rank(environment: dict[str, str]) -> None:
-    assert this_rank(environment) is None
+    assert rank_in(environment) is None
 
 
 # ---- what differs ----------------------------------------------------------------------------------------------------
@@ -281,7 +287,7 @@ def test_there_is_no_store_without_a_process_group() -> None:
 
 def test_a_machine_that_does_not_see_rank_0_leaves_what_it_has(tmp_path: Path) -> None:
     """Ranks 2 and 3 are another machine's; its first one waits for its neighbour and for nobody else."""
-    first = this_rank({"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"})
+    first = rank_in({"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"})
     assert first is not None and first.on_node == range(2, 4)
     leave(tmp_path, replace(peak(3, run=first.run)))
     assert finish(replace(first, index=3, local_index=1), peak(3, run=first.run), tmp_path) is None

@@ -6,13 +6,17 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from tracer.command_line import again
 from tracer.exporters.screen.terminal import say
 from tracer.sessions.termination import signals_deferred
 
@@ -60,6 +64,19 @@ class IdleLimit:
         return f"A process used no processor for {self._limit_s:.0f} s and is ended: it waits for what does not come."
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A process that has ended."""
+
+    status: int
+    text: str = ""  # What it has printed, where that was not seen
+
+    @property
+    def lines(self) -> list[str]:
+        """The same in lines."""
+        return self.text.splitlines()
+
+
 class ChildProcesses:
     """Processes that run side by side, waited for in threads or in the main one, and ended together."""
 
@@ -67,6 +84,36 @@ class ChildProcesses:
         self._lock = threading.Lock()
         self._running: list[subprocess.Popen[bytes]] = []
         self._ended_at: float | None = None
+
+    def run_again(
+        self,
+        variables: Mapping[str, str],
+        *,
+        command: Sequence[str] | None = None,
+        folder: Path | None = None,
+        is_seen: bool = False,
+        may_wait: Callable[[], bool] = lambda: False,
+    ) -> Ended:
+        """Run the running command again with other environment variables, and wait for it.
+
+        Args:
+            command: Another one in its place.
+            folder: Where it runs; by default where this process does.
+            is_seen: Whether it prints where this process does, and reads what that reads.
+            may_wait: Whether it has a reason to use no processor.
+        """
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with nullcontext() if is_seen else tempfile.TemporaryFile() as output:
+            standard: dict[str, Any] = {"stdin": None if is_seen else subprocess.DEVNULL, "stdout": output}
+            status = self.run(
+                lambda: subprocess.Popen(command or again(), env=variables, cwd=folder, stderr=output, **standard),
+                may_wait,
+            )
+            if output is None:
+                return Ended(status)
+            output.seek(0)
+            return Ended(status, output.read().decode(errors="replace"))
 
     def run(self, start: Callable[[], subprocess.Popen[bytes]], may_wait: Callable[[], bool] = lambda: False) -> int:
         """Start a process and wait for it.

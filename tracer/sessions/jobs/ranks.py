@@ -59,19 +59,19 @@ def rank_folder(save_dir: Path, index: int) -> Path:
     return save_dir / f"rank{index}"
 
 
-def this_rank(environment: Mapping[str, str] = os.environ) -> Rank | None:
+def this_rank() -> Rank | None:
     """This process's rank; None where there is only one, or no environment of torchrun's."""
     try:
-        index, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-        local_index = int(environment.get("LOCAL_RANK", index))
-        local_world_size = int(environment.get("LOCAL_WORLD_SIZE", 1))
+        index, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        local_index = int(os.environ.get("LOCAL_RANK", index))
+        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     except (KeyError, ValueError):
         return None
     if world_size < 2:
         return None
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
-    run = "/".join(environment.get(name, "") for name in names)
-    place = Place.here(environment)
+    run = "/".join(os.environ.get(name, "") for name in names)
+    place = Place.here()
     return Rank(index, world_size, local_index, run, local_world_size, None if place is None else place.folder)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +46,8 @@ class Job:
     processes: ChildProcesses = field(default_factory=ChildProcesses, compare=False, repr=False)
     # Of a job that runs more than once; None for one of this run.
     folder: Path | None = field(default=None, compare=False, repr=False)
+    role: Mapping[str, object] = field(default_factory=dict, compare=False)  # Further parts of each rank's role
+    variables: Mapping[str, str] = field(default_factory=dict, compare=False)  # Further environment variables of each
     # Runs a rank in a process that has begun before, unless it has to begin anew.
     shared: Callable[[Place, Mapping[str, str]], bool] | None = field(default=None, compare=False, repr=False)
 
@@ -142,7 +143,7 @@ def _first(
         earlier.append(_run_unseen(job, 0, folder, save_dir, tell))
 
     with earlier_ranks_by(run_rank_0, folder) if rank else nullcontext():
-        ran = _run(job, rank, folder, None) if is_seen else _run_unseen(job, rank, folder, save_dir, tell)
+        ran = _run(job, rank, folder)[0] if is_seen else _run_unseen(job, rank, folder, save_dir, tell)
     return [*earlier, ran]
 
 
@@ -246,9 +247,7 @@ def _run_unseen(
     taken: Mapping[int, int] | None = None,
 ) -> RankRun:
     """This command as a rank; what it prints goes to a file, and of one that has failed the last lines are told."""
-    output = folder / f"{rank}.txt"
-    ran = _run(job, rank, folder, output, taken)
-    text = output.read_text(encoding="utf-8", errors="replace")
+    ran, text = _run(job, rank, folder, taken, is_seen=False)
     if save_dir is not None:
         write_atomically(rank_folder(save_dir, rank) / OUTPUT, text)
     tell(f"Rank {rank} of {job.world_size:,}: {_end(ran)} after {ran.seconds:.0f} s.")
@@ -265,37 +264,24 @@ def _num_at_once(num_ranks: int) -> int:
     return max(1, min(num_ranks, os.cpu_count() or 1, free_bytes // max(largest_bytes, 1)))
 
 
-def _run(job: Job, rank: int, folder: Path, output: Path | None, taken: Mapping[int, int] | None = None) -> RankRun:
-    """This command as a rank; what it prints goes where this process's does, or to a file.
+def _run(
+    job: Job, rank: int, folder: Path, taken: Mapping[int, int] | None = None, *, is_seen: bool = True
+) -> tuple[RankRun, str]:
+    """This command as a rank, and what it printed where that is not seen.
 
     Args:
-        job: What is asked for.
-        rank: Which one it is.
         folder: The job's private folder.
-        output: The file; None to print.
         taken: [B] By GPU of its node, what others take of it.
     """
     place = Place(rank, job.world_size, job.per_node, folder)
     cards = [job.devices.card] * min(job.per_node, job.world_size)
-    variables = process.environment(cards, taken=taken) | place.variables()
+    variables = process.environment(cards, taken=taken) | dict(job.variables) | place.variables(**job.role)
     began = time.monotonic()
-    if job.shared is not None and output is not None and not taken and job.shared(place, variables):
-        output.touch()
-        return RankRun(rank, 0, time.monotonic() - began)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with output.open("wb") if output is not None else nullcontext() as file:
-        status = job.processes.run(
-            lambda: subprocess.Popen(
-                [sys.executable, *sys.orig_argv[1:]],
-                env=variables,
-                stdin=None if output is None else subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-            ),
-            may_wait=lambda: earlier_ranks_are_asked_for(folder),
-        )
-    return RankRun(rank, status, time.monotonic() - began)
+    if job.shared is not None and not is_seen and not taken and job.shared(place, variables):
+        return RankRun(rank, 0, time.monotonic() - began), ""
+    may_wait = partial(earlier_ranks_are_asked_for, folder)
+    ended = job.processes.run_again(variables, is_seen=is_seen, may_wait=may_wait)
+    return RankRun(rank, ended.status, time.monotonic() - began), ended.text
 
 
 def _end(ran: RankRun) -> str:

@@ -25,7 +25,7 @@ from tracer.capture.torch_private.torch_cuda_start import (
 )
 from tracer.capture.torch_private.torch_distributed import before_first_group
 from tracer.changes.applied import AppliedChanges
-from tracer.changes.script_changes import ALLOCATOR_SETTINGS, ScriptChange, script_changes, set_allocator
+from tracer.changes.script_changes import ALLOCATOR_SETTINGS, ScriptChange, allocator_variables, script_changes
 from tracer.sessions.jobs.child_processes import end_with_parent
 from tracer.sessions.null_writes import delete as delete_writes
 from tracer.sessions.null_writes import in_fork as writes_in_fork
@@ -96,7 +96,7 @@ class ForkedTrials:
         self._begin(asked)
         changes = script_changes(",".join(asked.changes))
         if os.environ.get(ALLOCATOR_SETTINGS) == self._settings:  # else the script has settings of its own
-            set_allocator(changes)
+            os.environ.update(allocator_variables(changes))
             if (settings := os.environ.get(ALLOCATOR_SETTINGS)) is not None and settings != self._settings:
                 set_allocator_settings(settings)
         return changes
