@@ -107,7 +107,7 @@ def _load() -> None:
     """Import what each program would, once for all; nothing that has threads begins."""
     import tracer.commands.run
     import tracer.sessions.output_files
-    import tracer.sessions.script_sessions
+    import tracer.sessions.voices
     import tracer.sessions.watch  # noqa: F401
 
 

@@ -16,8 +16,9 @@ from torch.func import functional_call, grad
 from tests.truth.isolate import value_in_fresh_process
 from tracer.sessions.output_files import OUTPUTS
 from tracer.sessions.script_run import ScriptProfile
-from tracer.sessions.script_sessions import ScriptTraining
 from tracer.sessions.session import Schedule
+from tracer.sessions.training import TrainingProfile
+from tracer.sessions.voices import ScriptVoice
 
 WIDTH = 64
 Step = Callable[[nn.Module, torch.optim.Optimizer], object]
@@ -67,13 +68,20 @@ def step_that_leaves_a_region_open(model: nn.Module, optimizer: torch.optim.Opti
 
 def steps_found(step: Step, num_steps: int, folder: str, schedule: Schedule) -> dict[str, Any]:
     """Which steps the cycles have, and phases of the peak's; also which regions were open when a recording began."""
-    sessions: list[ScriptTraining] = []
+    sessions: list[TrainingProfile] = []
 
-    def make_session(models: Any, optimizers: Any) -> ScriptTraining:
+    def make_session(models: Any, optimizers: Any) -> TrainingProfile:
         leave_out = [output.name for output in OUTPUTS]
         sessions.append(
-            ScriptTraining(
-                models, optimizers, save_dir=folder, schedule=schedule, screen=False, leave_out=leave_out, trace=True
+            TrainingProfile(
+                models,
+                optimizers,
+                voice=ScriptVoice(),
+                save_dir=folder,
+                schedule=schedule,
+                screen=False,
+                leave_out=leave_out,
+                trace=True,
             )
         )
         return sessions[0]

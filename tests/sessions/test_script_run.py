@@ -17,8 +17,9 @@ from torch import nn
 from tests.truth.isolate import value_in_fresh_process
 from tracer.errors import TracerError
 from tracer.sessions.script_run import ScriptProfile, named
-from tracer.sessions.script_sessions import ScriptTraining
 from tracer.sessions.session import Schedule
+from tracer.sessions.training import TrainingProfile
+from tracer.sessions.voices import ScriptVoice
 
 
 def num_steps(profile: ScriptProfile) -> int:
@@ -76,11 +77,13 @@ def test_no_recording_begins_in_the_operator_in_which_another_ended(
     noted(torch.autograd.profiler.record_function, "__exit__", ")")
     noted(torch.profiler.profile, "start_trace", "+")
     noted(torch.profiler.profile, "stop_trace", "-")
-    sessions: list[ScriptTraining] = []
+    sessions: list[TrainingProfile] = []
 
-    def make_session(models: Any, optimizers: Any) -> ScriptTraining:
+    def make_session(models: Any, optimizers: Any) -> TrainingProfile:
         schedule = Schedule(0, 0, 1, 3)
-        sessions.append(ScriptTraining(models, optimizers, save_dir=tmp_path, schedule=schedule, screen=False))
+        sessions.append(
+            TrainingProfile(models, optimizers, voice=ScriptVoice(), save_dir=tmp_path, schedule=schedule, screen=False)
+        )
         return sessions[0]
 
     model = nn.Linear(2, 2)
@@ -100,11 +103,13 @@ def test_no_recording_begins_in_the_operator_in_which_another_ended(
 
 def layers_called_while_the_model_is_made(folder: Path) -> tuple[list[str | None], int, bool]:
     """As spectral_norm does, and who wants to know a layer's output size: before the model and the optimizer exist."""
-    sessions: list[ScriptTraining] = []
+    sessions: list[TrainingProfile] = []
 
-    def make_session(models: Any, optimizers: Any) -> ScriptTraining:
+    def make_session(models: Any, optimizers: Any) -> TrainingProfile:
         schedule = Schedule(1, 0, 1, 1)
-        sessions.append(ScriptTraining(models, optimizers, save_dir=folder, schedule=schedule, screen="none"))
+        sessions.append(
+            TrainingProfile(models, optimizers, voice=ScriptVoice(), save_dir=folder, schedule=schedule, screen="none")
+        )
         return sessions[-1]
 
     with ScriptProfile(make_session) as profile:
@@ -205,8 +210,10 @@ def test_without_an_optimizer_steps_end_where_gradients_were_cleared() -> None:
 def optimizers_that_step_in_backward(folder: Path) -> tuple[str, bool, int]:
     """One for each parameter, called by hooks as in torch's tutorial, and none behind backward."""
 
-    def make_session(models: Any, optimizers: Any) -> ScriptTraining:
-        return ScriptTraining(models, optimizers, save_dir=folder, schedule=Schedule(1, 1, 2, 1), screen="none")
+    def make_session(models: Any, optimizers: Any) -> TrainingProfile:
+        return TrainingProfile(
+            models, optimizers, voice=ScriptVoice(), save_dir=folder, schedule=Schedule(1, 1, 2, 1), screen="none"
+        )
 
     with ScriptProfile(make_session) as profile:
         model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -221,7 +228,7 @@ def optimizers_that_step_in_backward(folder: Path) -> tuple[str, bool, int]:
         for _ in range(8):
             model(torch.ones(4, 8)).sum().backward()
     session = profile.session
-    assert isinstance(session, ScriptTraining) and session.findings is not None
+    assert isinstance(session, TrainingProfile) and session.findings is not None
     peak = session.findings.worst.peak
     return str(session.fault), session.is_complete, sum(row.bytes for row in peak.rows) - peak.allocator_peak_bytes
 
@@ -255,14 +262,16 @@ class Learner:
 
 
 def modules_of_a_learner(folder: Path) -> tuple[dict[str | None, int], int]:
-    def make_session(models: Any, optimizers: Any) -> ScriptTraining:
-        return ScriptTraining(models, optimizers, save_dir=folder, schedule=Schedule(1, 1, 2, 1), screen="none")
+    def make_session(models: Any, optimizers: Any) -> TrainingProfile:
+        return TrainingProfile(
+            models, optimizers, voice=ScriptVoice(), save_dir=folder, schedule=Schedule(1, 1, 2, 1), screen="none"
+        )
 
     with ScriptProfile(make_session) as profile:
         learner = Learner()
         for _ in range(8):
             learner.update(torch.ones(4096, 64))
-    assert isinstance(profile.session, ScriptTraining) and profile.session.findings is not None
+    assert isinstance(profile.session, TrainingProfile) and profile.session.findings is not None
     peak = profile.session.findings.worst.peak
     bytes_of: dict[str | None, int] = {}
     for row in peak.rows:
@@ -296,8 +305,10 @@ def modules_made_late(folder: Path) -> set[str | None]:
                 self.target = Branch().requires_grad_(False)
             return self.online(x) * self.target(x)  # type: ignore[no-any-return]
 
-    def make_session(models: Any, optimizers: Any) -> ScriptTraining:
-        return ScriptTraining(models, optimizers, save_dir=folder, schedule=Schedule(1, 1, 2, 1), screen="none")
+    def make_session(models: Any, optimizers: Any) -> TrainingProfile:
+        return TrainingProfile(
+            models, optimizers, voice=ScriptVoice(), save_dir=folder, schedule=Schedule(1, 1, 2, 1), screen="none"
+        )
 
     with ScriptProfile(make_session) as profile:
         model = Lazy()
@@ -306,7 +317,7 @@ def modules_made_late(folder: Path) -> set[str | None]:
             model(torch.ones(4096, 64)).square().sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert isinstance(profile.session, ScriptTraining) and profile.session.findings is not None
+    assert isinstance(profile.session, TrainingProfile) and profile.session.findings is not None
     return {row.module for row in profile.session.findings.worst.peak.rows if row.module is not None}
 
 
@@ -320,8 +331,10 @@ def training_without_ends_of_steps(folder: Path) -> tuple[bool, int, str, int]:
     now_s = 0.0
     time.process_time = lambda: now_s  # type: ignore[assignment]
 
-    def make_session(models: Any, optimizers: Any) -> ScriptTraining:
-        return ScriptTraining(models, optimizers, save_dir=folder, schedule=Schedule(0, 1, 2, 1), screen="none")
+    def make_session(models: Any, optimizers: Any) -> TrainingProfile:
+        return TrainingProfile(
+            models, optimizers, voice=ScriptVoice(), save_dir=folder, schedule=Schedule(0, 1, 2, 1), screen="none"
+        )
 
     with ScriptProfile(make_session) as profile:
         model = nn.Linear(64, 64)
@@ -330,7 +343,7 @@ def training_without_ends_of_steps(folder: Path) -> tuple[bool, int, str, int]:
             model.zero_grad(set_to_none=False)
             now_s += 1
     session = profile.session
-    assert isinstance(session, ScriptTraining) and session.findings is not None
+    assert isinstance(session, TrainingProfile) and session.findings is not None
     calls = session.findings.worst.recording.ops.name.tolist()
     strings = session.findings.worst.recording.strings
     num_calls = sum(strings[name] == "aten::linear" for name in calls)

@@ -23,10 +23,10 @@ from tracer.sessions import output_files as outputs
 from tracer.sessions import session
 from tracer.sessions.loop_session import LoopSession
 from tracer.sessions.output_files import OUTPUTS
-from tracer.sessions.script_sessions import ScriptTraining
 from tracer.sessions.session import Schedule
 from tracer.sessions.termination import WritingInterrupted
-from tracer.sessions.training import profile_training
+from tracer.sessions.training import TrainingProfile, profile_training
+from tracer.sessions.voices import ScriptVoice
 from tracer.sessions.watch import watch_training
 
 pytestmark = pytest.mark.usefixtures("usual_signals")
@@ -274,7 +274,9 @@ def test_a_limit_between_two_steps_leaves_a_recording_that_begins_there(
     optimizer = torch.optim.SGD(model.parameters())
     plan = Schedule(num_wait_steps=1, num_warmup_steps=0, num_active_steps=1, num_repeats=1)
     caught = 0
-    with ScriptTraining({"model": model}, optimizer, save_dir=tmp_path, schedule=plan, screen="none") as running:
+    with TrainingProfile(
+        {"model": model}, optimizer, voice=ScriptVoice(), save_dir=tmp_path, schedule=plan, screen="none"
+    ) as running:
         for _ in range(plan.num_steps + 1):
             model(torch.randn(4, 8)).sum().backward()
             optimizer.step()

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from tracer.results.run_results import RunResults
 from tracer.sessions.script_run import NO_CALL, NO_MODEL, ScriptProfile
-from tracer.sessions.script_sessions import ScriptTraining
 from tracer.sessions.session import Schedule
 from tracer.sessions.step_finders import StepsOfCalls
+from tracer.sessions.training import TrainingProfile
+from tracer.sessions.voices import ScriptVoice
 
 
 class Caller(nn.Module):
@@ -53,13 +54,15 @@ def test_each_outermost_call_is_a_step() -> None:
 
 
 def recorded(folder: Path, calls: Any, **options: Any) -> tuple[ScriptProfile, RunResults | None]:
-    def make_session(models: Any, optimizers: Any) -> ScriptTraining:
-        return ScriptTraining(models, optimizers, save_dir=folder, schedule=Schedule(0, 0, 5, 1), screen=False)
+    def make_session(models: Any, optimizers: Any) -> TrainingProfile:
+        return TrainingProfile(
+            models, optimizers, voice=ScriptVoice(), save_dir=folder, schedule=Schedule(0, 0, 5, 1), screen=False
+        )
 
     profile = ScriptProfile(make_session, **options)
     with profile:
         calls()
-    return profile, profile.session.results if isinstance(profile.session, ScriptTraining) else None
+    return profile, profile.session.results if isinstance(profile.session, TrainingProfile) else None
 
 
 def test_a_program_without_training_is_explained(tmp_path: Path) -> None:

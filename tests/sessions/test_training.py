@@ -18,9 +18,9 @@ from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.profiles.attribution import Phase
 from tracer.capture.objects.known_storages import Role
 from tracer.errors import OutputError, TracerError
-from tracer.sessions.script_sessions import ScriptTraining, ScriptWatch
 from tracer.sessions.session import Schedule
 from tracer.sessions.training import Screen, TrainingProfile, profile_training
+from tracer.sessions.voices import ScriptVoice
 from tracer.sessions.watch import TrainingWatch
 
 SHORT = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
@@ -79,8 +79,8 @@ def test_an_optimizer_of_another_model_is_said_at_the_beginning_and_not_of_a_scr
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         TrainingProfile(model, own, save_dir=tmp_path)
-        ScriptTraining(model, other, save_dir=tmp_path)
-        ScriptWatch(model, other, save_dir=tmp_path)
+        TrainingProfile(model, other, voice=ScriptVoice(), save_dir=tmp_path)
+        TrainingWatch(model, other, voice=ScriptVoice(), save_dir=tmp_path)
         TrainingProfile(model.requires_grad_(False), other, save_dir=tmp_path)  # such as latents of a fixed model
 
 

@@ -119,8 +119,8 @@ def run(
     from tracer.results.failure import is_out_of_memory
     from tracer.results.null_run import USE_CUDA, elsewhere
     from tracer.sessions.script_run import ScriptProfile
-    from tracer.sessions.script_sessions import ScriptTraining
     from tracer.sessions.termination import Termination
+    from tracer.sessions.training import TrainingProfile
 
     here, ended = on_null_gpu(on, save_dir, quiet=screen.quiet), closing(Termination())
     with errors_for_people(), kept_import_path(), here, _made(changes) as notes, ended as termination:
@@ -155,7 +155,7 @@ def run(
                 say(f"Hint: {BEFORE_SCRIPT}")
             own_end = end
         say_all(notes() if not screen.quiet else ())
-        results = profile.session.results if isinstance(profile.session, ScriptTraining) else None
+        results = profile.session.results if isinstance(profile.session, TrainingProfile) else None
         if devices is not None and results is not None and (reason := elsewhere(results.device)):
             say(f"{reason} {USE_CUDA}")
     if has_run_out and devices is not None and Place.here() is None and not screen.quiet:
@@ -191,11 +191,13 @@ def _described(on: str | None, own: Sequence[str]) -> dict[str, str]:
 
 def _training(common: _Common, schedule: Schedule, requested: RequestedFiles) -> MakeSession:
     """Makes the session that records the first steps."""
-    from tracer.sessions.script_sessions import ScriptTraining
+    from tracer.sessions.training import TrainingProfile
+    from tracer.sessions.voices import ScriptVoice
 
-    return lambda models, optimizers: ScriptTraining(
+    return lambda models, optimizers: TrainingProfile(
         models,
         optimizers,
+        voice=ScriptVoice(),
         save_dir=common.save_dir,
         schedule=schedule,
         device=common.device,
@@ -209,11 +211,13 @@ def _training(common: _Common, schedule: Schedule, requested: RequestedFiles) ->
 
 def _watch(common: _Common) -> MakeSession:
     """Makes the session of `--watch`."""
-    from tracer.sessions.script_sessions import ScriptWatch
+    from tracer.sessions.voices import ScriptVoice
+    from tracer.sessions.watch import TrainingWatch
 
-    return lambda models, optimizers: ScriptWatch(
+    return lambda models, optimizers: TrainingWatch(
         models,
         optimizers,
+        voice=ScriptVoice(),
         save_dir=common.save_dir,
         device=common.device,
         screen="none" if common.screen.quiet else "short",
@@ -223,11 +227,14 @@ def _watch(common: _Common) -> MakeSession:
 
 def _later(common: _Common) -> MakeLater:
     """Makes what watches the script after its recorded steps."""
-    from tracer.sessions.script_sessions import LaterWatch
+    from tracer.sessions.voices import ScriptVoice
+    from tracer.sessions.watch import TrainingWatch
 
-    return lambda models, optimizers: LaterWatch(
+    return lambda models, optimizers: TrainingWatch(
         models,
         optimizers,
+        voice=ScriptVoice(),
+        is_later=True,
         save_dir=common.save_dir / LATER,
         device=common.device,
         on_signal=None,

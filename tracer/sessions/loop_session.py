@@ -58,11 +58,6 @@ class LoopSession:
         self._termination = Termination(self._write_before_the_end)
         self._forget_forks: Callable[[], object] = lambda: None
 
-    def _tell_of_optimizers(self, objects: TrainingObjects) -> None:
-        """Warn, at the line that makes the session, of optimizers that update something else."""
-        for sentence in objects.updates_of_others():
-            warn_at_users_line(sentence)
-
     # ---------------------------------------------------------------------------------------- what each session does
     def _switch_on(self) -> None:
         raise NotImplementedError

@@ -26,7 +26,6 @@ from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
 from tracer.sessions.loop_session import fault_text
 from tracer.sessions.null_writes import share_with_ranks
-from tracer.sessions.script_sessions import LaterWatch, ScriptTraining, ScriptWatch
 from tracer.sessions.step_finders import StepsByHand, StepsOfCalls
 from tracer.sessions.termination import signals_deferred
 from tracer.sessions.training import TrainingProfile
@@ -46,7 +45,7 @@ NO_STEP = (
 )
 
 
-MakeLater = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], LaterWatch]
+MakeLater = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], TrainingWatch]
 
 
 class FirstStepsDone(BaseException):
@@ -91,7 +90,7 @@ class ScriptProfile:
         self._has_called = False
         self._is_enough = is_enough
         self.session: Session | None = None
-        self.later: LaterWatch | None = None
+        self.later: TrainingWatch | None = None
         self._make_session, self._make_later = make_session, make_later
         self._unhook_modules: Callable[[], None] = _nothing
         self._unhook_optimizers: Callable[[], None] = _nothing
@@ -148,11 +147,10 @@ class ScriptProfile:
         if self.is_in_child:
             return
         for watch in (self.session, self.later):
-            if isinstance(watch, ScriptWatch):
+            if isinstance(watch, TrainingWatch):
                 watch.tell()
-        if isinstance(self.session, ScriptTraining):
-            explained_in = self.later.explained_in if self.later is not None else None
-            self.session.tell(explained_in, self._num_steps_in_all)
+        if isinstance(self.session, TrainingProfile):
+            self.session.tell(self._num_steps_in_all, self.later.explained_in if self.later is not None else None)
 
     @property
     def _num_steps_in_all(self) -> int | None:
@@ -165,7 +163,7 @@ class ScriptProfile:
 
     def script_ended(self) -> None:
         """The script's last line has run, and its variables are still there: a watch says what they hold."""
-        if isinstance(self.session, ScriptWatch) and not self.is_in_child:
+        if isinstance(self.session, TrainingWatch) and not self.is_in_child:
             if self._of_calls is not None:
                 self._step_ended()
             self._look_no_longer()
@@ -278,7 +276,7 @@ class ScriptProfile:
         """Record no whole training where ends of steps are not found."""
         if self._by_hand is None or not self._by_hand.has_passed_on or running_node() is not None:
             return
-        if isinstance(self.session, ScriptTraining):
+        if isinstance(self.session, TrainingProfile):
             with signals_deferred():
                 self.session.end_endless_step()
 
@@ -327,7 +325,7 @@ class ScriptProfile:
         self._close(None)
         if self._is_enough is not None:
             raise FirstStepsDone
-        if isinstance(self.session, ScriptTraining):
+        if isinstance(self.session, TrainingProfile):
             self.session.tell_meanwhile()
         if make_later is not None:
             self._watch_later(make_later, self.session.num_steps_done)
@@ -369,7 +367,7 @@ class ScriptProfile:
             self._stop_watching = None
 
     def _compilation_begins(self) -> None:
-        if isinstance(self.session, ScriptTraining):  # a profiler would record all that the compiler does
+        if isinstance(self.session, TrainingProfile):  # a profiler would record all that the compiler does
             with signals_deferred():
                 self.session.leave_first_step()
         self._not_by_hand()

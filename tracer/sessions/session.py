@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -125,11 +125,6 @@ class ProfileSession(LoopSession):
         waste: What the peak held that nobody needs; there when all is recorded, or the block has ended.
     """
 
-    _steps_end_in_operators: ClassVar[bool] = False
-    """Whether `step` is called where torch has begun to record an operator, as in an optimizer's own hook."""
-    _may_have_one_step: ClassVar[bool] = False
-    """Whether the first step is recorded, too, until a second one has ended, although the schedule skips it."""
-
     def __init__(
         self,
         model: Models,
@@ -139,6 +134,7 @@ class ProfileSession(LoopSession):
         schedule: Schedule = Schedule(),
         trace: bool = False,
         peak_alone: bool = False,
+        steps_are_found: bool = False,
     ) -> None:
         """Prepare; nothing is switched on.
 
@@ -150,11 +146,14 @@ class ProfileSession(LoopSession):
             trace: Whether the profiler's traces are kept.
             peak_alone: Whether nobody asks for more than the size of the peak: lines are not recorded then, and nobody
                 looks for what is not needed.
+            steps_are_found: Whether `step` is called by hooks, where torch may have begun to record an operator, and
+                there may be one step alone: the first is recorded too, until a second one has ended.
         """
         objects = TrainingObjects(model, optimizer)
         super().__init__(objects, device=device)
         self.device_is_named = device is not None
-        self.schedule = replace(schedule, is_apart=True) if self._steps_end_in_operators else schedule
+        self.schedule = replace(schedule, is_apart=True) if steps_are_found else schedule
+        self._may_have_one_step = steps_are_found
         self.device_of_failure = self.device
         self._gradients_seen = GradientsSeen()
         self._is_timed = not caveat_of(self.device)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tracer.analysis.peak_row import PeakRow
-from tracer.capture.device.devices import allocator_counters
+from tracer.capture.device.devices import allocator_counters, peak_allocated_bytes
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.parameter_origins import Parameter, describe_parameters
@@ -24,18 +24,19 @@ from tracer.capture.sources.error_line import error_line
 from tracer.capture.sources.project_files import project_root
 from tracer.errors import OutputError, RecordingError, Terminated, TracerError, UsageError
 from tracer.exporters.loggers import loggers, scalars
-from tracer.exporters.notebook import Paragraph, display_in_notebook
+from tracer.exporters.notebook import display_in_notebook
 from tracer.exporters.screen.profile import NUM_ROWS
+from tracer.exporters.screen.terminal import say, say_beside_bars
 from tracer.nested import leaves
 from tracer.results.failure import Failure
 from tracer.results.files import PAGE
 from tracer.results.run_results import RunResults
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import Rank, announce, peak_of
-from tracer.sessions.loop_session import warn_at_users_line
 from tracer.sessions.output_files import Written, left_from_earlier, left_sentence, write_outputs, written_lines
 from tracer.sessions.session import ProfileSession, Schedule
 from tracer.sessions.session_results import ShownResults, run_results
+from tracer.sessions.voices import Voice, larger_elsewhere
 from tracer.units import some
 
 Screen = Literal["full", "short", "none"]
@@ -78,6 +79,7 @@ class TrainingProfile(ProfileSession):
         keep_recording: bool = False,
         settings: Mapping[str, object] | None = None,
         log_to: object = None,
+        voice: Voice | None = None,
     ) -> None:
         """Prepare; nothing is switched on.
 
@@ -98,23 +100,34 @@ class TrainingProfile(ProfileSession):
             settings: What to remember of the run.
             log_to: Where figures of the peak and the page go when the block ends, on rank 0 only: `"tensorboard"`,
                 `"wandb"` or `"mlflow"`, a SummaryWriter or a run of `wandb.init()`, or several as a list.
+            voice: What is said, and when, where a program does not call the session itself.
 
         Raises:
             OutputError: The folder cannot be written to.
             TracerError: There is no such screen or logger.
         """
         self._screen, self._top = _checked(screen), top
-        super().__init__(model, optimizer, device=device, schedule=schedule, trace=trace)
+        self.voice = voice or Voice()
+        super().__init__(
+            model,
+            optimizer,
+            device=device,
+            schedule=schedule,
+            trace=trace,
+            steps_are_found=self.voice.is_of_script,
+        )
         self.results: ShownResults | None = None
         self.written: tuple[Written, ...] = ()
         self._is_announced = False
+        self._has_failed: bool | None = None  # Whether the block raised; None where nothing is to be told, or all is
+        self._peak_before_bytes = self._peak_recorded_bytes = peak_allocated_bytes(self.device) or 0
         self._keep_recording = keep_recording
         self._leave_out, self._settings = leave_out, dict(settings or {})
         assert self._objects is not None
         # The program may have let go of its models when the files are written.
         self._parameters: tuple[Parameter, ...] = ()
         self._ours(self._describe_parameters)
-        self._tell_of_optimizers(self._objects)
+        self.voice.of_optimizers(self._objects)
         self._project_root = project_root(next(iter(self._objects.models.values()), None))
         self._folder = SessionFolder(save_dir)
         self._loggers = loggers(log_to, Path(save_dir)) if self._folder.is_of_first_rank else ()
@@ -189,9 +202,11 @@ class TrainingProfile(ProfileSession):
         """Why nothing was recorded, and what to do about it."""
         failure = self.results.failure if self.results is not None else None
         if failure is None:
-            ended, advice = f"ended after {some(self.num_steps_done, 'step')}", self._if_too_short()
+            ended, advice = f"ended after {some(self.num_steps_done, 'step')}", self._if_too_short
         else:
-            ended, advice = f"failed in step {failure.step + 1}", self._to_record_the_first
+            is_skipped = self.schedule.num_wait_steps or self.schedule.num_warmup_steps
+            ended = f"failed in step {failure.step + 1}"
+            advice = self.voice.to_record_the_first if is_skipped else ""
         what_to_do = f": {advice}" if advice else ""
         return f"The loop {ended}, and the first one that is recorded is step {self._first_recorded}{what_to_do}."
 
@@ -261,7 +276,10 @@ class TrainingProfile(ProfileSession):
         finally:
             if error is not None and self._is_first_lost(error):
                 error.add_note(self._what_is_missing())
-            self._tell(has_failed=error is not None)
+            self._has_failed = error is not None
+            self._peak_recorded_bytes = peak_allocated_bytes(self.device) or 0
+            if not self.voice.is_of_script:
+                self.tell(self.num_steps_done)
 
     def _write_before_the_end(self, error: Terminated) -> None:
         if self.has_recording and not self._is_announced:
@@ -276,7 +294,7 @@ class TrainingProfile(ProfileSession):
             try:
                 log(scalars(results.findings), results.num_steps, self._page)
             except Exception as fault:
-                self._complain(f"The peak could not be logged: {type(fault).__name__}: {fault}")
+                self.voice.complain(f"The peak could not be logged: {type(fault).__name__}: {fault}")
 
     @property
     def _page(self) -> Path | None:
@@ -315,36 +333,64 @@ class TrainingProfile(ProfileSession):
             keep_recording=self._keep_recording,
         )
 
-    def _tell(self, *, has_failed: bool) -> None:
-        """The screen, where wanted; a warning for a loop that was too short, and for files that it did not write."""
+    def tell_meanwhile(self) -> None:
+        """Say, while a script goes on, that files are written and the answer comes at the end."""
+        if self._shows_all and self.results is not None:
+            written = some(sum(file.error is None for file in self.written), "file")
+            say_beside_bars(f"Recorded: {written} in {self.folder}. The answer follows when the script ends.")
+
+    def tell(self, num_steps: int | None, explained_in: Path | None = None) -> None:
+        """The screen, where wanted; a warning for a loop that was too short, and for files that it did not write.
+
+        It is said once.
+
+        Args:
+            num_steps: How many steps the program made; None if that is not known.
+            explained_in: A file on memory that has ended, or grew, after the recorded steps.
+        """
+        has_failed, self._has_failed = self._has_failed, None
+        if has_failed is None:
+            return
         assert self.results is not None
-        if self.results.findings is None and not has_failed and self._if_too_short():
-            self._complain(self._what_is_missing())
+        if self._shows_all and self.voice.is_of_script and (note := self._of_another_time()):
+            say(f"Note: {note}{f' See {explained_in}.' if explained_in is not None else ''}")
+        if self.results.findings is None and not has_failed and self._if_too_short:
+            self.voice.complain(self._what_is_missing())
             if self._num_steps_waited:
-                self._complain(
+                self.voice.complain(
                     f"{some(self._num_steps_waited, 'step', 'was/were')} not recorded, since a torch.profiler of the "
                     "program's own was running, and only one can run at a time."
                 )
         if self._folder.is_another:
-            self._complain(f"Another session is still using {self.folder.parent}: the files are in {self.folder}.")
+            self.voice.complain(f"Another session is still using {self.folder.parent}: the files are in {self.folder}.")
         if left := left_from_earlier(self.folder, self.written):
-            self._complain(left_sentence(left))
-        if self._screen == "full" and self._folder.is_of_first_rank:
+            self.voice.complain(left_sentence(left))
+        if self._shows_all:
             try:
-                print_screen(self.results, self.written, top=self._top, num_steps=self._num_steps_in_all)
+                print_screen(self.results, self.written, top=self._top, num_steps=num_steps)
             except OutputError as problem:
-                self._complain(f"{problem} {problem.hint}")
+                self.voice.complain(f"{problem} {problem.hint}")
             return
         if self._screen == "short" and self._folder.is_of_first_rank and not display_in_notebook(self):
             say_in_short(self.results, self.folder, self.written)
         for file in self.written:
             if file.error is not None:
-                self._complain(" ".join(written_lines(file)))
+                self.voice.complain(" ".join(written_lines(file)))
+
+    def _of_another_time(self) -> str:
+        """A sentence if the script used more memory than in any recorded step; else empty."""
+        findings = self.results.findings if self.results is not None else None
+        if findings is None or findings.worst.peak.device != str(self.device):
+            return ""
+        at_end_bytes = peak_allocated_bytes(self.device) or 0
+        return larger_elsewhere(
+            findings.worst.peak.allocator_peak_bytes, self._peak_before_bytes, self._peak_recorded_bytes, at_end_bytes
+        )
 
     @property
-    def _num_steps_in_all(self) -> int | None:
-        """How many steps the loop made, if that is known."""
-        return self.num_steps_done
+    def _shows_all(self) -> bool:
+        """Whether the answer is printed, by this process."""
+        return self._screen == "full" and self._folder.is_of_first_rank
 
     @property
     def is_incomplete(self) -> bool:
@@ -363,19 +409,9 @@ class TrainingProfile(ProfileSession):
         return self._num_steps_waited + self.schedule.num_wait_steps + self.schedule.num_warmup_steps + 1
 
     @property
-    def _to_record_the_first(self) -> str:
-        """How to have the first step recorded, where it is not; for an exception's note."""
-        is_skipped = self.schedule.num_wait_steps or self.schedule.num_warmup_steps
-        return "schedule=Schedule(0, 0, 1, 1) records from the first one" if is_skipped else ""
-
     def _if_too_short(self) -> str:
         """What to do about a loop that ended before anything was recorded; nothing where somebody else says it."""
-        return "call session.step() after each step, or pass a shorter schedule=Schedule(...)"
-
-    def _complain(self, sentence: str) -> None:
-        """Warn, at the line that ends the block; in a notebook, below the cell."""
-        if not display_in_notebook(Paragraph(sentence)):
-            warn_at_users_line(sentence)
+        return self.voice.if_too_short if self.num_steps_done or not self.voice.is_of_script else ""
 
 
 def _checked(screen: Screen | bool) -> Screen:
@@ -422,7 +458,7 @@ def print_screen(
     """
     from tracer.exporters.screen.next_commands import after_run
     from tracer.exporters.screen.run import print_results
-    from tracer.exporters.screen.terminal import say, screen
+    from tracer.exporters.screen.terminal import screen
 
     for line in (line for file in written for line in written_lines(file)):
         say(line)
@@ -443,7 +479,6 @@ def names_of(written: Collection[Written]) -> list[str]:
 def say_in_short(results: RunResults, folder: Path, written: Collection[Written]) -> None:
     """Print a few lines on stderr: what filled the device, and where the files are."""
     from tracer.exporters.screen.run import short_lines
-    from tracer.exporters.screen.terminal import say
 
     for line in short_lines(results, folder, names_of(written)):
         say(line)

@@ -36,22 +36,23 @@ from tracer.errors import Terminated
 from tracer.exporters.json_documents.watch import write_watch_json
 from tracer.exporters.memory_snapshot import write_memory_snapshot
 from tracer.exporters.notebook import Paragraph, display_in_notebook
-from tracer.exporters.screen.terminal import say
-from tracer.exporters.screen.watch import short_watch_lines, write_watch_text
+from tracer.exporters.screen.terminal import say, say_beside_bars
+from tracer.exporters.screen.watch import growth_lines, short_watch_lines, write_watch_text
 from tracer.nested import leaves
-from tracer.results.failure import is_out_of_memory
+from tracer.results.failure import is_out_of_memory, without_gpu
 from tracer.results.null_run import caveat_of
 from tracer.results.watch_report import END_OF_RUN, Event, WatchReport
 from tracer.sessions.folder import SessionFolder
-from tracer.sessions.jobs.ranks import RankMessage, peak_of_watched
+from tracer.sessions.jobs.ranks import RankMessage, peak_of_watched, ran_out_later
 from tracer.sessions.loop_session import LoopSession
+from tracer.sessions.voices import Voice
 from tracer.sessions.watch_report import Moment, limit_of, watch_report
 
 MAX_ENTRIES: Final = 100_000
 """Of the allocator's history, some 50 steps of a large model; half a KiB each with its stack."""
 WATCH_JSON, WATCH_TEXT, WATCH_SNAPSHOT = "watch.json", "watch.txt", "memory_snapshot.pkl"
 _OUT_OF_MEMORY: Final = "out of memory"
-GROWS: Final = "memory grows from step to step"
+_GROWS: Final = "memory grows from step to step"
 """The event of a report that nobody asked for."""
 _MAX_EVENTS: Final = 20
 _BASELINE_STEP: Final = 3
@@ -94,6 +95,8 @@ class TrainingWatch(LoopSession):
         on_signal: int | None = getattr(signal, "SIGUSR1", None),
         screen: Screen | bool = "short",
         settings: Mapping[str, object] | None = None,
+        voice: Voice | None = None,
+        is_later: bool = False,
     ) -> None:
         """Prepare; nothing is switched on.
 
@@ -107,10 +110,13 @@ class TrainingWatch(LoopSession):
                 written when the model is next called, an optimizer steps, or the step ends.
             screen: Whether to say on stderr what was found, on rank 0 only: `"short"` or True, `"none"` or False.
             settings: What to remember of the run.
+            voice: What is said, and when, where a program does not call the watch itself.
+            is_later: Whether it watches what comes after recorded steps: it reports only if memory runs out or grows.
 
         Raises:
             OutputError: The folder cannot be written to.
         """
+        self.voice, self._is_later = voice or Voice(), is_later
         objects = TrainingObjects(model, optimizer)
         super().__init__(objects, device=device)
         self._folder = SessionFolder(save_dir)
@@ -141,7 +147,8 @@ class TrainingWatch(LoopSession):
         self._next_look = _FIRST_LOOK
         self._ran_out_at = -1
         self._untold: WatchReport | None = None
-        self._tell_of_optimizers(objects)
+        self._last_lines: list[str] = []
+        self.voice.of_optimizers(objects)
 
     @property
     def folder(self) -> Path:
@@ -152,7 +159,15 @@ class TrainingWatch(LoopSession):
         return self._folder.path
 
     # ---------------------------------------------------------------------------------------------------- on and off
+    @property
+    def explained_in(self) -> Path | None:
+        """The file that says it; None where there was nothing to say."""
+        return self.folder / WATCH_TEXT if self.report is not None else None
+
     def _switch_on(self) -> None:
+        if self._is_later:
+            for name in (WATCH_TEXT, WATCH_JSON, WATCH_SNAPSHOT):  # an earlier run's
+                (self.folder / name).unlink(missing_ok=True)
         forget_files()
         self._history.start()
         self._hooks.start()
@@ -183,6 +198,8 @@ class TrainingWatch(LoopSession):
         super()._end(error)
 
     def _last_words(self, error: BaseException | None) -> None:
+        if self._is_later and (error is None or not is_out_of_memory(error)):
+            return
         if error is None:
             if self.num_steps_done:
                 self._write(END_OF_RUN, with_history=self._grows(), is_last=True)
@@ -252,7 +269,7 @@ class TrainingWatch(LoopSession):
             self._next_look *= _LOOK_AGAIN
             if not self._growth_is_told and self._grows():
                 self._growth_is_told = True
-                self._write(GROWS)
+                self._write(_GROWS)
 
     @property
     def _has_allocator(self) -> bool:
@@ -351,13 +368,21 @@ class TrainingWatch(LoopSession):
             self._is_writing = False
 
     def _leave(self, report: WatchReport) -> None:
-        """Leave the rank's figures so far for the summary of all ranks."""
-        if (rank := self._folder.rank) is not None:
+        """Leave the rank's figures so far for the summary of all ranks.
+
+        What a rank of a job said of its recorded steps stays, unless its memory has ended.
+        """
+        if (rank := self._folder.rank) is None:
+            return
+        if not self._is_later or rank.job_folder is None:
             self._folder.leave(peak_of_watched(rank, report, has_ended=False))
+        elif report.error:
+            failure = f"{without_gpu(report.error)}, after the recorded steps"
+            self._folder.leave(ran_out_later(rank, failure, devices.peak_allocated_bytes(self.device) or 0))
 
     def _finish(self, error: BaseException | None) -> None:
         """Leave the last words for the summary of all ranks."""
-        if (rank := self._folder.rank) is None:
+        if (rank := self._folder.rank) is None or (self._is_later and rank.job_folder is not None):
             return
         if self.report is not None:
             peak = peak_of_watched(rank, self.report, has_ended=True)
@@ -365,21 +390,37 @@ class TrainingWatch(LoopSession):
             peak = RankMessage(rank.index, rank.run, num_steps=self.num_steps_done, failure=type(error).__name__)
         self._folder.finish(replace(peak, failure=peak.failure if error is not None else ""))
 
+    def tell(self) -> None:
+        """Print the last report of a script, when that has ended; once."""
+        lines, self._last_lines = self._last_lines, []
+        self._say(lines)
+
     def _tell(self, report: WatchReport, *, is_last: bool) -> None:
-        """Say it at once; of memory that has run out only when its error ends the run, or the step ends without it."""
+        """Say it at once; of memory that has run out only when its error ends the run, or the step ends without it.
+
+        A script's last report waits for its last line and its traceback.
+        """
+        if self.voice.is_of_script and is_last:
+            self._last_lines = self._lines_of(report)
+            return
+        if self.voice.is_of_script and report.event.what == _GROWS and self._says:
+            say_beside_bars(f"After step {report.event.step:,}: {growth_lines(report)[0]}")
+            say_beside_bars(f"Written: {self.folder / WATCH_TEXT}. The report follows when the script ends.")
+            return
         is_raised_now = report.event.what == _OUT_OF_MEMORY and not is_last
         self._untold = report if is_raised_now else None
-        if self._says and not is_raised_now:
+        if not is_raised_now:
             self._say(self._lines_of(report))
 
     def _tell_of_caught(self) -> None:
         """The step has ended in which memory ran out: the program has caught it."""
         report, self._untold = self._untold, None
-        if report is not None and self._says:
+        if report is not None:
             self._say(self._lines_of(report))
 
     def _lines_of(self, report: WatchReport) -> list[str]:
-        return [*short_watch_lines(report), f"Written: {self.folder / WATCH_TEXT}, {WATCH_JSON}."]
+        written = f"Written: {self.folder / WATCH_TEXT}, {WATCH_JSON}."
+        return [*short_watch_lines(report), written] if self._says else []
 
     def _say(self, lines: Sequence[str]) -> None:
         if lines and not display_in_notebook(Paragraph("\n".join(lines))):

@@ -25,11 +25,12 @@ from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
 from tracer.sessions.output_files import OUTPUTS
 from tracer.sessions.script_run import ScriptProfile
-from tracer.sessions.script_sessions import ScriptTraining
 from tracer.sessions.session import Schedule
+from tracer.sessions.training import TrainingProfile
 from tracer.sessions.trials.counted_steps import MOST_STEPS, StepRequests
 from tracer.sessions.trials.largest_fitting import Trial
 from tracer.sessions.trials.rehearsed_prediction import NUM_STEPS, on_card
+from tracer.sessions.voices import ScriptVoice
 from tracer.sessions.workload_run import run_profile
 from tracer.workloads.workload import Workload, num_micro_batches
 
@@ -194,9 +195,10 @@ def predict_script(
     steps = StepRequests()
     with tempfile.TemporaryDirectory() as folder:
         profile = ScriptProfile(
-            lambda models, optimizers: ScriptTraining(
+            lambda models, optimizers: TrainingProfile(
                 models,
                 optimizers,
+                voice=ScriptVoice(),
                 save_dir=folder,
                 schedule=_schedule(num_steps or MOST_STEPS),
                 screen="none",
@@ -207,7 +209,7 @@ def predict_script(
         )
         succeeded = run(profile)
     session = profile.session
-    results = session.results if isinstance(session, ScriptTraining) else None
+    results = session.results if isinstance(session, TrainingProfile) else None
     if results is None or not (succeeded or (results.failure is not None and results.failure.out_of_memory)):
         return None
     if not results.num_steps and results.failure is None:

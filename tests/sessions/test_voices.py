@@ -15,8 +15,10 @@ from torch import nn
 from tracer.commands.script import run_script
 from tracer.sessions import script_run
 from tracer.sessions.script_run import ScriptProfile
-from tracer.sessions.script_sessions import LaterWatch, ScriptTraining, ScriptWatch, larger_elsewhere
 from tracer.sessions.session import Schedule
+from tracer.sessions.training import TrainingProfile
+from tracer.sessions.voices import ScriptVoice, larger_elsewhere
+from tracer.sessions.watch import TrainingWatch
 
 GIB = 1 << 30
 
@@ -53,8 +55,8 @@ def train(profile: ScriptProfile, num_steps: int, *, fails: bool = False) -> Non
 
 def profiled(folder: Path, later: MagicMock | Exception) -> ScriptProfile:
     return ScriptProfile(
-        lambda models, optimizers: ScriptTraining(
-            models, optimizers, save_dir=folder, schedule=Schedule(0, 0, 2, 1), screen=False
+        lambda models, optimizers: TrainingProfile(
+            models, optimizers, voice=ScriptVoice(), save_dir=folder, schedule=Schedule(0, 0, 2, 1), screen=False
         ),
         make_later=MagicMock(side_effect=[later]),
     )
@@ -102,7 +104,9 @@ def test_on_the_cpu_nobody_tells_what_comes_later(tmp_path: Path) -> None:
 def test_what_an_earlier_run_has_said_goes(tmp_path: Path) -> None:
     (tmp_path / "watch.txt").write_text("out of memory")
     (tmp_path / "other.txt").touch()
-    with LaterWatch(nn.Linear(2, 2), save_dir=tmp_path, on_signal=None, screen=False) as watch:
+    with TrainingWatch(
+        nn.Linear(2, 2), voice=ScriptVoice(), is_later=True, save_dir=tmp_path, on_signal=None, screen=False
+    ) as watch:
         watch.step()
     assert watch.explained_in is None, "that the script has ended is nothing to say"
     assert [path.name for path in tmp_path.iterdir()] == ["other.txt"]
@@ -133,7 +137,9 @@ def test_the_report_of_a_watched_script_comes_once_and_last_and_knows_its_variab
     monkeypatch.setattr("tracer.capture.device.memory_counters.resident_bytes", lambda: next(seen) << 23)
     gc.collect()
     (tmp_path / "train.py").write_text(f"last = {last}\n{LEAKS}")
-    profile = ScriptProfile(lambda models, optimizers: ScriptWatch(models, optimizers, save_dir=tmp_path / "out"))
+    profile = ScriptProfile(
+        lambda models, optimizers: TrainingWatch(models, optimizers, voice=ScriptVoice(), save_dir=tmp_path / "out")
+    )
     assert run_script(profile, str(tmp_path / "train.py"), []) == (last < 0)
     captured = capfd.readouterr()
     lines = captured.err.splitlines()
@@ -167,8 +173,14 @@ def test_a_script_that_goes_on_behind_its_recorded_steps_has_made_more(
     words = []
     for num_steps, counted in ((3, None), (7, None), (7, 7)):
         profile = ScriptProfile(
-            lambda models, optimizers: ScriptTraining(
-                models, optimizers, save_dir=tmp_path, schedule=Schedule(0, 1, 2, 1), screen="full", top=0
+            lambda models, optimizers: TrainingProfile(
+                models,
+                optimizers,
+                voice=ScriptVoice(),
+                save_dir=tmp_path,
+                schedule=Schedule(0, 1, 2, 1),
+                screen="full",
+                top=0,
             )
         )
         train(profile, num_steps)
@@ -203,8 +215,14 @@ def test_a_total_is_what_the_script_has_done_or_is_not_said(
 ) -> None:
     gc.collect()
     profile = ScriptProfile(
-        lambda models, optimizers: ScriptTraining(
-            models, optimizers, save_dir=tmp_path, schedule=Schedule(0, 2, 7, 1), screen="full", top=0
+        lambda models, optimizers: TrainingProfile(
+            models,
+            optimizers,
+            voice=ScriptVoice(),
+            save_dir=tmp_path,
+            schedule=Schedule(0, 2, 7, 1),
+            screen="full",
+            top=0,
         )
     )
     model, other = nn.Linear(64, 64), nn.Linear(64, 64)
