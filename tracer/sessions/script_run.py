@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -26,7 +25,7 @@ from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
 from tracer.sessions.loop_session import fault_text
 from tracer.sessions.null_writes import share_with_ranks
-from tracer.sessions.step_finders import StepsByHand, StepsOfCalls
+from tracer.sessions.step_finders import StepsByHand, StepsOfCalls, StepsOfOptimizers
 from tracer.sessions.termination import signals_deferred
 from tracer.sessions.training import TrainingProfile
 from tracer.sessions.watch import TrainingWatch
@@ -57,10 +56,9 @@ class ScriptProfile:
 
     Where no model is called, as where tensors are trained that are in none, it starts when the first step has ended.
 
-    A step ends when every optimizer that takes part has stepped: those that are alive at the first one's step, but for
-    those that let another step twice meanwhile. Where none is alive that updates a model, see `StepsByHand`. In
-    inference the first call of any model begins the session, and each call is a step. The files are written as soon as
-    all is recorded, and the script goes on.
+    Where a step ends, `StepsOfOptimizers` says; where none is alive that updates a model, `StepsByHand`. In inference
+    the first call of any model begins the session, and `StepsOfCalls` counts. The files are written as soon as all is
+    recorded, and the script goes on.
 
     Attributes:
         session: The profile; None until a model was called.
@@ -95,9 +93,7 @@ class ScriptProfile:
         self._unhook_modules: Callable[[], None] = _nothing
         self._unhook_optimizers: Callable[[], None] = _nothing
         self._stop_watching: Callable[[], None] | None = None
-        # Weak: what a program has replaced is neither kept nor waited for.
-        self._waits_for: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._of_optimizers = StepsOfOptimizers(self._step_ended)
         self._by_hand: StepsByHand | None = None
         self._fault: Exception | None = None
         self._is_over = self._has_stepped = self._has_failed = self._has_begun_again = False
@@ -155,7 +151,7 @@ class ScriptProfile:
     @property
     def _num_steps_in_all(self) -> int | None:
         """How many steps the script made; None where some were not told apart, or came after the last one counted."""
-        if not self._are_all_counted or self.session is None:
+        if not (self._are_all_counted and self._of_optimizers.are_all_counted) or self.session is None:
             return None
         if self.later is not None:
             return self.later.num_steps_done
@@ -250,17 +246,7 @@ class ScriptProfile:
         if self._by_hand is not None and not self._by_hand.trains_with(optimizer):
             self._begin_again()
         self._not_by_hand()
-        if optimizer in self._stepped:  # again, before others did: those take no part
-            self._waits_for = self._stepped.copy()
-            self._are_all_counted = False
-        elif optimizer not in self._waits_for:
-            alive: list[torch.optim.Optimizer] = objects_of((torch.optim.Optimizer,))
-            # What wraps another one, as trainers do, is no optimizer of which torch tells that it has stepped.
-            self._waits_for.update(filter(torch_modules.calls_hooks_of_all_optimizers, alive))
-        self._stepped.add(optimizer)
-        if self._waits_for <= self._stepped:
-            self._stepped.clear()
-            self._step_ended()
+        self._of_optimizers.stepped(optimizer)
 
     def _begin_again(self) -> None:
         """Begin a session of the models that are there now, if no step was counted.
@@ -269,7 +255,8 @@ class ScriptProfile:
         """
         if self.session is not None and self.session.num_steps_done == 0:
             self.session.abandon()
-            self.session, self._has_begun_again, self._are_all_counted = None, True, True
+            self.session, self._has_begun_again = None, True
+            self._are_all_counted = self._of_optimizers.are_all_counted = True
             self._begin(None)
 
     def _end_endless_step(self) -> None:

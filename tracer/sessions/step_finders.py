@@ -1,4 +1,4 @@
-"""Where the steps of a program end in which no optimizer of torch's kind tells it: by gradients, or by calls."""
+"""Where the steps of a program end: by its optimizers' steps, by gradients where it has none, or by calls."""
 
 from __future__ import annotations
 
@@ -12,6 +12,39 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from tracer.capture.objects.call_hooks import CallHooks
+from tracer.capture.objects.live_tensors import objects_of
+from tracer.capture.torch_private.torch_modules import calls_hooks_of_all_optimizers
+
+
+class StepsOfOptimizers:
+    """Tells at an optimizer's step that the program's has ended: every optimizer that takes part has stepped.
+
+    Those are the ones alive at the first one's step, but for those that let another step twice meanwhile.
+
+    Attributes:
+        are_all_counted: Whether none did.
+    """
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._ended = ended
+        self.are_all_counted = True
+        # Weak: what a program has replaced is neither kept nor waited for.
+        self._waits_for: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note an optimizer's step that has ended."""
+        if optimizer in self._stepped:  # again, before others did: those take no part
+            self._waits_for = self._stepped.copy()
+            self.are_all_counted = False
+        elif optimizer not in self._waits_for:
+            alive: list[torch.optim.Optimizer] = objects_of((torch.optim.Optimizer,))
+            # What wraps another one, as trainers do, is no optimizer of which torch tells that it has stepped.
+            self._waits_for.update(filter(calls_hooks_of_all_optimizers, alive))
+        self._stepped.add(optimizer)
+        if self._waits_for <= self._stepped:
+            self._stepped.clear()
+            self._ended()
 
 
 class StepsByHand:
