@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -62,16 +63,27 @@ class ShownResults(RunResults):
         return f"<RunResults: {' '.join([self.origin.caveat, found]).strip().rstrip('.')}; .rows, .to_pandas()>"
 
 
-def failure_of(error: BaseException, session: ProfileSession, *, in_timing_pass: bool = False) -> Failure:
+def failure_of(
+    error: BaseException, session: ProfileSession, *, in_timing_pass: bool = False, is_raised: bool = False
+) -> Failure:
     """The failure without its traceback, which would keep the step's tensors alive.
 
     Args:
         error: What ended the steps.
         session: The session that was running.
         in_timing_pass: Whether it arose in the timing pass.
+        is_raised: Whether it is still on its way, so that it is not to be touched.
     """
     line, state = error_line(error), allocator_counters(session.device_of_failure)
-    return Failure(without_tracebacks(error), session.num_steps_done, state, line, in_timing_pass)
+    error = _copy(error) if is_raised else without_tracebacks(error)
+    return Failure(error, session.num_steps_done, state, line, in_timing_pass)
+
+
+def _copy(error: BaseException) -> BaseException:
+    try:
+        return copy.copy(error).with_traceback(None)
+    except Exception:  # one with a constructor of its own
+        return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def run_results(

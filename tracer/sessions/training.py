@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -14,13 +13,12 @@ import torch
 from torch import nn
 
 from tracer.analysis.peak_row import PeakRow
-from tracer.capture.device.devices import allocator_counters, peak_allocated_bytes
+from tracer.capture.device.devices import peak_allocated_bytes
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.parameter_origins import Parameter, describe_parameters
 from tracer.capture.objects.storage_observer import input_tensors
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
-from tracer.capture.sources.error_line import error_line
 from tracer.capture.sources.project_files import project_root
 from tracer.errors import OutputError, RecordingError, Terminated, TracerError, UsageError
 from tracer.exporters.loggers import loggers, scalars
@@ -28,14 +26,13 @@ from tracer.exporters.notebook import display_in_notebook
 from tracer.exporters.screen.profile import NUM_ROWS
 from tracer.exporters.screen.terminal import say, say_beside_bars
 from tracer.nested import leaves
-from tracer.results.failure import Failure
 from tracer.results.files import PAGE
 from tracer.results.run_results import RunResults
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import Rank, announce, peak_of
 from tracer.sessions.output_files import Written, left_from_earlier, left_sentence, write_outputs, written_lines
 from tracer.sessions.session import ProfileSession, Schedule
-from tracer.sessions.session_results import ShownResults, run_results
+from tracer.sessions.session_results import ShownResults, failure_of, run_results
 from tracer.sessions.voices import Voice, larger_elsewhere
 from tracer.units import some
 
@@ -318,14 +315,10 @@ class TrainingProfile(ProfileSession):
             findings = self.findings
         except RecordingError as problem:
             notes.append(str(problem))
-        failure = None
-        if error is not None:
-            state = allocator_counters(self.device_of_failure)
-            failure = Failure(_without_traceback(error), self.num_steps_done, state, error_line(error))
         return run_results(
             self,
             findings=findings,
-            failure=failure,
+            failure=failure_of(error, self, is_raised=True) if error is not None else None,
             notes=notes,
             parameters=_merged(self._parameters, _describe(self._objects)),
             project_root=self._project_root,
@@ -438,14 +431,6 @@ def _merged(first: tuple[Parameter, ...], later: tuple[Parameter, ...]) -> tuple
             {parameter.name: parameter for parameter in first} | {parameter.name: parameter for parameter in later}
         ).values()
     )
-
-
-def _without_traceback(error: BaseException) -> BaseException:
-    """A copy: the exception itself is still on its way, and its traceback keeps the tensors of the step alive."""
-    try:
-        return copy.copy(error).with_traceback(None)
-    except Exception:  # one with a constructor of its own
-        return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def print_screen(

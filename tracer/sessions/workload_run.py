@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from tracer.sessions.termination import Termination
 from tracer.sessions.watch import Screen, TrainingWatch
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.module_tensors import all_tensors
-from tracer.workloads.workload import Workload, num_micro_batches
+from tracer.workloads.workload import Workload, num_micro_batches, train_step
 
 Progress = Callable[[int, int], None]
 _NUM_TIMING_WARMUP, _NUM_TIMING_MEASURED = 2, 6
@@ -162,18 +163,17 @@ def _findings(session: ProfileSession, failure: Failure | None, notes: list[str]
 
 def run_step(workload: Workload, session: ProfileSession) -> list[float]:
     """Run a step; returns its loss in a list, or an empty list where there is none."""
-    value = 0.0
-    for _ in range(num_micro_batches(workload)):
-        batch = workload.next_batch()
-        session.observe_batch(batch)
-        loss = workload.forward(batch)
-        workload.backward(loss)
-        value += float("nan") if loss is None else float(loss.detach())
-    # A function that does a whole step lets go of the gradients itself, and the optimizer's step was seen.
-    if workload.optimizer is None and loss is not None and not isinstance(workload, StepWorkload):
-        session.observe_gradients()
-    workload.optimizer_step()
-    return [] if loss is None else [value]
+    losses: list[float] = []
+
+    def after_backward(loss: Any) -> None:
+        if loss is not None:
+            losses.append(float(loss.detach()))
+        # A function that does a whole step lets go of the gradients itself, and the optimizer's step was seen.
+        if workload.optimizer is None and loss is not None and not isinstance(workload, StepWorkload):
+            session.observe_gradients()
+
+    train_step(workload, session.observe_batch, after_backward)
+    return [sum(losses)] if losses else []
 
 
 @contextmanager
@@ -253,13 +253,7 @@ def watch_workload(
     try:
         with watch:
             for _ in range(num_steps):
-                for _ in range(num_micro_batches(workload)):
-                    batch = workload.next_batch()
-                    watch.observe_batch(batch)
-                    loss = workload.forward(batch)
-                    workload.backward(loss)
-                    del batch, loss
-                workload.optimizer_step()
+                train_step(workload, watch.observe_batch)
                 watch.step()
     except Exception:
         if watch.report is None:

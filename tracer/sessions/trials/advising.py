@@ -27,7 +27,7 @@ from tracer.results.null_run import caveat_of
 from tracer.sessions.session import ProfileSession, Schedule
 from tracer.sessions.workload_run import random_states_kept, run_step
 from tracer.units import NS_PER_MS
-from tracer.workloads.workload import Workload, num_micro_batches
+from tracer.workloads.workload import Workload, num_micro_batches, train_step
 
 _PROFILED = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
 _NUM_TIMED = 3
@@ -198,7 +198,7 @@ def run_for_real(build: Build, changes: Sequence[Change] = (), *, divides: bool 
     _set_divides(workload, divides)
     if caveat_of(workload.device):
         for _ in range(_NUM_COUNTED):
-            _plain_step(workload)
+            train_step(workload)
         return _Run(torch.cuda.max_memory_allocated(workload.device) - held_bytes, (), None)
     session = ProfileSession(
         workload.model, workload.optimizer, device=workload.device, schedule=_PROFILED, peak_alone=True
@@ -212,7 +212,7 @@ def run_for_real(build: Build, changes: Sequence[Change] = (), *, divides: bool 
         durations_ms = [_timed_ms(lambda: losses.extend(run_step(workload, session)), workload.device)]
         session.step()
     peak_bytes = session.findings.worst.peak.allocator_peak_bytes
-    durations_ms += [_timed_ms(lambda: _plain_step(workload), workload.device) for _ in range(_NUM_TIMED - 1)]
+    durations_ms += [_timed_ms(lambda: train_step(workload), workload.device) for _ in range(_NUM_TIMED - 1)]
     return _Run(peak_bytes, tuple(losses), median(durations_ms))
 
 
@@ -229,10 +229,3 @@ def _set_divides(workload: Workload, divides: bool) -> None:
         if isinstance(workload, Accumulated):
             workload.divides = divides
         workload = workload.inner
-
-
-def _plain_step(workload: Workload) -> None:
-    for _ in range(num_micro_batches(workload)):
-        loss = workload.forward(workload.next_batch())
-        workload.backward(loss)
-    workload.optimizer_step()

@@ -32,7 +32,7 @@ from tracer.sessions.trials.largest_fitting import Trial
 from tracer.sessions.trials.rehearsed_prediction import NUM_STEPS, on_card
 from tracer.sessions.voices import ScriptVoice
 from tracer.sessions.workload_run import run_profile
-from tracer.workloads.workload import Workload, num_micro_batches
+from tracer.workloads.workload import Workload, train_step
 
 Build = Callable[[], Workload]
 """Makes the workload on the null GPU, new each time."""
@@ -122,11 +122,7 @@ def shape_need(build: Build, inputs: tuple[str, ...]) -> ShapeNeed:
 def _train(build: Build, num_steps: int) -> None:
     workload = build()
     for _ in range(num_steps):
-        for _ in range(num_micro_batches(workload)):
-            batch = workload.next_batch()
-            loss = workload.forward(batch)
-            workload.backward(loss)
-        workload.optimizer_step()
+        train_step(workload)
 
 
 @contextmanager
