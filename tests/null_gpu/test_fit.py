@@ -13,7 +13,7 @@ import pytest
 from tests.processes import run_python
 from tracer.changes.eight_bit_packages import installed_packages
 from tracer.changes.script_changes import FUSED, changes_of
-from tracer.commands.fit_trials import Trials
+from tracer.commands.fit_trials import ScriptTrials
 from tracer.null_gpu.cards import devices_of
 from tracer.sessions.jobs.run_ranks import Job
 from tracer.sessions.trials.trial_channel import SharedStart, TrialRequest
@@ -267,7 +267,7 @@ def test_trials_of_a_job_are_forks_of_a_process_for_each_rank(tmp_path: Path, mo
 
     monkeypatch.setattr(subprocess, "Popen", Counted)
     devices = devices_of("2xh100:600MiB")
-    with Trials(devices.card.usable_bytes, Job(devices, per_node=2)) as trials:
+    with ScriptTrials(devices.card.usable_bytes, Job(devices, per_node=2)) as trials:
         made = [trials.make(), trials.make((FUSED,))]
     assert sum(str(ROOT / "main.py") in args for args in begun) == 2
     # On the card, and where memory does not end; rank 1 has twice the rows.

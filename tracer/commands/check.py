@@ -24,7 +24,7 @@ from tracer.commands.usage import OUTPUTS, QUESTIONS, SCHEDULE
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
 from tracer.exporters.screen.terminal import screen as terminal
-from tracer.null_gpu.job.place import Place
+from tracer.null_gpu.job.place import RankPlace
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_diff import PeakDiff, SavedPeak
@@ -81,7 +81,7 @@ def check(
         script, arguments, module, late = script_named(on, script, arguments, is_module=module)
         name = f"{shlex.join([*(['-m'] if module else []), script, *(arguments or [])])} on {on.on}"
         known = _known(baseline, name, update=update)
-        job = on.job if Place.here() is None else None
+        job = on.job if RankPlace.here() is None else None
         if job is not None:
             peak = _worst_of(job, quiet=screen.quiet)
         else:
@@ -160,7 +160,7 @@ def _worst_of(job: Job, *, quiet: bool) -> SavedPeak:
 def _hand_on(peak: SavedPeak, folder: Path) -> None:
     from tracer.exporters.json_documents.peak import saved_peak_document
 
-    place = Place.here()
+    place = RankPlace.here()
     name = f"{place.rank if place is not None else 0}.json"
     (folder / name).write_text(json.dumps(saved_peak_document(peak)), encoding="utf-8")
 

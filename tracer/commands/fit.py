@@ -11,7 +11,7 @@ import typer
 from tracer.command_line import role
 from tracer.commands.common import errors_for_people, kept_import_path
 from tracer.commands.fit_answer import answer_trial
-from tracer.commands.fit_trials import Trials, each_alone, first_that_fits
+from tracer.commands.fit_trials import ScriptTrials, each_alone, first_that_fits
 from tracer.commands.fit_values import combinations
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions
@@ -102,7 +102,7 @@ def fit(
             answer_trial(asked, on.on, on, script, arguments or [], is_module=module, num_steps=steps)
             return
         own = (*(["-m"] if module else []), script, *(arguments or []))
-        with Trials(devices.card.usable_bytes, job) as trials:
+        with ScriptTrials(devices.card.usable_bytes, job) as trials:
             if each:
                 made = each_alone(trials)
                 report = FitReport(devices.words, trials.usable_bytes, own, tuple(made), first_that_fits(made))
@@ -124,7 +124,7 @@ def fit(
             show(_command((*own, *report.arguments), report.apply, devices, job))
 
 
-def _least(devices: Devices, own: tuple[str, ...], trials: Trials) -> FitReport:
+def _least(devices: Devices, own: tuple[str, ...], trials: ScriptTrials) -> FitReport:
     """The least that has to change, each trial said as it comes; what no change from outside can mend ends it."""
     from tracer.changes.script_changes import changes_against
     from tracer.sessions.trials.changes_search import least_that_fits
@@ -151,7 +151,7 @@ def _least(devices: Devices, own: tuple[str, ...], trials: Trials) -> FitReport:
     return FitReport(devices.words, trials.usable_bytes, own, tuple(made), names)
 
 
-def _of_values(devices: Devices, own: tuple[str, ...], trials: Trials, tried: list[tuple[str, ...]]) -> FitReport:
+def _of_values(devices: Devices, own: tuple[str, ...], trials: ScriptTrials, tried: list[tuple[str, ...]]) -> FitReport:
     """All combinations of values, each said as it comes; the first that fits is the answer."""
     made: list[FitTrial] = []
     for arguments in tried:
@@ -163,7 +163,7 @@ def _of_values(devices: Devices, own: tuple[str, ...], trials: Trials, tried: li
     return FitReport(devices.words, trials.usable_bytes, own, tuple(made), (), best.arguments)
 
 
-def _searched(devices: Devices, own: tuple[str, ...], trials: Trials, tried: list[tuple[str, ...]]) -> FitReport:
+def _searched(devices: Devices, own: tuple[str, ...], trials: ScriptTrials, tried: list[tuple[str, ...]]) -> FitReport:
     """All values with and without changes, each said as it comes; then the table, and commands to paste."""
     from tracer.sessions.trials.changes_search import cheapest_first, search
 

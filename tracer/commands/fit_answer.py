@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
 from tracer.commands.predict_on import script_trial
-from tracer.null_gpu.job.place import Place
+from tracer.null_gpu.job.place import RankPlace
 from tracer.null_gpu.writes import own_files
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def answer_trial(
 def _leave(answer: dict[str, Any], memory: TrialMemory, folder: Path) -> None:
     from tracer.sessions.trials.trial_channel import answer_name, history_name
 
-    place = Place.here()
+    place = RankPlace.here()
     rank = place.rank if place is not None else 0
     memory.write(folder / history_name(rank))
     with own_files():

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tracer.analysis.snapshots.explanation import Explanation
     from tracer.changes.script_changes import ScriptChange
     from tracer.null_gpu.cards import Devices
-    from tracer.null_gpu.job.place import Place
+    from tracer.null_gpu.job.place import RankPlace
     from tracer.results.null_job import NullJob, RankRun
     from tracer.sessions.jobs.run_ranks import Job
 
@@ -36,7 +36,7 @@ _OURS = ("Error: ", "Hint: ", "Note: ", "Nothing was recorded")
 
 
 @dataclass
-class Trials:
+class ScriptTrials:
     """Makes trials of this command, or of each rank: forks of one process, where they can be, see `ForkedTrials`."""
 
     usable_bytes: int  # Of the card
@@ -130,7 +130,7 @@ class Trials:
             raise TracerError("The script ended before its first step.", hint="Its output is above.")
         return replace(_of_worst(worst, ranks, done), apply=names, arguments=more, explanation=explanation)
 
-    def _runs_rank(self, request: TrialRequest, place: Place, variables: Mapping[str, str]) -> bool:
+    def _runs_rank(self, request: TrialRequest, place: RankPlace, variables: Mapping[str, str]) -> bool:
         start = self._starts.get(place.rank)
         if start is None:
             may_wait = partial(earlier_ranks_are_asked_for, place.folder)
@@ -203,7 +203,7 @@ def _explanation(path: Path) -> Explanation | None:
         return None
 
 
-def each_alone(trials: Trials, base: FitTrial | None = None) -> list[FitTrial]:
+def each_alone(trials: ScriptTrials, base: FitTrial | None = None) -> list[FitTrial]:
     """What each change alone comes to, printed in the order of what they give up; the script as it is first.
 
     Args:
@@ -239,7 +239,7 @@ def told_alone(
     """
     show("\nWhat each change would save alone, made without editing the script:")
     usable_bytes = devices.card.usable_bytes
-    with Trials(usable_bytes, job) as trials:
+    with ScriptTrials(usable_bytes, job) as trials:
         made = each_alone(trials, base)
     return FitReport(devices.words, usable_bytes, own, tuple(made), first_that_fits(made))
 

@@ -18,7 +18,7 @@ from tracer.errors import UsageError
 from tracer.exporters.screen.terminal import say, screen
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import MAX_DEVICES, Devices, devices_of
-from tracer.null_gpu.job.place import Place
+from tracer.null_gpu.job.place import RankPlace
 from tracer.null_gpu.values.answers import Answer, parse_answer
 from tracer.units import MAX_RANKS, parse_count, shortened
 
@@ -136,7 +136,7 @@ def run_ranks(
         Exit: The job has ended.
     """
     job = on.job
-    if job is None or Place.here() is not None:
+    if job is None or RankPlace.here() is not None:
         return
     from tracer.exporters.json_documents.job import null_job_json
     from tracer.exporters.screen.null_job import print_null_job

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from tracer.results.run_results import RunResults
     from tracer.sessions.jobs.ranks import Rank
     from tracer.sessions.session import Schedule
-    from tracer.sessions.watch import Screen
     from tracer.workloads.workload import Workload
 
 DEFAULT_DEVICE = "cuda:0"
@@ -68,7 +67,7 @@ class AdviceOptions:
 
 
 @dataclass(frozen=True)
-class Options:
+class ProfileOptions:
     """All of a profile's; `num_watched` are the steps to watch instead, 0 for none."""
 
     context: typer.Context
@@ -176,7 +175,7 @@ def profile(
     """
     if context.invoked_subcommand is not None:
         return
-    options = Options(
+    options = ProfileOptions(
         context, workload, device, import_, on, save_dir, outputs, requested, schedule, watch, screen, advice
     )
     with errors_for_people(), kept_import_path():
@@ -185,7 +184,7 @@ def profile(
         raise typer.Exit(1)
 
 
-def _profile(options: Options) -> bool:
+def _profile(options: ProfileOptions) -> bool:
     """The command, on the null GPU if it is named; False if the run or a file failed."""
     _ = options.on.answers  # a mistake in them is said first
     if options.on.on is not None and not options.device.startswith("cuda"):
@@ -199,7 +198,7 @@ def _profile(options: Options) -> bool:
         return _profile_here(options)
 
 
-def _profile_here(options: Options) -> bool:
+def _profile_here(options: ProfileOptions) -> bool:
     """The command in this process."""
     from tracer.exporters.files import check_folder
     from tracer.sessions.jobs.ranks import this_rank
@@ -225,9 +224,8 @@ def _profile_here(options: Options) -> bool:
         from tracer.sessions.workload_run import watch_workload
 
         built = _build(options, device)
-        screen: Screen = "none" if quiet else "short"
         return watch_workload(
-            built.workload, options.num_watched, save_dir=options.save_dir, settings=built.settings, screen=screen
+            built.workload, options.num_watched, save_dir=options.save_dir, settings=built.settings, is_told=not quiet
         )
     how = RunOptions(
         schedule=schedule,
@@ -246,7 +244,7 @@ def _profile_here(options: Options) -> bool:
     return succeeded and is_eager_written
 
 
-def _build(options: Options, device: torch.device) -> Built:
+def _build(options: ProfileOptions, device: torch.device) -> Built:
     """The workload; where its parameters are constructed is noted."""
     import torch
 
@@ -259,7 +257,7 @@ def _build(options: Options, device: torch.device) -> Built:
 
 
 def _adviser(
-    options: Options, device: torch.device, *, is_alone: bool
+    options: ProfileOptions, device: torch.device, *, is_alone: bool
 ) -> Callable[[Workload, RunResults], RunResults] | None:
     """What adds advice to the results of a run; None where nobody asked.
 

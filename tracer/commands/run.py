@@ -15,7 +15,7 @@ import typer
 from tracer.command_line import role
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
 from tracer.commands.fit_answer import answer_trial
-from tracer.commands.fit_trials import Trials, told_alone
+from tracer.commands.fit_trials import ScriptTrials, told_alone
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import option, with_options
@@ -27,7 +27,7 @@ from tracer.errors import Terminated, UsageError
 from tracer.exporters.screen.fit import need_words
 from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say
-from tracer.null_gpu.job.place import Place
+from tracer.null_gpu.job.place import RankPlace
 
 if TYPE_CHECKING:
     from tracer.changes.script_changes import ScriptChange
@@ -158,10 +158,10 @@ def run(
         results = profile.session.results if isinstance(profile.session, TrainingProfile) else None
         if devices is not None and results is not None and (reason := elsewhere(results.device)):
             say(f"{reason} {USE_CUDA}")
-    if has_run_out and devices is not None and Place.here() is None and not screen.quiet:
+    if has_run_out and devices is not None and RankPlace.here() is None and not screen.quiet:
         usable_bytes = devices.card.usable_bytes
-        say_all(need_words(Trials(usable_bytes).need(), usable_bytes))
-    if advise and devices is not None and Place.here() is None:  # of a job all ranks together
+        say_all(need_words(ScriptTrials(usable_bytes).need(), usable_bytes))
+    if advise and devices is not None and RankPlace.here() is None:  # of a job all ranks together
         with errors_for_people():
             _advise(devices, str(on.on), own, save_dir)
             if watch and not succeeded:

@@ -94,7 +94,7 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True)
-class ValueRead:
+class AnsweredRead:
     """A place where the program read a number out of a tensor, which a rehearsal does not have."""
 
     file: str  # File of the user's or a library's innermost line; empty where there is none
@@ -203,11 +203,11 @@ class Recorder:
             torch.autograd.backward, torch.autograd.grad = backward, grad
 
     @property
-    def value_reads(self) -> tuple[ValueRead, ...]:
+    def value_reads(self) -> tuple[AnsweredRead, ...]:
         """Lines at which the program read numbers, the most frequent first."""
         frames = [*self.log.frames, ("", 0, "", False)]
         return tuple(
-            ValueRead(str(frames[frame][0]), int(frames[frame][1]), answer, count)
+            AnsweredRead(str(frames[frame][0]), int(frames[frame][1]), answer, count)
             for (frame, answer), count in self._reads.most_common()
         )
 

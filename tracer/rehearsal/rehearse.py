@@ -33,7 +33,7 @@ from tracer.rehearsal.device_memory import DeviceMemory, Requests, serve
 from tracer.rehearsal.fake_tensors import turn_all_fake
 from tracer.rehearsal.formatted import formatted
 from tracer.rehearsal.held_objects import held_by, in_order_of_moving
-from tracer.rehearsal.recorder import Recorder, ScratchOf, ValueRead, Watch
+from tracer.rehearsal.recorder import AnsweredRead, Recorder, ScratchOf, Watch
 from tracer.rehearsal.rule import Cudnn, Gpu, Rule, ScratchOfGpu
 from tracer.rehearsal.saved_on_host import ON_HOST
 from tracer.rehearsal.unrehearsable import refuse_jobs, rehearsal_error
@@ -58,7 +58,7 @@ class Rehearsal:
     memory: DeviceMemory  # What torch's allocator makes of these at its default settings and without a limit
     num_steps: int  # How many steps were rehearsed
     # Where the program read numbers that a rehearsal does not have, and what it was told.
-    value_reads: tuple[ValueRead, ...]
+    value_reads: tuple[AnsweredRead, ...]
     rules: tuple[str, ...]  # Names of the rules of CUDA that were followed; none on the CPU
 
     def on_device(

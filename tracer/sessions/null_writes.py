@@ -15,7 +15,7 @@ from typing import Final
 
 from tracer.exporters.files import check_folder
 from tracer.null_gpu import process, writes
-from tracer.null_gpu.job.place import Place
+from tracer.null_gpu.job.place import RankPlace
 from tracer.sessions.folder import OwnFolder
 from tracer.sessions.jobs.ranks import rank_folder
 
@@ -47,7 +47,7 @@ def writes_aside(save_dir: Path | None, *, tell: Callable[[str], None]) -> Itera
     if save_dir is not None:
         check_folder(save_dir)
         save_dir = save_dir.absolute()  # the program may change its folder
-    place, owner = Place.here(), os.getpid()
+    place, owner = RankPlace.here(), os.getpid()
     own = _folder(save_dir, place)
     folder = own.path
     _current[:] = [folder]
@@ -75,7 +75,7 @@ def share_with_ranks() -> None:
 
     So they find the data that it has prepared, and no checkpoint of a training that is over.
     """
-    place = Place.here()
+    place = RankPlace.here()
     if _current and place is not None and place.rank == 0:
         with writes.own_files(), suppress(FileExistsError):
             shutil.copytree(_current[0], place.folder / _BEFORE_STEPS, symlinks=True)
@@ -107,13 +107,13 @@ def _of_program(save_dir: Path | None) -> list[Path]:
     return [Path.cwd(), *named, *(path.parent for path in named if path.is_file())]
 
 
-def _of_rank(save_dir: Path | None, place: Place | None, rank: int) -> Path:
+def _of_rank(save_dir: Path | None, place: RankPlace | None, rank: int) -> Path:
     if place is None:
         return Path(tempfile.mkdtemp(prefix=f"{FOLDER}-")) / "0" if save_dir is None else save_dir / FOLDER
     return place.folder / f"writes{rank}" if save_dir is None else rank_folder(save_dir, rank) / FOLDER
 
 
-def _folder(save_dir: Path | None, place: Place | None) -> OwnFolder:
+def _folder(save_dir: Path | None, place: RankPlace | None) -> OwnFolder:
     """An empty folder that no other process uses."""
     wanted = _of_rank(save_dir, place, place.rank if place is not None else 0)
     for number in count(1):
@@ -149,7 +149,7 @@ def _finish(own: OwnFolder, owner: int, *, is_kept: bool) -> None:
     if os.getpid() != owner:
         return
     with writes.own_files(), suppress(OSError):
-        if not is_kept and Place.here() is None:
+        if not is_kept and RankPlace.here() is None:
             shutil.rmtree(own.path.parent)
         elif writes.written(own.path):  # of a job's rank 0, other ranks may read them
             writes.tidy(own.path)

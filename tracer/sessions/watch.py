@@ -57,7 +57,6 @@ _GROWS: Final = "memory grows from step to step"
 _MAX_EVENTS: Final = 20
 _BASELINE_STEP: Final = 3
 _FIRST_LOOK, _LOOK_AGAIN = 32, 2
-Screen = Literal["short", "none"]
 
 
 class TrainingWatch(LoopSession):
@@ -93,7 +92,7 @@ class TrainingWatch(LoopSession):
         device: torch.device | str | None = None,
         max_entries: int = MAX_ENTRIES,
         on_signal: int | None = getattr(signal, "SIGUSR1", None),
-        screen: Screen | bool = "short",
+        screen: Literal["short", "none"] | bool = "short",
         settings: Mapping[str, object] | None = None,
         voice: Voice | None = None,
         is_later: bool = False,

@@ -25,7 +25,7 @@ from tracer.sessions.loop_session import fault_text
 from tracer.sessions.session import ProfileSession, Schedule
 from tracer.sessions.session_results import ShownResults, failure_of, run_results
 from tracer.sessions.termination import Termination
-from tracer.sessions.watch import Screen, TrainingWatch
+from tracer.sessions.watch import TrainingWatch
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.module_tensors import all_tensors
 from tracer.workloads.workload import Workload, num_micro_batches, train_step
@@ -240,7 +240,7 @@ def _time(workload: Workload, progress: Callable[[int], None], notes: list[str])
 
 
 def watch_workload(
-    workload: Workload, num_steps: int, *, save_dir: Path, settings: Mapping[str, object], screen: Screen
+    workload: Workload, num_steps: int, *, save_dir: Path, settings: Mapping[str, object], is_told: bool
 ) -> bool:
     """Train and watch; False if a step failed, which the report explains.
 
@@ -248,7 +248,7 @@ def watch_workload(
         KeyboardInterrupt, SystemExit: Ctrl-C or SIGTERM has come; the report is written.
     """
     watch = TrainingWatch(
-        workload.model, workload.optimizer, save_dir=save_dir, device=workload.device, settings=settings, screen=screen
+        workload.model, workload.optimizer, save_dir=save_dir, device=workload.device, settings=settings, screen=is_told
     )
     try:
         with watch:

@@ -113,7 +113,7 @@ def test_on_the_null_gpu_each_is_made_and_listed_by_what_it_saves_there(monkeypa
         made.append(" + ".join(change.name for change in changes))
         return Measured(10_000 + len(made), 0, None, None, (), ())
 
-    of_run = advising._Run(1_000_000, (), None)
+    of_run = advising._RealRun(1_000_000, (), None)
     monkeypatch.setattr(advising, "measure", measured)
     monkeypatch.setattr(advising, "run_for_real", lambda build: of_run)
     monkeypatch.setattr(advising, "limited_to", lambda limit_bytes, num_devices: nullcontext())

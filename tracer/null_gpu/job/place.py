@@ -13,7 +13,7 @@ from tracer.null_gpu.nccl_buffers import NcclBuffers
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """A process's rank in its job."""
 
     rank: int  # Number from 0, over all nodes

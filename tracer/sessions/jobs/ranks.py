@@ -14,7 +14,7 @@ from typing import Any
 from tracer.capture.sources.error_line import error_line
 from tracer.exporters.files import remove, write_atomically
 from tracer.exporters.screen.watch import finding_lines
-from tracer.null_gpu.job.place import Place
+from tracer.null_gpu.job.place import RankPlace
 from tracer.results.failure import is_out_of_memory
 from tracer.results.files import RANK_JSON, RANKS_JSON, RANKS_TEXT
 from tracer.results.run_results import RunResults
@@ -71,7 +71,7 @@ def this_rank() -> Rank | None:
         return None
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     run = "/".join(os.environ.get(name, "") for name in names)
-    place = Place.here()
+    place = RankPlace.here()
     return Rank(index, world_size, local_index, run, local_world_size, None if place is None else place.folder)
 
 
@@ -414,7 +414,7 @@ class RankFailure:
 
 def leave_failure(error: BaseException) -> None:
     """Leave what ended this process's script; no-op in a process that is no rank of a job on the null GPU."""
-    place = Place.here()
+    place = RankPlace.here()
     if place is None:
         return
     at = error_line(error)

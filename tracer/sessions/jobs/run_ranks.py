@@ -21,7 +21,7 @@ from tracer.exporters.screen.null_job import of_card
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import Devices
 from tracer.null_gpu.job.earlier import earlier_ranks_are_asked_for, earlier_ranks_by
-from tracer.null_gpu.job.place import Place, groups_left, nccl_left, shared_bytes_left, taken_left
+from tracer.null_gpu.job.place import RankPlace, groups_left, nccl_left, shared_bytes_left, taken_left
 from tracer.null_gpu.job.ranks import ranks_that_differ
 from tracer.results.files import PAGE, RANK_JSON, RANKS_PAGE, SNAPSHOT
 from tracer.results.null_job import NullJob, RankRun
@@ -49,7 +49,7 @@ class Job:
     role: Mapping[str, object] = field(default_factory=dict, compare=False)  # Further parts of each rank's role
     variables: Mapping[str, str] = field(default_factory=dict, compare=False)  # Further environment variables of each
     # Runs a rank in a process that has begun before, unless it has to begin anew.
-    shared: Callable[[Place, Mapping[str, str]], bool] | None = field(default=None, compare=False, repr=False)
+    shared: Callable[[RankPlace, Mapping[str, str]], bool] | None = field(default=None, compare=False, repr=False)
 
     @property
     def world_size(self) -> int:
@@ -60,7 +60,7 @@ class Job:
 @contextmanager
 def as_this_rank() -> Iterator[None]:
     """Meanwhile the program finds the job that this process is a rank of; nothing where it is none."""
-    place = Place.here()
+    place = RankPlace.here()
     if place is None:
         yield
         return
@@ -273,7 +273,7 @@ def _run(
         folder: The job's private folder.
         taken: [B] By GPU of its node, what others take of it.
     """
-    place = Place(rank, job.world_size, job.per_node, folder)
+    place = RankPlace(rank, job.world_size, job.per_node, folder)
     cards = [job.devices.card] * min(job.per_node, job.world_size)
     variables = process.environment(cards, taken=taken) | dict(job.variables) | place.variables(**job.role)
     began = time.monotonic()

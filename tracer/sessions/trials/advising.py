@@ -14,7 +14,7 @@ from tracer.capture.device.devices import synchronize
 from tracer.changes.change import Change
 from tracer.changes.kinds import accumulate
 from tracer.changes.kinds.accumulate import Accumulated
-from tracer.changes.planner import LEAST_SHARE, Advice, Build, Device, NotTried, Outcome, advise, applied
+from tracer.changes.planner import LEAST_SHARE, Advice, Build, Device, NotTried, RehearsedChanges, advise, applied
 from tracer.changes.recommendation import AdviceReport, Group, Measured, Recommendation
 from tracer.changes.report import report_of
 from tracer.changes.wrapped import Wrapped
@@ -38,7 +38,7 @@ _Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _RealRun:
     """A workload made for real for a few steps; where nothing is computed, without losses and times."""
 
     peak_bytes: int
@@ -114,7 +114,7 @@ def _card(device: torch.device) -> Card:
 
 
 def _verified(
-    advice: Advice, build: Build, before: _Run, *, num_best: int = _NUM_VERIFIED
+    advice: Advice, build: Build, before: _RealRun, *, num_best: int = _NUM_VERIFIED
 ) -> tuple[Advice, dict[str, Measured]]:
     """Measure the winning outcomes, and take out those that hardly make the measured peak smaller."""
     fit = advice.fit.outcome if advice.fit is not None else None
@@ -139,7 +139,7 @@ def _verified(
             failed.append(NotTried(name, "made for real, it saves less than 1 % of the measured peak"))
     bad = {outcome.name for outcome in failed}
 
-    def kept(outcome: Outcome | None) -> Outcome | None:
+    def kept(outcome: RehearsedChanges | None) -> RehearsedChanges | None:
         return None if outcome is None or outcome.name in bad else outcome
 
     advice = replace(
@@ -152,7 +152,7 @@ def _verified(
     return advice, {name: outcome for name, outcome in measured.items() if name not in bad}
 
 
-def measure(build: Build, changes: Sequence[Change], before: _Run, *, divides: bool = True) -> Measured:
+def measure(build: Build, changes: Sequence[Change], before: _RealRun, *, divides: bool = True) -> Measured:
     """Make changes for real on a workload built anew.
 
     Args:
@@ -170,7 +170,7 @@ def measure(build: Build, changes: Sequence[Change], before: _Run, *, divides: b
     )
 
 
-def loss_is_sum(build: Build, changes: Sequence[Change], before: _Run) -> bool:
+def loss_is_sum(build: Build, changes: Sequence[Change], before: _RealRun) -> bool:
     """Whether the losses of a batch's parts add up to that of the batch, rather than their mean: forward passes tell.
 
     Args:
@@ -187,7 +187,7 @@ def loss_is_sum(build: Build, changes: Sequence[Change], before: _Run) -> bool:
     return abs(divided * num_parts - whole) < abs(divided - whole)
 
 
-def run_for_real(build: Build, changes: Sequence[Change] = (), *, divides: bool = True) -> _Run:
+def run_for_real(build: Build, changes: Sequence[Change] = (), *, divides: bool = True) -> _RealRun:
     """Some steps under the profiler, for the peak and the losses, then some without it, for the time."""
     gc.collect()
     if process.is_active():  # from here on its counters are about this workload, in memory as of a new process
@@ -199,7 +199,7 @@ def run_for_real(build: Build, changes: Sequence[Change] = (), *, divides: bool 
     if caveat_of(workload.device):
         for _ in range(_NUM_COUNTED):
             train_step(workload)
-        return _Run(torch.cuda.max_memory_allocated(workload.device) - held_bytes, (), None)
+        return _RealRun(torch.cuda.max_memory_allocated(workload.device) - held_bytes, (), None)
     session = ProfileSession(
         workload.model, workload.optimizer, device=workload.device, schedule=_PROFILED, peak_alone=True
     )
@@ -213,7 +213,7 @@ def run_for_real(build: Build, changes: Sequence[Change] = (), *, divides: bool 
         session.step()
     peak_bytes = session.findings.worst.peak.allocator_peak_bytes
     durations_ms += [_timed_ms(lambda: train_step(workload), workload.device) for _ in range(_NUM_TIMED - 1)]
-    return _Run(peak_bytes, tuple(losses), median(durations_ms))
+    return _RealRun(peak_bytes, tuple(losses), median(durations_ms))
 
 
 def _timed_ms(work: Callable[[], object], device: torch.device) -> float:

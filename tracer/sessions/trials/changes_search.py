@@ -10,12 +10,12 @@ from tracer.changes.script_changes import ALL_CHANGES, CHECKPOINT, COMPILE, Scri
 from tracer.results.fit import FitTrial
 
 Changes = tuple[ScriptChange, ...]
-Try = Callable[[Changes], FitTrial]
+MakeTrial = Callable[[Changes], FitTrial]
 """Makes a trial; a costly one, for the script runs anew."""
 
 
 def least_that_fits(
-    make_trial: Try, *, is_job: bool = False, likely: Collection[str] = ()
+    make_trial: MakeTrial, *, is_job: bool = False, likely: Collection[str] = ()
 ) -> tuple[Changes, FitTrial] | None:
     """The first set that fits, without what it does not need; None if none does.
 
@@ -26,7 +26,7 @@ def least_that_fits(
     Args:
         likely: Names of changes to try alone before all others of their group.
     """
-    search = _Search(make_trial)
+    search = _ChangeSearch(make_trial)
     there = sorted(changes_to_apply(is_job=is_job), key=lambda change: (change.group, change.name not in likely))
     before: Changes = ()
     for group in Group:
@@ -46,10 +46,10 @@ def least_that_fits(
     return None
 
 
-class _Search:
+class _ChangeSearch:
     """Trials that were made, and what they say of others."""
 
-    def __init__(self, make_trial: Try) -> None:
+    def __init__(self, make_trial: MakeTrial) -> None:
         self._make_trial = make_trial
         self._known: dict[Changes, FitTrial] = {}
 
@@ -123,12 +123,12 @@ def _is_too_little(trial: FitTrial) -> bool:
 
 
 Arguments = tuple[str, ...]
-TryWith = Callable[[Changes, Arguments], FitTrial]
+MakeTrialWith = Callable[[Changes, Arguments], FitTrial]
 """Makes a trial with changes, and with arguments behind the script's own; a costly one, for the script runs anew."""
 _CHANGES: tuple[Changes, ...] = ((), (COMPILE,), (CHECKPOINT,), (COMPILE, CHECKPOINT))
 
 
-def search(make_trial: TryWith, values: Sequence[Arguments]) -> list[FitTrial]:
+def search(make_trial: MakeTrialWith, values: Sequence[Arguments]) -> list[FitTrial]:
     """Every one of the values, each as it is, compiled, checkpointed, and both; in the order of the trials.
 
     Where none fits, the least that makes the last of the values fit is looked for, among all changes.
@@ -164,7 +164,7 @@ def cheapest_first(trials: Iterable[FitTrial]) -> list[FitTrial]:
     return sorted(trials, key=cost)
 
 
-def _with_changes(tried: TryWith, arguments: Arguments) -> None:
+def _with_changes(tried: MakeTrialWith, arguments: Arguments) -> None:
     # What the script does not bear, or has no place for, is of no use beside another change either.
     useless: set[object] = set()
     for changes in _CHANGES:

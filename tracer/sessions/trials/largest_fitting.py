@@ -23,11 +23,11 @@ class Trial:
     reserved_bytes: int  # Peak of the reserved bytes, likewise
 
 
-Try = Callable[[int], Trial]
+Attempt = Callable[[int], Trial]
 
 
 def largest_fitting(
-    attempt: Try,
+    attempt: Attempt,
     usable_bytes: int,
     start: int,
     *,

@@ -14,7 +14,7 @@ from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.sources.error_line import error_line
 from tracer.errors import TracerError, WorkloadError
 from tracer.null_gpu.cards import Card, Devices
-from tracer.null_gpu.job.place import Place
+from tracer.null_gpu.job.place import RankPlace
 from tracer.null_gpu.limit import WITHOUT_END_BYTES, limited_to
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.rehearsal.spread import Spread
@@ -217,7 +217,7 @@ def predict_script(
         raise TracerError(reason, hint=USE_CUDA)
     has_exited = results.failure is not None and isinstance(results.failure.error, SystemExit)
     sizes, failed_at = sizes_of(results.device), None if has_exited else _place(results)
-    place = Place.here()
+    place = RankPlace.here()
     ran = f"{results.num_steps} {'step' if results.num_steps == 1 else 'steps'} ran"
     assumption = f"{ran}; what comes later, such as an evaluation, is not in it."
     if results.num_steps > 1 and not (num_steps or failed_at or steps.have_repeated):
@@ -236,7 +236,7 @@ def no_room_before(error: BaseException, devices: Devices) -> Prediction:
         error: What it raised.
         devices: What this process runs on.
     """
-    sizes, place, line = fullest_sizes(), Place.here(), error_line(error)
+    sizes, place, line = fullest_sizes(), RankPlace.here(), error_line(error)
     results = RunResults(
         findings=None,
         timings=None,
