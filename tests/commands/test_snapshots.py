@@ -48,14 +48,14 @@ def test_the_files_are_written_and_named(file: Path, tmp_path: Path) -> None:
     code, out, err = run("snapshot", file, "--html", page, "--sqlite", report)
     assert code == 0
     # What to do about it stands behind the failure, before all that is about the allocator.
-    order = [out.index(words) for words in ("What was in use then", "that was tried in a replay", "By kind")]
+    order = [out.index(words) for words in ("What was in use then", "What to try first", "By kind")]
     assert order == sorted(order)
     *files, after = err.splitlines()
     assert [line.split()[:2] for line in files] == [["Wrote", str(page)], ["Wrote", str(report)]]
     assert after.startswith("Next: ") and "--html" not in after
     written = page.read_text("utf-8")
     assert "</html>" in written
-    assert (tried := "No change that was tried in a replay serves a failed request.") in out and tried in written
+    assert (cause := "is what does not fit: 48.00 MiB for a single tensor") in out and cause in written
     assert query(report, "SELECT size_bytes FROM misc_sizes") == [(5 * MIB,)]
 
 

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from tests.snapshot.explained import explain_snapshot
 from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.findings import replay_snapshot
+from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.first_changes import with_allocated
+from tracer.analysis.snapshots.modelled import model_device
 from tracer.snapshot.load import load_snapshot
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
@@ -93,3 +95,26 @@ def bytes_of_steps_after_a_warm_up(kind_of_model: str, kind_of_optimizer: str) -
         if (known := truth.get(int(lives.addr[row]))) is not None:
             said[known.words, Kind(kind).words] += int(lives.requested_bytes[row])
     return said
+
+
+def peak_with_a_rest_that_is_not_split_off() -> tuple[int, int, int]:
+    """Bytes at a peak: as torch counts them, as the model of its allocator does, and as each request is rounded."""
+    torch.cuda.empty_cache()
+    before_bytes = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.memory._record_memory_history(stacks="python", max_entries=10_000)
+    kept = torch.empty(24 << 20, dtype=torch.uint8, device="cuda")
+    del kept
+    kept = torch.empty((24 << 20) - 900 * 1024, dtype=torch.uint8, device="cuda")  # in the same 24 MiB
+    more = torch.empty(30 << 20, dtype=torch.uint8, device="cuda")
+    counted_bytes = torch.cuda.max_memory_allocated() - before_bytes
+    del kept, more  # of a block that is still there its size is known
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "snapshot.pkl"
+        torch.cuda.memory._dump_snapshot(str(path))
+        torch.cuda.memory._record_memory_history(None)
+        replayed = replay_snapshot(load_snapshot(path))
+    finding = explain_replayed(replayed)
+    (device,) = with_allocated(finding, {0: model_device(replayed.devices[0])}).devices
+    rounded_bytes = finding.devices[0].peak.allocated_bytes
+    return counted_bytes, device.peak.allocated_bytes - before_bytes, rounded_bytes - before_bytes

@@ -21,6 +21,11 @@ def test_a_history_with_frames_of_cpp_is_explained_as_one_of_python(elsewhere: E
     assert {file for kind, _, file in found["groups"] if kind == "parameter"} == {jobs_snapshots.__file__}
 
 
+def test_allocated_is_what_torch_counts_with_a_rest_that_it_does_not_split_off(elsewhere: Elsewhere) -> None:
+    counted_bytes, modelled_bytes, rounded_bytes = elsewhere(jobs_snapshots.peak_with_a_rest_that_is_not_split_off)
+    assert counted_bytes == modelled_bytes == 54 << 20 > rounded_bytes
+
+
 @pytest.mark.parametrize("model", jobs_snapshots.MODELS)
 @pytest.mark.parametrize("optimizer", jobs_snapshots.OPTIMIZERS)
 def test_parameters_and_state_from_before_the_history_are_told_apart(

@@ -590,11 +590,11 @@ def cuda_session(schedule: Schedule, log: list[str], *, num_steps: int, error: B
     return session
 
 
-def test_the_history_covers_the_first_steps_and_the_profiled_ones(history_log: list[str]) -> None:
+def test_the_history_is_on_until_all_is_recorded(history_log: list[str]) -> None:
     session = cuda_session(Schedule(1, 1, 2, 2), history_log, num_steps=9)
     assert history_log == [
-        START, "step 0", "step 1", "step 2", "step 3", DUMP, STOP,
-        "step 4", "step 5", START, "step 6", "step 7", STOP, "step 8",
+        START, "step 0", "step 1", "step 2", "step 3", DUMP,
+        "step 4", "step 5", STOP, START, "step 6", "step 7", STOP, "step 8",
     ]  # fmt: skip
     assert session.history.snapshot == {"dump": 1}
 
@@ -610,10 +610,10 @@ def test_the_history_is_of_the_cycle_with_the_highest_peak(
     assert session.run_history.num_later == num_later
 
 
-def test_a_long_wait_is_not_in_the_history(history_log: list[str]) -> None:
+def test_a_long_wait_is_let_go_of_when_a_cycle_begins(history_log: list[str]) -> None:
     cuda_session(Schedule(4, 0, 1, 1), history_log, num_steps=6)
     assert history_log == [
-        START, "step 0", "step 1", STOP, "step 2", "step 3", START, "step 4", DUMP, STOP, "step 5"
+        START, "step 0", "step 1", "step 2", "step 3", STOP, START, "step 4", DUMP, STOP, "step 5"
     ]  # fmt: skip
 
 

@@ -65,6 +65,7 @@ class Outcome:
     # Trace entries of the requests that failed in the recording and could not be served here either, where the replay
     # went on after them.
     unserved: tuple[int, ...] = ()
+    wanted_bytes: int = 0  # In use, rounded, with the last request that failed in the recording; 0 where none did
 
 
 def program_of(history: History, releases_by_program: Sequence[int] = ()) -> Program:
@@ -126,6 +127,7 @@ def replay(
         num_retries=allocator.num_retries,
         failure=failure,
         unserved=tuple(run.unserved),
+        wanted_bytes=run.wanted_bytes,
     )
 
 
@@ -149,6 +151,7 @@ class _Run:
         start: StartState | None,
     ) -> None:
         self.unserved: list[int] = []
+        self.wanted_bytes = 0
         self._goes_on, self._from = goes_on, start
         self._program, self._allocator, self._driver = program, allocator, driver
         self._requests = Requests(program.history, settings, allocator)
@@ -299,6 +302,7 @@ class _Run:
         """What failed in the recording."""
         allocator = self._allocator
         wanted, stream = self._program.history.failed[number]
+        self.wanted_bytes = allocator.allocated_bytes + wanted
         try:
             allocator.give_back(allocator.serve(wanted, wanted, allocator.home(wanted <= SMALL_BYTES, stream)))
         except OutOfMemoryError:

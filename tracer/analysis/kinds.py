@@ -178,7 +178,9 @@ class Evidence(IntEnum):
     REPLACES_BY_LINE = 88, "made by the line that freed a parameter of its size, right before"
     KEPT_ALONE = 89, "likely: all else that this call of a model made is freed, and the model was called again since"
     OF_COLLECTIVE = 74, "made in code of FSDP, DDP, ZeRO or a pipeline that creates communication buffers"
+    FREED_BEHIND_BACKWARD = 76, "made in forward, freed after backward in the same step; uses not recorded"
     AROUND_BACKWARD = 77, "made by the loop before backward, freed after it in the same step; uses not recorded"
+    KEPT_BEHIND_BACKWARD = 83, "made in forward, alive after a backward that freed the rest; uses not recorded"
     UNTIL_NEXT_BATCH = (
         84,
         "made by the loop before backward, freed in the next step before its forward; uses not recorded",

@@ -34,7 +34,7 @@ class AppliedChanges:
         in_order = sorted((change for change in ALL_CHANGES if change in Hooks.of), key=lambda c: Hooks.of[c].is_late)
         self._all = {change: Hooks.of[change]() for change in in_order}
         self.hooks = self._of(changes)
-        """What makes each of the changes."""
+        """Hooks by the change that they make."""
         self._choose = choose
         self._early: dict[ScriptChange, ExitStack] = {}
         self._until_chosen, self._end, self._in_call = ExitStack(), ExitStack(), ExitStack()
@@ -50,7 +50,7 @@ class AppliedChanges:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What could not be made, a sentence each; and lines for a script instead of what a library makes here."""
+        """A sentence on each change that could not be made, and lines for the script where a library was used."""
         # A program whose memory ended before its first step has not come to its loss yet, say.
         known = ((change, hooks) for change, hooks in self.hooks.items() if hooks.known_after <= self._reached)
         in_vain = [f"{change.name}: {why}" for change, hooks in known if (why := hooks.why_not())]
@@ -87,7 +87,7 @@ class AppliedChanges:
             self._before_call(module, args)
 
     def _with(self, *names: str) -> list[Hooks]:
-        """Those that do something in one of these methods."""
+        """Hooks that override one of these methods."""
         return [
             hooks
             for hooks in self.hooks.values()

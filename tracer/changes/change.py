@@ -19,10 +19,10 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class Stage(IntEnum):
-    """What a change is about, in the order in which changes are made together."""
+    """Subjects of changes, in the order in which changes are made together."""
 
     MODULES = 0
-    """What modules and the loss compute."""
+    """Computations of modules and of the loss."""
     FORWARD = 1
     """Around the forward of modules as they are by then."""
     OPTIMIZER = 2

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from tracer.results.null_job import NullJob, RankRun
     from tracer.sessions.jobs.run_ranks import Job
 
+_MOST_SHARED = 8
+"""Ranks whose processes wait for the next trial: each keeps what it has loaded in memory."""
 _OURS = ("Error: ", "Hint: ", "Note: ", "Nothing was recorded")
 
 
@@ -131,8 +133,11 @@ class ScriptTrials:
         return replace(_of_worst(worst, ranks, done), apply=names, arguments=more, explanation=explanation)
 
     def _runs_rank(self, request: TrialRequest, place: RankPlace, variables: Mapping[str, str]) -> bool:
+        """Whether a rank made the trial in a fork of its process; else it has to begin anew."""
         start = self._starts.get(place.rank)
         if start is None:
+            if len(self._starts) >= _MOST_SHARED:
+                return False
             may_wait = partial(earlier_ranks_are_asked_for, place.folder)
             start = self._end.enter_context(SharedStart(place.variables, variables, rank=place.rank, may_wait=may_wait))
             self._starts[place.rank] = start

@@ -339,15 +339,16 @@ def _explained(path: Path, device: int | None, questions: Questions, tries: _Tri
     snapshot = load_snapshot(snapshot_path(path))
     from tracer.analysis.snapshots.allocator_finding import explain_allocator
     from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
-    from tracer.analysis.snapshots.first_changes import with_causes
+    from tracer.analysis.snapshots.first_changes import with_allocated, with_causes
 
     replayed = replay_snapshot(snapshot, device=device)
     allocator = explain_allocator(
         replayed, settings=tries.settings, search_settings=tries.searches, gpu_memory=tries.gpu_memory
     )
+    finding = with_causes(explain_replayed(replayed), {one.device: one.first for one in allocator})
     return Explained(
         replayed,
-        with_causes(explain_replayed(replayed), {one.device: one.first for one in allocator}),
+        with_allocated(finding, {one.device: one.modelled for one in allocator}),
         allocator,
         [_moments(replayed, device, questions, before_oom) for device in replayed.devices],
     )

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from tracer.capture.device.allocator_history import recorded_from_start
 from tracer.capture.device.devices import is_accelerator
 from tracer.capture.forked_child import in_forked_child
 from tracer.capture.graph_captures import GRAPH_CAPTURES
@@ -23,6 +24,7 @@ from tracer.capture.torch_private import torch_compile, torch_modules
 from tracer.capture.torch_private.torch_graph import running_node
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
+from tracer.results.failure import is_out_of_memory
 from tracer.sessions.loop_session import fault_text
 from tracer.sessions.null_writes import share_with_ranks
 from tracer.sessions.step_finders import StepsByHand, StepsOfCalls, StepsOfOptimizers
@@ -174,11 +176,21 @@ class ScriptProfile:
             if self._of_calls is not None and error is None:
                 self._end_step()
             self._look_no_longer()
+            if error is not None:
+                self._explain_without_session(error)
             self._has_failed = isinstance(error, TracerError) or (error is not None and self.session is not None)
             self._close(error)
             GRAPH_CAPTURES.stop()
             if self.later is not None:
                 self.later.__exit__(kind, error, trace)
+
+    def _explain_without_session(self, error: BaseException) -> None:
+        """Memory that ends before anything was trained: the allocator's history has it from the start."""
+        if self.session is None and not self._is_over and is_out_of_memory(error) and recorded_from_start():
+            optimizers, *_ = trained_alive(None)
+            models = callable_alive(None) or [nn.Module()]
+            self.session = self._make_session(named(models), optimizers)
+            self.session.__enter__()
 
     def _leave_to_parent(self) -> None:
         self.is_in_child = self._is_over = True

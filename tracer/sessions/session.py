@@ -21,7 +21,7 @@ from tracer.analysis.profiles.graph_pools import graph_pools
 from tracer.analysis.profiles.waste import Waste
 from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
 from tracer.capture.device import devices
-from tracer.capture.device.allocator_history import AllocatorHistory
+from tracer.capture.device.allocator_history import AllocatorHistory, recorded_from_start
 from tracer.capture.device.device_blocks import device_blocks
 from tracer.capture.graph_captures import GRAPH_CAPTURES, LivePool
 from tracer.capture.ignored_warnings import ignored
@@ -47,9 +47,8 @@ from tracer.sessions.unneeded_memory import find_held_waste
 from tracer.timeline_tracer import TimelineTracer
 from tracer.units import MIB, format_bytes, some
 
-# Memory runs out in the first step, or in the second, when there is optimizer state: the allocator's history, which
-# costs some microseconds an allocation, is on in these even if they are not recorded.
 _NUM_FIRST_STEPS = 2
+"""If a cycle begins behind so many, the allocator's history has them too: model, state and gradients are made there."""
 _LEAST_MAPPED_BYTES = MIB
 """Of mapped files: less is no sentence."""
 _ON_META = (
@@ -311,6 +310,9 @@ class ProfileSession(LoopSession):
             self._first.stop()
         if error is not None:
             if is_out_of_memory(error):
+                if not self.history.is_offered and (device := recorded_from_start()):  # it began on the CPU, say
+                    self.history = AllocatorHistory(device, is_timed=not caveat_of(device))
+                    self._ours(self.history.start)
                 self._ours(lambda: self.history.dump(self._tracer.num_cycles if is_recorded else None))
             self._ours(lambda: self._look_where_memory_ran_out(error))
             self._ours(self._note_evaluation)
@@ -350,7 +352,7 @@ class ProfileSession(LoopSession):
         index = self.run_history.device_out_of_memory if isinstance(error, torch.OutOfMemoryError) else None
         if index is None:
             return
-        self.device_of_failure = torch.device(self.device.type, index)
+        self.device_of_failure = torch.device(self.history.device.type, index)
         if not self.device_is_named:
             self.device = self.device_of_failure
             self._tracer.preferred = str(self.device)
@@ -399,8 +401,6 @@ class ProfileSession(LoopSession):
             return
         if after in _RECORDING and now not in _RECORDING:
             self._cycle_begins(is_recorded=True)
-        elif self.num_steps_done >= _NUM_FIRST_STEPS and now not in _RECORDING:
-            self.history.stop()
         if is_last:
             self._has_enough = True
             self._profiler.current_action = ProfilerAction.RECORD_AND_SAVE
@@ -536,7 +536,12 @@ class ProfileSession(LoopSession):
         return ProfilerAction(self._profiler.schedule(self._profiler.step_num + num_steps))
 
     def _cycle_begins(self, *, is_recorded: bool) -> None:
-        """The next step is the first of all or will be recorded, and nothing is recording yet."""
+        """The next step is the first of all or will be recorded, and nothing is recording yet.
+
+        The allocator's history is on in all steps, for one that fails; what it has of many steps before is let go of.
+        """
+        if self.num_steps_done > _NUM_FIRST_STEPS:
+            self.history.stop()
         self.history.start()
         self._observe_everything(is_walk=is_recorded)
 
@@ -553,7 +558,7 @@ class ProfileSession(LoopSession):
         self._graph_pools = GRAPH_CAPTURES.pools(self.device)
         if self.history.is_of_higher_peak:
             self.history.dump(self._tracer.num_cycles - 1)
-        if not is_next_recorded:
+        if self._is_all_recorded:
             self.history.stop()
 
     # ---------------------------------------------------------------------------------------------------- observations

@@ -372,7 +372,9 @@ class TrainingProfile(ProfileSession):
 
     def _of_another_time(self) -> str:
         """A sentence if the script used more memory than in any recorded step; else empty."""
-        findings = self.results.findings if self.results is not None else None
+        if self.results is None or self.results.failed_allocation is not None:
+            return ""
+        findings = self.results.findings
         if findings is None or findings.worst.peak.device != str(self.device):
             return ""
         at_end_bytes = peak_allocated_bytes(self.device) or 0

@@ -52,6 +52,7 @@ PLAIN: dict[str, Any] = {
     "used_by_later_backward": False,
     "outlived_backward": False,
     "is_replaced": False,
+    "is_past_release": False,
     "went_back": False,
     "is_without_grad": False,
     "is_of_collective": False,
@@ -386,6 +387,9 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ({**TRAINED, "freed": Phase.OTHER, "category": Category.ACTIVATION}, Kind.TEMPORARY),
         ],
     ),
+    (Evidence.KEPT_BEHIND_BACKWARD, [({**TRAINED, **TRACED, **BEHIND, "is_past_release": True}, Kind.UNKNOWN)]),
+    # A transform of torch.func is a backward pass of which no use is recorded.
+    (Evidence.FREED_BEHIND_BACKWARD, [({**TRAINED, **TRACED, **BEHIND}, Kind.ACTIVATION)]),
     (
         Evidence.HELD_AFTER_BACKWARD,
         [
@@ -439,21 +443,20 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
 # Blocks that lack one condition of a rule, and what they are instead.
 NEARLY: tuple[tuple[dict[str, Any], Kind, Evidence], ...] = (
     ({"category": Category.PARAMETER, "names_no_parameter": True}, Kind.HELD, Evidence.OUTSIDE),
-    ({**TRAINED, **TRACED, **BEHIND}, Kind.HELD, Evidence.HELD_AFTER_BACKWARD),
     # An output that is kept, where uses are known; one that is kept over the step; and what was freed in forward.
-    ({**TRAINED, **BEHIND}, Kind.HELD, Evidence.HELD_AFTER_BACKWARD),
+    ({**TRAINED, **BEHIND, "is_past_release": True}, Kind.HELD, Evidence.HELD_AFTER_BACKWARD),
     (
-        {**TRAINED, **TRACED, **BEHIND, "outlived_step": True},
+        {**TRAINED, **TRACED, **BEHIND, "outlived_step": True, "is_past_release": True},
         Kind.HELD,
         Evidence.HELD_AFTER_BACKWARD,
     ),
     (
-        {**FORWARD, **TRACED, "freed": Phase.FORWARD, "outlived_step": False},
+        {**FORWARD, **TRACED, "freed": Phase.FORWARD, "outlived_step": False, "is_past_release": True},
         Kind.ACTIVATION,
         Evidence.NO_BACKWARD_YET,
     ),
     (
-        {"went_back": True, **TRACED, **BEHIND},
+        {"went_back": True, **TRACED, **BEHIND, "is_past_release": True},
         Kind.INPUT,
         Evidence.AROUND_BACKWARD,
     ),

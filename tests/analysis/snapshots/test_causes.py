@@ -314,3 +314,97 @@ def test_a_setting_is_not_first_where_memory_grows() -> None:
     assert [*found] == ["graphs kept", "largest line", "fragmentation"]
     assert found["fragmentation"].num_served == 1
     assert found["fragmentation"].words.endswith("expandable_segments:True (memory grows: that is for a while)")
+
+
+def decoder(number: int, caller: int = 3) -> list[dict[str, Any]]:
+    """A line of a layer's forward, which the model's forward calls in a loop."""
+    inner = line(number, "forward", "/home/me/layers.py")
+    return [inner, MODULE_CALL, *layer(20, caller)]
+
+
+def test_parts_that_repeat_are_checkpointed() -> None:
+    """Eight calls of a layer keep 3 x 10 MiB each; of seven a checkpoint keeps the last block: 140 MiB fewer."""
+    program = Recorded(capacity=300)
+    program.make(10, [line(2)])
+    for _ in range(8):
+        for number in (7, 8, 9):
+            program.make(10, decoder(number))
+    program.fail(100, [line(4)])
+    change = first(program)
+    assert change.cause == "repeated parts" and change.num_served == 1
+    assert change.allocated_before_bytes - change.allocated_bytes >= 40 << 20  # of the peak with what is then served
+    assert change.sentence.startswith("8 calls of forward (/home/me/layers.py:7) keep their activations for backward")
+    assert "140.00 MiB in 14 blocks" in change.sentence
+    assert "torch.utils.checkpoint" in change.words
+
+
+def test_the_layers_of_a_public_library_have_a_switch() -> None:
+    program = Recorded(capacity=300)
+    library = "/x/site-packages/transformers/models/llama/modeling_llama.py"
+    for _ in range(8):
+        for number in (7, 8, 9):
+            program.make(10, [line(number, "forward", library), MODULE_CALL, *layer(20)])
+    program.fail(100, [line(4)])
+    assert first(program).words.startswith("call model.gradient_checkpointing_enable()")
+
+
+def test_a_single_request_that_nothing_leaves_room_for() -> None:
+    program = Recorded(capacity=200)
+    program.make(10, [line(2)])
+    program.fail(320, [line(3)])
+    change = first(program)
+    assert change.cause == "one request" and change.num_served == 1
+    assert "train.py:3 is what does not fit: 320.00 MiB" in change.sentence
+    assert "2 parts" in change.words
+
+
+def test_a_whole_set_of_data_on_the_device() -> None:
+    program = Recorded(capacity=240)
+    program.make(150, [line(1)])
+    for _ in range(3):
+        train(program)
+    for _ in range(4):
+        program.make(10, layer(7))
+    program.fail(80, layer(7))
+    change = first(program)
+    assert change.cause == "data on the device"
+    assert change.sentence.startswith("150.00 MiB in 1 block (/home/me/train.py:1)")
+
+
+def test_a_cache_of_keys_and_values_by_the_name_of_its_code() -> None:
+    program = Recorded(capacity=130)
+    for _ in range(10):
+        program.make(10, [line(9, "update", "/x/site-packages/transformers/cache_utils.py"), *layer(8)])
+    program.fail(40, layer(9))
+    change = first(program)
+    assert change.cause == "KV cache" and 'cache_implementation="offloaded"' in change.words
+    assert "holds 100.00 MiB in 10 blocks" in change.sentence
+
+
+def test_a_call_of_the_model_with_more_than_the_training_has() -> None:
+    """The same lines of the model, called by another line of the program."""
+    program = Recorded(capacity=400)
+    for _ in range(3):
+        train(program)
+    program.make(30, [line(12)])
+    for _ in range(2):
+        program.make(80, layer(7, caller=13))
+    program.fail(240, layer(7, caller=13))
+    change = first(program)
+    assert change.cause == "long batch"
+    assert change.sentence.startswith("The call of the model at /home/me/train.py:13 is larger than those before")
+    assert "smaller batches there" in change.words
+
+
+def test_two_optimizers_that_step_in_turn_make_one_iteration() -> None:
+    """Each of 10 iterations keeps 2 x 10 MiB; 8 are over before the last whole one."""
+    program = Recorded(capacity=400)
+    critic = [frame("step", f"{TORCH}/optim/adam.py", 5), line(6)]
+    for _ in range(10):
+        for step, number in ((STEP, 7), (critic, 8)):
+            passing = program.make(5, layer(number))
+            program.make(10, layer(number + 10))
+            program.free(passing, BACKWARD)
+            program.free(program.make(1, step), step)
+    program.fail(230, [line(2)])
+    assert "each of 8 steps left 20.00 MiB, 160.00 MiB in 16 blocks" in first(program).sentence

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from tracer.analysis.profiles.attribution import Attribution
+from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.backward_passes import backward_passes, outermost_calls, records_grad
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.collectives import given_to_reducer
@@ -24,7 +24,7 @@ from tracer.analysis.profiles.observed_storages import DeviceRecording
 from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
 from tracer.analysis.profiles.time_spans import enclosing, merged
 from tracer.analysis.profiles.torch_categories import Categories, Category
-from tracer.arrays import Bool, ColumnTable, Int, Ints, PerBlock, PerKey, PerOp, at
+from tracer.arrays import Bool, Bools, ColumnTable, Int, Ints, PerAllocation, PerBlock, PerKey, PerOp, at
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import BYTES, COLLECTIVE_OPERATORS, RECURRENT_OPERATORS, is_accumulate_grad
@@ -70,6 +70,7 @@ class Facts(Conditions, ColumnTable):
     # Alive until the next step, behind a backward pass of its own step, and freed there before a model was called; in
     # the last step, as large as such a block of the same operator.
     is_replaced: PerBlock[Bool]
+    is_past_release: PerBlock[Bool]  # The next backward pass after it let go of what forward had made
     # Made in a call of a model that some backward pass went back to, or before one, outside of all calls.
     went_back: PerBlock[Bool]
     # Made by an operator that ran with gradients off, in a call of a model that did so throughout.
@@ -147,6 +148,7 @@ class _Finder:
             used_by_later_backward=self._used_by_later_backward(records),
             outlived_backward=self._outlived_backward(),
             is_replaced=self._is_replaced(),
+            is_past_release=self._is_past_release(phase),
             went_back=went_back,
             is_without_grad=is_without_grad,
             is_of_collective=at(self.attribution.allocation_is_collectives, self.allocation, False),
@@ -277,6 +279,14 @@ class _Finder:
         alike = self.lifetimes.size_bytes * (len(self.recording.strings) + 1) + name
         is_last = of_step & (self.freed_ns == _FOREVER) & (call_ns == _FOREVER) & np.isin(alike, alike[is_gone])
         return np.asarray(is_gone | is_last, np.bool_)
+
+    def _is_past_release(self, phase: PerAllocation[Int]) -> PerBlock[Bool]:
+        start_ns, end_ns = self.passes
+        of_forward = at(phase, self.allocation, NONE) == Phase.FORWARD
+        let_go_in = enclosing(start_ns, end_ns, self.freed_ns[of_forward])
+        releases: Bools = np.zeros(len(start_ns) + 1, np.bool_)
+        releases[let_go_in[let_go_in >= 0]] = True
+        return np.asarray(releases[np.searchsorted(start_ns, self.made_ns, side="right")], np.bool_)
 
     def _calls(self, records: PerOp[Bool]) -> tuple[PerBlock[Bool], PerBlock[Bool]]:
         """[B] whether a backward pass went back to where it was made, and whether gradients were off there."""

@@ -92,6 +92,17 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(Evidence.WITHOUT_GRAD, Kind.EVALUATION, ("made_in_forward", "is_without_grad")),
     Rule(Evidence.WITHIN_FORWARD, Kind.TEMPORARY, ("made_in_forward", "went_back", "not outlived_backward")),
+    # An output of the model's, or a loss: whether backward also used it, a trace does not say.
+    Rule(
+        Evidence.KEPT_BEHIND_BACKWARD,
+        Kind.UNKNOWN,
+        ("made_in_forward", "went_back", "not knows_uses", "not outlived_step", "is_past_release"),
+    ),
+    Rule(
+        Evidence.FREED_BEHIND_BACKWARD,
+        Kind.ACTIVATION,
+        ("made_in_forward", "went_back", "not knows_uses", "not outlived_step"),
+    ),
     Rule(Evidence.HELD_AFTER_BACKWARD, Kind.HELD, ("made_in_forward", "went_back")),
     Rule(Evidence.NO_BACKWARD_YET, Kind.ACTIVATION, ("made_in_forward",)),
     Rule(Evidence.AROUND_BACKWARD, Kind.INPUT, ("not knows_uses", "outlived_backward", "not outlived_step")),

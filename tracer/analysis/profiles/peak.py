@@ -131,7 +131,7 @@ def _by_the_allocators_books(blocks: ClassifiedBlocks, in_use: InUse) -> Classif
     """Sizes as the allocator has them, and behind the known blocks those that the recording never saw."""
     seen = in_use.block >= 0
     unseen = ~seen
-    # What was there before is known from tensors, which may span less than their block, and from no line.
+    # Blocks from before the recording are known by their tensors: they lack a line, and a tensor may be smaller.
     known = replace(
         blocks,
         size_bytes=in_use.size_bytes[seen],

@@ -12,7 +12,7 @@ from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.snapshot.columns import Snapshot
 
 _NO_CAUSES: Final = ("too little", "not known")
-"""What the allocator's state says where it is not to blame."""
+"""Causes of a failure that do not blame the allocator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,14 +36,16 @@ class FirstChange:
     reserved_before_bytes: int  # The most reserved, as recorded
     reserved_bytes: int  # The same with the change
     num_served: int = 0  # Requests that failed in the recording and are served with the change
+    serves_last: bool = False  # The last of these is among them
+    removed_bytes: int = 0  # Of what was in use, or asked for, as the last of these was made
     cause: str = ""  # Name of the cause that it removes
     sentence: str = ""  # What that cause is, with its bytes; empty where the change says it
 
     @property
     def saved_bytes(self) -> int:
-        """How much less is reserved, or else allocated, at the peak."""
+        """How much less is reserved, or allocated, at the peak, or is in use where memory ran out."""
         reserved = self.reserved_before_bytes - self.reserved_bytes
-        return max(reserved, self.allocated_before_bytes - self.allocated_bytes)
+        return max(reserved, self.allocated_before_bytes - self.allocated_bytes, self.removed_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,22 @@ def with_causes(finding: SnapshotFinding, first: Mapping[int, FirstChanges | Non
     return replace(finding, devices=tuple(devices))
 
 
+def with_allocated(finding: SnapshotFinding, modelled: Mapping[int, Modelled | None]) -> SnapshotFinding:
+    """A finding whose peaks have what the allocator gave, as torch counts it, where the model knows.
+
+    Args:
+        modelled: By index of the device.
+    """
+    devices = []
+    for device in finding.devices:
+        model, memory = modelled.get(device.device), device.peak.fragmentation
+        if model is not None and (size := model.most_in_use_bytes) is not None:
+            memory = replace(memory, allocated_bytes=size, free_bytes=memory.reserved_bytes - size)
+            device = replace(device, peak=replace(device.peak, allocated_bytes=size, fragmentation=memory))
+        devices.append(device)
+    return replace(finding, devices=tuple(devices))
+
+
 def _rank(
     cause: Cause, change: FirstChange, *, grows: bool, most_bytes: int, capacity: int | None
 ) -> tuple[object, ...]:
@@ -149,9 +167,10 @@ def _rank(
     return (
         cause.postpones and (grows or is_tight),
         cause.gives_up is GivesUp.UNKNOWN,
-        -change.num_served,
+        -change.serves_last,
         change.saved_bytes < _MUCH * most_bytes,
         cause.gives_up,
+        -change.num_served,
         -round(change.saved_bytes / max(most_bytes, 1), 1),  # of what helps alike, what is asked about first
     )
 
@@ -178,6 +197,8 @@ def _tried(cause: Cause, modelled: Modelled) -> FirstChange | None:
         reserved_before_bytes=before.reserved_peak_bytes,
         reserved_bytes=after.reserved_peak_bytes,
         num_served=len(before.unserved) - len(after.unserved),
+        removed_bytes=before.wanted_bytes - after.wanted_bytes,
+        serves_last=bool(before.unserved) and max(before.unserved) not in after.unserved,
         cause=cause.name,
         sentence=cause.sentence,
     )

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from tracer.allocator.blocks import State
 from tracer.allocator.history import History, read_history
 from tracer.allocator.replay import Outcome, Program, program_of, replay
 from tracer.allocator.reproduce import Reproduction, reproduce
 from tracer.allocator.settings import AllocatorSettings, recorded_settings
 from tracer.allocator.start_state import StartState, find_start
 from tracer.allocator.state import FIRST_TORCH_WITH_COUNTERS, NEWEST_TORCH
+from tracer.allocator.statistics import Moment
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.collector import paused_gc
 from tracer.snapshot.actions import Action
@@ -36,6 +38,7 @@ class Modelled:
     history: History
     reproduction: Reproduction  # The outcome of a replay at these settings
     peak_entry: int  # The entry with the most in use while the most was reserved; -1 for the start
+    most_in_use_entry: int  # The entry with the most in use, as requested; -1 for the start
     start: StartState  # What the recording began with
     # What was reserved and what the device had free, where a failed request says so.
     said_capacity_bytes: int | None = None
@@ -43,6 +46,22 @@ class Modelled:
     # Replays begin with what the recording began with, instead of in a clean allocator. Other settings would have made
     # another beginning, so that only other requests can be replayed.
     is_from_start: bool = False
+
+    def moment_after(self, entry: int) -> Moment | None:
+        """All blocks after one of these two entries; None where the model does not repeat the recording until then."""
+        reproduction = self.reproduction
+        left_at = reproduction.first_difference
+        if not reproduction.moments or (left_at is not None and left_at <= entry):
+            return None
+        return reproduction.moments[sorted({self.peak_entry, self.most_in_use_entry}).index(entry)]
+
+    @property
+    def most_in_use_bytes(self) -> int | None:
+        """Bytes in use at the peak, as torch counts them: a rest that is too small to split off is of its block."""
+        moment = self.moment_after(self.most_in_use_entry)
+        if moment is None:
+            return None
+        return sum(block.size for segment in moment for block in segment.blocks if block.state is not State.FREE)
 
     @property
     def torch_version(self) -> tuple[int, int]:
@@ -132,13 +151,15 @@ def model_device(device: ReplayedDevice) -> Modelled | None:
         history = read_history(snapshot, state, replayed)
         start = find_start(state, history, settings)
         peak_entry = reserved_peak_entry(replayed)
-        reproduction = _best_reproduction(state, history, start, settings, peak_entry)
+        moments = sorted({peak_entry, replayed.peak_entry})
+        reproduction = _best_reproduction(state, history, start, settings, moments)
     return Modelled(
         device=state.device,
         settings=settings,
         history=history,
         reproduction=reproduction,
         peak_entry=peak_entry,
+        most_in_use_entry=replayed.peak_entry,
         start=start,
         said_capacity_bytes=_said_capacity(state, replayed),
         knows_large_segments=_SINCE_2_10 in snapshot.settings,
@@ -154,7 +175,7 @@ def _said_capacity(state: DeviceState, replayed: Replay) -> int | None:
 
 
 def _best_reproduction(
-    state: DeviceState, history: History, start: StartState, settings: AllocatorSettings, peak_entry: int
+    state: DeviceState, history: History, start: StartState, settings: AllocatorSettings, moments: Sequence[int]
 ) -> Reproduction:
     """Under the rules that hold, or else under those that hold the longest."""
 
@@ -165,7 +186,7 @@ def _best_reproduction(
             start,
             settings,
             torch_version=version,
-            moments=(peak_entry,),
+            moments=moments,
             stop_at_difference=not to_the_end,
         )
 

@@ -12,10 +12,12 @@ from tracer.analysis.snapshots.fragmentation import fragmentation_after, usable_
 from tracer.analysis.snapshots.groups import Group, group_rows
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.oom_cause import Cause, FailureFacts, advice_on, cause_of, fits_without_fragmentation
-from tracer.analysis.snapshots.sites import Site
+from tracer.analysis.snapshots.sites import NO_FRAMES, Site
+from tracer.analysis.snapshots.stack_facts import Fact, has
 from tracer.block_sizes import SMALL_BYTES, round_size
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import Snapshot
+from tracer.snapshot.stacks import NO_STACK
 from tracer.units import format_bytes
 
 # A program that catches the error may try again forever; its first failures say it all.
@@ -105,6 +107,21 @@ def device_out_of_memory(snapshot: Snapshot) -> int | None:
     return max(last)[1] if last else None
 
 
+def _site_of_failure(device: ReplayedDevice, entry: int) -> Site:
+    """The line that asked; of a thread of autograd's, which has no stack, the line that called backward last."""
+    stacks, sites = device.state.trace.stack, device.sites
+    site = sites.site(int(stacks[entry]))
+    if site.frame != NO_FRAMES:
+        return site
+    for stack in stacks[:entry][stacks[:entry] != NO_STACK][::-1].tolist():
+        if has(sites.facts[stack], Fact.BACKWARD_CALL):
+            called = sites.site(stack)
+            return Site("backward", called.file, called.line)
+        if not sites.labels[stack]:  # which are of what autograd's thread made
+            break
+    return site
+
+
 def _explain(device: ReplayedDevice, entry: int, trials: Trials) -> OutOfMemory:
     state, replay, sites, settings = device.state, device.replay, device.sites, device.snapshot.settings
     trace = state.trace
@@ -134,7 +151,7 @@ def _explain(device: ReplayedDevice, entry: int, trials: Trials) -> OutOfMemory:
         usable_largest_free_bytes=failure.usable.largest_free_bytes,
         pending_free_bytes=failure.usable.pending_bytes,
         fits_without_fragmentation=fits_without_fragmentation(failure),
-        site=sites.site(stack),
+        site=_site_of_failure(device, entry),
         stack=sites.readable(stack),
         groups=tuple(failure.groups),
         cause=cause_of(failure),

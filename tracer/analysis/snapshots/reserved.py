@@ -62,13 +62,12 @@ class Reserved:
 
 def reserved_at_peak(modelled: Modelled, sites: Sites) -> Reserved | None:
     """Why so much was reserved when the most was; None if the model left the recording before."""
-    reproduction = modelled.reproduction
-    left_at = reproduction.first_difference
-    if not reproduction.moments or (left_at is not None and left_at <= modelled.peak_entry):
+    moment = modelled.moment_after(modelled.peak_entry)
+    if moment is None:
         return None
     uses = _LaterUses(modelled.history.lives, modelled.peak_entry, _releases(modelled))
     account = _Account(modelled.settings, modelled.history.lives, sites, uses)
-    return account.of(reproduction.moments[0], modelled.peak_entry)
+    return account.of(moment, modelled.peak_entry)
 
 
 def reserved_at_end(device: ReplayedDevice, settings: AllocatorSettings) -> Reserved:

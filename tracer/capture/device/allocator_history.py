@@ -24,6 +24,11 @@ def record_from_start() -> None:
     when_cuda_has_begun(_begin)
 
 
+def recorded_from_start() -> torch.device | None:
+    """The device whose history is on since the program began, and no session's yet."""
+    return torch.device(*_from_start) if _from_start else None
+
+
 def _begin() -> None:
     device = torch.device("cuda")
     try:

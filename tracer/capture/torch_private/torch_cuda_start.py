@@ -7,28 +7,12 @@ from collections.abc import Callable
 
 import torch
 
+from tracer.capture.before_call import before_next_call
+
 
 def before_cuda_begins(act: Callable[[], object]) -> Callable[[], None]:
-    """Have something called right before torch initializes CUDA in this process.
-
-    Args:
-        act: Called once at most.
-
-    Returns:
-        What ends that; more than once does no harm.
-    """
-    begin = torch._C._cuda_init
-
-    def end() -> None:
-        torch._C._cuda_init = begin
-
-    def begin_later() -> None:
-        end()
-        act()
-        begin()
-
-    torch._C._cuda_init = begin_later
-    return end
+    """Have something called once, right before torch initializes CUDA in this process; what is returned ends that."""
+    return before_next_call(torch._C, ("_cuda_init",), act)
 
 
 def when_cuda_has_begun(act: Callable[[], None]) -> None:

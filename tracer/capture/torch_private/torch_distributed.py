@@ -13,6 +13,8 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+from tracer.capture.before_call import before_next_call
+
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
@@ -61,27 +63,8 @@ def _by_type(parameters: Iterable[torch.Tensor]) -> Iterable[int]:
 
 
 def before_first_group(act: Callable[[], object]) -> Callable[[], None]:
-    """Have something called right before the first process group is made in this process: a group has threads.
-
-    Args:
-        act: Called once at most.
-
-    Returns:
-        The function that ends that; more than once does no harm.
-    """
-    module: Any = torch.distributed.distributed_c10d
-    make = module._new_process_group_helper
-
-    def end() -> None:
-        module._new_process_group_helper = make
-
-    def make_later(*arguments: Any, **options: Any) -> Any:
-        end()
-        act()
-        return make(*arguments, **options)
-
-    module._new_process_group_helper = make_later
-    return end
+    """Have something called once, right before a process group, which has threads; what is returned ends that."""
+    return before_next_call(torch.distributed.distributed_c10d, ("_new_process_group_helper",), act)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tracer.capture.before_call import before_next_call
 from tracer.errors import RecordingError
 
 
@@ -63,18 +64,8 @@ def start_allocator_history(device: torch.device, max_entries: int, *, stacks_of
 
 
 def when_history_is_switched(act: Callable[[], None]) -> None:
-    """Call something before CUDA's history is next switched on, off or over, by whoever it is."""
-    names = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
-    own = {name: switch for name in names if (switch := getattr(torch._C, name, None)) is not None}
-
-    def switched(name: str, *arguments: Any, **options: Any) -> Any:
-        for other, switch in own.items():
-            setattr(torch._C, other, switch)
-        act()
-        return own[name](*arguments, **options)
-
-    for name in own:
-        setattr(torch._C, name, partial(switched, name))
+    """Call something once, before CUDA's history is next switched on, off or over, by anybody."""
+    before_next_call(torch._C, ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy"), act)
 
 
 def stop_allocator_history(device: torch.device) -> None:

@@ -57,7 +57,7 @@ class LossInChunks(Hooks, makes=CHUNKED_LOSS):
 
     @contextmanager
     def early(self) -> Iterator[None]:
-        """Meanwhile `torch.nn.functional.cross_entropy` works in chunks: a script may import it by itself.
+        """Have `torch.nn.functional.cross_entropy` work in chunks meanwhile, for scripts that import the function.
 
         It is replaced in its module: a mode would see every operator of the program, and break graphs of torch.compile.
         """

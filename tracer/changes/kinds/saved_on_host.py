@@ -32,7 +32,7 @@ class ActivationsOnHost(Hooks, makes=SAVED_ON_HOST):
 
 
 class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
-    """What forward saves for backward lies in the host's pinned memory until backward uses it.
+    """Keeps the tensors that forward saves in the host's pinned memory until backward uses them.
 
     Unlike `torch.autograd.graph.save_on_cpu` it leaves parameters, which are on the device in any case, and what is
     small.

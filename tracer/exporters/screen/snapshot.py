@@ -188,9 +188,10 @@ def print_failed_allocation(event: OutOfMemory, console: Console, *, top: int = 
 
 
 def _print_ooms(device: DeviceFinding, console: Console, top: int) -> list[tuple[tuple[object, ...], ...]]:
-    """A failure of each line in full, before everything else; for the others a line. What the tables showed."""
+    """A failure of each line in full, the last one first; for the others a line. What the tables showed."""
     shown: list[tuple[tuple[object, ...], ...]] = []
     events = distinct_failures(device.oom)
+    events = (*events[-1:], *events[:-1])
     for event in events:
         when = since_start(event.time_us, device.first_time_us)
         say(console)

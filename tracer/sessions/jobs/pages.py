@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.first_changes import first_changes, with_causes
+from tracer.analysis.snapshots.first_changes import first_changes, with_allocated, with_causes
 from tracer.analysis.snapshots.job import JobFinding, RankPeak
 from tracer.analysis.snapshots.modelled import model_device
 from tracer.analysis.snapshots.timeline import device_timeline
@@ -89,6 +89,7 @@ def read_page(rank: RankPeak, num_pages: int) -> dict[str, Any] | None:
     modelled = model_device(device) if rank.out_of_memory else None
     first = first_changes(replayed, device, modelled)
     finding = with_causes(explain_replayed(replayed), {device.state.device: first})
+    finding = with_allocated(finding, {device.state.device: modelled})
     run: dict[str, str | int] = {"file": rank.file, "device": rank.device or 0}
     page = snapshot_page(replayed, finding, 0, timeline, run=run, first=first)
     shown = page_data(page, num_pages=num_pages)

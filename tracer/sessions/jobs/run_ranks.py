@@ -127,7 +127,7 @@ def run_job(
 
 def _forget_results(folder: Path) -> None:
     """Remove what ranks have left in a job's folder; what a shared process of theirs has written stays."""
-    for path in (*folder.iterdir(), *rank_folder(folder, 0).parent.glob("rank*/*")):
+    for path in (*folder.iterdir(), *folder.glob("rank*/*")):
         if path.is_file():
             path.unlink()
 

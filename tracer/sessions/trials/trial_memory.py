@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +20,9 @@ from tracer.null_gpu.limit import WITHOUT_END_BYTES, limited_to
 from tracer.null_gpu.writes import own_files
 from tracer.sessions.trials.trial_channel import TrialRequest
 from tracer.sessions.watch import MAX_ENTRIES
+
+LIMIT_S = 300
+"""Of a processor, for the script as it is where memory does not end: it may never come to the end of a step."""
 
 
 class TrialMemory:
@@ -37,6 +42,9 @@ class TrialMemory:
         """Do as a request says from now on, before anything is allocated."""
         if not request.is_limited:
             self._end.enter_context(limited_to(WITHOUT_END_BYTES, self._num_devices))
+            if not request.changes:
+                _limit(resource.RLIMIT_CPU, int(time.process_time()) + LIMIT_S)
+                _limit(resource.RLIMIT_CORE, 0)  # or the signal that ends it leaves one
         if request.is_explained:
             when_cuda_has_begun(self._record)
 
@@ -71,3 +79,7 @@ class TrialMemory:
         if self._history is not None:
             self._history.stop()
         self._end.close()
+
+
+def _limit(what: int, most: int) -> None:
+    resource.setrlimit(what, (most, resource.getrlimit(what)[1]))

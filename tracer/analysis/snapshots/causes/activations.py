@@ -28,6 +28,7 @@ _TILED: Final = re.compile(r"[/\\]diffusers[/\\]models[/\\]autoencoders[/\\]")
 _TILES: Final = 4
 _LONGER: Final = 2
 """Times the usual size, from which on a batch is an outlier."""
+_LONG_PERCENT: Final = 25
 _STAYING: Final = (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.BUFFER, Kind.WORKSPACE, Kind.GRADIENT)
 _SHRINKS: Final = {
     Kind.ACTIVATION: "checkpoint what it calls (torch.utils.checkpoint), run it in bfloat16, or use a smaller batch: ",
@@ -57,13 +58,14 @@ def attention_matrix(case: Case) -> Iterator[Cause]:
     held = case.held(rows)
     if not case.is_much(held, percent=_ATTENTION_PERCENT):
         return
+    asks = case.asked_bytes in (size // 2, size) and _is_attention(case, case.asked_stack)
     yield Cause(
         "attention matrix",
         f"Attention makes its scores as whole matrices: {case.words(held)}{case.lines(held)}, of up to "
         f"{format_bytes(size)} each, which grow with the square of the length.",
         "call torch.nn.functional.scaled_dot_product_attention in place of matmul and softmax "
         '(attn_implementation="sdpa" in transformers)',
-        lambda modelled: without_blocks(modelled, rows),
+        lambda modelled: with_smaller_blocks(modelled, rows, size, with_last_failure=asks),
         case.largest_site(held),
         GivesUp.A_LITTLE,
     )
@@ -88,19 +90,31 @@ def long_batch(case: Case) -> Iterator[Cause]:
     passing &= (case.kind != Kind.GRADIENT) & ~has(case.facts, Fact.OPTIMIZER_STEP)
     latest, earlier = passing & (step == len(starts)), np.flatnonzero(passing & (step < len(starts)))
     largest = np.zeros(len(case.stacks) + 1, np.int64)
-    np.maximum.at(largest, case.stack[earlier], lives.requested_bytes[earlier])
-    before = largest[case.stack]
+    np.maximum.at(largest, case.inner_stack[earlier], lives.requested_bytes[earlier])
+    before = largest[case.inner_stack]
     rows = np.flatnonzero(latest & (before > 0) & (lives.requested_bytes >= _LONGER * before))
     held = case.held(rows)
-    if not case.is_much(held, percent=25):
+    asked_before = int(largest[case.asked_inner_stack]) if case.asked_stack else 0
+    asks = 0 < _LONGER * asked_before <= case.asked_bytes
+    if not len(held) or (case.bytes(held) + asks * case.asked_bytes) * 100 < _LONG_PERCENT * case.in_use_bytes:
         return
     times = max(int(np.median(lives.requested_bytes[held] / before[held])), _LONGER)
+    wanted = f", and {format_bytes(case.asked_bytes)} more were asked for" if asks else ""
+    called = case.model_call(int(held[np.argmax(lives.requested_bytes[held])]))
+    of_old = {
+        case.model_call(row) for row in earlier[case.inner_stack[earlier] == case.inner_stack[held[0]]][:1].tolist()
+    }
+    is_other = called is not None and called not in of_old
     yield Cause(
         "long batch",
-        f"This iteration is larger than those before: the same lines make blocks {times} times as large, "
-        f"{case.words(held)}{case.lines(held)}.",
-        "limit the length (or size) of a sample, or put samples of alike length into a batch by their number of tokens",
-        lambda modelled: with_smaller_blocks(modelled, rows, times),
+        f"{f'The call of the model at {called.file}:{called.line}' if is_other and called else 'This iteration'} is "
+        f"larger than those before: the same lines make blocks {times} times as large, {case.words(held)}"
+        f"{case.lines(held)}{wanted}.",
+        "call the model with smaller batches there, and put their results together on the host"
+        if is_other
+        else "limit the length (or size) of a sample, or put samples of alike length into a batch by their number of "
+        "tokens",
+        lambda modelled: with_smaller_blocks(modelled, rows, times, with_last_failure=asks),
         case.largest_site(held),
         GivesUp.TIME_OR_SIZE,
     )

@@ -101,6 +101,31 @@ class Case:
         """The stack of every block, the same where the same lines made it [lives]."""
         return self._unlabelled[self.lives.stack]
 
+    @cached_property
+    def _inner(self) -> Ints:
+        """For every stack a number of its frames inside of the model that is called; of all, where none is [stacks]."""
+        numbers: dict[tuple[int, ...], int] = {}
+        is_call = [is_module_call(frame) for frame in self.frames]
+        inner = np.zeros(len(self.stacks), np.int64)
+        for stack in range(len(self.stacks)):
+            frames = [number for number in self.stacks.frame_ids(stack) if is_python(self.frames[number])]
+            depth = max((at for at, number in enumerate(frames) if is_call[number]), default=len(frames))
+            inner[stack] = numbers.setdefault(tuple(frames[:depth]), len(numbers))
+        return inner
+
+    @cached_property
+    def inner_stack(self) -> Ints:
+        """The stack of every block, the same where the same lines of a model made it, whoever calls the model [lives].
+
+        One of the step before and one of a validation are the same then.
+        """
+        return self._inner[self.stack]
+
+    @property
+    def asked_inner_stack(self) -> int:
+        """That of the request; see `inner_stack`."""
+        return int(self._inner[self.asked_stack])
+
     @property
     def asked_stack(self) -> int:
         """Stack of that request; 0, the empty one, at a peak."""

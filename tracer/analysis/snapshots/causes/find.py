@@ -12,9 +12,11 @@ from tracer.analysis.snapshots.causes.activations import (
     long_batch,
     variables_over_the_step,
 )
+from tracer.analysis.snapshots.causes.caches import kv_cache
 from tracer.analysis.snapshots.causes.case import Case
 from tracer.analysis.snapshots.causes.cause import Cause
 from tracer.analysis.snapshots.causes.copies import checkpoint_left, copies_of_weights, other_models
+from tracer.analysis.snapshots.causes.data import data_on_device
 from tracer.analysis.snapshots.causes.earlier_failure import held_by_traceback
 from tracer.analysis.snapshots.causes.evaluation import evaluation_with_gradients
 from tracer.analysis.snapshots.causes.growth import grown_by_cat, growth
@@ -24,6 +26,8 @@ from tracer.analysis.snapshots.causes.optimizer import (
     optimizer_temporaries,
 )
 from tracer.analysis.snapshots.causes.outputs import logits
+from tracer.analysis.snapshots.causes.repeated_parts import repeated_parts
+from tracer.analysis.snapshots.causes.request import one_request
 from tracer.analysis.snapshots.causes.reserving import emptied_cache, fragmentation, stranded_in_streams
 from tracer.analysis.snapshots.modelled import Modelled
 
@@ -42,7 +46,11 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     decoding_at_full_size,
     copies_of_weights,
     gradients_beside_buckets,
+    data_on_device,
+    kv_cache,
     long_batch,
+    one_request,
+    repeated_parts,
     largest_line,
 )
 _OF_RESERVING: Final[tuple[Callable[[Case, Modelled], Iterator[Cause]], ...]] = (

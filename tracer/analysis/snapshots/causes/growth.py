@@ -6,6 +6,7 @@ once in each, outside of modules: the batch, a loss, a token.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +18,7 @@ from tracer.analysis.snapshots.causes.case import Case
 from tracer.analysis.snapshots.causes.cause import Cause, GivesUp
 from tracer.analysis.snapshots.changed_requests import Changed, with_earlier_frees, without_blocks
 from tracer.analysis.snapshots.modelled import Modelled
+from tracer.analysis.snapshots.sites import NO_FRAMES, Site
 from tracer.analysis.snapshots.stack_facts import Fact, has
 from tracer.arrays import Bools, Ints
 from tracer.snapshot.replay import BEFORE
@@ -94,7 +96,7 @@ def _detached(case: Case, grown: Grown, what: str) -> str:
         return detach
     return (
         "evaluate under `with torch.no_grad():`, or train with a backward() for each part of a batch in place of one "
-        f"for their sum; {detach}"
+        f"for their sum; checkpoint each {what} (torch.utils.checkpoint) where one loss needs them all; {detach}"
     )
 
 
@@ -108,7 +110,7 @@ def _iterations(case: Case) -> Iterator[tuple[Ints, bool]]:
     """First entries of iterations, in several ways, and whether these are steps."""
     kinds = case.device.kinds
     for runs in (kinds.optimizer_runs, kinds.backward_runs, kinds.silent_runs):
-        starts = _behind_forwards(case, runs[0][runs[0] <= case.entry])
+        starts = _of_one_line(case, _behind_forwards(case, runs[0][runs[0] <= case.entry]))
         if len(starts) >= _LEAST_ITERATIONS:
             yield starts, True
             break
@@ -130,6 +132,15 @@ def _behind_forwards(case: Case, starts: Ints) -> Ints:
     forwards = _forwards(case)
     last = np.searchsorted(forwards, starts)
     return starts[np.diff(last, prepend=-1) > 0] if len(forwards) else starts
+
+
+def _of_one_line(case: Case, starts: Ints) -> Ints:
+    """Where several lines make steps in turn, as those of a generator and of its critic: one of the last line each."""
+    sites = [case.sites.site(stack) for stack in case.state.trace.stack[starts].tolist()]
+    times = Counter(sites)
+    if len(times) < 2 or Site(NO_FRAMES) in times or min(times.values()) * 2 * len(times) < len(starts):
+        return starts
+    return starts[[site == sites[-1] for site in sites]]
 
 
 def _forwards(case: Case) -> Ints:

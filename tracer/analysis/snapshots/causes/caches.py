@@ -1,0 +1,48 @@
+"""Keys and values that a model keeps of the tokens it has seen, by the name of the code that keeps them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Final
+
+import numpy as np
+
+from tracer.analysis.snapshots.causes.case import Case
+from tracer.analysis.snapshots.causes.cause import Cause, GivesUp
+from tracer.analysis.snapshots.causes.growth import grown_by_cat
+from tracer.analysis.snapshots.changed_requests import with_smaller_blocks
+from tracer.analysis.snapshots.frames import is_python
+from tracer.snapshot.columns import Frame
+from tracer.snapshot.replay import BEFORE
+
+_NAMES: Final = re.compile(r"kv_?cache|key_?value|kv_?pool|past_key|inference_cache|\bcache_utils\.py", re.IGNORECASE)
+"""Of a function, or of its file: as transformers, vLLM, SGLang and flash-attention have them."""
+_LEAST_PERCENT: Final = 20
+_PARTS: Final = 2
+
+
+def kv_cache(case: Case) -> Iterator[Cause]:
+    """Blocks that code makes whose name says that it keeps keys and values, where they do not grow by each token."""
+    is_named = case.stacks_with([*map(_is_of_cache, case.frames)])
+    rows = np.flatnonzero(is_named[case.lives.stack] & ~case.stays & (case.lives.begin > BEFORE))
+    held = case.held(rows)
+    if not case.is_much(held, percent=_LEAST_PERCENT) or any(True for _ in grown_by_cat(case)):
+        return
+    site = case.largest_site(held)
+    is_transformers = site.file is not None and "transformers" in PurePath(site.file).parts
+    other = ', or move it to the host (cache_implementation="offloaded")' if is_transformers else ""
+    yield Cause(
+        "KV cache",
+        f"The cache of keys and values holds {case.words(held)}{case.lines(held)}: it grows with the batch and with "
+        "the length.",
+        f"use a smaller batch or a shorter length{other}: this is with half of it",
+        lambda modelled: with_smaller_blocks(modelled, rows, _PARTS),
+        site,
+        GivesUp.TIME_OR_SIZE,
+    )
+
+
+def _is_of_cache(frame: Frame) -> bool:
+    return is_python(frame) and bool(_NAMES.search(f"{frame.name} {PurePath(frame.file).name}"))
