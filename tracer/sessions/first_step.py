@@ -20,11 +20,7 @@ class FirstStep:
     """
 
     def __init__(self, make_profiler: Callable[[Callable[[int], ProfilerAction]], Any]) -> None:
-        """Make the profiler; nothing is switched on.
-
-        Args:
-            make_profiler: Makes a `torch.profiler.profile` with a schedule.
-        """
+        """Make the profiler; nothing is switched on."""
         self.profiler: Any = make_profiler(only_the_first)
         self.is_kept = False
         self._regions = torch_profiler.OpenRegions()

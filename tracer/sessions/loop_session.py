@@ -63,11 +63,7 @@ class LoopSession:
         raise NotImplementedError
 
     def _switch_off(self, error: BaseException | None) -> None:
-        """Switch all off that is on, whatever each of them raises.
-
-        Args:
-            error: The error that has ended the block, if one has.
-        """
+        """Switch all off that is on, whatever each of them raises."""
         raise NotImplementedError
 
     def _switch_off_in_child(self) -> None:

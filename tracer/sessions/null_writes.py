@@ -35,7 +35,6 @@ def writes_aside(save_dir: Path | None, *, tell: Callable[[str], None]) -> Itera
 
     Args:
         save_dir: Folder of the run's results, which keeps the files; None if they are deleted.
-        tell: Takes the sentence on where they are.
 
     Raises:
         OutputError: The folder cannot be written to.

@@ -382,9 +382,7 @@ def write_outputs(
     """Write every output that the results allow; one that fails does not keep the others from being written.
 
     Args:
-        results: Results of a run.
         save_dir: Folder; made if it is missing.
-        leave_out: Names of outputs that are not wanted.
         tell: Called with each, as soon as it is written or has failed.
 
     Returns:
@@ -428,9 +426,7 @@ def write_output(results: RunResults, name: str, path: Path) -> None:
     """Write one output, wherever it is wanted.
 
     Args:
-        results: Results of a run.
         name: Name of the output, as the option `--no-<name>` spells it.
-        path: Where to.
 
     Raises:
         OutputError: The file cannot be written.
@@ -470,10 +466,6 @@ def left_from_earlier(save_dir: Path, written: Collection[Written]) -> tuple[Pat
     """Files of ours in the folder that this run has not written, and that could be taken for its own.
 
     They are not removed: a run that fails, or leaves a file out, has no right to an earlier one's results.
-
-    Args:
-        save_dir: Folder of the files.
-        written: What this run has written, or could not write.
     """
     ours = {file.path for file in written if file.error is None}
     paths = [save_dir / output.file_name for output in OUTPUTS]

@@ -122,11 +122,7 @@ class LoadedModules:
     """A finder of modules, before all others, that finds none."""
 
     def __init__(self, is_loading: Callable[[], None]) -> None:
-        """Set up; nothing is asked.
-
-        Args:
-            is_loading: Called before each module that is looked for.
-        """
+        """Set up; nothing is asked."""
         self._is_loading = is_loading
 
     def start(self) -> None:

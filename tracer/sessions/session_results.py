@@ -45,9 +45,6 @@ class ShownResults(RunResults):
     def save(self, folder: str | Path) -> tuple[Written, ...]:
         """Write every file of a run.
 
-        Args:
-            folder: Where to; files of the same names are replaced.
-
         Returns:
             What became of each.
 
@@ -69,8 +66,6 @@ def failure_of(
     """The failure without its traceback, which would keep the step's tensors alive.
 
     Args:
-        error: What ended the steps.
-        session: The session that was running.
         in_timing_pass: Whether it arose in the timing pass.
         is_raised: Whether it is still on its way, so that it is not to be touched.
     """
@@ -99,20 +94,7 @@ def run_results(
     timings: PhaseTimings | None = None,
     losses: tuple[float, ...] = (),
 ) -> ShownResults:
-    """Put the results of a session together, of the command line's run as of anybody's own loop.
-
-    Args:
-        session: A session that has ended, or has recorded all that it will.
-        findings: Findings of the session; None if not one step was recorded.
-        failure: See `RunResults`, as all others.
-        notes: Further notes, beside the session's.
-        parameters: See there.
-        project_root: See there.
-        settings: See there.
-        keep_recording: See there.
-        timings: See there.
-        losses: See there.
-    """
+    """Put the results of a session together, of the command line's run as of anybody's own loop."""
     ran_out = failure is not None and failure.out_of_memory and not failure.in_timing_pass
     device = session.device_of(findings)
     caveat = caveat_of(device)

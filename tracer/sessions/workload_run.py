@@ -54,13 +54,6 @@ def run_profile(
     is returned, with the failure named.
 
     Args:
-        workload: What a step does.
-        schedule: Which steps are profiled.
-        timing: Whether to run the timing pass.
-        trace: Whether to keep the profiler's own trace.
-        keep_recording: Whether recording.npz is to be among the files.
-        progress: Called with steps done and steps in all.
-        settings: What to remember of the run.
         root: The folder from which reports name files; by default that of the model's code.
         termination: Installed SIGTERM handler; signals stay deferred on return, so that the results can be written.
         device_named: Whether the profile is about the workload's device, whatever other devices hold.

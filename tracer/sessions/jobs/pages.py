@@ -33,9 +33,6 @@ def write_job(
 ) -> None:
     """Write the page of a job, with those of the ranks that a reader wants to look into.
 
-    Args:
-        dask: See `read_job`.
-
     Raises:
         OutputError: The file cannot be written.
         MissingPackageError: Dask is not installed.
@@ -48,9 +45,6 @@ def write_job(
 
 def read_pages(ranks: Sequence[RankPeak], *, dask: str | None = None) -> dict[str, dict[str, Any]]:
     """The pages of those ranks that can be read, by name; they share the room of one file with their job's.
-
-    Args:
-        dask: See `read_job`.
 
     Raises:
         MissingPackageError: Dask is not installed.

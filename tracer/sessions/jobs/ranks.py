@@ -153,9 +153,6 @@ def announce(rank: Rank, results: RunResults, save_dir: Path, store: RankStore |
 
     If a rank dies later, even rank 0, its results so far survive.
 
-    Args:
-        store: Store of the process group; None where there is none.
-
     Raises:
         OutputError: A file cannot be written.
     """
@@ -169,9 +166,6 @@ def announce(rank: Rank, results: RunResults, save_dir: Path, store: RankStore |
 
 def leave(peak: RankMessage, rank: Rank, save_dir: Path, store: RankStore | None = None) -> None:
     """Leave a rank's words in its own folder, and in the store of the process group.
-
-    Args:
-        store: The process group's; None where there is none.
 
     Raises:
         OutputError: The file cannot be written.
@@ -189,9 +183,6 @@ def finish(rank: Rank, peak: RankMessage, save_dir: Path, store: RankStore | Non
 
     The first rank of a machine that does not see what rank 0 has left does so too, in its own folder. A rank whose own
     loop failed does not wait for long: most likely it failed because another one is gone.
-
-    Args:
-        store: Store of the process group; None where there is none.
 
     Returns:
         The summary, where this rank has written it.
@@ -264,7 +255,6 @@ def write_summary(
     Args:
         run: Name of this start of the program; files of other starts are ignored.
         wait_s: For how long, in seconds, to wait for ranks that have not ended.
-        store: Store of the process group; None where there is none.
         waits_for: Ranks whose end is waited for; None means all.
         clock: Seconds.
         pause: Waits for so many seconds.
@@ -308,7 +298,6 @@ def read_ranks(save_dir: Path, world_size: int, *, run: str, store: RankStore | 
 
     Args:
         run: Name of this start of the program; files of other starts are ignored.
-        store: The process group's; None where there is none.
     """
     peaks = {index: _in_file(save_dir, index, run) for index in range(world_size)}
     if store is not None:

@@ -84,9 +84,7 @@ def run_job(
     Which others are worth it follows from the process groups of the first.
 
     Args:
-        job: What is asked for.
         save_dir: Where the ranks write, each to a folder of its own; None if they write nothing.
-        tell: Takes a line on what is done.
         is_first_seen: Whether what the first one prints on stdout is printed.
         is_limited: Whether memory ends where the card's does: a rank of a GPU that is full with what others take of it
             runs again then.
@@ -270,7 +268,6 @@ def _run(
     """This command as a rank, and what it printed where that is not seen.
 
     Args:
-        folder: The job's private folder.
         taken: [B] By GPU of its node, what others take of it.
     """
     place = RankPlace(rank, job.world_size, job.per_node, folder)
@@ -293,8 +290,6 @@ def write_ranks_page(job: NullJob, save_dir: Path, *, tell: Callable[[str], None
 
     Args:
         job: The ranks that ran; other ranks' files in the folder are not read.
-        save_dir: Where their folders are.
-        tell: Takes a line on what was written, or why it was not.
     """
     path = save_dir / RANKS_PAGE
     files = [file for run in job.runs if (file := _recording(run, save_dir)) is not None]

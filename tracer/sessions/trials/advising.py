@@ -153,12 +153,7 @@ def _verified(
 
 
 def measure(build: Build, changes: Sequence[Change], before: _RealRun, *, divides: bool = True) -> Measured:
-    """Make changes for real on a workload built anew.
-
-    Args:
-        changes: To be made.
-        before: The same without them.
-    """
+    """Make changes for real on a workload built anew."""
     after = run_for_real(build, changes, divides=divides)
     return Measured(
         saves_bytes=before.peak_bytes - after.peak_bytes,
@@ -171,11 +166,7 @@ def measure(build: Build, changes: Sequence[Change], before: _RealRun, *, divide
 
 
 def loss_is_sum(build: Build, changes: Sequence[Change], before: _RealRun) -> bool:
-    """Whether the losses of a batch's parts add up to that of the batch, rather than their mean: forward passes tell.
-
-    Args:
-        before: The run without them.
-    """
+    """Whether the losses of a batch's parts add up to the batch's, rather than their mean: forward passes tell."""
     if not before.losses:
         return False
     of_one = num_micro_batches(build())

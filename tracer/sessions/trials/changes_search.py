@@ -64,9 +64,6 @@ class _ChangeSearch:
         """All of them, but for those that the script does not bear, or that could not be made.
 
         Where it does not bear all, each is tried alone, until one fits.
-
-        Args:
-            before: What it bears.
         """
         everything = (*before, *of_group)
         trial = self._tried(everything)

@@ -37,10 +37,6 @@ def largest_fitting(
 ) -> int:
     """The largest size that fits; each answer is a trial of that size.
 
-    Args:
-        attempt: Tries a size.
-        tell: Called with every size that was tried.
-
     Returns:
         0 where not even the smallest fits.
 
@@ -78,9 +74,6 @@ def fitting_micro_batches(
     """The largest micro-batches of one size that together are so many samples and fit; None where none do.
 
     With them, gradients are there already during a forward pass: what fits as a whole batch may not as a part of one.
-
-    Args:
-        attempt: Tries a micro-batch's size and a number of them.
     """
     for size in range(min(largest, num_samples - 1), 0, -1):
         if num_samples % size == 0:

@@ -44,10 +44,7 @@ def predict_workload(
     """Train a workload for some steps without an end of memory, and where it is more than the card's, on the card.
 
     Args:
-        build: Makes it.
-        devices: What this process runs on.
         is_limited: Whether it is asked whether it fits there.
-        settings: What to remember of the run.
         num_steps: More where the shapes of batches vary.
 
     Raises:
@@ -76,13 +73,7 @@ def _run(build: Build, num_steps: int, settings: Mapping[str, object]) -> RunRes
 
 
 def trial(build: Build, card: Card, *, num_steps: int = NUM_STEPS) -> Trial:
-    """Whether a workload fits on a card, and what it takes where memory does not end.
-
-    Args:
-        build: Makes it.
-        card: What this process runs on.
-        num_steps: Number of steps that are made.
-    """
+    """Whether a workload fits on a card, and what it takes where memory does not end."""
     need = steps_need(build, num_steps=num_steps)
     fits = need.peak_reserved_bytes <= card.usable_bytes
     if not fits and need.peak_allocated_bytes <= card.usable_bytes:  # the allocator may do with its cache given back
@@ -97,24 +88,14 @@ def trial(build: Build, card: Card, *, num_steps: int = NUM_STEPS) -> Trial:
 
 
 def steps_need(build: Build, *, num_steps: int = NUM_STEPS) -> Sizes:
-    """What some steps take where memory does not end, without explaining it.
-
-    Args:
-        build: Makes the workload.
-        num_steps: Number of steps that are made.
-    """
+    """What some steps take where memory does not end, without explaining it."""
     with _without_limit(1):
         _train(build, num_steps)
         return sizes_of("cuda:0")
 
 
 def shape_need(build: Build, inputs: tuple[str, ...]) -> ShapeNeed:
-    """Memory that inputs of one shape need.
-
-    Args:
-        build: Makes the workload of that shape.
-        inputs: As `--input` has them.
-    """
+    """Memory that inputs of one shape need."""
     need = steps_need(build)
     return ShapeNeed(inputs, need.peak_allocated_bytes, need.peak_reserved_bytes)
 
@@ -176,10 +157,7 @@ def predict_script(
     """Run a script until its memory repeats.
 
     Args:
-        run: Runs it under the profile that it is given.
-        devices: What this process runs on.
         num_steps: Number of steps that are run; 0 for as many as it takes until two take the same.
-        settings: What to remember of the run.
 
     Returns:
         None if no training was found, or the script failed otherwise than for want of memory.
@@ -230,12 +208,7 @@ def predict_script(
 
 
 def no_room_before(error: BaseException, devices: Devices) -> Prediction:
-    """The prediction of a script that ran out of memory before a step of it could be recorded.
-
-    Args:
-        error: What it raised.
-        devices: What this process runs on.
-    """
+    """The prediction of a script that ran out of memory before a step of it could be recorded."""
     sizes, place, line = fullest_sizes(), RankPlace.here(), error_line(error)
     results = RunResults(
         findings=None,

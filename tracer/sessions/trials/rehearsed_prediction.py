@@ -45,11 +45,8 @@ def predict(
 
     Args:
         build: Its workload holds no numbers any more afterwards.
-        card: The device it is to fit on.
-        settings: Settings of its allocator.
         device: `cuda`, or `cpu` for the CPU's own behaviour.
         num_steps: More where the shapes of batches vary.
-        remember: Options, for the files.
 
     Raises:
         RehearsalError: It cannot be rehearsed.
@@ -82,8 +79,6 @@ def trial(workload: Workload, card: Card, settings: AllocatorSettings | None = N
 
     Args:
         workload: On the CPU; it holds no numbers any more afterwards.
-        card: The device.
-        settings: Settings of its allocator.
     """
     rehearsal, _ = _rehearsed(workload, card, "cuda", NUM_STEPS)
     unlimited = rehearsal.memory if settings is None else rehearsal.on_device(settings)
@@ -170,7 +165,6 @@ def of_model(model: torch.nn.Module, *, is_rehearsed: bool) -> list[str]:
     """Sentences on what is known of a model without running its steps.
 
     Args:
-        model: The model.
         is_rehearsed: Whether a rehearsal answers; else the null GPU.
     """
     sentences = []
@@ -188,14 +182,7 @@ def of_model(model: torch.nn.Module, *, is_rehearsed: bool) -> list[str]:
 
 
 def shape_need(build: Build, inputs: tuple[str, ...], *, card: Card | None, device: str) -> ShapeNeed:
-    """What a workload of one shape needs.
-
-    Args:
-        build: Makes the workload with that shape.
-        inputs: As `--input` has them.
-        card: The device it is to fit on.
-        device: As in `predict`.
-    """
+    """What a workload of one shape needs."""
     rehearsal, _ = _rehearsed(build(), card, device, NUM_STEPS)
     return ShapeNeed(inputs, rehearsal.memory.peak_allocated_bytes, rehearsal.memory.peak_reserved_bytes)
 

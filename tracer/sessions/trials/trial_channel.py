@@ -95,8 +95,6 @@ class SharedStart:
 
         Args:
             told: Makes the environment variables by which the process has a role, with the trials' pipes as a part.
-            variables: Other variables that it has.
-            rank: Number of the rank that it is.
             may_wait: Whether a trial has a reason to use no processor.
         """
         self._told, self._variables, self._rank, self._may_wait = told, variables, rank, may_wait

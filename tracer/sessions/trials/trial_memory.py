@@ -29,11 +29,7 @@ class TrialMemory:
     """Sets the limit and records the history that a trial asks for, from `begin` until the block ends."""
 
     def __init__(self, num_devices: int) -> None:
-        """Nothing is asked for yet, and memory ends as the card's does.
-
-        Args:
-            num_devices: Number of GPUs that the process may see.
-        """
+        """Nothing is asked for yet, and memory ends as the card's does."""
         self._num_devices = num_devices
         self._end = ExitStack()
         self._history: AllocatorHistory | None = None
