@@ -33,7 +33,7 @@ from tracer.results.fit import FitTrial
 from tracer.results.null_job import NullJob
 from tracer.sessions.jobs import run_ranks as null_job
 from tracer.sessions.jobs.run_ranks import Job
-from tracer.sessions.null_values import read_by_program, values_read
+from tracer.sessions.on_null_gpu import read_by_program, values_read
 from tracer.units import GIB
 
 GPT = ("--model", "models.gpt:build")
@@ -182,9 +182,9 @@ def test_values_are_on_while_a_script_runs(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
-    script.write_text("from tracer.sessions import null_values\nprint('read', null_values.values_read() is not None)")
+    script.write_text("from tracer.sessions import on_null_gpu\nprint('read', on_null_gpu.values_read() is not None)")
     monkeypatch.setattr(process, "is_active", lambda: True)
-    monkeypatch.setattr("tracer.sessions.null_writes.writes_aside", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("tracer.sessions.on_null_gpu.writes_aside", lambda *_, **__: nullcontext())
     monkeypatch.setattr(switch, "HostValues", FakeValues)
     FakeValues.made.clear()
     folder = ("--save-dir", str(tmp_path / "out")) if command == ("run",) else ()

@@ -183,8 +183,7 @@ def on_null_gpu(on: OnOptions, save_dir: Path | None, *, quiet: bool) -> Iterato
         quiet: Whether no sentence is printed.
     """
     from tracer.sessions.jobs.run_ranks import as_this_rank
-    from tracer.sessions.null_values import values_on
-    from tracer.sessions.null_writes import writes_aside
+    from tracer.sessions.on_null_gpu import values_on, writes_aside
 
     tell = not_said if quiet else say
     aside = nullcontext() if on.keep_writes else writes_aside(save_dir, tell=tell)

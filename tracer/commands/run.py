@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from tracer.null_gpu.cards import Devices
     from tracer.sessions.jobs.run_ranks import Job
     from tracer.sessions.script_run import MakeLater, MakeSession
-    from tracer.sessions.session import Schedule
 
 __tracebackhide__ = True  # a line of this file explains nothing about the script
 
@@ -121,20 +120,32 @@ def run(
     from tracer.sessions.script_run import ScriptProfile
     from tracer.sessions.termination import Termination
     from tracer.sessions.training import TrainingProfile
+    from tracer.sessions.voices import ScriptVoice
+    from tracer.sessions.watch import TrainingWatch
 
     here, ended = on_null_gpu(on, save_dir, quiet=screen.quiet), closing(Termination())
     with errors_for_people(), kept_import_path(), here, _made(changes) as notes, ended as termination:
         steps = (schedule.of_calls() if inference else schedule).schedule()
         check_folder(save_dir)
         check_script(script, is_module=module)
-        common = _Common(save_dir, device, screen, _described(on.on, own))
-        profile = ScriptProfile(
-            _watch(common) if watch else _training(common, steps, requested),
-            make_later=None if watch else _later(common),
-            is_inference=inference,
-        )
+        common: dict[str, Any] = {"voice": ScriptVoice(), "device": device, "settings": _described(on.on, own)}
+        watched = partial(TrainingWatch, save_dir=save_dir, screen=not screen.quiet, **common)
+        make_session: MakeSession = watched
+        make_later: MakeLater | None = None
         if not watch:
+            make_later = partial(watched, save_dir=save_dir / LATER, on_signal=None, is_later=True)
+            make_session = partial(
+                TrainingProfile,
+                save_dir=save_dir,
+                schedule=steps,
+                screen="none" if screen.quiet else "full",
+                top=screen.top,
+                trace=requested.trace,
+                keep_recording=requested.keep_recording,
+                **common,
+            )
             record_from_start()
+        profile = ScriptProfile(make_session, make_later=make_later, is_inference=inference)
         termination.watch()
         succeeded, own_end = True, None
         has_run_out = False
@@ -172,75 +183,11 @@ def run(
         raise typer.Exit(1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Common:
-    """What all sessions of a script are told: folder, device, screen, and the settings to remember."""
-
-    save_dir: Path
-    device: str | None
-    screen: ScreenOptions
-    settings: Mapping[str, str]
-
-
 def _described(on: str | None, own: Sequence[str]) -> dict[str, str]:
     """Settings that a run keeps: the script and its arguments as a shell takes them, and the card."""
     num_words = 2 if own[0] == "-m" else 1
     card = {"on": on} if on is not None else {}
     return {**card, "script": shlex.join(own[:num_words]), "arguments": shlex.join(own[num_words:])}
-
-
-def _training(common: _Common, schedule: Schedule, requested: RequestedFiles) -> MakeSession:
-    """Makes the session that records the first steps."""
-    from tracer.sessions.training import TrainingProfile
-    from tracer.sessions.voices import ScriptVoice
-
-    return lambda models, optimizers: TrainingProfile(
-        models,
-        optimizers,
-        voice=ScriptVoice(),
-        save_dir=common.save_dir,
-        schedule=schedule,
-        device=common.device,
-        screen="none" if common.screen.quiet else "full",
-        top=common.screen.top,
-        trace=requested.trace,
-        keep_recording=requested.keep_recording,
-        settings=common.settings,
-    )
-
-
-def _watch(common: _Common) -> MakeSession:
-    """Makes the session of `--watch`."""
-    from tracer.sessions.voices import ScriptVoice
-    from tracer.sessions.watch import TrainingWatch
-
-    return lambda models, optimizers: TrainingWatch(
-        models,
-        optimizers,
-        voice=ScriptVoice(),
-        save_dir=common.save_dir,
-        device=common.device,
-        screen="none" if common.screen.quiet else "short",
-        settings=common.settings,
-    )
-
-
-def _later(common: _Common) -> MakeLater:
-    """Makes what watches the script after its recorded steps."""
-    from tracer.sessions.voices import ScriptVoice
-    from tracer.sessions.watch import TrainingWatch
-
-    return lambda models, optimizers: TrainingWatch(
-        models,
-        optimizers,
-        voice=ScriptVoice(),
-        is_later=True,
-        save_dir=common.save_dir / LATER,
-        device=common.device,
-        on_signal=None,
-        screen="none" if common.screen.quiet else "short",
-        settings=common.settings,
-    )
 
 
 def _checked_changes(names: str) -> Sequence[ScriptChange]:

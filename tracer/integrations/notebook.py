@@ -43,9 +43,7 @@ def memory_timeline(shell: Any, line: str, cell: str) -> None:
     warmup = options.warmup if options.warmup is not None else 0 if options.inference else _DEFAULT.num_warmup_steps
     schedule = Schedule(options.wait, warmup, options.active, options.repeats)
     profile = ScriptProfile(
-        lambda models, optimizers: TrainingProfile(
-            models, optimizers, save_dir=options.save_dir, schedule=schedule, voice=CellVoice()
-        ),
+        partial(TrainingProfile, save_dir=options.save_dir, schedule=schedule, voice=CellVoice()),
         is_inference=options.inference,
     )
     profile.__enter__()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -26,17 +27,11 @@ from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
 from tracer.results.failure import is_out_of_memory
 from tracer.sessions.loop_session import fault_text
-from tracer.sessions.null_writes import share_with_ranks
+from tracer.sessions.on_null_gpu import share_with_ranks
 from tracer.sessions.step_finders import StepsByHand, StepsOfCalls, StepsOfOptimizers
 from tracer.sessions.termination import signals_deferred
 from tracer.sessions.training import TrainingProfile
 from tracer.sessions.watch import TrainingWatch
-
-if TYPE_CHECKING:
-    from tracer.sessions.trials.counted_steps import CountedSteps
-
-    Session = TrainingProfile | TrainingWatch | CountedSteps
-MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], "Session"]
 
 NO_MODEL = "No training was found: no model with parameters to be trained was called, and no optimizer made a step."
 NO_CALL = "No model was called."
@@ -46,6 +41,47 @@ NO_STEP = (
 )
 
 
+@dataclass(slots=True)
+class CountedSteps:
+    """Steps of a script that are counted, and nothing more."""
+
+    device: torch.device  # Where what is trained was when its first step began
+    num_steps_done: int = 0  # How many have ended
+    is_complete: bool = False  # Whether no more are wanted; the script's profile asks its own question
+    is_incomplete: bool = False  # Never: it writes nothing
+
+    @classmethod
+    def of(cls, models: dict[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> CountedSteps:
+        """Steps of these; without parameters they are on the CPU, as all that nobody moved."""
+        parameters = [parameter for model in models.values() for parameter in model.parameters()]
+        parameters += [item for optimizer in optimizers for group in optimizer.param_groups for item in group["params"]]
+        return cls(parameters[0].device if parameters else torch.device("cpu"))
+
+    def __enter__(self) -> Self:
+        """There is nothing to switch on."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """There is nothing to switch off."""
+
+    def wait_for_next_step(self) -> None:
+        """No-op: nothing is recorded."""
+
+    def abandon(self) -> None:
+        """No-op: nothing is switched on."""
+
+    def observe_call(self, module: nn.Module, args: Any) -> None:
+        """A call of a model is not looked at."""
+
+    def step(self) -> None:
+        """Count a step that has ended."""
+        self.num_steps_done += 1
+
+
+Session = TrainingProfile | TrainingWatch | CountedSteps
+MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], Session]
 MakeLater = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], TrainingWatch]
 
 

@@ -18,7 +18,7 @@ from tracer.exporters.screen.profile import headline
 from tracer.results.failure import Failure, without_tracebacks
 from tracer.results.null_run import caveat_of, notes_of
 from tracer.results.run_results import RunResults
-from tracer.sessions.null_values import values_read
+from tracer.sessions.on_null_gpu import values_read
 from tracer.sessions.output_files import Written, write_outputs
 from tracer.sessions.session import ProfileSession
 

@@ -35,7 +35,7 @@ from tracer.capture.step_columns import StepColumns
 from tracer.errors import SnapshotError
 from tracer.results.null_run import caveat_of
 from tracer.results.watch_report import Event, HolderName, OutlivedMemory, WatchReport
-from tracer.sessions.null_values import values_read
+from tracer.sessions.on_null_gpu import values_read
 from tracer.snapshot.load import snapshot_in_memory
 
 _LEAST_KEPT_BYTES, _LEAST_KEPT_SHARE = 1 << 20, 0.005

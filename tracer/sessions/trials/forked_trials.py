@@ -27,8 +27,7 @@ from tracer.capture.torch_private.torch_distributed import before_first_group
 from tracer.changes.applied import AppliedChanges
 from tracer.changes.script_changes import ALLOCATOR_SETTINGS, ScriptChange, allocator_variables, script_changes
 from tracer.sessions.jobs.child_processes import end_with_parent
-from tracer.sessions.null_writes import delete as delete_writes
-from tracer.sessions.null_writes import in_fork as writes_in_fork
+from tracer.sessions.on_null_gpu import delete_writes, writes_in_fork
 from tracer.sessions.trials.trial_channel import Channel, TrialRequest
 
 

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -27,9 +28,9 @@ from tracer.sessions.output_files import OUTPUTS
 from tracer.sessions.script_run import ScriptProfile
 from tracer.sessions.session import Schedule
 from tracer.sessions.training import TrainingProfile
-from tracer.sessions.trials.counted_steps import MOST_STEPS, StepRequests
 from tracer.sessions.trials.largest_fitting import Trial
 from tracer.sessions.trials.rehearsed_prediction import NUM_STEPS, on_card
+from tracer.sessions.trials.script_trial import MOST_STEPS, StepRequests, fullest_sizes, sizes_of
 from tracer.sessions.voices import ScriptVoice
 from tracer.sessions.workload_run import run_profile
 from tracer.workloads.workload import Workload, train_step
@@ -169,9 +170,8 @@ def predict_script(
     steps = StepRequests()
     with tempfile.TemporaryDirectory() as folder:
         profile = ScriptProfile(
-            lambda models, optimizers: TrainingProfile(
-                models,
-                optimizers,
+            partial(
+                TrainingProfile,
                 voice=ScriptVoice(),
                 save_dir=folder,
                 schedule=_schedule(num_steps or MOST_STEPS),
@@ -265,21 +265,4 @@ def _prediction(
         spread_is_about="",
         failed_at=failed_at,
         assumptions=tuple(assumptions),
-    )
-
-
-def fullest_sizes() -> Sizes:
-    """The peaks of the device of this process that was filled most."""
-    peaks = [sizes_of(f"cuda:{device}") for device in range(torch.cuda.device_count())]
-    return max(peaks, key=lambda sizes: (sizes.peak_reserved_bytes, sizes.peak_allocated_bytes))
-
-
-def sizes_of(device: str) -> Sizes:
-    """What the counters of a device have seen at most."""
-    counters = torch.cuda.memory_stats(torch.device(device))
-    return Sizes(
-        peak_allocated_bytes=counters.get("allocated_bytes.all.peak", 0),
-        peak_requested_bytes=counters.get("requested_bytes.all.peak", 0),
-        peak_reserved_bytes=counters.get("reserved_bytes.all.peak", 0),
-        num_retries=counters.get("num_alloc_retries", 0),
     )

@@ -15,9 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tracer.changes.applied import AppliedChanges
 from tracer.changes.script_changes import CHECKPOINT
-from tracer.sessions.script_run import FirstStepsDone, ScriptProfile
-from tracer.sessions.trials import counted_steps
-from tracer.sessions.trials.counted_steps import CountedSteps, StepFlops, StepRequests
+from tracer.sessions.script_run import CountedSteps, FirstStepsDone, ScriptProfile
+from tracer.sessions.trials import script_trial
+from tracer.sessions.trials.script_trial import StepFlops, StepRequests
 
 
 def test_steps_are_counted_until_it_is_enough() -> None:
@@ -51,11 +51,11 @@ def counted(monkeypatch: pytest.MonkeyPatch, in_use: Sequence[int], *, totals: i
     steps = StepRequests()
     for number, left in enumerate(in_use):
         values = {
-            counted_steps._TOTALS: (totals * number,),
-            counted_steps._PEAKS: (max(in_use[: number + 1]) + 10,),
-            counted_steps._IN_USE: (left // 2, left - left // 2),  # of two devices
+            script_trial._TOTALS: (totals * number,),
+            script_trial._PEAKS: (max(in_use[: number + 1]) + 10,),
+            script_trial._IN_USE: (left // 2, left - left // 2),  # of two devices
         }
-        monkeypatch.setattr(counted_steps, "_counted", values.__getitem__)
+        monkeypatch.setattr(script_trial, "_counted", values.__getitem__)
         steps.next()
     return steps
 

@@ -1,23 +1,99 @@
-"""Where a program's files go while it runs on the null GPU: nothing was computed, so that none is a result."""
+"""While a program runs on the null GPU: the values that decide sizes, and where its files go, for none is a result."""
 
 from __future__ import annotations
 
 import atexit
 import os
+import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+import numpy as np
+import torch
+
+from tracer.capture.values_read import LeftOut, ValueRead, ValuesRead
 from tracer.exporters.files import check_folder
 from tracer.null_gpu import process, writes
 from tracer.null_gpu.job.place import RankPlace
 from tracer.sessions.folder import OwnFolder
 from tracer.sessions.jobs.ranks import rank_folder
+
+if TYPE_CHECKING:
+    from tracer.null_gpu.values.answers import Answer
+    from tracer.null_gpu.values.device_reads import DeviceRead
+    from tracer.null_gpu.values.switch import HostValues, ValuesReport
+
+
+_OURS = Path(__file__).parents[1]
+
+_switched_on: list[HostValues] = []
+"""Kernels are replaced for the whole process, so that there is one of these or none."""
+
+
+@contextmanager
+def values_on(answers: Mapping[tuple[str, int], Answer]) -> Iterator[None]:
+    """Numbers that decide sizes are computed meanwhile; nothing where the device is not the null GPU."""
+    if not process.is_active():
+        yield
+        return
+    from tracer.null_gpu.values.switch import HostValues
+
+    _seed()
+    values = HostValues(answers)
+    _switched_on.append(values)
+    try:
+        yield
+    finally:
+        _switched_on.remove(values)
+        values.close()
+
+
+def _seed() -> None:
+    """Two runs of a program that seeds nothing ask for the same memory: weights decide masks, and those sizes."""
+    random.seed(0)
+    np.random.seed(0)  # whatever a program draws from without a generator of its own
+    torch.default_generator.manual_seed(0)
+
+
+def values_read() -> ValuesRead | None:
+    """What the program has read so far; None where values are off."""
+    return read_by_program(_switched_on[-1].report()) if _switched_on else None
+
+
+def read_by_program(report: ValuesReport) -> ValuesRead:
+    """The report without what this program itself reads, such as a step's loss."""
+    return ValuesRead(
+        reads=tuple(_value_read(read) for read in report.reads if read.decides_size or not _is_ours(read.line.file)),
+        left_out=tuple(LeftOut(reason, count) for reason, count in report.left_out),
+        num_compiled_buffers=report.num_compiled_buffers,
+        unused_answers=tuple(f"{file}:{number}" for file, number in report.unused_answers),
+    )
+
+
+def _is_ours(file: str) -> bool:
+    return Path(file).is_relative_to(_OURS)
+
+
+def _value_read(read: DeviceRead) -> ValueRead:
+    return ValueRead(
+        file=read.line.file,
+        line=read.line.number,
+        function=read.line.function,
+        operator=read.operator,
+        count=read.count,
+        value=read.value,
+        known=read.known.name.lower(),
+        answered=read.answered,
+        decides_size=read.decides_size,
+        num_empty=read.num_empty,
+    )
+
 
 FOLDER: Final = "null-gpu-writes"
 """Name of the folder below the results."""
@@ -54,7 +130,7 @@ def writes_aside(save_dir: Path | None, *, tell: Callable[[str], None]) -> Itera
         writes.mirror(before, folder)
     first = _of_rank(save_dir, place, 0) if place is not None and place.rank else None
     in_place = [path for path in (save_dir, place.folder if place is not None else None) if path is not None]
-    atexit.register(_finish, own, owner, is_kept=save_dir is not None)
+    atexit.register(_finish_writes, own, owner, is_kept=save_dir is not None)
     writes.redirect_safetensors()
     writes.begin(folder, _of_program(save_dir), in_place, first)
     try:
@@ -80,7 +156,7 @@ def share_with_ranks() -> None:
             shutil.copytree(_current[0], place.folder / _BEFORE_STEPS, symlinks=True)
 
 
-def in_fork() -> None:
+def writes_in_fork() -> None:
     """In a forked child that goes on as a trial of its own: it has its own copy of what was written so far."""
     if _current:
         with writes.own_files():
@@ -90,7 +166,7 @@ def in_fork() -> None:
         _current[:] = [folder]
 
 
-def delete() -> None:
+def delete_writes() -> None:
     """Before a process ends by `os._exit`: delete its folder, and its copy alone if it is such a child."""
     if _current:
         writes.hold(1)
@@ -143,7 +219,7 @@ def _number(files: Sequence[Path]) -> str:
     return "file" if len(files) == 1 else f"{len(files):,} files"
 
 
-def _finish(own: OwnFolder, owner: int, *, is_kept: bool) -> None:
+def _finish_writes(own: OwnFolder, owner: int, *, is_kept: bool) -> None:
     """When the process ends: only the program's files are left, or nothing."""
     if os.getpid() != owner:
         return
