@@ -16,12 +16,12 @@ import torch
 
 from benchmarks.advice_programs import PROGRAMS, Program
 from tracer.changes.change import Change
-from tracer.changes.planner import Outcome, advise, applied
+from tracer.changes.planner import RehearsedChanges, advise, applied
 from tracer.changes.recommendation import Group, Recommendation
 from tracer.null_gpu.cards import A100
 from tracer.null_gpu.cudnn import cudnn_of
 from tracer.null_gpu.process import restart_on
-from tracer.runs.advising import shown_on_null_gpu
+from tracer.sessions.trials.advising import shown_on_null_gpu
 from tracer.units import MIB
 from tracer.workloads.workload import Workload, num_micro_batches
 
@@ -68,7 +68,9 @@ class _Counted:
     lines: int = 0
 
 
-def _print_row(program: Program, row: Recommendation, outcome: Outcome, before: int, counted: _Counted) -> None:
+def _print_row(
+    program: Program, row: Recommendation, outcome: RehearsedChanges, before: int, counted: _Counted
+) -> None:
     shown = before - shown_peak_bytes(program, outcome.changes)
     ran = lines_run(program, outcome.changes[0])
     counted.rows += 1

@@ -28,7 +28,7 @@ import torch
 from benchmarks.engine import as_markdown
 from benchmarks.null_gpu_commands import ROOT, SCRIPTS, watched
 from tracer.null_gpu.cards import named_card
-from tracer.null_gpu.job.place import Place
+from tracer.null_gpu.job.place import RankPlace
 from tracer.null_gpu.process import environment
 
 CARD: Final = "h100-96GB"
@@ -154,7 +154,7 @@ def _bare(row: Row, what: Sequence[str]) -> Iterator[str]:
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     with tempfile.TemporaryDirectory() as folder:
         for rank in row.ranks:
-            place = Place(rank, row.num_ranks, 8, Path(folder))
+            place = RankPlace(rank, row.num_ranks, 8, Path(folder))
             ended = subprocess.run(
                 [sys.executable, str(SCRIPTS / "lone_rank.py"), *what], cwd=folder,
                 env=environment([card] * 8) | place.variables() | row.variables() | {"PYTHONPATH": paths},

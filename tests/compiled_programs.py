@@ -38,7 +38,7 @@ from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.peak_rows import origin_of
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
-from tracer.runs.session import Schedule
+from tracer.sessions.session import Schedule
 
 Batch = tuple[Tensor, ...]
 LossOf = Callable[..., Tensor]
@@ -483,7 +483,7 @@ def _reported_again(folder: Path) -> bool:
     """Whether the files made from the kept recording are those of the run."""
     from tracer.exporters.json_documents.peak import peak_document
     from tracer.exporters.recording_file.kept_run_file import load_kept_run
-    from tracer.runs.kept import results_of
+    from tracer.sessions.stored_results import results_of
 
     again = results_of(load_kept_run(folder / "recording.npz"))
     assert again.findings is not None

@@ -32,8 +32,8 @@ ROOMS: dict[str, set[str]] = {
     "tracer.nested": set(),
     "tracer.working_folder": set(),
     "tracer.null_gpu.values": {"tracer.capture", "tracer.errors", "tracer.null_gpu", "tracer.units"},
-    "tracer.null_gpu.job": {"tracer.capture", "tracer.errors", "tracer.null_gpu"},
-    "tracer.null_gpu": {"tracer.errors", "tracer.units"},
+    "tracer.null_gpu.job": {"tracer.capture", "tracer.command_line", "tracer.errors", "tracer.null_gpu"},
+    "tracer.null_gpu": {"tracer.command_line", "tracer.errors", "tracer.units"},
     "tracer.workloads": _BASE,
     "tracer.capture": _BASE,
     "tracer.snapshot": _BASE,
@@ -45,10 +45,10 @@ ROOMS: dict[str, set[str]] = {
     "tracer.results": _FOUND,
     "tracer.exporters": {*_FOUND, "tracer.results"},
     "tracer.timeline_tracer": _WRITES,
-    "tracer.runs": {*_WRITES, *_NULL_GPU, "tracer.timeline_tracer", "tracer.workloads"},
-    "tracer.integrations": {*_WRITES, "tracer.runs"},
+    "tracer.sessions": {*_WRITES, *_NULL_GPU, "tracer.timeline_tracer", "tracer.workloads"},
+    "tracer.integrations": {*_WRITES, "tracer.sessions"},
     "tracer.__main__": {"tracer.commands"},
-    "tracer.commands": {*_WRITES, *_NULL_GPU, "tracer.runs", "tracer.workloads"},
+    "tracer.commands": {*_WRITES, *_NULL_GPU, "tracer.sessions", "tracer.workloads"},
     "tracer": set(),  # the map of the house; it loads its public names when they are first used
     "models": {"tracer.workloads"},
     "main": {"tracer.commands"},
@@ -76,6 +76,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "tracer.exporters.screen",
         "tracer.exporters.page",
     ),
+    "tracer.sessions": ("tracer.sessions.jobs", "tracer.sessions.trials"),
 }
 # The longest way from a room to the base, in rooms: `commands` to `errors`.
 MAX_FLOORS = 11

@@ -18,9 +18,9 @@ import tracer
 from tracer.errors import TracerError, UsageError
 from tracer.exporters import notebook
 from tracer.integrations.notebook import memory_timeline
-from tracer.runs.session import Schedule
-from tracer.runs.training import profile_training
-from tracer.runs.watch import watch_training
+from tracer.sessions.session import Schedule
+from tracer.sessions.training import profile_training
+from tracer.sessions.watch import watch_training
 
 ROOT = Path(tracer.__file__).parent.parent
 NEEDS = ("ipykernel", "nbclient", "nbconvert", "pandas")

@@ -25,7 +25,7 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.groups import Group
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.exporters.recording_file.kept_run_file import load_kept_run
-from tracer.runs.kept import results_of
+from tracer.sessions.stored_results import results_of
 from tracer.snapshot.load import load_snapshot
 
 ROOT = Path(__file__).parents[1]

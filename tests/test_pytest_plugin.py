@@ -18,7 +18,7 @@ from tracer.errors import SnapshotError
 from tracer.exporters.json_documents.baseline import read_baseline, write_baseline
 from tracer.exporters.markdown import write_markdown
 from tracer.integrations.pytest_plugin import MARK, Limits, _judged
-from tracer.runs.process_memory import ProcessPeak
+from tracer.sessions.process_memory import ProcessPeak
 from tracer.units import MIB
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -41,7 +41,9 @@ The folders are the data flow: what happened, what it means, who wants to know.
     results/           what a run, a prediction or a watched training found: what exporters write
     exporters/         who wants to know: one file per output format
     timeline_tracer    the on_trace_ready callback
-    runs/              a session around a loop, a run of a workload, its files, several ranks
+    sessions/          around a loop, a script or a workload: its steps, files, signals; what a watched training does
+      jobs/            several ranks: run on the null GPU, their results merged, their recordings read
+      trials/          does it fit, what makes it fit, how much would it need: found by running it
     integrations/      the same as callbacks of other people's trainers
     commands/          the command line, one file a command
 
@@ -58,9 +60,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tracer.analysis.profiles.memory_timeline import MemoryTimeline
     from tracer.errors import TracerError
-    from tracer.runs.session import ProfileSession, Schedule
-    from tracer.runs.training import profile_training
-    from tracer.runs.watch import watch_training
+    from tracer.sessions.session import ProfileSession, Schedule
+    from tracer.sessions.training import profile_training
+    from tracer.sessions.watch import watch_training
     from tracer.timeline_tracer import TimelineTracer
 
 __version__ = "0.2.0.dev0"
@@ -76,12 +78,12 @@ __all__ = [
 
 _HOMES = {
     "MemoryTimeline": "tracer.analysis.profiles.memory_timeline",
-    "ProfileSession": "tracer.runs.session",
-    "Schedule": "tracer.runs.session",
+    "ProfileSession": "tracer.sessions.session",
+    "Schedule": "tracer.sessions.session",
     "TimelineTracer": "tracer.timeline_tracer",
     "TracerError": "tracer.errors",
-    "profile_training": "tracer.runs.training",
-    "watch_training": "tracer.runs.watch",
+    "profile_training": "tracer.sessions.training",
+    "watch_training": "tracer.sessions.watch",
 }
 
 

@@ -1,10 +1,16 @@
-"""How this process was called."""
+"""How this process was called, and the same command again, in another role."""
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Final, NoReturn
+
+_ROLE: Final = "TORCH_TIMELINE_ROLE"
 
 
 def this_command() -> str:
@@ -12,3 +18,42 @@ def this_command() -> str:
     program = Path(sys.argv[0])
     words = ["python", "-m", program.parent.name] if program.name == "__main__.py" else [program.name]
     return shlex.join([*words, *sys.argv[1:]])
+
+
+def again() -> list[str]:
+    """The running command, as a new process is started with it."""
+    return [sys.executable, *sys.orig_argv[1:]]
+
+
+def replace_process(variables: Mapping[str, str]) -> NoReturn:
+    """Go on as the running command with these environment variables, from its beginning."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, again(), variables)
+
+
+def role(part: str) -> Any:
+    """A part of the role that this process was started in; None where it has none such.
+
+    `job` is the folder of the job that it is a rank of, `trial` what `fit` asks of it, `peaks` the folder that it
+    leaves its peak in, `test` the file that pytest's plugin reads.
+    """
+    return _role().get(part)
+
+
+def take_role(part: str) -> Any:
+    """The same, and processes that this one starts do not have it."""
+    parts = _role()
+    taken = parts.pop(part, None)
+    os.environ[_ROLE] = json.dumps(parts)
+    return taken
+
+
+def in_role(**parts: object) -> dict[str, str]:
+    """The environment variable of a process that has these parts beside those of this process's role."""
+    return {_ROLE: json.dumps({**_role(), **parts})}
+
+
+def _role() -> dict[str, Any]:
+    parts: dict[str, Any] = json.loads(os.environ.get(_ROLE, "{}"))
+    return parts

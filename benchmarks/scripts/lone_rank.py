@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from tracer.null_gpu.job.lone_rank import lone_rank
-from tracer.null_gpu.job.place import Place
+from tracer.null_gpu.job.place import RankPlace
 from tracer.null_gpu.job.store import LoneStore
 
-place = Place.here()
+place = RankPlace.here()
 assert place is not None, "not a rank"
 private: Any = torch._C._distributed_c10d
 private.FileStore = lambda *_: LoneStore()  # in which torch 2.6 exchanges handles of symmetric memory

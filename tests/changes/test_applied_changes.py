@@ -30,8 +30,8 @@ from tracer.changes.script_changes import (
     SCRIPT_CHANGES,
     STATE_ON_HOST,
     ScriptChange,
+    allocator_variables,
     script_changes,
-    set_allocator,
 )
 from tracer.errors import UsageError
 from tracer.workloads.module_steps import repeated_blocks
@@ -71,7 +71,7 @@ def test_each_change_but_settings_has_hooks() -> None:
 def test_settings_are_added_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     for _ in range(2):
-        set_allocator([EXPANDABLE, FUSED])
+        os.environ.update(allocator_variables([EXPANDABLE, FUSED]))
         assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
 
 

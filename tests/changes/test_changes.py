@@ -17,7 +17,7 @@ from tracer.changes.change import Change, Part, Situation
 from tracer.changes.kinds import checkpoint, in_place
 from tracer.changes.kinds.accumulate import Accumulated, part_of
 from tracer.changes.kinds.checkpoint import part_names
-from tracer.changes.planner import Advice, Outcome, advise, applied, candidates
+from tracer.changes.planner import Advice, RehearsedChanges, advise, applied, candidates
 from tracer.changes.recommendation import Keeps
 from tracer.rehearsal.rehearse import rehearse
 from tracer.workloads.module_steps import ModuleWorkload, StepWorkload, mean_square
@@ -29,7 +29,7 @@ def advice_for(name: str, device: Any = "cpu") -> Advice:
     return advise(PROGRAMS[name], device=device)
 
 
-def outcome(advice: Advice, words: str) -> Outcome:
+def outcome(advice: Advice, words: str) -> RehearsedChanges:
     return next(one for one in advice.outcomes if words in one.name)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tracer.changes.change import Change
-from tracer.changes.planner import Outcome, _cheapest, _FirstBatch, _listed
+from tracer.changes.planner import RehearsedChanges, _cheapest, _FirstBatch, _listed
 from tracer.changes.recommendation import Group, Keeps
 from tracer.rehearsal.rehearse import rehearse
 from tracer.workloads.module_steps import StepWorkload
@@ -25,9 +25,9 @@ def change(
     return Change(name, name, group, keeps, (), cost=cost, settings=settings)
 
 
-def outcome(changes: Sequence[Change], saved: int, saved_reserved: int | None = None) -> Outcome:
+def outcome(changes: Sequence[Change], saved: int, saved_reserved: int | None = None) -> RehearsedChanges:
     reserved = None if saved_reserved is None else BASE_BYTES - saved_reserved
-    return Outcome(tuple(changes), BASE_BYTES - saved, saved, reserved, saved_reserved, 0, 0.0)
+    return RehearsedChanges(tuple(changes), BASE_BYTES - saved, saved, reserved, saved_reserved, 0, 0.0)
 
 
 class Sums:
@@ -36,7 +36,7 @@ class Sums:
     def __init__(self, saves: dict[str, int]) -> None:
         self.saves, self.base = saves, outcome((), 0)
 
-    def outcome(self, changes: Sequence[Change]) -> Outcome:
+    def outcome(self, changes: Sequence[Change]) -> RehearsedChanges:
         return outcome(changes, sum(self.saves[change.name] for change in changes))
 
 

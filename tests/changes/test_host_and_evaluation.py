@@ -11,7 +11,7 @@ from tracer.changes.kinds import allocator_settings, saved_on_host
 from tracer.changes.planner import Advice, _Trials, advise, applied
 from tracer.rehearsal.cuda_rules import RULE_NAMES
 from tracer.rehearsal.rehearse import rehearse
-from tracer.runs.advising import measure, run_for_real
+from tracer.sessions.trials.advising import measure, run_for_real
 from tracer.units import MIB
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.supervised import SupervisedWorkload

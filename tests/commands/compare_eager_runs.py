@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 import main
-from tracer.runs.outputs import OUTPUTS
+from tracer.sessions.output_files import OUTPUTS
 
 NET = """
 import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from tracer.analysis.snapshots.job import RankPeak
-from tracer.runs.job import read_rank
+from tracer.sessions.jobs.read_recordings import read_rank
 
 
 def dying_reader(file: str, device: int | None) -> RankPeak:

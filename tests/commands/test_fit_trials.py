@@ -12,10 +12,10 @@ import pytest
 
 from tracer.changes.script_changes import CHECKPOINT, ScriptChange, changes_of
 from tracer.commands import fit_trials
-from tracer.commands.fit_trials import Trials, told_alone
+from tracer.commands.fit_trials import ScriptTrials, told_alone
 from tracer.null_gpu.cards import devices_of
 from tracer.results.fit import FitTrial
-from tracer.runs.child_processes import ChildProcesses
+from tracer.sessions.jobs.child_processes import ChildProcesses
 from tracer.units import GIB, MIB
 
 DEVICES = devices_of("h100:8GiB")
@@ -27,7 +27,7 @@ def test_each_change_is_told_beside_the_script_as_it_is(
 ) -> None:
     asked: list[tuple[str, ...]] = []
 
-    def make(trials: Trials, changes: Sequence[ScriptChange] = ()) -> FitTrial:
+    def make(trials: ScriptTrials, changes: Sequence[ScriptChange] = ()) -> FitTrial:
         names = tuple(change.name for change in changes)
         asked.append(names)
         if names == ("checkpoint",):
@@ -37,7 +37,7 @@ def test_each_change_is_told_beside_the_script_as_it_is(
         notes = ("chunked-loss: no large loss over classes was computed.",) if names == ("chunked-loss",) else ()
         return FitTrial(names, fits=True, allocated_bytes=GIB, reserved_bytes=2 * GIB, notes=notes, flops=1000)
 
-    monkeypatch.setattr(Trials, "make", make)
+    monkeypatch.setattr(ScriptTrials, "make", make)
     base = FitTrial((), fits=True, allocated_bytes=GIB, reserved_bytes=2 * GIB) if is_known else None
     report = told_alone(DEVICES, ("train.py",), base)
     alone = [(change.name,) for change in changes_of(is_job=False)]
@@ -54,13 +54,13 @@ def test_each_change_is_told_beside_the_script_as_it_is(
 
 
 def test_of_changes_tried_alone_the_first_that_fits_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(trials: Trials, changes: Sequence[ScriptChange] = ()) -> FitTrial:
+    def make(trials: ScriptTrials, changes: Sequence[ScriptChange] = ()) -> FitTrial:
         names = tuple(change.name for change in changes)
         return FitTrial(names, fits=names in (("checkpoint",), ("bf16",)))
 
-    monkeypatch.setattr(Trials, "make", make)
+    monkeypatch.setattr(ScriptTrials, "make", make)
     assert told_alone(DEVICES, ("train.py",)).apply == ("checkpoint",)
-    monkeypatch.setattr(Trials, "make", lambda trials, changes=(): FitTrial((), fits=False))
+    monkeypatch.setattr(ScriptTrials, "make", lambda trials, changes=(): FitTrial((), fits=False))
     assert told_alone(DEVICES, ("train.py",)).apply is None
 
 
@@ -95,8 +95,8 @@ def test_why_a_trial_ended_is_the_line_with_the_exception(
         return stderr.write(f"{printed}Hint: ours.\n".encode())
 
     monkeypatch.setattr(subprocess, "Popen", failed)
-    monkeypatch.setattr(ChildProcesses, "run", lambda _, start: min(start(), 1))
-    trial = Trials(GIB).make((CHECKPOINT,))
+    monkeypatch.setattr(ChildProcesses, "run", lambda _, start, may_wait: min(start(), 1))
+    trial = ScriptTrials(GIB).make((CHECKPOINT,))
     assert trial.has_ended_before and trial.notes == (reason,)
 
 
@@ -126,23 +126,23 @@ def test_what_a_trial_asks_of_the_null_gpu(
     ran: list[str] = []
 
     def attempt(
-        trials: Trials, changes: object, more: object, *, is_limited: bool, is_explained: bool = False
+        trials: ScriptTrials, changes: object, more: object, *, is_limited: bool, is_explained: bool = False
     ) -> FitTrial:
         ran.append("card" if is_limited else "without end")
         return WHOLE if not is_limited or trials.usable_bytes >= 3 * GIB else FULL
 
-    monkeypatch.setattr(Trials, "_attempt", attempt)
-    assert Trials(usable_bytes).make(changes) == expected and ran == asked
+    monkeypatch.setattr(ScriptTrials, "_attempt", attempt)
+    assert ScriptTrials(usable_bytes).make(changes) == expected and ran == asked
 
 
 def test_where_a_run_without_an_end_fails_too_what_is_known_is_until_memory_ran_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def attempt(trials: Trials, *args: object, is_limited: bool, is_explained: bool = False) -> FitTrial:
+    def attempt(trials: ScriptTrials, *args: object, is_limited: bool, is_explained: bool = False) -> FitTrial:
         return FULL if is_limited else FitTrial((), fits=False, has_ended_before=True)
 
-    monkeypatch.setattr(Trials, "_attempt", attempt)
-    assert Trials(GIB).make() == replace(FULL, is_whole=False)
+    monkeypatch.setattr(ScriptTrials, "_attempt", attempt)
+    assert ScriptTrials(GIB).make() == replace(FULL, is_whole=False)
 
 
 def test_a_recording_that_cannot_be_read_costs_the_explanation_alone(

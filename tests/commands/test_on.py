@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 import main
 from tracer.capture.values_read import ValuesRead
 from tracer.changes.script_changes import SCRIPT_CHANGES, ScriptChange
-from tracer.commands.fit_trials import Trials
+from tracer.commands.fit_trials import ScriptTrials
 from tracer.exporters.document import Document
 from tracer.exporters.recording_file.checked_columns import RECORDING
 from tracer.exporters.screen.values import print_values
@@ -31,9 +31,9 @@ from tracer.null_gpu.values.known_ranges import Known
 from tracer.null_gpu.values.switch import ValuesReport
 from tracer.results.fit import FitTrial
 from tracer.results.null_job import NullJob
-from tracer.runs import null_job
-from tracer.runs.null_job import Job
-from tracer.runs.null_values import read_by_program, values_read
+from tracer.sessions.jobs import run_ranks as null_job
+from tracer.sessions.jobs.run_ranks import Job
+from tracer.sessions.on_null_gpu import read_by_program, values_read
 from tracer.units import GIB
 
 GPT = ("--model", "models.gpt:build")
@@ -182,9 +182,9 @@ def test_values_are_on_while_a_script_runs(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
-    script.write_text("from tracer.runs import null_values\nprint('read', null_values.values_read() is not None)")
+    script.write_text("from tracer.sessions import on_null_gpu\nprint('read', on_null_gpu.values_read() is not None)")
     monkeypatch.setattr(process, "is_active", lambda: True)
-    monkeypatch.setattr("tracer.runs.null_writes.writes_aside", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("tracer.sessions.on_null_gpu.writes_aside", lambda *_, **__: nullcontext())
     monkeypatch.setattr(switch, "HostValues", FakeValues)
     FakeValues.made.clear()
     folder = ("--save-dir", str(tmp_path / "out")) if command == ("run",) else ()
@@ -239,13 +239,13 @@ def test_advice_of_a_job_tries_each_change_on_it_behind_its_own_answer(
 ) -> None:
     jobs: list[Job | None] = []
 
-    def make(trials: Trials, changes: Sequence[ScriptChange] = ()) -> FitTrial:
+    def make(trials: ScriptTrials, changes: Sequence[ScriptChange] = ()) -> FitTrial:
         jobs.append(trials.job)
         return FitTrial(tuple(change.name for change in changes), fits=True, allocated_bytes=GIB, worst_rank=1)
 
     job = NullJob(devices_of("2xh100"), 2, ())
     monkeypatch.setattr(null_job, "run_job", lambda *args, **kwargs: job)
-    monkeypatch.setattr(Trials, "make", make)
+    monkeypatch.setattr(ScriptTrials, "make", make)
     result = called(command, "--on", "2xh100", "--advise", "--save-dir", str(tmp_path / "out"), script)
     assert result.exit_code == 0, result.output
     assert jobs == [Job(devices_of("2xh100"), 2)] * (1 + len(SCRIPT_CHANGES))

@@ -21,9 +21,9 @@ import torch
 from typer.testing import CliRunner
 
 import main
-import tracer.runs.outputs
-import tracer.runs.ranks
-import tracer.runs.workload_run
+import tracer.sessions.jobs.ranks
+import tracer.sessions.output_files
+import tracer.sessions.workload_run
 from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem, parse_total_time
 from tests.pieces import Pieces, noise, raising
 from tests.processes import run_python
@@ -32,10 +32,10 @@ from tracer.commands.profile import Built, RunOptions, run_and_report
 from tracer.commands.workload_options import chosen_device
 from tracer.errors import OutputError, TracerError
 from tracer.results.run_results import RunResults
-from tracer.runs.outputs import OUTPUTS
-from tracer.runs.ranks import Rank
-from tracer.runs.session import Schedule
-from tracer.runs.workload_run import run_profile
+from tracer.sessions.jobs.ranks import Rank
+from tracer.sessions.output_files import OUTPUTS
+from tracer.sessions.session import Schedule
+from tracer.sessions.workload_run import run_profile
 from tracer.workloads.shipped_models import shipped_model
 
 ROOT = Path(main.__file__).parent
@@ -103,7 +103,7 @@ def results() -> RunResults:
 @pytest.fixture
 def already_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where only what comes before and after the run matters, it is one that was made before."""
-    monkeypatch.setattr(tracer.runs.workload_run, "run_profile", lambda *_, **__: results())
+    monkeypatch.setattr(tracer.sessions.workload_run, "run_profile", lambda *_, **__: results())
 
 
 # ---- help ------------------------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_a_reader_who_has_seen_enough_costs_nothing(tmp_path: Path, monkeypatch:
 SIGNALLED = """
 import dataclasses, os, signal
 import main
-from tracer.runs import outputs
+from tracer.sessions import output_files as outputs
 
 def write(material, path):
     os.kill(os.getpid(), signal.SIGINT)
@@ -317,7 +317,9 @@ def test_sigterm_while_files_are_written_waits_for_them(tmp_path: Path, monkeypa
         os.kill(os.getpid(), signal.SIGTERM)
 
     # Not `already_run`, whose run ends without having put SIGTERM on hold.
-    monkeypatch.setattr(tracer.runs.outputs, "OUTPUTS", (dataclasses.replace(OUTPUTS[0], write=write), *OUTPUTS[1:]))
+    monkeypatch.setattr(
+        tracer.sessions.output_files, "OUTPUTS", (dataclasses.replace(OUTPUTS[0], write=write), *OUTPUTS[1:])
+    )
     ended = run(*TINY, *SHORT, "--no-cuda-timing", "--save-dir", tmp_path)
     assert (ended.code, ended.stdout) == (1, "")
     *wrote, error = ended.stderr.splitlines()
@@ -332,8 +334,8 @@ def test_a_summary_of_ranks_that_cannot_be_written_is_said_before_the_answer(
     def full(*_: object) -> None:
         raise OutputError("The disk is full.")
 
-    monkeypatch.setattr(tracer.runs.ranks, "this_rank", lambda: Rank(0, 2, 0, "a run"))
-    monkeypatch.setattr(tracer.runs.ranks, "finish", full)
+    monkeypatch.setattr(tracer.sessions.jobs.ranks, "this_rank", lambda: Rank(0, 2, 0, "a run"))
+    monkeypatch.setattr(tracer.sessions.jobs.ranks, "finish", full)
     assert not run_and_report(Built(Pieces(), {}), WITHOUT_TIMES, save_dir=tmp_path)
     printed = capsys.readouterr()
     assert printed.err.splitlines()[-1] == "Error: The disk is full."
@@ -539,7 +541,7 @@ def test_a_first_step_without_memory_says_how_to_have_it_recorded(
 
 
 def test_files_of_an_earlier_run_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracer.runs.workload_run, "run_profile", lambda *_, **__: results())
+    monkeypatch.setattr(tracer.sessions.workload_run, "run_profile", lambda *_, **__: results())
     assert "earlier run" not in run(*TINY, *SHORT, "--save-dir", tmp_path).stderr
     again = run(*TINY, *SHORT, "--no-peak-json", "--save-dir", tmp_path)
     assert again.code == 0

@@ -15,10 +15,10 @@ from tests.exporters.recording_file.samples import kept_on_cpu
 from tests.pieces import Pieces, raising
 from tests.processes import run_python
 from tracer.exporters.recording_file.kept_run_file import save_kept_run
-from tracer.runs.kept import kept_run
-from tracer.runs.outputs import OUTPUTS
-from tracer.runs.session import Schedule
-from tracer.runs.workload_run import run_profile
+from tracer.sessions.output_files import OUTPUTS
+from tracer.sessions.session import Schedule
+from tracer.sessions.stored_results import kept_run
+from tracer.sessions.workload_run import run_profile
 
 ROOT = Path(main.__file__).parent
 FILES = {output.file_name for output in OUTPUTS} - {"advice.json"}  # what was not asked for

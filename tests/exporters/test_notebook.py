@@ -12,9 +12,9 @@ import pytest
 from tests.pieces import tiny_fno
 from tracer.errors import MissingPackageError
 from tracer.exporters import notebook
-from tracer.runs.results import ShownResults
-from tracer.runs.session import Schedule
-from tracer.runs.workload_run import run_profile
+from tracer.sessions.session import Schedule
+from tracer.sessions.session_results import ShownResults
+from tracer.sessions.workload_run import run_profile
 
 
 @cache

@@ -257,8 +257,8 @@ def symmetric_workspace() -> None:
 
 
 if __name__ == "__main__":
-    from tracer.runs.null_job import as_this_rank
-    from tracer.runs.null_values import values_on
+    from tracer.sessions.jobs.run_ranks import as_this_rank
+    from tracer.sessions.on_null_gpu import values_on
 
     torch.cuda.set_device(DEVICE)
     with values_on({}), as_this_rank():

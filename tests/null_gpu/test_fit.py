@@ -13,12 +13,10 @@ import pytest
 from tests.processes import run_python
 from tracer.changes.eight_bit_packages import installed_packages
 from tracer.changes.script_changes import FUSED, changes_of
-from tracer.commands.fit_answer import TRIAL
-from tracer.commands.fit_trials import Trials
-from tracer.commands.shared_start import SharedStart
+from tracer.commands.fit_trials import ScriptTrials
 from tracer.null_gpu.cards import devices_of
-from tracer.runs.null_job import Job
-from tracer.runs.trial_channel import TrialRequest
+from tracer.sessions.jobs.run_ranks import Job
+from tracer.sessions.trials.trial_channel import SharedStart, TrialRequest
 
 pytestmark = pytest.mark.slow
 
@@ -248,7 +246,7 @@ def test_trials_are_forks_although_the_script_asks_for_a_gpu_first(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, str(ROOT / "main.py"), "fit", "--on", "h100", "train.py"])
     answered = []
-    with SharedStart(TRIAL) as start:
+    with SharedStart() as start:
         for number in range(2):
             (folder := tmp_path / str(number)).mkdir()
             answered.append(start.answers(TrialRequest((), str(folder))))
@@ -269,7 +267,7 @@ def test_trials_of_a_job_are_forks_of_a_process_for_each_rank(tmp_path: Path, mo
 
     monkeypatch.setattr(subprocess, "Popen", Counted)
     devices = devices_of("2xh100:600MiB")
-    with Trials(devices.card.usable_bytes, Job(devices, per_node=2)) as trials:
+    with ScriptTrials(devices.card.usable_bytes, Job(devices, per_node=2)) as trials:
         made = [trials.make(), trials.make((FUSED,))]
     assert sum(str(ROOT / "main.py") in args for args in begun) == 2
     # On the card, and where memory does not end; rank 1 has twice the rows.

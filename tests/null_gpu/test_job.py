@@ -18,12 +18,12 @@ from tracer.errors import TracerError
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.job.earlier import earlier_ranks_by, run_earlier_ranks
 from tracer.null_gpu.job.objects import Objects
-from tracer.null_gpu.job.place import Place, groups_left, nccl_left, shared_bytes_left
+from tracer.null_gpu.job.place import RankPlace, groups_left, nccl_left, shared_bytes_left
 from tracer.null_gpu.job.ranks import ranks_that_differ
 from tracer.null_gpu.job.store import LoneStore, ProgramsStore
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.null_gpu.process import environment
-from tracer.runs.ranks import this_rank
+from tracer.sessions.jobs.ranks import this_rank
 
 TOGETHER = (
     "every_slot_has_this_ranks_own",
@@ -75,14 +75,16 @@ def test_groups_of_others_say_nothing_of_this_rank() -> None:
 # ---- what a rank is told
 
 
-def test_a_place_is_what_torchrun_says() -> None:
-    place = Place(11, 16, 8, Path("job"))
+def test_a_place_is_what_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = RankPlace(11, 16, 8, Path("job"))
     variables = place.variables()
     assert (variables["LOCAL_RANK"], variables["GROUP_RANK"], variables["LOCAL_WORLD_SIZE"]) == ("3", "1", "8")
-    assert Place.here(variables) == place
-    rank = this_rank(variables)
+    assert RankPlace.here() is None
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert RankPlace.here() == place
+    rank = this_rank()
     assert rank is not None and (rank.index, rank.local_index, rank.job_folder) == (11, 3, Path("job"))
-    assert Place.here({"RANK": "1", "WORLD_SIZE": "2"}) is None
 
 
 def test_a_store_waits_for_nobody() -> None:
@@ -181,7 +183,7 @@ def test_shared_objects_of_a_rank_that_did_not_run_are_ones_own(tmp_path: Path) 
 
 
 def run_rank(rank: int, folder: Path, world_size: int = 4) -> subprocess.CompletedProcess[str]:
-    variables = environment([H100] * world_size) | Place(rank, world_size, world_size, folder).variables()
+    variables = environment([H100] * world_size) | RankPlace(rank, world_size, world_size, folder).variables()
     variables |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return run_python("-m", "tests.null_gpu.job_programs", *TOGETHER, folder=folder, variables=variables, limit_s=600)
 
@@ -385,7 +387,7 @@ def test_a_lone_rank_allocates_what_one_of_two_real_ones_does(how: str, tmp_path
     assert real.returncode == 0, real.stderr[-3000:]
     (tmp_path / "job").mkdir()
     for rank in range(2):
-        variables = single | Place(rank, 2, 2, tmp_path / "job").variables()
+        variables = single | RankPlace(rank, 2, 2, tmp_path / "job").variables()
         alone = run_python(*run, "alone", "train.py", how, folder=tmp_path, variables=variables)
         assert alone.returncode == 0, alone.stderr[-3000:]
         found = [

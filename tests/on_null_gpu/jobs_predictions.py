@@ -18,10 +18,10 @@ from tracer.commands.workload_options import PredictedWorkload
 from tracer.null_gpu.cards import CONTEXT_BYTES, H100, Card, Devices
 from tracer.null_gpu.limit import limited_to
 from tracer.results.prediction import OutOfMemoryAt, Prediction, Sizes
-from tracer.runs.largest import largest_fitting
-from tracer.runs.null_prediction import predict_script
-from tracer.runs.null_trial import script_sizes
-from tracer.runs.script_run import FirstStepsDone, ScriptProfile
+from tracer.sessions.script_run import FirstStepsDone, ScriptProfile
+from tracer.sessions.trials.largest_fitting import largest_fitting
+from tracer.sessions.trials.null_gpu_prediction import predict_script
+from tracer.sessions.trials.script_trial import script_sizes
 
 MIB = 1 << 20
 

@@ -16,7 +16,7 @@ from tracer.rehearsal import cpu_kernels
 from tracer.rehearsal.cpu_kernels import CpuKernels
 from tracer.rehearsal.recorder import OperatorCall
 from tracer.rehearsal.rehearse import rehearse
-from tracer.runs.advising import run_for_real
+from tracer.sessions.trials.advising import run_for_real
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.workload import Workload
 

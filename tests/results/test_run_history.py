@@ -13,8 +13,8 @@ from tests.exporters.recording_file.samples import on_cpu, on_cuda
 from tracer.capture.objects.storage_observer import StorageObserver
 from tracer.results import run_history
 from tracer.results.run_history import RunHistory
-from tracer.runs import outputs
-from tracer.runs.outputs import write_outputs
+from tracer.sessions import output_files as outputs
+from tracer.sessions.output_files import write_outputs
 
 NOTHING_KNOWN = StorageObserver().observations()
 

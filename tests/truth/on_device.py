@@ -25,7 +25,7 @@ from tests.truth.isolate import in_fresh_process
 from tests.truth.program import Provable
 from tests.truth.running import Effects, first_recorded, run_under_bookkeeper, run_unwatched, run_watched
 from tests.truth.verdict import Share, differences, instants_of, kinds, knows_batch, wrong_sum
-from tracer.runs.null_values import values_on
+from tracer.sessions.on_null_gpu import values_on
 
 T = TypeVar("T")
 DEVICE = "cuda:0"

@@ -75,9 +75,9 @@ class Words(nn.Module):
 def _start(world_size: int = 4) -> None:
     """This process is rank 0 of a job from now on."""
     from tracer.null_gpu.job.lone_rank import lone_rank
-    from tracer.null_gpu.job.place import Place
+    from tracer.null_gpu.job.place import RankPlace
 
-    place = Place(0, world_size, world_size, Path(tempfile.mkdtemp()))
+    place = RankPlace(0, world_size, world_size, Path(tempfile.mkdtemp()))
     os.environ.update(place.variables())
     job = lone_rank(place)
     job.__enter__()

@@ -36,7 +36,7 @@ _MOST_TOGETHER = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
+class RehearsedChanges:
     """Results of rehearsals under some changes."""
 
     changes: tuple[Change, ...]  # One, or several together
@@ -96,7 +96,7 @@ class Fit:
 
     target_bytes: int  # Into what
     # With these changes; none of them where it fits as it is. None if nothing that was tried suffices.
-    outcome: Outcome | None
+    outcome: RehearsedChanges | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,18 +104,20 @@ class Advice:
     """Changes that would help a program."""
 
     device: str  # "cpu" or "cuda": whose rules were followed
-    base: Outcome  # The program as it is: an outcome without changes
+    base: RehearsedChanges  # The program as it is: an outcome without changes
     # Outcomes of changes alone that save something, by what they give up; within a group the most first.
-    outcomes: tuple[Outcome, ...]
-    together: Outcome | None  # Outcome of the best ones together; None where no two of them save more than one alone
+    outcomes: tuple[RehearsedChanges, ...]
+    together: (
+        RehearsedChanges | None
+    )  # RehearsedChanges of the best ones together; None where no two of them save more than one alone
     fit: Fit | None  # What makes it fit; None where nobody asked
     num_tried: int  # How many rehearsals and replays
     not_tried: tuple[NotTried, ...]  # What could not be rehearsed
 
     @property
-    def best(self) -> tuple[Outcome, ...]:
+    def best(self) -> tuple[RehearsedChanges, ...]:
         """The best of each family in each group, in the order of `outcomes`."""
-        best: dict[tuple[str, Group], Outcome] = {}
+        best: dict[tuple[str, Group], RehearsedChanges] = {}
         for outcome in self.outcomes:
             best.setdefault((outcome.changes[0].family, outcome.group), outcome)
         return tuple(best.values())
@@ -169,7 +171,7 @@ class _Trials:
 
     def __init__(self, build: Build, device: Device, options: dict[str, Any], settings: str = "") -> None:
         self._build, self._device, self._options, self._settings = build, device, options, settings
-        self._outcomes: dict[frozenset[str], Outcome | None] = {}
+        self._outcomes: dict[frozenset[str], RehearsedChanges | None] = {}
         self._rehearsals: dict[frozenset[str], tuple[Rehearsal, int]] = {}
         self.not_tried: list[NotTried] = []
         self.num_tried = 0
@@ -217,7 +219,7 @@ class _Trials:
             evaluates_with_gradients=batches.evaluate_with_gradients(rehearsal),
         )
 
-    def outcome(self, changes: Sequence[Change]) -> Outcome | None:
+    def outcome(self, changes: Sequence[Change]) -> RehearsedChanges | None:
         """What comes of some changes; None if that could not be rehearsed."""
         key = frozenset(change.name for change in changes)
         if key not in self._outcomes:
@@ -230,7 +232,7 @@ class _Trials:
                 self._outcomes[key] = None
         return self._outcomes[key]
 
-    def _tried(self, changes: Sequence[Change]) -> Outcome:
+    def _tried(self, changes: Sequence[Change]) -> RehearsedChanges:
         rehearsal, flops = self._rehearsed([change for change in changes if not change.settings])
         self.num_tried += 1
         return self._outcome_of(changes, rehearsal, flops)
@@ -252,14 +254,14 @@ class _Trials:
         spelled = ",".join(part for part in (self._settings, *(change.settings for change in changes)) if part)
         return rehearsal.on_device(parse_settings(spelled)) if spelled else rehearsal.memory
 
-    def _outcome_of(self, changes: Sequence[Change], rehearsal: Rehearsal, flops: int) -> Outcome:
+    def _outcome_of(self, changes: Sequence[Change], rehearsal: Rehearsal, flops: int) -> RehearsedChanges:
         peak, base_peak = peak_bytes(rehearsal), peak_bytes(self.situation.rehearsal)
         reserved = saved_reserved = None
         if self._device == "cuda":
             memory, base = self._memory(rehearsal, changes), self._base_memory
             reserved, peak = memory.peak_reserved_bytes, memory.peak_allocated_bytes
             saved_reserved, base_peak = base.peak_reserved_bytes - reserved, base.peak_allocated_bytes
-        return Outcome(
+        return RehearsedChanges(
             changes=tuple(changes),
             peak_bytes=peak,
             saved_bytes=base_peak - peak,
@@ -314,7 +316,7 @@ class _FirstBatch:
         return not bool((calls.went_back & np.array(self._evaluates)).any())
 
 
-def _listed(outcomes: Iterable[Outcome], base: Outcome) -> tuple[Outcome, ...]:
+def _listed(outcomes: Iterable[RehearsedChanges], base: RehearsedChanges) -> tuple[RehearsedChanges, ...]:
     """What saves enough, by group, in a group the most first, and last what is only about the allocator.
 
     Of one family what another one beats in bytes and in cost is left out.
@@ -324,7 +326,7 @@ def _listed(outcomes: Iterable[Outcome], base: Outcome) -> tuple[Outcome, ...]:
     return tuple(sorted(kept, key=lambda outcome: (outcome.group, outcome.is_of_allocator, -outcome.gain_bytes)))
 
 
-def _is_beaten(outcome: Outcome, other: Outcome) -> bool:
+def _is_beaten(outcome: RehearsedChanges, other: RehearsedChanges) -> bool:
     if other is outcome or other.changes[0].family != outcome.changes[0].family:
         return False
     mine, theirs = _cost(outcome), _cost(other)
@@ -332,13 +334,13 @@ def _is_beaten(outcome: Outcome, other: Outcome) -> bool:
     return is_as_good and (theirs, other.gain_bytes) != (mine, outcome.gain_bytes)
 
 
-def _cost(outcome: Outcome) -> tuple[int, int, bool, float, int]:
+def _cost(outcome: RehearsedChanges) -> tuple[int, int, bool, float, int]:
     """Sort key: what is given up before changed results, these before additional operations and lines of code."""
     costs = any(change.cost for change in outcome.changes)
     return (int(outcome.group), int(outcome.keeps), costs, round(outcome.more_flops, 4), len(outcome.changes))
 
 
-def _together(trials: _Trials, best: Sequence[Outcome]) -> Outcome | None:
+def _together(trials: _Trials, best: Sequence[RehearsedChanges]) -> RehearsedChanges | None:
     """The best of every family, one after the other, as long as each lowers the peak further.
 
     What changes arithmetic or training is left out: it is for the person to decide.
@@ -347,7 +349,7 @@ def _together(trials: _Trials, best: Sequence[Outcome]) -> Outcome | None:
         (outcome for outcome in best if outcome.group < Group.ARITHMETIC and outcome.keeps < Keeps.CONVERGENCE),
         key=lambda outcome: -outcome.gain_bytes,
     )
-    current: Outcome | None = None
+    current: RehearsedChanges | None = None
     for outcome in safe[: _MOST_TOGETHER + 2]:
         if current is None:
             current = outcome
@@ -371,7 +373,7 @@ def _go_together(some: Iterable[Change], others: Iterable[Change]) -> bool:
     )
 
 
-def _cheapest(trials: _Trials, alone: Iterable[Outcome | None], target_bytes: int) -> Outcome | None:
+def _cheapest(trials: _Trials, alone: Iterable[RehearsedChanges | None], target_bytes: int) -> RehearsedChanges | None:
     """The cheapest set that fits: one change if one suffices, else the cheapest that still helps, one by one.
 
     What the last one added has made superfluous is taken out again.
@@ -382,7 +384,7 @@ def _cheapest(trials: _Trials, alone: Iterable[Outcome | None], target_bytes: in
     enough = [outcome for outcome in useful if outcome.needed_bytes <= target_bytes]
     if enough:
         return min(enough, key=lambda outcome: (_cost(outcome), outcome.is_of_allocator))
-    current: Outcome = trials.base
+    current: RehearsedChanges = trials.base
     for outcome in sorted(useful, key=lambda outcome: (_cost(outcome)[:3], -outcome.gain_bytes)):
         # It takes the place of what it cannot stand beside, where that is better.
         others = tuple(change for change in current.changes if _go_together((change,), outcome.changes))
@@ -395,7 +397,7 @@ def _cheapest(trials: _Trials, alone: Iterable[Outcome | None], target_bytes: in
     return None
 
 
-def _pruned(trials: _Trials, outcome: Outcome, target_bytes: int) -> Outcome:
+def _pruned(trials: _Trials, outcome: RehearsedChanges, target_bytes: int) -> RehearsedChanges:
     dearest_first = sorted(outcome.changes, key=lambda change: (-change.group, -change.keeps, not change.cost))
     for change in dearest_first:
         less = trials.outcome(tuple(other for other in outcome.changes if other is not change))

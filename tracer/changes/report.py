@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tracer.changes.planner import Advice, Outcome
+from tracer.changes.planner import Advice, RehearsedChanges
 from tracer.changes.recommendation import AdviceReport, Measured, Recommendation
 
 _VISIBLE_SHARE = 0.0005
@@ -14,7 +14,7 @@ def report_of(advice: Advice, measured: Mapping[str, Measured] | None = None) ->
     """Rows of advice."""
     measured = measured or {}
 
-    def told(outcome: Outcome | None) -> Recommendation | None:
+    def told(outcome: RehearsedChanges | None) -> Recommendation | None:
         if outcome is None or not outcome.changes:
             return None
         return _recommendation(outcome, measured.get(outcome.name))
@@ -35,7 +35,7 @@ def report_of(advice: Advice, measured: Mapping[str, Measured] | None = None) ->
     )
 
 
-def _recommendation(outcome: Outcome, measured: Measured | None) -> Recommendation:
+def _recommendation(outcome: RehearsedChanges, measured: Measured | None) -> Recommendation:
     return Recommendation(
         change=outcome.name,
         lines=tuple(line for change in outcome.changes for line in change.lines),
@@ -52,13 +52,13 @@ def _recommendation(outcome: Outcome, measured: Measured | None) -> Recommendati
     )
 
 
-def _how_found(outcome: Outcome, measured: Measured | None) -> str:
+def _how_found(outcome: RehearsedChanges, measured: Measured | None) -> str:
     if measured is not None:
         return "measured"
     return "replayed" if outcome.is_of_allocator else "rehearsed"
 
 
-def _cost(outcome: Outcome) -> str:
+def _cost(outcome: RehearsedChanges) -> str:
     """Operations first, then what is not counted."""
     counted = f"{100 * outcome.more_flops:+.1f} % FLOPs" if abs(outcome.more_flops) > _VISIBLE_SHARE else ""
     words = [counted, *(change.cost for change in outcome.changes)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tracer.changes.eight_bit_packages import NOT_INSTALLED, PACKAGES, installed_packages
@@ -176,9 +176,8 @@ def script_changes(text: str) -> tuple[ScriptChange, ...]:
     return tuple(change for change in ALL_CHANGES if change.name in names)
 
 
-def set_allocator(changes: Sequence[ScriptChange], environment: MutableMapping[str, str] = os.environ) -> None:
-    """Settings of the allocator are read when CUDA begins: before anything is allocated."""
-    there = [setting for setting in environment.get(ALLOCATOR_SETTINGS, "").split(",") if setting]
+def allocator_variables(changes: Sequence[ScriptChange]) -> dict[str, str]:
+    """The environment variable with settings of the allocator, which CUDA reads when it begins; none without any."""
+    there = [setting for setting in os.environ.get(ALLOCATOR_SETTINGS, "").split(",") if setting]
     wanted = [change.settings for change in changes if change.settings and change.settings not in there]
-    if wanted:
-        environment[ALLOCATOR_SETTINGS] = ",".join([*there, *wanted])
+    return {ALLOCATOR_SETTINGS: ",".join([*there, *wanted])} if wanted else {}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracer.command_line import role
 from tracer.commands.common import errors_for_people, kept_import_path, not_said, say_all
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
@@ -23,16 +24,14 @@ from tracer.commands.usage import OUTPUTS, QUESTIONS, SCHEDULE
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
 from tracer.exporters.screen.terminal import screen as terminal
-from tracer.null_gpu.job.place import Place
+from tracer.null_gpu.job.place import RankPlace
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_diff import PeakDiff, SavedPeak
     from tracer.results.prediction import Prediction
-    from tracer.runs.null_job import Job
+    from tracer.sessions.jobs.run_ranks import Job
 
 _GREW = 3
-_HANDED_TO = "TORCH_TIMELINE_PEAKS"
-"""Variable of a job's ranks: the folder that each leaves its peak in."""
 
 
 @with_options
@@ -82,7 +81,7 @@ def check(
         script, arguments, module, late = script_named(on, script, arguments, is_module=module)
         name = f"{shlex.join([*(['-m'] if module else []), script, *(arguments or [])])} on {on.on}"
         known = _known(baseline, name, update=update)
-        job = on.job if Place.here() is None else None
+        job = on.job if RankPlace.here() is None else None
         if job is not None:
             peak = _worst_of(job, quiet=screen.quiet)
         else:
@@ -93,7 +92,7 @@ def check(
                     script, arguments or [], devices, is_module=module, num_steps=steps, quiet=screen.quiet
                 )
             peak = _peak(answer, name)
-            if folder := os.environ.get(_HANDED_TO):
+            if folder := role("peaks"):
                 _hand_on(peak, Path(folder))
                 return
         if update:
@@ -148,14 +147,10 @@ def _worst_of(job: Job, *, quiet: bool) -> SavedPeak:
         Exit: A rank has failed.
     """
     from tracer.exporters.json_documents.peak import read_peak_json
-    from tracer.runs.null_job import run_job
+    from tracer.sessions.jobs.run_ranks import run_job
 
     with tempfile.TemporaryDirectory(prefix="peaks-") as folder:
-        os.environ[_HANDED_TO] = folder
-        try:
-            result = run_job(job, None, tell=not_said if quiet else say)
-        finally:
-            del os.environ[_HANDED_TO]
+        result = run_job(replace(job, role={"peaks": folder}), None, tell=not_said if quiet else say)
         if result.status:
             raise typer.Exit(result.status)
         peaks = [read_peak_json(path) for path in sorted(Path(folder).iterdir())]
@@ -165,7 +160,7 @@ def _worst_of(job: Job, *, quiet: bool) -> SavedPeak:
 def _hand_on(peak: SavedPeak, folder: Path) -> None:
     from tracer.exporters.json_documents.peak import saved_peak_document
 
-    place = Place.here()
+    place = RankPlace.here()
     name = f"{place.rank if place is not None else 0}.json"
     (folder / name).write_text(json.dumps(saved_peak_document(peak)), encoding="utf-8")
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracer.command_line import role
 from tracer.commands.common import errors_for_people, kept_import_path
-from tracer.commands.fit_answer import answer_trial, asked_trial
-from tracer.commands.fit_trials import Trials, each_alone, first_that_fits
+from tracer.commands.fit_answer import answer_trial
+from tracer.commands.fit_trials import ScriptTrials, each_alone, first_that_fits
 from tracer.commands.fit_values import combinations
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions
@@ -28,7 +29,7 @@ from tracer.units import format_bytes
 
 if TYPE_CHECKING:
     from tracer.changes.script_changes import ScriptChange
-    from tracer.runs.null_job import Job
+    from tracer.sessions.jobs.run_ranks import Job
 
 _DOES_NOT_FIT = 3
 _MAX_COMMANDS = 5
@@ -97,11 +98,11 @@ def fit(
 
             check_folder(save_dir)
         check_script(script, is_module=module)
-        if (asked := asked_trial()) is not None:
+        if (asked := role("trial")) is not None:
             answer_trial(asked, on.on, on, script, arguments or [], is_module=module, num_steps=steps)
             return
         own = (*(["-m"] if module else []), script, *(arguments or []))
-        with Trials(devices.card.usable_bytes, job) as trials:
+        with ScriptTrials(devices.card.usable_bytes, job) as trials:
             if each:
                 made = each_alone(trials)
                 report = FitReport(devices.words, trials.usable_bytes, own, tuple(made), first_that_fits(made))
@@ -123,10 +124,10 @@ def fit(
             show(_command((*own, *report.arguments), report.apply, devices, job))
 
 
-def _least(devices: Devices, own: tuple[str, ...], trials: Trials) -> FitReport:
+def _least(devices: Devices, own: tuple[str, ...], trials: ScriptTrials) -> FitReport:
     """The least that has to change, each trial said as it comes; what no change from outside can mend ends it."""
     from tracer.changes.script_changes import changes_against
-    from tracer.runs.fit_search import least_that_fits
+    from tracer.sessions.trials.changes_search import least_that_fits
 
     made: list[FitTrial] = []
 
@@ -150,7 +151,7 @@ def _least(devices: Devices, own: tuple[str, ...], trials: Trials) -> FitReport:
     return FitReport(devices.words, trials.usable_bytes, own, tuple(made), names)
 
 
-def _of_values(devices: Devices, own: tuple[str, ...], trials: Trials, tried: list[tuple[str, ...]]) -> FitReport:
+def _of_values(devices: Devices, own: tuple[str, ...], trials: ScriptTrials, tried: list[tuple[str, ...]]) -> FitReport:
     """All combinations of values, each said as it comes; the first that fits is the answer."""
     made: list[FitTrial] = []
     for arguments in tried:
@@ -162,9 +163,9 @@ def _of_values(devices: Devices, own: tuple[str, ...], trials: Trials, tried: li
     return FitReport(devices.words, trials.usable_bytes, own, tuple(made), (), best.arguments)
 
 
-def _searched(devices: Devices, own: tuple[str, ...], trials: Trials, tried: list[tuple[str, ...]]) -> FitReport:
+def _searched(devices: Devices, own: tuple[str, ...], trials: ScriptTrials, tried: list[tuple[str, ...]]) -> FitReport:
     """All values with and without changes, each said as it comes; then the table, and commands to paste."""
-    from tracer.runs.fit_table import cheapest_first, search
+    from tracer.sessions.trials.changes_search import cheapest_first, search
 
     def told(changes: Sequence[ScriptChange], arguments: tuple[str, ...]) -> FitTrial:
         trial = trials.make(changes, arguments)

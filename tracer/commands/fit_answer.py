@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
 from tracer.commands.predict_on import script_trial
-from tracer.null_gpu.job.place import Place
+from tracer.null_gpu.job.place import RankPlace
 from tracer.null_gpu.writes import own_files
 
 if TYPE_CHECKING:
-    from tracer.runs.trial_memory import TrialMemory
-
-TRIAL: Final = "TORCH_TIMELINE_FIT"
-"""Variable of a process that makes one trial: its request; or of one that is asked for trials, through pipes."""
-
-
-def asked_trial() -> str | None:
-    """Return the request for a trial that this process was begun with; None if it was begun without one."""
-    return os.environ.get(TRIAL)
+    from tracer.sessions.trials.trial_memory import TrialMemory
 
 
 def answer_trial(
-    asked: str,
+    asked: Mapping[str, Any],
     card: str,
     on: OnOptions,
     script: str,
@@ -38,7 +29,7 @@ def answer_trial(
     """Run the script with changes on the null GPU, and leave what came of it.
 
     Args:
-        asked: What `asked_trial` returned.
+        asked: The trial's request; or the pipes, through which it is asked for trials.
         card: The GPU, as `--on` names it.
         script: Its path, or a module's name.
         num_steps: Number of steps that are run; 0 for as many as it takes until memory repeats.
@@ -49,10 +40,10 @@ def answer_trial(
     devices = start_on(card)
     from tracer.changes.applied import AppliedChanges
     from tracer.changes.script_changes import script_changes
-    from tracer.runs.child_processes import end_with_parent
-    from tracer.runs.forked_trials import ForkedTrials
-    from tracer.runs.trial_channel import Channel, TrialRequest
-    from tracer.runs.trial_memory import TrialMemory
+    from tracer.sessions.jobs.child_processes import end_with_parent
+    from tracer.sessions.trials.forked_trials import ForkedTrials
+    from tracer.sessions.trials.trial_channel import Channel, TrialRequest
+    from tracer.sessions.trials.trial_memory import TrialMemory
 
     def tried(applied: AppliedChanges, more: Sequence[str]) -> dict[str, Any]:
         counted = script_trial(
@@ -69,12 +60,10 @@ def answer_trial(
             "notes": applied.notes,
         }
 
-    pipes = json.loads(asked)
     end_with_parent()
     memory = TrialMemory(devices.count)
-    if "requests" in pipes:
-        channel = Channel(pipes["requests"], pipes["replies"])
-        with ForkedTrials(channel, memory.begin) as trials, on_null_gpu(on, None, quiet=True), memory:
+    if "requests" in asked:
+        with ForkedTrials(Channel(**asked), memory.begin) as trials, on_null_gpu(on, None, quiet=True), memory:
             trials.look_out()
             answer = tried(trials.applied, ())
             if trials.folder is not None:
@@ -88,9 +77,9 @@ def answer_trial(
 
 
 def _leave(answer: dict[str, Any], memory: TrialMemory, folder: Path) -> None:
-    from tracer.runs.trial_channel import answer_name, history_name
+    from tracer.sessions.trials.trial_channel import answer_name, history_name
 
-    place = Place.here()
+    place = RankPlace.here()
     rank = place.rank if place is not None else 0
     memory.write(folder / history_name(rank))
     with own_files():

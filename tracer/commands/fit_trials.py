@@ -4,35 +4,33 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from tracer.commands.fit_answer import TRIAL
-from tracer.commands.shared_start import SharedStart
+from tracer.command_line import in_role
 from tracer.errors import SnapshotError, TracerError
 from tracer.exporters.screen.fit import trial_words
 from tracer.exporters.screen.terminal import say, show
 from tracer.null_gpu.job.earlier import earlier_ranks_are_asked_for
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.results.fit import FitReport, FitTrial, RankTrial
+from tracer.sessions.jobs.child_processes import ChildProcesses
+from tracer.sessions.trials.trial_channel import SharedStart, TrialRequest, history_name
 
 if TYPE_CHECKING:
     from tracer.analysis.snapshots.explanation import Explanation
     from tracer.changes.script_changes import ScriptChange
     from tracer.null_gpu.cards import Devices
-    from tracer.null_gpu.job.place import Place
+    from tracer.null_gpu.job.place import RankPlace
     from tracer.results.null_job import NullJob, RankRun
-    from tracer.runs.null_job import Job
-    from tracer.runs.trial_channel import TrialRequest
+    from tracer.sessions.jobs.run_ranks import Job
 
 _MOST_SHARED = 8
 """Ranks whose processes wait for the next trial: each keeps what it has loaded in memory."""
@@ -40,7 +38,7 @@ _OURS = ("Error: ", "Hint: ", "Note: ", "Nothing was recorded")
 
 
 @dataclass
-class Trials:
+class ScriptTrials:
     """Makes trials of this command, or of each rank: forks of one process, where they can be, see `ForkedTrials`."""
 
     usable_bytes: int  # Of the card
@@ -52,7 +50,7 @@ class Trials:
     def __enter__(self) -> Self:
         """Share a start from here on."""
         if self.job is None:
-            self._starts[0] = self._end.enter_context(SharedStart(TRIAL))
+            self._starts[0] = self._end.enter_context(SharedStart())
         else:
             self._beginning = self._end.enter_context(ThreadPoolExecutor(1))
             folder = self._end.enter_context(tempfile.TemporaryDirectory(prefix="null-gpu-job-"))
@@ -108,7 +106,7 @@ class Trials:
     def _attempt(
         self, changes: Sequence[ScriptChange], more: tuple[str, ...], *, is_limited: bool, is_explained: bool = False
     ) -> FitTrial:
-        from tracer.runs.trial_channel import TrialRequest, history_name
+        from tracer.changes.script_changes import allocator_variables
 
         names = tuple(change.name for change in changes)
         with tempfile.TemporaryDirectory(prefix="fit-") as name:
@@ -116,11 +114,14 @@ class Trials:
             request = TrialRequest(names, name, more, is_limited, is_explained)
             said: tuple[str, ...] = ()
             done: NullJob | None = None
+            parts, variables = {"trial": asdict(request)}, allocator_variables(changes)
             if self.job is not None:
-                job = self.job if more else replace(self.job, shared=partial(self._runs_rank, request))
-                said, done = _run_ranks(job, _variables(changes, request), is_limited=is_limited)
+                shared = None if more else partial(self._runs_rank, request)
+                job = replace(self.job, shared=shared, role=parts, variables=variables)
+                said, done = _run_ranks(job, is_limited=is_limited)
             elif more or (start := self._starts.get(0)) is None or not start.answers(request):
-                said = _run_command(_variables(changes, request))
+                ended = ChildProcesses().run_again({**os.environ, **variables, **in_role(**parts)})
+                said = _said(ended.lines) if ended.status else ()
             ranks = {int(path.stem): json.loads(path.read_bytes()) for path in folder.glob("*.json")}
             worst = _worst(ranks, done) if ranks else 0
             explanation = _explanation(folder / history_name(worst))
@@ -131,14 +132,14 @@ class Trials:
             raise TracerError("The script ended before its first step.", hint="Its output is above.")
         return replace(_of_worst(worst, ranks, done), apply=names, arguments=more, explanation=explanation)
 
-    def _runs_rank(self, request: TrialRequest, place: Place, variables: Mapping[str, str]) -> bool:
+    def _runs_rank(self, request: TrialRequest, place: RankPlace, variables: Mapping[str, str]) -> bool:
         """Whether a rank made the trial in a fork of its process; else it has to begin anew."""
         start = self._starts.get(place.rank)
         if start is None:
             if len(self._starts) >= _MOST_SHARED:
                 return False
             may_wait = partial(earlier_ranks_are_asked_for, place.folder)
-            start = self._end.enter_context(SharedStart(TRIAL, variables, rank=place.rank, may_wait=may_wait))
+            start = self._end.enter_context(SharedStart(place.variables, variables, rank=place.rank, may_wait=may_wait))
             self._starts[place.rank] = start
             assert self._beginning is not None
             self._beginning.submit(start.begin).result()
@@ -207,7 +208,7 @@ def _explanation(path: Path) -> Explanation | None:
         return None
 
 
-def each_alone(trials: Trials, base: FitTrial | None = None) -> list[FitTrial]:
+def each_alone(trials: ScriptTrials, base: FitTrial | None = None) -> list[FitTrial]:
     """What each change alone comes to, printed in the order of what they give up; the script as it is first.
 
     Args:
@@ -243,7 +244,7 @@ def told_alone(
     """
     show("\nWhat each change would save alone, made without editing the script:")
     usable_bytes = devices.card.usable_bytes
-    with Trials(usable_bytes, job) as trials:
+    with ScriptTrials(usable_bytes, job) as trials:
         made = each_alone(trials, base)
     return FitReport(devices.words, usable_bytes, own, tuple(made), first_that_fits(made))
 
@@ -253,45 +254,12 @@ def first_that_fits(trials: Sequence[FitTrial]) -> tuple[str, ...] | None:
     return next((trial.apply for trial in trials if trial.fits), None)
 
 
-def _variables(changes: Sequence[ScriptChange], request: TrialRequest) -> dict[str, str]:
-    """Environment variables of a trial that begins anew."""
-    from tracer.changes.script_changes import ALLOCATOR_SETTINGS, set_allocator
-
-    variables = {TRIAL: request.text}
-    variables |= {key: os.environ[key] for key in (ALLOCATOR_SETTINGS,) if key in os.environ}
-    set_allocator(changes, variables)
-    return variables
-
-
-def _run_command(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the lines that the command printed if it failed."""
-    from tracer.runs.child_processes import ChildProcesses
-
-    command = [sys.executable, *sys.orig_argv[1:]]
-    with tempfile.TemporaryFile() as said:
-        status = ChildProcesses().run(
-            lambda: subprocess.Popen(command, env={**os.environ, **variables}, stdout=subprocess.DEVNULL, stderr=said)
-        )
-        said.seek(0)
-        lines = said.read().decode(errors="replace").splitlines()
-    return _said(lines) if status else ()
-
-
-def _run_ranks(job: Job, variables: Mapping[str, str], *, is_limited: bool) -> tuple[tuple[str, ...], NullJob]:
+def _run_ranks(job: Job, *, is_limited: bool) -> tuple[tuple[str, ...], NullJob]:
     """Return the lines of a rank that failed, and the job."""
-    from tracer.runs.null_job import run_job
+    from tracer.sessions.jobs.run_ranks import run_job
 
     said: list[str] = []
-    before = {key: os.environ.get(key) for key in variables}
-    os.environ.update(variables)
-    try:
-        done = run_job(job, None, tell=said.append, is_first_seen=False, is_limited=is_limited)
-    finally:
-        for key, value in before.items():
-            if value is None:
-                del os.environ[key]
-            else:
-                os.environ[key] = value
+    done = run_job(job, None, tell=said.append, is_first_seen=False, is_limited=is_limited)
     return (_said([line[2:] for line in said if line.startswith("  ")]) if done.status else ()), done
 
 

@@ -18,12 +18,12 @@ from tracer.errors import UsageError
 from tracer.exporters.screen.terminal import say, screen
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import MAX_DEVICES, Devices, devices_of
-from tracer.null_gpu.job.place import Place
+from tracer.null_gpu.job.place import RankPlace
 from tracer.null_gpu.values.answers import Answer, parse_answer
 from tracer.units import MAX_RANKS, parse_count, shortened
 
 if TYPE_CHECKING:
-    from tracer.runs.null_job import Job
+    from tracer.sessions.jobs.run_ranks import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class OnOptions:
             if self.rank is not None:
                 raise UsageError("--rank works only for a job.", hint="Add --on with a job, such as --on 128xh100.")
             return None
-        from tracer.runs.null_job import Job
+        from tracer.sessions.jobs.run_ranks import Job
 
         if self.per_node > MAX_DEVICES:
             raise UsageError(f"A process sees {MAX_DEVICES} GPUs at most.", hint=f"Write --per-node {MAX_DEVICES}.")
@@ -136,11 +136,11 @@ def run_ranks(
         Exit: The job has ended.
     """
     job = on.job
-    if job is None or Place.here() is not None:
+    if job is None or RankPlace.here() is not None:
         return
     from tracer.exporters.json_documents.job import null_job_json
     from tracer.exporters.screen.null_job import print_null_job
-    from tracer.runs.null_job import run_job
+    from tracer.sessions.jobs.run_ranks import run_job
 
     result = run_job(job, save_dir, tell=not_said if quiet else say, is_first_seen=not as_json)
     with screen(is_shown=as_json or not quiet) as console:
@@ -182,9 +182,8 @@ def on_null_gpu(on: OnOptions, save_dir: Path | None, *, quiet: bool) -> Iterato
         save_dir: Folder of the results; None if there is none.
         quiet: Whether no sentence is printed.
     """
-    from tracer.runs.null_job import as_this_rank
-    from tracer.runs.null_values import values_on
-    from tracer.runs.null_writes import writes_aside
+    from tracer.sessions.jobs.run_ranks import as_this_rank
+    from tracer.sessions.on_null_gpu import values_on, writes_aside
 
     tell = not_said if quiet else say
     aside = nullcontext() if on.keep_writes else writes_aside(save_dir, tell=tell)

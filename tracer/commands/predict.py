@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracer.command_line import role
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
-from tracer.commands.fit_answer import answer_trial, asked_trial
-from tracer.commands.fit_trials import Trials, told_alone
+from tracer.commands.fit_answer import answer_trial
+from tracer.commands.fit_trials import ScriptTrials, told_alone
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import on_null_gpu, run_ranks
 from tracer.commands.options import number, option, with_options
 from tracer.commands.predict_engines import Engine, OnNullGpu, Rehearsed, build
 from tracer.commands.predict_on import check, predict_script, starts_on_null_gpu
-from tracer.commands.predict_options import Options, Place, Sizes
+from tracer.commands.predict_options import LargestOptions, PlaceOptions, PredictOptions
 from tracer.commands.run_options import AsJson, ScreenOptions
 from tracer.commands.usage import OUTPUTS, QUESTIONS, SCHEDULE
 from tracer.commands.workload_options import PredictedWorkload
 from tracer.exporters.screen.next_commands import after_prediction
 from tracer.exporters.screen.terminal import screen as terminal
-from tracer.null_gpu.job.place import Place as RankPlace
+from tracer.null_gpu.job.place import RankPlace
 from tracer.results.fit import FitTrial
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from tracer.null_gpu.cards import Card, Devices
     from tracer.results.prediction import LargestSize, Prediction
     from tracer.results.run_results import RunResults
-    from tracer.runs.null_job import Job
+    from tracer.sessions.jobs.run_ranks import Job
 
 _DOES_NOT_FIT = 3
 
@@ -49,9 +50,9 @@ def predict(
     *,
     module: Annotated[bool, option("SCRIPT names a module, as in `python -m`.", None, "--module", "-m")] = False,
     workload: PredictedWorkload,
-    place: Place,
+    place: PlaceOptions,
     steps: Annotated[int, number("Steps of a script to run; 0 until memory repeats.", SCHEDULE, least=0)] = 0,
-    largest: Sizes,
+    largest: LargestOptions,
     advise: Annotated[
         bool,
         option("Also try changes, and say which would lower the peak, or make it fit.", QUESTIONS, "--advise"),
@@ -76,14 +77,14 @@ def predict(
         late: tuple[str, ...] = ()
         if script is not None:
             script, arguments, module, late = script_named(place, script, arguments, is_module=module)
-        options = Options(
+        options = PredictOptions(
             context, script, arguments or [], workload, place, module, steps, largest, advise, save_dir, as_json, screen
         )
         _ = place.answers  # a mistake in them is said first
         then = _advise_job(options) if advise and script is not None else None
         run_ranks(place, save_dir, quiet=screen.quiet, as_json=as_json, status_if_full=_DOES_NOT_FIT, then=then)
         devices = check(options)
-        if script is not None and place.card_text is not None and (asked := asked_trial()) is not None:
+        if script is not None and place.card_text is not None and (asked := role("trial")) is not None:
             answer_trial(asked, place.card_text, place, script, arguments or [], is_module=module, num_steps=steps)
             return
         is_there = starts_on_null_gpu(options, devices)
@@ -95,7 +96,7 @@ def predict(
         raise typer.Exit(_DOES_NOT_FIT)
 
 
-def _predict(options: Options, devices: Devices | None, *, is_there: bool) -> bool | None:
+def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool) -> bool | None:
     """The command, on the null GPU or by rehearsal; whether it fits, None where no card is named."""
     _check_folder(options)
     card = devices.card if devices is not None else None
@@ -111,7 +112,7 @@ def _predict(options: Options, devices: Devices | None, *, is_there: bool) -> bo
             quiet=options.screen.quiet,
         )
         if answer.failed_at is not None and not answer.is_whole and RankPlace.here() is None:
-            need = Trials(devices.card.usable_bytes).need()
+            need = ScriptTrials(devices.card.usable_bytes).need()
             answer = replace(answer, without_end=None if need.has_ended_before else need)
     else:
         engine = _engine(options, devices, is_there=is_there)
@@ -135,11 +136,13 @@ def _predict(options: Options, devices: Devices | None, *, is_there: bool) -> bo
     return answer.fits
 
 
-def _advise_job(options: Options) -> Callable[[Job], None]:
+def _advise_job(options: PredictOptions) -> Callable[[Job], None]:
     return lambda job: _advise_script(options, job.devices, job=job)
 
 
-def _advise_script(options: Options, devices: Devices, base: FitTrial | None = None, job: Job | None = None) -> None:
+def _advise_script(
+    options: PredictOptions, devices: Devices, base: FitTrial | None = None, job: Job | None = None
+) -> None:
     """What each change made from outside would save; as fit.json, too, where files are written."""
     from tracer.exporters.json_documents.fit import write_fit_json
 
@@ -149,31 +152,31 @@ def _advise_script(options: Options, devices: Devices, base: FitTrial | None = N
         write_fit_json(report, options.save_dir / "fit.json")
 
 
-def _engine(options: Options, devices: Devices | None, *, is_there: bool) -> Engine:
+def _engine(options: PredictOptions, devices: Devices | None, *, is_there: bool) -> Engine:
     return OnNullGpu(devices) if is_there else _rehearsed(options, devices.card if devices is not None else None)
 
 
-def _rehearsed(options: Options, card: Card | None) -> Rehearsed:
+def _rehearsed(options: PredictOptions, card: Card | None) -> Rehearsed:
     from tracer.allocator.settings import parse_settings
 
     place = options.place
     return Rehearsed(card, parse_settings(place.settings) if place.settings else None, place.device)
 
 
-def _largest(options: Options, engine: Engine, card: Card) -> LargestSize:
+def _largest(options: PredictOptions, engine: Engine, card: Card) -> LargestSize:
     from tracer.commands.predict_largest import find_largest
 
     return find_largest(options, engine, card)
 
 
-def _check_folder(options: Options) -> None:
+def _check_folder(options: PredictOptions) -> None:
     from tracer.exporters.files import check_folder
 
     if options.save_dir is not None:
         check_folder(options.save_dir)
 
 
-def _say_next(fits: bool | None, options: Options) -> None:
+def _say_next(fits: bool | None, options: PredictOptions) -> None:
     if options.screen.quiet:
         return
     folder, is_script = options.save_dir, options.script is not None
@@ -184,7 +187,7 @@ def _say_next(fits: bool | None, options: Options) -> None:
     )
 
 
-def _advice(options: Options, card: Card | None, *, is_there: bool) -> AdviceReport:
+def _advice(options: PredictOptions, card: Card | None, *, is_there: bool) -> AdviceReport:
     from tracer.changes.planner import advise
     from tracer.changes.report import report_of
     from tracer.null_gpu.cards import UNNAMED
@@ -201,21 +204,23 @@ def _advice(options: Options, card: Card | None, *, is_there: bool) -> AdviceRep
         )
     if not is_there:
         return report_of(advice)
-    from tracer.runs.advising import shown_on_null_gpu
+    from tracer.sessions.trials.advising import shown_on_null_gpu
 
     return shown_on_null_gpu(advice, lambda: build(options.workload, "cuda:0"))
 
 
-def _write(results: RunResults, folder: Path, options: Options) -> None:
+def _write(results: RunResults, folder: Path, options: PredictOptions) -> None:
     """The files of a run, as far as nothing has to be computed for them."""
-    from tracer.runs.outputs import teller, write_outputs
+    from tracer.sessions.output_files import teller, write_outputs
 
     for written in write_outputs(results, folder, tell=teller(options.say, complain=options.say)):
         if written.has_failed and written.error is not None:
             raise written.error
 
 
-def _answer(answer: Prediction, largest: LargestSize | None, advice: AdviceReport | None, options: Options) -> None:
+def _answer(
+    answer: Prediction, largest: LargestSize | None, advice: AdviceReport | None, options: PredictOptions
+) -> None:
     """The answer on stdout, with what was asked beside it, and on stderr what to ask next."""
     from tracer.exporters.json_documents.advice import advice_values
     from tracer.exporters.json_documents.prediction import largest_json, prediction_json

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tracer.commands.workload_options import PredictedWorkload
     from tracer.null_gpu.cards import Card, Devices
     from tracer.results.prediction import Prediction, ShapeNeed
-    from tracer.runs.largest import Trial
+    from tracer.sessions.trials.largest_fitting import Trial
     from tracer.workloads.workload import Workload
 
 # The first two have state and cache settled; with shapes that vary, more for what the cache holds.
@@ -37,7 +37,7 @@ class OnNullGpu:
     def predict(self, workload: PredictedWorkload) -> Prediction:
         """The memory that a workload needs, by a run on the null GPU."""
         from tracer.null_gpu.cards import A100, Devices
-        from tracer.runs.null_prediction import predict_workload, shape_need
+        from tracer.sessions.trials.null_gpu_prediction import predict_workload, shape_need
 
         devices = self.devices or Devices(A100)
         shapes = shapes_alone(workload)
@@ -53,7 +53,7 @@ class OnNullGpu:
 
     def trial(self, workload: PredictedWorkload) -> Trial:
         """Whether a workload fits, by a run on the null GPU."""
-        from tracer.runs.null_prediction import trial
+        from tracer.sessions.trials.null_gpu_prediction import trial
 
         assert self.devices is not None  # checked with the options
         return trial(self._build(workload), self.devices.card)
@@ -72,7 +72,7 @@ class Rehearsed:
 
     def predict(self, workload: PredictedWorkload) -> Prediction:
         """The memory that a workload needs, by a rehearsal."""
-        from tracer.runs.prediction import predict
+        from tracer.sessions.trials.rehearsed_prediction import predict
 
         shapes = shapes_alone(workload)
         answer = predict(
@@ -88,13 +88,13 @@ class Rehearsed:
 
     def trial(self, workload: PredictedWorkload) -> Trial:
         """Whether a workload fits, by a rehearsal."""
-        from tracer.runs.prediction import trial
+        from tracer.sessions.trials.rehearsed_prediction import trial
 
         assert self.card is not None  # checked with the options
         return trial(build(workload), self.card, self.settings)
 
     def _need(self, workload: PredictedWorkload, inputs: list[str]) -> ShapeNeed:
-        from tracer.runs.prediction import shape_need
+        from tracer.sessions.trials.rehearsed_prediction import shape_need
 
         return shape_need(lambda: build(workload), tuple(inputs), card=self.card, device=self.device)
 

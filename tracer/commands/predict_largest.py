@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from tracer.commands.predict_engines import Engine
 from tracer.errors import UsageError
 from tracer.results.prediction import LargestSize
-from tracer.runs.largest import MOST, Trial, fitting_micro_batches, largest_fitting
+from tracer.sessions.trials.largest_fitting import MOST, Trial, fitting_micro_batches, largest_fitting
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
-    from tracer.commands.predict_options import Options
+    from tracer.commands.predict_options import PredictOptions
     from tracer.commands.workload_options import PredictedWorkload
     from tracer.null_gpu.cards import Card
 
@@ -36,7 +36,7 @@ class _Varied:
     sized: Callable[[int], PredictedWorkload]  # The workload of a size
 
 
-def find_largest(options: Options, engine: Engine, card: Card) -> LargestSize:
+def find_largest(options: PredictOptions, engine: Engine, card: Card) -> LargestSize:
     """The largest size that fits; for a smaller batch than asked for, also the micro-batches to use.
 
     Raises:
@@ -69,7 +69,7 @@ def find_largest(options: Options, engine: Engine, card: Card) -> LargestSize:
         return replace(found, accumulated=fitting_micro_batches(accumulated, asked, largest))
 
 
-def _varied(options: Options) -> _Varied:
+def _varied(options: PredictOptions) -> _Varied:
     workload, asked = options.workload, options.largest.asked
     if asked == "--largest-batch":
         return _Varied(

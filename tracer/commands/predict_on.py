@@ -18,10 +18,10 @@ from tracer.null_gpu.cards import A100, Devices, devices_of
 from tracer.null_gpu.errors import NullGpuError
 
 if TYPE_CHECKING:
-    from tracer.commands.predict_options import Options
+    from tracer.commands.predict_options import PredictOptions
     from tracer.results.prediction import Prediction
-    from tracer.runs.null_trial import ScriptSizes
-    from tracer.runs.script_run import ScriptProfile
+    from tracer.sessions.script_run import ScriptProfile
+    from tracer.sessions.trials.script_trial import ScriptSizes
 
 _OF_MODELS = ("model", "model_input", "model_arg", "hf_config", "batch_size", "tokens", "lora", "optimizer")
 _OF_SEARCHES = ("largest_batch", "largest_tokens", "largest_image")
@@ -29,7 +29,7 @@ _OF_SCRIPTS = ("module", "steps")
 _OF_THE_FNO = ("in_channels", "out_channels", "hidden_channels", "data_size", "n_modes", "n_layers", "data", "spectrum")
 
 
-def check(options: Options) -> Devices | None:
+def check(options: PredictOptions) -> Devices | None:
     """What `--on` or `--gpu-memory` names; None without them.
 
     Raises:
@@ -68,7 +68,7 @@ def check(options: Options) -> Devices | None:
     return devices
 
 
-def _check_cpu(options: Options) -> None:
+def _check_cpu(options: PredictOptions) -> None:
     place = options.place
     if place.on:
         raise UsageError("--on names a GPU, but --device cpu is not one.", hint="Leave one of them out.")
@@ -78,7 +78,7 @@ def _check_cpu(options: Options) -> None:
         raise UsageError("For the CPU, only a model can be predicted, by rehearsal.", hint="Leave out --device cpu.")
 
 
-def _check_fno(options: Options) -> None:
+def _check_fno(options: PredictOptions) -> None:
     if not any(was_given(options.context, option) for option in _OF_THE_FNO):
         raise UsageError(
             "What is to be predicted? Neither a model nor a script is named.",
@@ -87,7 +87,7 @@ def _check_fno(options: Options) -> None:
         )
 
 
-def starts_on_null_gpu(options: Options, devices: Devices | None) -> bool:
+def starts_on_null_gpu(options: PredictOptions, devices: Devices | None) -> bool:
     """Continue in a process on the null GPU; False, after a line that says why, if a rehearsal has to answer.
 
     Raises:
@@ -109,7 +109,7 @@ def starts_on_null_gpu(options: Options, devices: Devices | None) -> bool:
     return True
 
 
-def _start(options: Options, devices: Devices) -> None:
+def _start(options: PredictOptions, devices: Devices) -> None:
     place = options.place
     is_insisted = place.on is not None or place.engine is not None
     if not is_insisted and "torch" in sys.modules and not process.is_active():
@@ -134,8 +134,8 @@ def predict_script(
     """
     from tracer.commands.script import check_script
     from tracer.results.failure import is_out_of_memory
-    from tracer.runs.null_prediction import no_room_before
-    from tracer.runs.null_prediction import predict_script as predicted
+    from tracer.sessions.trials.null_gpu_prediction import no_room_before
+    from tracer.sessions.trials.null_gpu_prediction import predict_script as predicted
 
     check_script(script, is_module=is_module)
     raised: list[BaseException] = []
@@ -169,7 +169,7 @@ def script_trial(
     """
     from tracer.commands.script import check_script
     from tracer.results.failure import is_out_of_memory
-    from tracer.runs.null_trial import script_sizes
+    from tracer.sessions.trials.script_trial import script_sizes
 
     check_script(script, is_module=is_module)
     raised: list[BaseException] = []

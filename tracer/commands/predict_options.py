@@ -27,7 +27,7 @@ class _Device:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place(OnOptions, _Device):
+class PlaceOptions(OnOptions, _Device):
     """What the step is to run on. The last base class comes first in --help."""
 
     gpu_memory: Annotated[
@@ -58,7 +58,7 @@ class Place(OnOptions, _Device):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class LargestOptions:
     """What is looked for: the largest of something that fits."""
 
     largest_batch: Annotated[
@@ -79,17 +79,17 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Options:
+class PredictOptions:
     """All of a prediction's; without a script it is about the workload."""
 
     context: typer.Context
     script: str | None
     arguments: Sequence[str]
     workload: PredictedWorkload
-    place: Place
+    place: PlaceOptions
     is_module: bool
     num_steps: int
-    largest: Sizes
+    largest: LargestOptions
     advise: bool
     save_dir: Path | None
     as_json: bool

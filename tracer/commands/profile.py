@@ -29,16 +29,15 @@ from tracer.commands.workload_options import ProfiledWorkload, chosen_device, de
 from tracer.errors import OutputError, TracerError, UsageError
 from tracer.exporters.screen.terminal import say, screen
 from tracer.results.files import TIMING
-from tracer.runs.termination import Termination
+from tracer.sessions.termination import Termination
 
 if TYPE_CHECKING:
     import torch
 
     from tracer.analysis.peak_diff import SavedPeak
     from tracer.results.run_results import RunResults
-    from tracer.runs.ranks import Rank
-    from tracer.runs.session import Schedule
-    from tracer.runs.watch import Screen
+    from tracer.sessions.jobs.ranks import Rank
+    from tracer.sessions.session import Schedule
     from tracer.workloads.workload import Workload
 
 DEFAULT_DEVICE = "cuda:0"
@@ -68,7 +67,7 @@ class AdviceOptions:
 
 
 @dataclass(frozen=True)
-class Options:
+class ProfileOptions:
     """All of a profile's; `num_watched` are the steps to watch instead, 0 for none."""
 
     context: typer.Context
@@ -176,7 +175,7 @@ def profile(
     """
     if context.invoked_subcommand is not None:
         return
-    options = Options(
+    options = ProfileOptions(
         context, workload, device, import_, on, save_dir, outputs, requested, schedule, watch, screen, advice
     )
     with errors_for_people(), kept_import_path():
@@ -185,7 +184,7 @@ def profile(
         raise typer.Exit(1)
 
 
-def _profile(options: Options) -> bool:
+def _profile(options: ProfileOptions) -> bool:
     """The command, on the null GPU if it is named; False if the run or a file failed."""
     _ = options.on.answers  # a mistake in them is said first
     if options.on.on is not None and not options.device.startswith("cuda"):
@@ -199,10 +198,10 @@ def _profile(options: Options) -> bool:
         return _profile_here(options)
 
 
-def _profile_here(options: Options) -> bool:
+def _profile_here(options: ProfileOptions) -> bool:
     """The command in this process."""
     from tracer.exporters.files import check_folder
-    from tracer.runs.ranks import this_rank
+    from tracer.sessions.jobs.ranks import this_rank
 
     rank = this_rank()
     schedule = options.schedule.schedule()
@@ -222,12 +221,11 @@ def _profile_here(options: Options) -> bool:
     check_folder(options.save_dir)
     quiet = options.screen.quiet
     if options.num_watched:
-        from tracer.runs.watched_workload import watch_workload
+        from tracer.sessions.workload_run import watch_workload
 
         built = _build(options, device)
-        screen: Screen = "none" if quiet else "short"
         return watch_workload(
-            built.workload, options.num_watched, save_dir=options.save_dir, settings=built.settings, screen=screen
+            built.workload, options.num_watched, save_dir=options.save_dir, settings=built.settings, is_told=not quiet
         )
     how = RunOptions(
         schedule=schedule,
@@ -246,7 +244,7 @@ def _profile_here(options: Options) -> bool:
     return succeeded and is_eager_written
 
 
-def _build(options: Options, device: torch.device) -> Built:
+def _build(options: ProfileOptions, device: torch.device) -> Built:
     """The workload; where its parameters are constructed is noted."""
     import torch
 
@@ -259,7 +257,7 @@ def _build(options: Options, device: torch.device) -> Built:
 
 
 def _adviser(
-    options: Options, device: torch.device, *, is_alone: bool
+    options: ProfileOptions, device: torch.device, *, is_alone: bool
 ) -> Callable[[Workload, RunResults], RunResults] | None:
     """What adds advice to the results of a run; None where nobody asked.
 
@@ -294,7 +292,7 @@ def _adviser(
 
     def advise(workload: Workload, results: RunResults) -> RunResults:
         from tracer.changes.unneeded import unneeded_memory
-        from tracer.runs.advising import advise_on
+        from tracer.sessions.trials.advising import advise_on
 
         with _progress("Changes tried", is_shown=not options.screen.quiet) as progress:
             try:
@@ -373,7 +371,7 @@ def run_and_report(
     """
     from tracer.exporters.screen.next_commands import after_run
     from tracer.exporters.screen.run import print_results
-    from tracer.runs.ranks import begin, this_rank
+    from tracer.sessions.jobs.ranks import begin, this_rank
 
     rank = this_rank()
     if rank is not None:
@@ -405,7 +403,7 @@ def run_and_report(
 
 
 def _run(built: Built, how: RunOptions, termination: Termination) -> RunResults:
-    from tracer.runs.workload_run import run_profile
+    from tracer.sessions.workload_run import run_profile
 
     with _progress(is_shown=not how.quiet) as progress:
         return run_profile(
@@ -441,7 +439,7 @@ def _progress(what: str = "Training steps", *, is_shown: bool) -> Iterator[Calla
 def _write(results: RunResults, save_dir: Path, how: RunOptions) -> bool:
     """Say what failed and what is noteworthy, and write the files; False if one could not be written."""
     from tracer.exporters.screen.failure import failure_lines
-    from tracer.runs.outputs import left_from_earlier, left_sentence, teller, write_outputs
+    from tracer.sessions.output_files import left_from_earlier, left_sentence, teller, write_outputs
 
     say_all(failure_lines(results))
     for note in results.notes:
@@ -454,8 +452,8 @@ def _write(results: RunResults, save_dir: Path, how: RunOptions) -> bool:
 
 def _summarize(rank: Rank, results: RunResults, save_dir: Path) -> bool:
     """Add this rank to the summary of all; False if it could not be written, which costs the answer nothing."""
-    from tracer.runs.rank_store import RankStore
-    from tracer.runs.ranks import finish, peak_of
+    from tracer.sessions.jobs.rank_store import RankStore
+    from tracer.sessions.jobs.ranks import finish, peak_of
 
     try:
         finish(rank, peak_of(rank, results), save_dir, RankStore.of_process_group(rank.run))

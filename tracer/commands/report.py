@@ -80,8 +80,8 @@ def show_report(
     from tracer.exporters.files import check_folder
     from tracer.exporters.recording_file.kept_run_file import load_kept_run
     from tracer.exporters.screen.run import print_results
-    from tracer.runs.kept import results_of
-    from tracer.runs.outputs import teller, write_outputs
+    from tracer.sessions.output_files import teller, write_outputs
+    from tracer.sessions.stored_results import results_of
 
     _check_names(only)
     check_folder(folder)
@@ -102,7 +102,7 @@ def _check_names(only: Collection[str]) -> None:
     Raises:
         TracerError: One is the name of no output.
     """
-    from tracer.runs.outputs import OUTPUTS
+    from tracer.sessions.output_files import OUTPUTS
 
     names = [output.name for output in OUTPUTS if output.file is not RECORDING]
     for name in only:
@@ -116,7 +116,7 @@ def _unwanted(only: Collection[str], results: RunResults) -> Collection[str]:
     Raises:
         RecordingError: One that is wanted cannot be made of the results.
     """
-    from tracer.runs.outputs import OUTPUTS
+    from tracer.sessions.output_files import OUTPUTS
 
     if not only:
         return ()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tracer.command_line import role
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
-from tracer.commands.fit_answer import answer_trial, asked_trial
-from tracer.commands.fit_trials import Trials, told_alone
+from tracer.commands.fit_answer import answer_trial
+from tracer.commands.fit_trials import ScriptTrials, told_alone
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import option, with_options
@@ -25,14 +27,13 @@ from tracer.errors import Terminated, UsageError
 from tracer.exporters.screen.fit import need_words
 from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say
-from tracer.null_gpu.job.place import Place
+from tracer.null_gpu.job.place import RankPlace
 
 if TYPE_CHECKING:
     from tracer.changes.script_changes import ScriptChange
     from tracer.null_gpu.cards import Devices
-    from tracer.runs.null_job import Job
-    from tracer.runs.script_run import MakeLater, MakeSession
-    from tracer.runs.session import Schedule
+    from tracer.sessions.jobs.run_ranks import Job
+    from tracer.sessions.script_run import MakeLater, MakeSession
 
 __tracebackhide__ = True  # a line of this file explains nothing about the script
 
@@ -96,7 +97,7 @@ def run(
         changes = _checked_changes(apply) if apply else ()
         if advise:
             _check_advise(on, apply)
-        if on.on is not None and (asked := asked_trial()) is not None:
+        if on.on is not None and (asked := role("trial")) is not None:
             with kept_import_path():
                 answer_trial(asked, on.on, on, script, arguments or [], is_module=module)
             return
@@ -116,23 +117,35 @@ def run(
     from tracer.exporters.files import check_folder
     from tracer.results.failure import is_out_of_memory
     from tracer.results.null_run import USE_CUDA, elsewhere
-    from tracer.runs.script_run import ScriptProfile
-    from tracer.runs.script_sessions import ScriptTraining
-    from tracer.runs.termination import Termination
+    from tracer.sessions.script_run import ScriptProfile
+    from tracer.sessions.termination import Termination
+    from tracer.sessions.training import TrainingProfile
+    from tracer.sessions.voices import ScriptVoice
+    from tracer.sessions.watch import TrainingWatch
 
     here, ended = on_null_gpu(on, save_dir, quiet=screen.quiet), closing(Termination())
     with errors_for_people(), kept_import_path(), here, _made(changes) as notes, ended as termination:
         steps = (schedule.of_calls() if inference else schedule).schedule()
         check_folder(save_dir)
         check_script(script, is_module=module)
-        common = _Common(save_dir, device, screen, _described(on.on, own))
-        profile = ScriptProfile(
-            _watch(common) if watch else _training(common, steps, requested),
-            make_later=None if watch else _later(common),
-            is_inference=inference,
-        )
+        common: dict[str, Any] = {"voice": ScriptVoice(), "device": device, "settings": _described(on.on, own)}
+        watched = partial(TrainingWatch, save_dir=save_dir, screen=not screen.quiet, **common)
+        make_session: MakeSession = watched
+        make_later: MakeLater | None = None
         if not watch:
+            make_later = partial(watched, save_dir=save_dir / LATER, on_signal=None, is_later=True)
+            make_session = partial(
+                TrainingProfile,
+                save_dir=save_dir,
+                schedule=steps,
+                screen="none" if screen.quiet else "full",
+                top=screen.top,
+                trace=requested.trace,
+                keep_recording=requested.keep_recording,
+                **common,
+            )
             record_from_start()
+        profile = ScriptProfile(make_session, make_later=make_later, is_inference=inference)
         termination.watch()
         succeeded, own_end = True, None
         has_run_out = False
@@ -153,13 +166,13 @@ def run(
                 say(f"Hint: {BEFORE_SCRIPT}")
             own_end = end
         say_all(notes() if not screen.quiet else ())
-        results = profile.session.results if isinstance(profile.session, ScriptTraining) else None
+        results = profile.session.results if isinstance(profile.session, TrainingProfile) else None
         if devices is not None and results is not None and (reason := elsewhere(results.device)):
             say(f"{reason} {USE_CUDA}")
-    if has_run_out and devices is not None and Place.here() is None and not screen.quiet:
+    if has_run_out and devices is not None and RankPlace.here() is None and not screen.quiet:
         usable_bytes = devices.card.usable_bytes
-        say_all(need_words(Trials(usable_bytes).need(), usable_bytes))
-    if advise and devices is not None and Place.here() is None:  # of a job all ranks together
+        say_all(need_words(ScriptTrials(usable_bytes).need(), usable_bytes))
+    if advise and devices is not None and RankPlace.here() is None:  # of a job all ranks together
         with errors_for_people():
             _advise(devices, str(on.on), own, save_dir)
             if watch and not succeeded:
@@ -170,68 +183,11 @@ def run(
         raise typer.Exit(1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Common:
-    """What all sessions of a script are told: folder, device, screen, and the settings to remember."""
-
-    save_dir: Path
-    device: str | None
-    screen: ScreenOptions
-    settings: Mapping[str, str]
-
-
 def _described(on: str | None, own: Sequence[str]) -> dict[str, str]:
     """Settings that a run keeps: the script and its arguments as a shell takes them, and the card."""
     num_words = 2 if own[0] == "-m" else 1
     card = {"on": on} if on is not None else {}
     return {**card, "script": shlex.join(own[:num_words]), "arguments": shlex.join(own[num_words:])}
-
-
-def _training(common: _Common, schedule: Schedule, requested: RequestedFiles) -> MakeSession:
-    """Makes the session that records the first steps."""
-    from tracer.runs.script_sessions import ScriptTraining
-
-    return lambda models, optimizers: ScriptTraining(
-        models,
-        optimizers,
-        save_dir=common.save_dir,
-        schedule=schedule,
-        device=common.device,
-        screen="none" if common.screen.quiet else "full",
-        top=common.screen.top,
-        trace=requested.trace,
-        keep_recording=requested.keep_recording,
-        settings=common.settings,
-    )
-
-
-def _watch(common: _Common) -> MakeSession:
-    """Makes the session of `--watch`."""
-    from tracer.runs.script_sessions import ScriptWatch
-
-    return lambda models, optimizers: ScriptWatch(
-        models,
-        optimizers,
-        save_dir=common.save_dir,
-        device=common.device,
-        screen="none" if common.screen.quiet else "short",
-        settings=common.settings,
-    )
-
-
-def _later(common: _Common) -> MakeLater:
-    """Makes what watches the script after its recorded steps."""
-    from tracer.runs.script_sessions import LaterWatch
-
-    return lambda models, optimizers: LaterWatch(
-        models,
-        optimizers,
-        save_dir=common.save_dir / LATER,
-        device=common.device,
-        on_signal=None,
-        screen="none" if common.screen.quiet else "short",
-        settings=common.settings,
-    )
 
 
 def _checked_changes(names: str) -> Sequence[ScriptChange]:
@@ -240,7 +196,7 @@ def _checked_changes(names: str) -> Sequence[ScriptChange]:
     Raises:
         UsageError: There is no such change or file, or it needs what is not installed.
     """
-    from tracer.changes.script_changes import check_installed, script_changes, set_allocator
+    from tracer.changes.script_changes import allocator_variables, check_installed, script_changes
 
     if names.endswith(".json"):
         from tracer.exporters.json_documents.fit import read_fit_json
@@ -248,7 +204,7 @@ def _checked_changes(names: str) -> Sequence[ScriptChange]:
         names = ",".join(read_fit_json(Path(names)))
     changes = script_changes(names)
     check_installed(changes)
-    set_allocator(changes)
+    os.environ.update(allocator_variables(changes))
     return changes
 
 

@@ -19,7 +19,7 @@ from tracer.errors import TracerError, UsageError
 from tracer.exporters.screen.terminal import say
 
 if TYPE_CHECKING:
-    from tracer.runs.script_run import ScriptProfile
+    from tracer.sessions.script_run import ScriptProfile
 
 __tracebackhide__ = True  # a line of this file explains nothing about the script
 
@@ -73,9 +73,9 @@ def run_script(
         SystemExit: The script's own, with its status.
         TracerError: It cannot be profiled.
     """
-    from tracer.runs.rank_failure import leave_failure
-    from tracer.runs.script_run import FirstStepsDone
-    from tracer.runs.termination import signals_deferred
+    from tracer.sessions.jobs.ranks import leave_failure
+    from tracer.sessions.script_run import FirstStepsDone
+    from tracer.sessions.termination import signals_deferred
 
     with ExitStack() as ended:
         try:

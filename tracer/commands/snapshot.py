@@ -18,7 +18,7 @@ from tracer.commands.usage import ALLOCATOR, DEVICE, OUTPUTS, QUESTIONS, SCREEN
 from tracer.errors import MissingPackageError, OutputError, SettingsError, SnapshotError, TracerError
 from tracer.exporters.screen.next_commands import after_job, after_snapshot
 from tracer.exporters.screen.terminal import screen
-from tracer.runs.termination import FilesInTurn
+from tracer.sessions.termination import FilesInTurn
 from tracer.snapshot.load import load_snapshot
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def show_job(
     from tracer.analysis.snapshots.job import explain_job
     from tracer.exporters.json_documents.job import job_json
     from tracer.exporters.screen.job import print_job
-    from tracer.runs.job import read_job, recordings
+    from tracer.sessions.jobs.read_recordings import read_job, recordings
 
     files = recordings(paths)
     if html is not None:
@@ -242,7 +242,7 @@ def show_job(
 
 
 def _write_job(finding: JobFinding, html: Path, *, dask: str | None, named: Sequence[Path]) -> None:
-    from tracer.runs.job_pages import write_job
+    from tracer.sessions.jobs.pages import write_job
 
     with _hint_for_outputs():
         write_job(finding, html, run={"recordings": ", ".join(map(str, named))}, dask=dask)

@@ -187,7 +187,7 @@ def _write(report: TraceReport, wanted: dict[str, Path], save_dir: Path | None, 
         return True
     if report.results is None:
         raise TracerError(f"{report.file} has no allocations, so there is nothing to write.", hint=_NOTHING_TO_DRAW)
-    from tracer.runs.outputs import teller, write_output, write_outputs
+    from tracer.sessions.output_files import teller, write_output, write_outputs
 
     tell = not_said if quiet else say
     for name, path in wanted.items():

@@ -7,8 +7,8 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from tracer.runs.training import TrainingProfile
-from tracer.runs.watch import TrainingWatch
+from tracer.sessions.training import TrainingProfile
+from tracer.sessions.watch import TrainingWatch
 
 
 class TimelineCallback(Callback):  # type: ignore[misc, unused-ignore]  # untyped where missing

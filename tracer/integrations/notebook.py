@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 from tracer.errors import UsageError
 from tracer.exporters.notebook import Paragraph, display_in_notebook
 from tracer.exporters.screen.terminal import show, visible
-from tracer.runs.script_run import ScriptProfile
-from tracer.runs.script_sessions import ScriptTraining
-from tracer.runs.session import Schedule
+from tracer.sessions.script_run import ScriptProfile
+from tracer.sessions.session import Schedule
+from tracer.sessions.training import TrainingProfile
+from tracer.sessions.voices import ScriptVoice
 
 _DEFAULT = Schedule(0, 1, 3, 2)
 
@@ -42,7 +43,7 @@ def memory_timeline(shell: Any, line: str, cell: str) -> None:
     warmup = options.warmup if options.warmup is not None else 0 if options.inference else _DEFAULT.num_warmup_steps
     schedule = Schedule(options.wait, warmup, options.active, options.repeats)
     profile = ScriptProfile(
-        lambda models, optimizers: CellTraining(models, optimizers, save_dir=options.save_dir, schedule=schedule),
+        partial(TrainingProfile, save_dir=options.save_dir, schedule=schedule, voice=CellVoice()),
         is_inference=options.inference,
     )
     profile.__enter__()
@@ -73,19 +74,14 @@ def _numbered_as_shown(shell: Any) -> Iterator[None]:
         shell.execution_count = before
 
 
-class CellTraining(ScriptTraining):
-    """A cell's: what it has to say is displayed below the cell."""
+class CellVoice(ScriptVoice):
+    """That of a cell: what it has to say is displayed below the cell."""
 
-    @property
-    def _to_record_the_first(self) -> str:
-        is_skipped = self.schedule.num_wait_steps or self.schedule.num_warmup_steps
-        return "--wait 0 --warmup 0 records from the first one" if is_skipped else ""
+    to_record_the_first = "--wait 0 --warmup 0 records from the first one"
+    if_too_short = "`%%memory_timeline --warmup 0 --active 1` needs one"
 
-    def _if_too_short(self) -> str:
-        """What the magic takes."""
-        return "`%%memory_timeline --warmup 0 --active 1` needs one" if self.num_steps_done else ""
-
-    def _complain(self, sentence: str) -> None:
+    def complain(self, sentence: str) -> None:
+        """Display it."""
         _tell(sentence)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Generator, Iterable, Sequence
@@ -23,7 +22,7 @@ import pytest
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_diff import SavedPeak
-    from tracer.runs.process_memory import ProcessPeak
+    from tracer.sessions.process_memory import ProcessPeak
 
 MARK = "gpu_memory"
 _MARK_HELP = (
@@ -31,7 +30,7 @@ _MARK_HELP = (
     "(on='h100'), and fail above the limit ('20 GiB') or a growth ('2%') since the baseline."
 )
 _ON, _BASELINE, _FAIL_ABOVE = "--gpu-memory-on", "--gpu-memory-baseline", "--gpu-memory-fail-above"
-_UPDATE, _CHILD = "--gpu-memory-update", "--gpu-memory-child"
+_UPDATE = "--gpu-memory-update"
 _NUM_ROWS, _LAST_LINES = 8, 30
 _OF_THIS_RUN = ("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
 
@@ -71,7 +70,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         _FAIL_ABOVE, metavar="LIMIT", default="1%", help="Growth since the baseline that fails: 1%%, 64MiB."
     )
     group.addoption(_UPDATE, action="store_true", help="Write this run's peaks to the baseline, and compare nothing.")
-    group.addoption(_CHILD, metavar="FILE", help="Of the plugin itself: where a test's own process writes.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -79,7 +77,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARK_HELP)
     if config.getoption(_UPDATE) and not config.getoption(_BASELINE):
         raise pytest.UsageError(f"{_UPDATE} needs {_BASELINE} FILE.")
-    answer = config.getoption(_CHILD)
+    from tracer.command_line import take_role
+
+    answer = take_role("test")
     config.pluginmanager.register(_OneTest(config, Path(answer)) if answer else _AllTests(config))
 
 
@@ -167,7 +167,9 @@ class _Elsewhere(pytest.Item):
 
     def runtest(self) -> None:
         """Start its process, and take what that says for its own."""
+        from tracer.command_line import in_role
         from tracer.errors import TracerError
+        from tracer.sessions.jobs.child_processes import ChildProcesses
 
         try:
             limits = Limits.of(self)
@@ -176,18 +178,13 @@ class _Elsewhere(pytest.Item):
             raise _FailedThereError(f"{error} {getattr(error, 'hint', None) or ''}".strip()) from error
         with tempfile.TemporaryDirectory(prefix="gpu-memory-") as folder:
             answer = Path(folder) / "answer.json"
-            process = subprocess.run(
-                self._command(answer),
-                cwd=self.config.invocation_params.dir,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                check=False,
+            ended = ChildProcesses().run_again(
+                {**variables, **in_role(test=str(answer))},
+                command=self._command(),
+                folder=self.config.invocation_params.dir,
             )
             if not answer.exists():
-                last = process.stdout.decode(errors="replace").splitlines()[-_LAST_LINES:]
-                lines = [f"The test's own process ended with status {process.returncode}.", *last]
+                lines = [f"The test's own process ended with status {ended.status}.", *ended.lines[-_LAST_LINES:]]
                 raise _FailedThereError("\n".join(lines))
             self._take(json.loads(answer.read_text(encoding="utf-8")))
 
@@ -202,7 +199,7 @@ class _Elsewhere(pytest.Item):
         if answer["skipped"]:
             pytest.skip(answer["skipped"][0])
 
-    def _command(self, answer: Path) -> list[str]:
+    def _command(self) -> list[str]:
         config, option = self.config, self.config.getoption
         command = [
             sys.executable,
@@ -217,7 +214,7 @@ class _Elsewhere(pytest.Item):
             "",
             "--runxfail",
         ]
-        command += ["--rootdir", str(config.rootpath), _CHILD, str(answer), _FAIL_ABOVE, option(_FAIL_ABOVE)]
+        command += ["--rootdir", str(config.rootpath), _FAIL_ABOVE, option(_FAIL_ABOVE)]
         command += ["-c", str(config.inipath)] if config.inipath is not None else []
         command += ["-n", "0"] if config.pluginmanager.hasplugin("xdist") else []
         command += [_BASELINE, str(Path(option(_BASELINE)).resolve())] if option(_BASELINE) else []
@@ -257,8 +254,7 @@ class _OneTest:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self) -> Generator[None, Any, Any]:
-        from tracer.runs.null_values import values_on
-        from tracer.runs.null_writes import writes_aside
+        from tracer.sessions.on_null_gpu import values_on, writes_aside
 
         self._has_run = True
         with values_on({}), writes_aside(None, tell=lambda sentence: None):
@@ -268,7 +264,7 @@ class _OneTest:
     def pytest_runtest_setup(self) -> None:
         import torch
 
-        from tracer.runs.process_memory import ProcessMemory
+        from tracer.sessions.process_memory import ProcessMemory
 
         if not torch.cuda.is_available():
             pytest.skip(f"needs a GPU, or a card in its mark ({MARK}('20 GiB', on='h100')) or by {_ON}")

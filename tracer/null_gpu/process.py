@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tracer.command_line import replace_process
 from tracer.null_gpu.build import INDUCTOR, TRITON, libraries, library
 from tracer.null_gpu.cards import CONTEXT_BYTES, MAX_DEVICES, Card
 from tracer.null_gpu.cudnn import answers_command, device_properties
@@ -128,10 +129,7 @@ def restart_on(cards: Sequence[Card]) -> None:
     """
     if is_active():
         return
-    variables = environment(cards)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], variables)
+    replace_process(environment(cards))
 
 
 def load(cards: Sequence[Card]) -> None:

@@ -12,7 +12,7 @@ import torch
 from tracer.capture.device import devices
 from tracer.commands.workload_options import chosen_device, device_of_rank, import_backends
 from tracer.errors import TracerError
-from tracer.runs.workload_run import random_states_kept
+from tracer.sessions.workload_run import random_states_kept
 
 ROOT = Path(__file__).resolve().parents[3]
 OTHER = torch.device("privateuseone", 1)
@@ -23,7 +23,7 @@ OF_CUDA = {
     "capture/device/device_blocks.py",
     "capture/device/device_ledger.py",
     "results/null_run.py",
-    "runs/advising.py",
+    "sessions/trials/advising.py",
 }
 
 

@@ -35,8 +35,8 @@ from tracer.exporters.recording_file.kept_run_file import (
 )
 from tracer.exporters.recording_file.plain_objects import object_columns
 from tracer.exporters.screen.run import print_results
-from tracer.runs.kept import results_of
-from tracer.runs.outputs import write_outputs
+from tracer.sessions.output_files import write_outputs
+from tracer.sessions.stored_results import results_of
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "recording.md"
 

@@ -98,7 +98,7 @@ def find_waste(findings: Findings) -> tuple[Waste, ...]:
     """Find what the largest peak holds that nobody needs, by cause and line, the largest first.
 
     That results are held over the end of their step counts only if a variable is known that holds them: who has looked
-    (`tracer.runs.waste`) drops the others. Nothing where the recording has no uses of tensors.
+    (`tracer.sessions.unneeded_memory`) drops the others. Nothing where the recording has no uses of tensors.
     """
     cycle = findings.worst
     if not cycle.recording.flow.has_uses:

@@ -18,13 +18,13 @@ import torch.distributed as dist
 from tracer.capture.torch_private import torch_distributed
 from tracer.null_gpu import process
 from tracer.null_gpu.job.objects import Objects, is_of_numbers
-from tracer.null_gpu.job.place import Place, left_by
+from tracer.null_gpu.job.place import RankPlace, left_by
 from tracer.null_gpu.job.store import LoneStore, ProgramsStore
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 
 
 @contextmanager
-def lone_rank(place: Place) -> Iterator[None]:
+def lone_rank(place: RankPlace) -> Iterator[None]:
     """Process groups of any backend start at once, and object collectives give what ranks before this one have given.
 
     So do broadcasts of a few integers, by which libraries compare what ranks have (DeepSpeed's ZeRO 3).
@@ -73,7 +73,7 @@ def _by_name(*functions: Callable[..., Any]) -> _Functions:
     return {function.__name__: function for function in functions}
 
 
-def _functions_of_groups(place: Place, see_groups: Callable[[], None], objects: Objects) -> _Functions:
+def _functions_of_groups(place: RankPlace, see_groups: Callable[[], None], objects: Objects) -> _Functions:
     """What torch.distributed's functions on groups and tensors do here."""
     initialise, destroy = dist.init_process_group, dist.destroy_process_group
     broadcast_own, gather_own = dist.broadcast, dist.gather
@@ -126,7 +126,7 @@ def _functions_of_groups(place: Place, see_groups: Callable[[], None], objects: 
     return _by_name(init_process_group, destroy_process_group, split_group, broadcast, gather, monitored_barrier)
 
 
-def _functions_of_objects(place: Place, objects: Objects, until_end: ExitStack) -> _Functions:
+def _functions_of_objects(place: RankPlace, objects: Objects, until_end: ExitStack) -> _Functions:
     """What torch.distributed's functions on objects do here."""
     gather_objects_own = dist.all_gather_object
 
@@ -204,7 +204,7 @@ def _stores(jobs: LoneStore, num_ranks: int) -> _Functions:
     return {"TCPStore": TCPStore, "FileStore": FileStore}
 
 
-def _leave(place: Place, store: LoneStore, groups: set[tuple[int, ...]]) -> None:
+def _leave(place: RankPlace, store: LoneStore, groups: set[tuple[int, ...]]) -> None:
     keys = {key: base64.b64encode(value).decode() for key, value in store.own.items()}
     nccl = NcclBuffers.of_this_process() if process.is_active() else NcclBuffers()
     document = {

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
+from tracer.command_line import in_role, role
 from tracer.null_gpu.nccl_buffers import NcclBuffers
-
-_FOLDER: Final = "NULL_GPU_JOB"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """A process's rank in its job."""
 
     rank: int  # Number from 0, over all nodes
@@ -24,13 +22,13 @@ class Place:
     folder: Path  # The job's private folder, in which ranks leave what later ones read
 
     @classmethod
-    def here(cls, variables: Mapping[str, str] = os.environ) -> Self | None:
+    def here(cls) -> Self | None:
         """This process's; None where it is no rank whose others do not run."""
-        folder = variables.get(_FOLDER)
-        if not folder:
+        folder = role("job")
+        if folder is None:
             return None
         names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-        rank, world_size, per_node = (int(variables[name]) for name in names)
+        rank, world_size, per_node = (int(os.environ[name]) for name in names)
         return cls(rank, world_size, per_node, Path(folder))
 
     @property
@@ -43,8 +41,8 @@ class Place:
         """How many ranks its node has."""
         return min(self.per_node, self.world_size)
 
-    def variables(self) -> dict[str, str]:
-        """Environment variables of torchrun, and the folder's. Nobody listens at the address."""
+    def variables(self, **parts: object) -> dict[str, str]:
+        """Environment variables of torchrun, and of the role, with further parts. Nobody listens at the address."""
         node = self.rank // self.per_node
         num_nodes = -(-self.world_size // self.per_node)
         return {
@@ -65,7 +63,7 @@ class Place:
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
             # Every other rank says what this one does, so that symmetric memory of all seems to be on one device.
             "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
-            _FOLDER: str(self.folder),
+            **in_role(job=str(self.folder), **parts),
         }
 
 

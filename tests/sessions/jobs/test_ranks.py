@@ -1,0 +1,486 @@
+"""Several ranks: who is who, what differs between them, and that one that dies takes nothing from the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from tests.pieces import Pieces
+from tracer.errors import Terminated
+from tracer.results.files import RANK_JSON
+from tracer.sessions.jobs.rank_store import RankStore
+from tracer.sessions.jobs.ranks import (
+    Rank,
+    RankMessage,
+    RanksSummary,
+    announce,
+    begin,
+    finish,
+    ran_out_later,
+    rank_folder,
+    read_ranks,
+    summary_text,
+    this_rank,
+    write_summary,
+)
+from tracer.sessions.jobs.ranks import leave as leave_words
+from tracer.sessions.session import Schedule
+from tracer.sessions.termination import Termination
+from tracer.sessions.workload_run import run_profile
+
+ROOT = Path(__file__).resolve().parents[3]
+RUN = "run"
+
+
+def peak(index: int, size_bytes: int | None = 100, run: str = RUN, **categories: int) -> RankMessage:
+    return RankMessage(index, run, device="cpu", peak_bytes=size_bytes, categories=categories, num_steps=9)
+
+
+def leave(save_dir: Path, left: RankMessage) -> None:
+    folder = rank_folder(save_dir, left.index)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RANK_JSON).write_text(json.dumps(asdict(left)))
+
+
+# ---- who is who ------------------------------------------------------------------------------------------------------
+
+
+def rank_in(variables: dict[str, str]) -> Rank | None:
+    with patch.dict(os.environ, variables):
+        return this_rank()
+
+
+def test_the_environment_says_which_rank_this_is() -> None:
+    told = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_PORT": "29500"}
+    rank = rank_in(told)
+    assert (rank.index, rank.world_size, rank.local_index) == (5, 8, 1)
+    assert rank.folder(Path("out")) == Path("out/rank5")
+    assert rank_in(told | {"MASTER_PORT": "29501"}).run != rank.run
+
+
+@pytest.mark.parametrize("environment", [{}, {"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "x", "WORLD_SIZE": "2"}])
+def test_one_process_alone_has_no_rank(environment: dict[str, str]) -> None:
+    assert rank_in(environment) is None
+
+
+# ---- what differs ----------------------------------------------------------------------------------------------------
+
+
+def test_a_summary_worked_by_hand() -> None:
+    ranks = (peak(0, 100, PARAMETER=60, INPUT=40), peak(1, 130, PARAMETER=60, INPUT=50, ACTIVATION=20), peak(2, None))
+    summary = RanksSummary(ranks, (3,))
+    assert summary.worst.index == 1
+    assert summary.spread_bytes == 30
+    assert summary.differences() == {"ACTIVATION": (0, 20), "INPUT": (40, 50)}
+    text = summary_text(summary)
+    for line in (
+        "rank 0: 100 bytes on cpu",
+        "rank 2: nothing recorded",
+        "rank 3: left no results",
+        "Worst: rank 1, 130 B",
+        "Spread: 30 B, 23.1 % of the worst",
+        "ACTIVATION: 0 to 20 bytes",
+    ):
+        assert line in text.splitlines()
+
+
+def test_ranks_that_agree_differ_in_nothing() -> None:
+    summary = RanksSummary((peak(0, INPUT=100), peak(1, INPUT=100)), ())
+    assert (summary.worst.index, summary.spread_bytes, summary.differences()) == (0, 0, {})
+    assert "No category differs." in summary_text(summary)
+
+
+def test_a_rank_of_which_nobody_knows_kinds_differs_in_none() -> None:
+    summary = RanksSummary((peak(0, INPUT=40), peak(1, 900), peak(2, INPUT=50)), ())
+    assert summary.differences() == {"INPUT": (40, 50)}
+    assert summary.worst is not None and summary.worst.index == 1
+
+
+@pytest.mark.parametrize("has_spoken", [True, False])
+def test_a_rank_that_ran_out_later_keeps_the_steps_that_it_told_of(has_spoken: bool, tmp_path: Path) -> None:
+    rank = Rank(3, 4, 3, RUN, job_folder=tmp_path)
+    if has_spoken:
+        leave(tmp_path, replace(peak(3, INPUT=40), reserved_bytes=200))
+    later = ran_out_later(rank, "OutOfMemoryError: no", 900)
+    assert (later.index, later.run, later.num_steps) == (3, RUN, 9 if has_spoken else 0)
+    assert (later.peak_bytes, later.reserved_bytes, later.categories) == (900, 0, {})
+    assert later.out_of_memory and later.failure == "OutOfMemoryError: no"
+
+
+def test_no_rank_at_all_is_a_summary_too() -> None:
+    summary = RanksSummary((), (0, 1))
+    assert (summary.worst, summary.spread_bytes) == (None, 0)
+    assert "rank 1: left no results" in summary_text(summary)
+
+
+# ---- waiting for the others ------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Seconds pass only while somebody pauses; at some of them a rank leaves its results."""
+
+    def __init__(self, save_dir: Path, arrivals: dict[int, RankMessage]) -> None:
+        self.save_dir, self.arrivals, self.pauses = save_dir, arrivals, 0
+
+    def now(self) -> float:
+        return float(self.pauses)
+
+    def pause(self, seconds: float) -> None:
+        self.pauses += 1
+        if self.pauses in self.arrivals:
+            leave(self.save_dir, self.arrivals[self.pauses])
+
+
+def summarize(save_dir: Path, clock: Clock, world_size: int) -> RanksSummary:
+    return write_summary(save_dir, world_size, run=RUN, wait_s=10, clock=clock.now, pause=clock.pause)
+
+
+def test_rank_0_waits_until_all_are_there(tmp_path: Path) -> None:
+    leave(tmp_path, peak(0))
+    clock = Clock(tmp_path, {3: peak(1, 120)})
+    assert not summarize(tmp_path, clock, 2).missing
+    assert clock.pauses == 3
+    assert json.loads((tmp_path / "ranks.json").read_text())["worst_rank"] == 1
+
+
+def test_rank_0_does_not_wait_for_ever_and_has_written_before(tmp_path: Path) -> None:
+    leave(tmp_path, peak(0))
+    early = []
+
+    class Watching(Clock):
+        def pause(self, seconds: float) -> None:
+            early.append((tmp_path / "ranks.txt").read_text())
+            super().pause(seconds)
+
+    clock = Watching(tmp_path, {})
+    assert summarize(tmp_path, clock, 2).missing == (1,)
+    assert clock.pauses == 10
+    assert "rank 1: left no results" in early[0]
+
+
+def test_what_an_earlier_run_left_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    leave(tmp_path, peak(0))
+    leave(tmp_path, peak(1, run="earlier"))
+    assert read_ranks(tmp_path, 2, run=RUN).missing == (1,)
+    (tmp_path / "ranks.txt").write_text("old")
+    begin(Rank(0, 2, 0, RUN), tmp_path)
+    assert not (tmp_path / "ranks.txt").exists()
+    assert read_ranks(tmp_path, 2, run=RUN).missing == (0, 1)
+
+
+def test_rank_0_waits_for_the_end_of_ranks_that_have_spoken(tmp_path: Path) -> None:
+    leave(tmp_path, peak(0))
+    leave(tmp_path, replace(peak(1), has_ended=False))
+    clock = Clock(tmp_path, {3: replace(peak(1), failure="ValueError: enough", num_steps=7)})
+    assert summarize(tmp_path, clock, 2).ended == {0, 1}
+    assert clock.pauses == 3
+    assert "ended in step 8 by ValueError: enough" in (tmp_path / "ranks.txt").read_text()
+
+
+def test_a_rank_that_is_never_heard_of_again_is_told_apart(tmp_path: Path) -> None:
+    leave(tmp_path, peak(0))
+    leave(tmp_path, replace(peak(1, 120), has_ended=False))
+    summary = summarize(tmp_path, Clock(tmp_path, {}), 2)
+    assert (summary.missing, summary.worst.index) == ((), 1)
+    assert "rank 1: 120 bytes on cpu; has not ended so far, after step 9" in (tmp_path / "ranks.txt").read_text()
+
+
+def test_whoever_announces_last_puts_all_together(tmp_path: Path) -> None:
+    results = run_profile(Pieces(), schedule=Schedule(0, 1, 1, 1), timing=False)
+    announce(Rank(1, 3, 1, RUN), results, tmp_path)
+    assert not (tmp_path / "ranks.json").exists(), "only rank 0 speaks for those who have not spoken"
+    announce(Rank(0, 3, 0, RUN), results, tmp_path)
+    assert json.loads((tmp_path / "ranks.json").read_text())["missing"] == [2]
+    announce(Rank(2, 3, 2, RUN), results, tmp_path)
+    document = json.loads((tmp_path / "ranks.json").read_text())
+    assert document["missing"] == []
+    assert [rank["has_ended"] for rank in document["ranks"]] == [False] * 3
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"index": 1}', '{"index": 1, "run": "run", "new": 3}'])
+def test_a_file_that_is_none_is_a_rank_that_is_missing(tmp_path: Path, text: str) -> None:
+    leave(tmp_path, peak(0))
+    leave(tmp_path, peak(1))
+    (rank_folder(tmp_path, 1) / RANK_JSON).write_text(text)
+    assert read_ranks(tmp_path, 2, run=RUN).missing == (1,)
+
+
+# ---- the process group's store ---------------------------------------------------------------------------------------
+
+
+class Dying:
+    """A store whose host dies after some calls: then it raises, or never answers."""
+
+    def __init__(self, num_calls: int, raises: bool) -> None:
+        self.inner, self.num_calls, self.raises = HashStore(), num_calls, raises
+
+    def __getattr__(self, name: str) -> Any:
+        self.num_calls -= 1
+        if self.num_calls < 0 and self.raises:
+            raise RuntimeError("Connection reset by peer")
+        if self.num_calls < 0:
+            threading.Event().wait(60)
+        return getattr(self.inner, name)
+
+
+def test_ranks_find_each_other_in_the_store_without_a_common_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracer.sessions.jobs.ranks.WAIT_AFTER_FAILURE_S", 0.0)
+    store = RankStore(HashStore, RUN)
+    nodes = [tmp_path / f"node{index}" for index in range(3)]
+    for index in (1, 2):
+        leave_words(peak(index, 100 + index), Rank(index, 3, 0, RUN), nodes[index], store)
+    # A rank that has ended is taken from wherever it says so; of another start nothing is.
+    leave_words(replace(peak(0, 70), has_ended=False), Rank(0, 3, 0, RUN), nodes[0], store)
+    store.leave(2, json.dumps(asdict(peak(2, 500, run="earlier"))))
+    summary = read_ranks(nodes[0], 3, run=RUN, store=store)
+    assert [(one.index, one.peak_bytes, one.has_ended) for one in summary.ranks] == [(0, 70, False), (1, 101, True)]
+    assert summary.missing == (2,)
+    assert read_ranks(nodes[0], 3, run=RUN).missing == (1, 2)
+    finish(Rank(0, 3, 0, RUN), replace(peak(0), failure="ValueError"), nodes[0], store)
+    leave_words(peak(2, 102), Rank(2, 3, 0, RUN), nodes[2], store)
+    assert json.loads((nodes[0] / "ranks.json").read_text())["missing"] == [2]
+
+
+def test_the_last_words_count_wherever_they_are(tmp_path: Path) -> None:
+    """The store was gone when rank 0 ended; rank 1's folder is on another machine."""
+    store = RankStore(HashStore, RUN)
+    for index in (0, 1):
+        store.leave(index, json.dumps(asdict(replace(peak(index, 50), has_ended=False, num_steps=3))))
+    leave(tmp_path, peak(0, 90))
+    summary = read_ranks(tmp_path, 2, run=RUN, store=store)
+    assert [(one.peak_bytes, one.has_ended) for one in summary.ranks] == [(90, True), (50, False)]
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_store_that_dies_or_hangs_is_given_up_and_files_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: bool
+) -> None:
+    monkeypatch.setattr("tracer.sessions.jobs.rank_store.ANSWER_S", 0.1)
+    monkeypatch.setattr("tracer.sessions.jobs.ranks.WAIT_AFTER_FAILURE_S", 0.0)
+    store = RankStore(lambda: Dying(1, raises), RUN)
+    store.leave(1, json.dumps(asdict(peak(1))))
+    was_alive = store.is_alive
+    summary = finish(Rank(0, 2, 0, RUN), replace(peak(0), failure="ValueError: gone"), tmp_path, store)
+    assert (was_alive, store.is_alive) == (True, False) and summary.missing == (1,)
+    assert json.loads((tmp_path / "rank0" / RANK_JSON).read_text())["index"] == 0
+    assert store.read([1]) == {}
+
+
+def test_there_is_no_store_without_a_process_group() -> None:
+    assert RankStore.of_process_group(RUN) is None
+
+
+def test_a_machine_that_does_not_see_rank_0_leaves_what_it_has(tmp_path: Path) -> None:
+    """Ranks 2 and 3 are another machine's; its first one waits for its neighbour and for nobody else."""
+    first = rank_in({"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"})
+    assert first is not None and first.on_node == range(2, 4)
+    leave(tmp_path, replace(peak(3, run=first.run)))
+    assert finish(replace(first, index=3, local_index=1), peak(3, run=first.run), tmp_path) is None
+    summary = finish(first, peak(2, 130, run=first.run), tmp_path)
+    assert (summary.worst.index, summary.missing) == (2, (0, 1))
+    assert "rank 1: left no results" in (tmp_path / "ranks.txt").read_text()
+    # Where rank 0 is to be seen, the summary is its own.
+    leave(tmp_path, peak(0, run=first.run))
+    assert finish(first, peak(2, 140, run=first.run), tmp_path) is None
+
+
+# ---- being ended -----------------------------------------------------------------------------------------------------
+
+
+def test_sigterm_unwinds_like_an_exception_and_the_default_comes_back() -> None:
+    termination = Termination()
+    termination.watch()
+    with pytest.raises(Terminated, match="ended by SIGTERM") as caught:
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert isinstance(caught.value, SystemExit)
+    assert caught.value.code == 143
+    os.kill(os.getpid(), signal.SIGTERM)  # while it unwinds, nothing more
+    termination.hold()
+    termination.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+# ---- real processes --------------------------------------------------------------------------------------------------
+
+DYING = """
+    import os, pathlib, signal, sys, time
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+    from tracer import Schedule, profile_training
+
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(nn.Linear(8, 8))
+    reached = pathlib.Path("reached")  # by rank 0: the step in which rank 1 dies, which it has begun to record
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
+    with profile_training(model, optimizer, save_dir=sys.argv[1], schedule=schedule) as session:
+        for step in range(6):
+            batch = torch.randn(4, 8)
+            if step == int(sys.argv[3]):
+                if dist.get_rank() == 0:
+                    reached.touch()
+                else:
+                    while not reached.exists():
+                        time.sleep(0.01)
+                    if sys.argv[2] == "killed":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    raise ValueError("rank 1 has had enough")
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            session.step()
+"""
+
+
+def launch(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.run(
+        [*launcher, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "step"), [("raised", 4), ("killed", 1)])
+def test_a_rank_that_dies_takes_nothing_from_the_other(tmp_path: Path, how: str, step: int) -> None:
+    """Step 1 is the recorded one; from step 2 on each rank's files are there, and its own error takes nothing back."""
+    (tmp_path / "dying.py").write_text(textwrap.dedent(DYING))
+    finished = launch("dying.py", "results", how, str(step), folder=tmp_path)
+    assert finished.returncode != 0
+    results = tmp_path / "results"
+    for rank in (0, 1) if step > 1 else (0,):
+        left = json.loads((results / f"rank{rank}" / "peak.json").read_text())
+        assert sum(row["bytes"] for row in left["rows"]) == left["peak_bytes"] > 0
+    summary = json.loads((results / "ranks.json").read_text())
+    assert summary["missing"] == ([] if step > 1 else [1])
+    assert summary["ranks"][0]["has_ended"]
+    if how == "raised":
+        assert summary["ranks"][1]["has_ended"]
+        assert summary["ranks"][1]["failure"] == "ValueError: rank 1 has had enough"
+        assert "rank 1: " in (results / "ranks.txt").read_text()
+
+
+APART = """
+    import os, sys
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+    from tracer import Schedule, profile_training, watch_training
+
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    node = f"node{dist.get_rank()}"
+    schedule = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
+    for recorder in (
+        profile_training(model, optimizer, save_dir=f"{node}/profiled", schedule=schedule),
+        watch_training(model, optimizer, save_dir=f"{node}/watched"),
+    ):
+        with recorder:
+            for step in range(3):
+                model(torch.randn(4, 8)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                recorder.step()
+        assert recorder.fault is None
+        dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_machines_without_a_common_folder_have_one_summary(tmp_path: Path) -> None:
+    """Two processes on loopback, each with a folder of its own, as on two machines."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    told |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", textwrap.dedent(APART)]
+    processes = [
+        subprocess.Popen(command, cwd=tmp_path, env=os.environ | told | {"RANK": rank}, stderr=subprocess.PIPE)
+        for rank in ("0", "1")
+    ]
+    for process in processes:
+        _, complaint = process.communicate(timeout=300)
+        assert process.returncode == 0, complaint.decode()
+    for what in ("profiled", "watched"):
+        assert not (tmp_path / "node0" / what / "rank1").exists()
+        summary = json.loads((tmp_path / "node0" / what / "ranks.json").read_text())
+        assert (summary["world_size"], summary["missing"]) == (2, [])
+        assert [one["has_ended"] for one in summary["ranks"]] == [True, True]
+        assert all(one["peak_bytes"] > 0 for one in summary["ranks"])
+
+
+OWN_STEP = """
+    import os, time
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    def build():
+        dist.init_process_group("gloo")
+        model, done = nn.Linear(8, 8), []
+        def step():
+            done.append(1)
+            loss = model(torch.randn(4, 8)).sum()
+            loss.backward()
+            if len(done) == 3:
+                dist.barrier()
+                if dist.get_rank() == 1:
+                    os._exit(7)
+                time.sleep(60)  # as if it waited for its peer: until torchrun ends it
+            model.zero_grad()
+            return loss
+        return model, step
+"""
+
+
+@pytest.mark.slow
+def test_the_command_line_writes_what_it_has_when_its_peer_dies(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(textwrap.dedent(OWN_STEP))
+    options = ["--n-wait-steps", "0", "--n-repeats", "2", "--n-active-steps", "1", "--device", "cpu"]
+    finished = launch(
+        str(ROOT / "main.py"), "--model", "own.py:build", "--save-dir", "results", *options, folder=tmp_path
+    )
+    assert finished.returncode != 0
+    assert "Error: Ended by SIGTERM in step 3." in finished.stderr
+    assert f'File "{ROOT / "main.py"}"' not in finished.stderr
+    left = json.loads((tmp_path / "results" / "rank0" / "peak.json").read_text())
+    assert sum(row["bytes"] for row in left["rows"]) == left["peak_bytes"] > 0
+    summary = json.loads((tmp_path / "results" / "ranks.json").read_text())
+    assert summary["missing"] == [1]
+    assert summary["ranks"][0]["failure"] == "Terminated: ended by SIGTERM"
+
+
+@pytest.mark.slow
+def test_the_command_line_profiles_each_rank(tmp_path: Path) -> None:
+    options = ["--n-repeats", "1", "--n-active-steps", "1", "--no-cuda-timing", "--device", "cpu", "--batch-size", "2"]
+    finished = launch(
+        str(ROOT / "main.py"), "--model", "models.lstm:build", "--save-dir", "results", *options, folder=tmp_path
+    )
+    assert finished.returncode == 0, finished.stderr
+    results = tmp_path / "results"
+    assert {path.name for path in results.iterdir()} == {"rank0", "rank1", "ranks.json", "ranks.txt"}
+    assert finished.stdout.count("Peak: ") == 1
+    summary = json.loads((results / "ranks.json").read_text())
+    assert summary["differences"] == {}
+    assert summary["spread_bytes"] == 0

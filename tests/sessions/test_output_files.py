@@ -1,0 +1,232 @@
+"""The files of a run: which are written, whole or not at all, and that one that fails takes no other along."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pieces import Pieces, raising
+from tracer.analysis.profiles import findings as findings_module
+from tracer.capture.run_origin import RunOrigin
+from tracer.changes.recommendation import AdviceReport
+from tracer.errors import OutputError
+from tracer.exporters.page.timeline_page import timeline_page
+from tracer.results.run_results import RunResults
+from tracer.sessions import output_files as outputs
+from tracer.sessions.output_files import OUTPUTS, Written, write_outputs
+from tracer.sessions.session import Schedule
+from tracer.sessions.workload_run import run_profile
+
+NAMES = [output.name for output in OUTPUTS]
+FILES = [output.file_name for output in OUTPUTS]
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")
+
+
+@cache
+def results() -> RunResults:
+    run = run_profile(Pieces(), schedule=Schedule(0, 1, 1, 1), trace=True, keep_recording=True)
+    return dataclasses.replace(run, advice=AdviceReport("cpu", 1, None, ()))
+
+
+def write(folder: Path, run: RunResults | None = None, **options: Any) -> dict[str, Written]:
+    return {written.output.name: written for written in write_outputs(run or results(), folder, **options)}
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_contracts_files_are_in_the_table() -> None:
+    contract = {"max_mem.txt", "memory_timeline.html", "memory_snapshot.pkl", "cuda_timing.txt", "peak.json"}
+    assert set(FILES) >= contract
+    assert len(set(NAMES)) == len(set(FILES)) == len(OUTPUTS)
+    assert all(output.read_with for output in OUTPUTS)
+
+
+def test_all_files_are_written_into_a_folder_that_is_made(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    written = write(folder)
+    assert list(written) == NAMES
+    assert [one.error for one in written.values()] == [None] * len(NAMES)
+    assert names_in(folder) == sorted(FILES)
+    assert [one.path for one in written.values()] == [folder / name for name in FILES]
+    assert all(one.path.stat().st_size > 0 for one in written.values())
+
+
+@pytest.mark.parametrize("output", OUTPUTS, ids=NAMES)
+def test_one_that_fails_leaves_nothing_and_the_others_are_written(output: outputs.Output, tmp_path: Path) -> None:
+    (tmp_path / output.file_name).mkdir()
+    written = write(tmp_path)
+    assert isinstance(written[output.name].error, OutputError)
+    assert [name for name, one in written.items() if one.error is not None] == [output.name]
+    assert names_in(tmp_path) == sorted(FILES)
+    assert not list((tmp_path / output.file_name).iterdir())
+
+
+@pytest.mark.parametrize("output", OUTPUTS, ids=NAMES)
+def test_a_file_appears_only_when_it_is_whole(
+    output: outputs.Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / output.file_name
+    path.write_text("old")
+
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    written = write(tmp_path, leave_out=set(NAMES) - {output.name})
+    assert "No space left on device" in str(written[output.name].error)
+    assert names_in(tmp_path) == [output.file_name]
+    assert path.read_text() == "old"
+
+
+def test_a_fault_of_ours_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what a person can act on is a line; anything else keeps its traceback."""
+
+    def broken(*_: Any) -> None:
+        raise KeyError("bug")
+
+    monkeypatch.setattr(outputs, "OUTPUTS", (dataclasses.replace(OUTPUTS[0], write=broken),))
+    with pytest.raises(KeyError):
+        write(tmp_path)
+
+
+def test_each_is_told_as_soon_as_it_is_there(tmp_path: Path) -> None:
+    (tmp_path / FILES[1]).mkdir()
+    told: list[Written] = []
+
+    def tell(written: Written) -> None:
+        assert written.path.is_file() == (written.error is None)
+        assert len(names_in(tmp_path)) == max(2, len(told) + 1)
+        told.append(written)
+
+    assert write_outputs(results(), tmp_path, tell=tell) == tuple(told)
+    assert [one.output.name for one in told] == NAMES
+
+
+def test_without_timings_there_is_no_timing_file(tmp_path: Path) -> None:
+    write(tmp_path, dataclasses.replace(results(), timings=None))
+    assert names_in(tmp_path) == sorted(set(FILES) - {"cuda_timing.txt"})
+
+
+def test_without_a_trace_there_is_no_trace_file(tmp_path: Path) -> None:
+    write(tmp_path, dataclasses.replace(results(), trace=None))
+    assert names_in(tmp_path) == sorted(set(FILES) - {"trace.json.gz"})
+    assert [output.name for output in OUTPUTS if not output.file.switch_help] == ["trace", "keep-recording", "advise"]
+
+
+def test_a_recording_is_kept_only_where_it_is_asked_for(tmp_path: Path) -> None:
+    write(tmp_path, dataclasses.replace(results(), keep_recording=False))
+    assert names_in(tmp_path) == sorted(set(FILES) - {"recording.npz"})
+
+
+def test_the_size_of_a_recording_is_told_by_the_event(tmp_path: Path) -> None:
+    (line,) = outputs.written_lines(write(tmp_path)["keep-recording"])
+    path, findings = tmp_path / "recording.npz", results().findings
+    assert findings is not None
+    per_event = path.stat().st_size / sum(cycle.recording.num_events for cycle in findings.cycles)
+    assert line.startswith(f"Wrote {path}  (open with the command `report`; ")
+    assert line.endswith(f" KiB, {per_event:.1f} bytes an event)")
+
+
+def test_without_findings_only_the_timings_are_written(tmp_path: Path) -> None:
+    write(tmp_path, dataclasses.replace(results(), findings=None, advice=None))
+    assert names_in(tmp_path) == ["cuda_timing.txt", "recording.npz"]
+
+
+def test_files_of_an_earlier_run_are_told_apart_and_stay(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "notes.txt").write_text("the user's own")
+    failed = run_profile(Pieces(before=raising(KeyError(), piece="forward", step=0)), schedule=Schedule(0, 1, 1, 1))
+    for run, unwanted, left in (
+        (results(), [], []),
+        (results(), ["peak-json", "max-mem"], ["max_mem.txt", "peak.json"]),
+        (dataclasses.replace(results(), timings=None), [], ["cuda_timing.txt"]),
+        (failed, [], FILES),
+    ):
+        written = write(tmp_path, run, leave_out=unwanted).values()
+        found = outputs.left_from_earlier(tmp_path, written)
+        assert [path.name for path in found] == left
+        assert names_in(tmp_path) == sorted([*FILES, "notes.txt"])
+        if found:
+            assert outputs.left_sentence(found).startswith(f"{', '.join(left)} in {tmp_path} ")
+
+
+def test_writing_twice_writes_the_same(tmp_path: Path) -> None:
+    """What is stored is what was observed: writing changes neither the results nor a second file."""
+    for output in OUTPUTS:
+        for folder in ("one", "two"):
+            output.write(outputs.Material(results()), tmp_path / folder / output.file_name)
+    for name in ("max_mem.txt", "peak.json", "cuda_timing.txt", "trace.json.gz", "recording.npz"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    one, two = (pickle.loads((tmp_path / folder / "memory_snapshot.pkl").read_bytes()) for folder in ("one", "two"))
+    assert one == two
+
+
+def test_the_page_says_what_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/somewhere/train.py", "--name", "a b"])
+    run = dataclasses.replace(results(), origin=RunOrigin.here())
+    monkeypatch.setattr("sys.argv", ["main.py", "report"])
+    described = outputs.run_description(run)
+    assert described["command"] == "train.py --name 'a b'"
+    # Linear 12 to 16, batch norm of 16, Linear 16 to 3.
+    assert described["parameters"] == f"6 tensors, {4 * (12 * 16 + 16 + 2 * 16 + 16 * 3 + 3) / 1024:.2f} KiB"
+
+
+def test_the_pages_bands_are_the_steps_and_their_phases() -> None:
+    findings = results().findings
+    assert findings is not None
+    page = timeline_page(findings, run={})
+    assert [(band.kind, band.name) for band in page.bands] == [
+        ("step", "ProfilerStep#1"),
+        ("forward", "forward"),
+        ("backward", "backward"),
+        ("optimizer", "optimizer"),
+    ]
+
+
+def test_what_several_files_are_made_of_is_worked_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = results()  # before the functions are counted: the run itself classifies blocks
+    calls: list[str] = []
+    for module, name in ((findings_module, "classify_blocks"), (outputs, "run_times")):
+        work = getattr(module, name)
+
+        def counted(*args: Any, name: str = name, work: Any = work, **kwargs: Any) -> Any:
+            calls.append(name)
+            return work(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, counted)
+    written = list(outputs.write_outputs(run, tmp_path))
+    assert not [each.error for each in written if each.error is not None]
+    assert calls == ["run_times"], "blocks are classified with the findings, once for all files"
+
+
+def test_a_run_that_computed_nothing_has_no_times_and_says_so_in_every_file(tmp_path: Path) -> None:
+    """The same results, as if the device had computed nothing: with times in them, which nobody may see."""
+    nothing = dataclasses.replace(results(), origin=RunOrigin.here(caveat="Nothing was computed."), timings=None)
+    written = write_outputs(dataclasses.replace(nothing, trace=None), tmp_path)
+    names = {each.path.name for each in written if each.error is None}
+    assert names.isdisjoint({"run_time_report.sqlite", "cuda_timing.txt", "trace.json.gz"})
+    for name in ("max_mem.txt", "memory_timeline.html", "memory_report.sqlite"):
+        assert b"Nothing was computed." in (tmp_path / name).read_bytes(), name
+    document = json.loads((tmp_path / "peak.json").read_text("utf-8"))
+    assert document["computed"] is False and document["time_us"] is None
+    snapshot = pickle.loads((tmp_path / "memory_snapshot.pkl").read_bytes())
+    assert "time_us" not in str(snapshot)
+
+
+def test_a_run_that_computed_says_nothing_of_it(tmp_path: Path) -> None:
+    write_outputs(results(), tmp_path)
+    assert json.loads((tmp_path / "peak.json").read_text("utf-8"))["computed"] is True
+    assert "caveat" not in run_keys(results()) and "computed" not in run_keys(results())
+
+
+def run_keys(run: RunResults) -> set[str]:
+    return set(outputs.run_description(run))

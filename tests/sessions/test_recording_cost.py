@@ -1,0 +1,178 @@
+"""Recording ends early where a step takes long to record or to read; on a clock that the test turns."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tracer import timeline_tracer
+from tracer.sessions.session import Schedule
+from tracer.sessions.training import TrainingProfile, profile_training
+
+PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=2, num_repeats=2)
+
+
+class Clock:
+    """The processor's time."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    clock = Clock()
+    monkeypatch.setattr(time, "process_time", clock)
+    yield clock
+
+
+def train(
+    folder: Path, in_step: Callable[[int, nn.Module], None], *, num_steps: int = PLAN.num_steps
+) -> TrainingProfile:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    with profile_training(model, optimizer, save_dir=folder, schedule=PLAN, screen="none") as session:
+        for step in range(num_steps):
+            in_step(step, model)
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            session.step()
+    assert session.fault is None
+    assert session.results is not None
+    assert session.results.findings is not None
+    assert all(cycle.breakdown is not None for cycle in session.results.findings.cycles)
+    return session
+
+
+def recorded(session: TrainingProfile) -> list[int]:
+    """How many steps each cycle has."""
+    assert session.results is not None
+    assert session.results.findings is not None
+    return [len(cycle.attribution.step_names) for cycle in session.results.findings.cycles]
+
+
+def takes(*seconds: float, clock: Clock) -> Callable[[int, nn.Module], None]:
+    """Steps that take so long, the last of them for all that follow."""
+
+    def in_step(step: int, model: nn.Module) -> None:
+        clock.now_s += seconds[min(step, len(seconds) - 1)]
+
+    return in_step
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps"),
+    [
+        ((1.0, 0.2, 0.6), [2, 2]),  # not much is added
+        ((1.0, 0.2, 0.8), [1]),
+        ((1.0, 0.2, 0.6, 0.8), [2]),
+        ((9.0, 9.0, 13.0), [2, 2]),  # steps of a processor's own work differ
+    ],
+)
+def test_a_step_to_which_recording_adds_much_is_the_last(
+    seconds: tuple[float, ...], steps: list[int], clock: Clock, tmp_path: Path
+) -> None:
+    session = train(tmp_path, takes(*seconds, clock=clock))
+    assert recorded(session) == steps
+    notes = [note for note in session.notes if note.startswith("Recording ended")]
+    assert len(notes) == (steps != [2, 2])
+    assert session.is_complete
+    assert (tmp_path / "peak.json").exists()
+
+
+def test_behind_a_cycle_that_took_long_to_read_there_is_no_other(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = timeline_tracer.read_recording  # type: ignore[attr-defined]
+
+    def slowly(profiler: object) -> object:
+        clock.now_s += 6
+        return read(profiler)
+
+    monkeypatch.setattr(timeline_tracer, "read_recording", slowly)
+    session = train(tmp_path, takes(0.0, clock=clock))
+    assert recorded(session) == [2]
+    assert "since reading them took 6 s of a processor" in "".join(session.notes)
+
+
+@pytest.mark.parametrize(("at_step", "steps"), [(2, [2, 2]), (3, [2])])
+def test_a_long_evaluation_ends_the_recording_behind_a_whole_step(
+    at_step: int, steps: list[int], clock: Clock, tmp_path: Path
+) -> None:
+    """Where there is none, a short one is recorded: what trains comes behind it."""
+    num_calls = 0
+
+    def in_step(step: int, model: nn.Module) -> None:
+        nonlocal num_calls
+        if step == at_step:
+            with torch.no_grad():
+                for _ in range(9):
+                    model(torch.randn(4, 8))
+                    clock.now_s += 0.3 if at_step == 3 else 0.05
+                    num_calls += 1
+
+    session = train(tmp_path, in_step)
+    assert (num_calls, recorded(session)) == (9, steps)
+    assert ("calls models without gradients" in "".join(session.notes)) == (at_step == 3)
+
+
+def evaluates(at: range, clock: Clock) -> Callable[[int, nn.Module], None]:
+    def in_step(step: int, model: nn.Module) -> None:
+        if step in at:
+            with torch.no_grad():
+                for _ in range(9):
+                    model(torch.randn(4, 8))
+                    clock.now_s += 0.3
+
+    return in_step
+
+
+def loads(folder: Path, at: range) -> Callable[[int, nn.Module], None]:
+    """Steps that load a package of 200 modules."""
+    name = f"package_of_{folder.name}_{at.start}"
+    for module in range(200):
+        (folder / f"{name}_{module}.py").touch()
+
+    def in_step(step: int, model: nn.Module) -> None:
+        if step in at:
+            for module in range(200):
+                sys.modules.pop(f"{name}_{module}", None)
+                importlib.import_module(f"{name}_{module}")
+
+    return in_step
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "cycles"),
+    [
+        ("evaluates", range(2, 3), [2, 2]),  # the first step that is to be recorded
+        ("loads", range(2, 3), [2, 2]),
+        ("evaluates", range(3, 4), [1]),  # behind a whole one
+        ("loads", range(99), [2]),  # all: dropped three times, then recorded to where it ends behind a whole step
+    ],
+)
+def test_what_costs_much_in_the_first_recorded_step_has_later_ones_recorded(
+    kind: str, at: range, cycles: list[int], clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation behind the first step, or a package that is first needed there, is not what trains."""
+    monkeypatch.syspath_prepend(tmp_path)
+    in_step = evaluates(at, clock) if kind == "evaluates" else loads(tmp_path, at)
+    before = list(sys.meta_path)
+    session = train(tmp_path, in_step, num_steps=24)
+    assert sys.meta_path == before
+    assert len(recorded(session)) == len(cycles) and session.is_complete
+    # The wait and the warmup of the schedule come anew: 2, 5 and 8 are dropped.
+    first = session.findings.cycles[0].attribution.step_names[0]
+    assert int(first.removeprefix("ProfilerStep#")) == {2: 5, 3: 2, 0: 11}[at.start]
+    does = "loads more than 100 Python modules" if kind == "loads" else "calls models without gradients"
+    assert (does in "".join(session.notes)) == (at.start != 2)

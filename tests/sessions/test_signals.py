@@ -1,0 +1,290 @@
+"""One signal at each stage of a session: the files are there, or a recording of which they are made; then it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tracer import timeline_tracer
+from tracer.capture.device.counter_reading import CounterReading
+from tracer.capture.torch_private import torch_profiler
+from tracer.errors import Terminated
+from tracer.exporters.recording_file.kept_run_file import load_kept_run
+from tracer.sessions import output_files as outputs
+from tracer.sessions import session
+from tracer.sessions.loop_session import LoopSession
+from tracer.sessions.output_files import OUTPUTS
+from tracer.sessions.session import Schedule
+from tracer.sessions.termination import WritingInterrupted
+from tracer.sessions.training import TrainingProfile, profile_training
+from tracer.sessions.voices import ScriptVoice
+from tracer.sessions.watch import watch_training
+
+pytestmark = pytest.mark.usefixtures("usual_signals")
+
+PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=1, num_repeats=2)
+ENDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated, signal.SIGHUP: Terminated}
+IN_LOOP = {"wait": 0, "warm-up": 1, "recording": 2, "second cycle": 5}
+WITHIN = {
+    "reading a cycle": (timeline_tracer, "read_recording"),
+    "keeping a cycle": (torch_profiler, "kineto_results"),
+    "reading the counter": (CounterReading, "now"),
+    "analysis": (timeline_tracer, "find_in_cycle"),
+    "who holds what": (session, "find_held_waste"),
+    "walk": (session, "live_tensors"),
+}
+FILES = [output.name for output in OUTPUTS if output.file.switch_help and output.name != "cuda-timing"]
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def first_then(send_it: Callable[[], None], work: Any) -> Any:
+    """The work, with something that happens at the beginning of its first call."""
+    calls: list[int] = []
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            send_it()
+        return work(*args, **kwargs)
+
+    return wrapped
+
+
+def train(folder: Path, in_step: Callable[[int], None] = lambda step: None, num_steps: int = PLAN.num_steps) -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    with profile_training(model, optimizer, save_dir=folder, schedule=PLAN, screen="none") as running:
+        for step in range(num_steps):
+            model(torch.randn(4, 8)).sum().backward()
+            in_step(step)
+            optimizer.step()
+            optimizer.zero_grad()
+            running.step()
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} if folder.exists() else set()
+
+
+ALL = {output.file_name for output in OUTPUTS if output.name in FILES}
+
+
+@pytest.mark.parametrize(
+    ("number", "stage"),
+    [
+        (signal.SIGINT, "wait"),
+        (signal.SIGTERM, "warm-up"),
+        *zip(ENDS, ["recording"] * 3, strict=True),
+        (signal.SIGINT, "second cycle"),
+    ],
+)
+def test_in_the_loop(number: int, stage: str, tmp_path: Path) -> None:
+    with pytest.raises(ENDS[signal.Signals(number)]):
+        train(tmp_path, lambda step: send(number) if step == IN_LOOP[stage] else None)
+    assert names(tmp_path) == (ALL if stage in ("recording", "second cycle") else set())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stage", WITHIN)
+def test_while_our_own_code_is_at_work(
+    number: int, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name = WITHIN[stage]
+    monkeypatch.setattr(owner, name, first_then(lambda: send(number), getattr(owner, name)))
+    with pytest.raises(ENDS[signal.Signals(number)]):
+        train(tmp_path)
+    assert names(tmp_path) == (set() if stage == "walk" else ALL)
+
+
+@pytest.mark.parametrize(("number", "stage"), [(signal.SIGINT, "reading a cycle"), (signal.SIGTERM, "analysis")])
+def test_after_the_last_step(number: int, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop is shorter than the schedule: all is read when the block ends."""
+    owner, name = WITHIN[stage]
+    monkeypatch.setattr(owner, name, first_then(lambda: send(number), getattr(owner, name)))
+    with pytest.raises(ENDS[signal.Signals(number)]):
+        train(tmp_path, num_steps=5)
+    assert names(tmp_path) == ALL
+    assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+
+
+@pytest.mark.parametrize("file", [FILES[0], FILES[2], FILES[-1]])
+def test_while_a_file_is_written(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C lets it come to its end and keeps the recording for those that are missing; SIGTERM waits for all."""
+    table = tuple(
+        replace(one, write=first_then(lambda: send(signal.SIGINT), one.write)) if one.name == file else one
+        for one in OUTPUTS
+    )
+    monkeypatch.setattr(outputs, "OUTPUTS", table)
+    with pytest.raises(WritingInterrupted) as ended:
+        train(tmp_path)
+    written, missing = FILES[: FILES.index(file) + 1], FILES[FILES.index(file) + 1 :]
+    wanted = {one.file_name for one in OUTPUTS if one.name in written}
+    assert names(tmp_path) == wanted | ({"recording.npz"} if missing else set())
+    assert str(ended.value).count("\n") == 0
+    assert ("` writes these." in str(ended.value)) == bool(missing)
+    if missing:
+        assert load_kept_run(tmp_path / "recording.npz").cycles
+
+
+def test_sigterm_waits_for_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tuple(replace(one, write=first_then(lambda: send(signal.SIGTERM), one.write)) for one in OUTPUTS)
+    monkeypatch.setattr(outputs, "OUTPUTS", table)
+    with pytest.raises(Terminated):
+        train(tmp_path)
+    assert names(tmp_path) == ALL
+
+
+def test_a_second_ctrl_c_ends_the_reading_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on: list[int] = []
+
+    def read(results: Any) -> Any:
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+        goes_on.append(1)
+
+    monkeypatch.setattr(timeline_tracer, "read_recording", read)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, num_steps=5)
+    assert (goes_on, names(tmp_path)) == ([], set())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupted_loop_that_is_interrupted_again_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline_tracer, "read_recording", lambda results: send(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, lambda step: send(signal.SIGINT) if step == 3 else None)
+    assert names(tmp_path) == set()
+
+
+def test_a_signal_at_the_first_instruction_of_the_end_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave = profile_training.__exit__
+
+    def __exit__(self: Any, *args: Any) -> None:  # noqa: N807
+        send(signal.SIGINT)
+        leave(self, *args)
+
+    __exit__.__globals__["__name__"], before = "tracer.sessions.training", __exit__.__globals__["__name__"]
+    monkeypatch.setattr(profile_training, "__exit__", __exit__)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path)
+    finally:
+        __exit__.__globals__["__name__"] = before
+    assert names(tmp_path) == ALL
+
+
+class LateError(Exception):
+    """The program's own time limit is over."""
+
+
+@pytest.fixture(params=[signal.SIGALRM, signal.SIGINT, signal.SIGTERM])
+def limit(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A signal that the program handles itself, by an exception."""
+
+    def theirs(number: int, frame: FrameType | None) -> None:
+        assert frame is not None
+        assert not str(frame.f_globals["__name__"]).startswith("tracer."), "a handler that looks sees the program"
+        raise LateError
+
+    number: int = request.param
+    before = signal.signal(number, theirs)
+    yield number
+    assert signal.getsignal(number) is theirs
+    signal.signal(number, before)
+
+
+@pytest.mark.parametrize("stage", ["reading a cycle", "reading the counter", "walk"])
+def test_what_a_handler_of_the_programs_own_raises_reaches_the_program_and_costs_nothing(
+    limit: int, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name = WITHIN[stage]
+    monkeypatch.setattr(owner, name, first_then(lambda: send(limit), getattr(owner, name)))
+    with pytest.raises(LateError):
+        train(tmp_path)
+    assert names(tmp_path) == (set() if stage == "walk" else ALL)
+
+
+def test_a_loop_that_catches_what_its_handler_raises_goes_on_and_is_recorded(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every step, inside our code: the training's limit is the training's."""
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    caught = 0
+    monkeypatch.setattr(LoopSession, "_note_mode", lambda session: send(limit) if session.num_steps_done > 1 else None)
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=PLAN, screen="none") as running:
+        for _ in range(PLAN.num_steps):
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            try:
+                running.step()
+            except LateError:
+                caught += 1
+    assert (caught, running.fault) == (PLAN.num_steps - 1, None)
+    assert running.results is not None
+    assert running.results.findings is not None
+    assert len(running.results.findings.cycles) == PLAN.num_repeats
+
+
+def test_a_handler_that_the_loop_sets_meanwhile_stays(tmp_path: Path) -> None:
+    def theirs(number: int, frame: object) -> None:
+        """Of the loop's."""
+
+    train(tmp_path, lambda step: [signal.signal(signal.SIGTERM, theirs)].clear())
+    assert signal.getsignal(signal.SIGTERM) is theirs
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("number", ENDS)
+def test_a_watch_says_what_ended_it(number: int, tmp_path: Path) -> None:
+    model = nn.Linear(8, 8)
+    with (
+        pytest.raises(ENDS[signal.Signals(number)]),
+        watch_training(model, save_dir=tmp_path, screen="none") as watch,
+    ):
+        model(torch.randn(4, 8)).sum().backward()
+        watch.step()
+        send(number)
+    assert {"watch.txt", "watch.json"} <= names(tmp_path)
+
+
+def test_a_limit_between_two_steps_leaves_a_recording_that_begins_there(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a first step that was recorded too, the schedule's profiler begins where the program is at work."""
+    begin = session.ProfileSession._begin_schedule
+    monkeypatch.setattr(
+        session.ProfileSession, "_begin_schedule", lambda *arguments: [send(limit), begin(*arguments)].clear()
+    )
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    plan = Schedule(num_wait_steps=1, num_warmup_steps=0, num_active_steps=1, num_repeats=1)
+    caught = 0
+    with TrainingProfile(
+        {"model": model}, optimizer, voice=ScriptVoice(), save_dir=tmp_path, schedule=plan, screen="none"
+    ) as running:
+        for _ in range(plan.num_steps + 1):
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            try:
+                with torch.profiler.record_function("open while the step ends"):
+                    running.step()
+            except LateError:
+                caught += 1
+    assert (caught, running.fault) == (1, None)
+    assert running.results is not None
+    assert running.results.findings is not None

@@ -1,0 +1,306 @@
+"""`profile_training` around a loop of one's own: same findings, files at the end, and nothing of the loop changes."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tracer
+from tracer.analysis.kinds import Evidence, Kind
+from tracer.analysis.profiles.attribution import Phase
+from tracer.capture.objects.known_storages import Role
+from tracer.errors import OutputError, TracerError
+from tracer.sessions.session import Schedule
+from tracer.sessions.training import Screen, TrainingProfile, profile_training
+from tracer.sessions.voices import ScriptVoice
+from tracer.sessions.watch import TrainingWatch
+
+SHORT = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
+
+
+def net() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def profiled(folder: Path, num_steps: int = 3, **options: Any) -> TrainingProfile:
+    """A session around some steps of `net`, with its files in a folder."""
+    model, optimizer = net()
+    with profile_training(model, optimizer, save_dir=folder, **{"schedule": SHORT, **options}) as session:
+        for _ in range(num_steps):
+            train_step(model, optimizer)
+            session.step()
+    return session
+
+
+def test_the_public_name_is_this_one() -> None:
+    assert tracer.profile_training is profile_training is TrainingProfile
+
+
+def test_the_files_are_there_when_the_block_ends(tmp_path: Path) -> None:
+    model, optimizer = net()
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as session:
+        while not session.is_complete:
+            train_step(model, optimizer)
+            session.step()
+        assert not list(tmp_path.iterdir())
+    peak = json.loads((tmp_path / "peak.json").read_text())
+    assert sum(row["bytes"] for row in peak["rows"]) == peak["peak_bytes"] == peak["allocator_peak_bytes"]
+    assert {"max_mem.txt", "memory_snapshot.pkl"} <= {path.name for path in tmp_path.iterdir()}
+    assert session.results.findings.worst.peak.peak_bytes == peak["peak_bytes"]
+    assert session.results.unused_parameters == ()
+    assert {each.path.name for each in session.written} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_an_optimizer_of_another_model_is_said_at_the_beginning_and_not_of_a_script(tmp_path: Path) -> None:
+    (model, own), (_, other) = net(), net()
+    sentence = "AdamW updates none of the 4 parameters of the model"
+    for begin in (TrainingProfile, TrainingWatch):
+        with pytest.warns(UserWarning, match=sentence) as warned:
+            begin(model, other, save_dir=tmp_path)
+        assert [warning.filename for warning in warned] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TrainingProfile(model, own, save_dir=tmp_path)
+        TrainingProfile(model, other, voice=ScriptVoice(), save_dir=tmp_path)
+        TrainingWatch(model, other, voice=ScriptVoice(), save_dir=tmp_path)
+        TrainingProfile(model.requires_grad_(False), other, save_dir=tmp_path)  # such as latents of a fixed model
+
+
+def test_the_models_input_is_found_by_itself(tmp_path: Path) -> None:
+    model, optimizer = net()
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as session:
+        for _ in range(3):
+            train_step(model, optimizer)
+            session.step()
+    known = session.known
+    inputs = known.size_bytes[known.role == Role.ARGUMENT]
+    assert inputs.tolist() == [4 * 8 * 4]
+    assert not model._forward_pre_hooks
+
+
+def test_what_another_model_computed_is_not_an_input(tmp_path: Path) -> None:
+    first, (model, optimizer) = nn.Linear(8, 8), net()
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as session:
+        for _ in range(3):
+            model(first(torch.randn(4, 8))).sum().backward()
+            optimizer.step()
+            session.step()
+    assert "batch[0]" not in session.known.names
+
+
+def test_a_profiled_loop_trains_as_an_unprofiled_one(tmp_path: Path) -> None:
+    model, optimizer = net()
+    plain = [train_step(model, optimizer) for _ in range(6)]
+    state = torch.get_rng_state()
+    again, its_optimizer = net()
+    profiled = []
+    with profile_training(again, its_optimizer, save_dir=tmp_path) as session:
+        for _ in range(6):
+            profiled.append(train_step(again, its_optimizer))
+            session.step()
+    assert profiled == plain
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_an_exception_goes_on_its_way_and_the_files_are_written(tmp_path: Path) -> None:
+    model, optimizer = net()
+    boom = ValueError("the data ran out")
+
+    def loop() -> None:
+        with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as loop.session:  # type: ignore[attr-defined]
+            train_step(model, optimizer)
+            loop.session.step()  # type: ignore[attr-defined]
+            train_step(model, optimizer)
+            raise boom
+
+    with pytest.raises(ValueError, match="the data ran out") as caught:
+        loop()
+    assert caught.value is boom
+    failure = loop.session.results.failure  # type: ignore[attr-defined]
+    assert (failure.step, str(failure.error)) == (1, "the data ran out")
+    assert failure.error is not boom
+    assert failure.error.__traceback__ is None
+    assert failure.line.file == __file__
+    assert (tmp_path / "peak.json").exists()
+
+
+def test_files_that_cannot_be_written_do_not_hide_an_exception(tmp_path: Path) -> None:
+    model, optimizer = net()
+    with (
+        pytest.raises(KeyError, match="mine"),
+        profile_training(model, optimizer, save_dir=tmp_path / "new", schedule=SHORT) as session,
+    ):
+        train_step(model, optimizer)
+        session.step()
+        train_step(model, optimizer)
+        (tmp_path / "new").rmdir()
+        (tmp_path / "new").write_text("in the way")
+        raise KeyError("mine")
+    assert {type(each.error) for each in session.written} == {OutputError}
+
+
+@pytest.mark.parametrize("screen", [False, True])
+def test_a_file_that_cannot_be_written_is_said_and_the_others_are_there(
+    screen: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    """By a warning where nothing is printed, so that it is said once."""
+    (tmp_path / "peak.json").mkdir()
+    profiled(tmp_path, 2, schedule=Schedule(0, 0, 1, 1), screen=screen)
+    assert (tmp_path / "max_mem.txt").is_file()
+    says = "peak.json cannot be written"
+    warned = [str(one.message) for one in recwarn if says in str(one.message)]
+    assert (len(warned), says in capfd.readouterr().err) == ((0, True) if screen else (1, False))
+
+
+class FullDisk(io.StringIO):
+    """A stdout that takes nothing."""
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_screen_that_takes_nothing_is_a_warning_and_the_files_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = net()
+    monkeypatch.setattr("sys.stdout", FullDisk())
+    with (
+        pytest.warns(UserWarning, match="could not be printed on stdout: No space left on device"),
+        profile_training(model, optimizer, save_dir=tmp_path, schedule=Schedule(0, 0, 1, 1), screen=True) as session,
+    ):
+        train_step(model, optimizer)
+        session.step()
+    assert {path.name for path in tmp_path.iterdir()} == {each.path.name for each in session.written}
+    assert (tmp_path / "peak.json").is_file()
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_loop(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="is a file, not a folder"):
+        profile_training(*net(), save_dir=tmp_path / "file")
+
+
+def test_a_loop_that_is_too_short_says_so_at_the_users_own_line(tmp_path: Path) -> None:
+    model, optimizer = net()
+    with (
+        pytest.warns(UserWarning, match="ended after 1 step, and the first one that is recorded is step 3") as caught,
+        profile_training(model, optimizer, save_dir=tmp_path) as session,
+    ):
+        train_step(model, optimizer)
+        session.step()
+    assert caught[0].filename == __file__
+    assert not (tmp_path / "peak.json").exists()
+
+
+def test_a_loop_may_go_on_after_the_last_recorded_step(tmp_path: Path) -> None:
+    session = profiled(tmp_path, 9)
+    assert len(session.results.findings.cycles) == 1
+
+
+@pytest.mark.parametrize("screen", ["none", "short", "full", False, True])
+def test_the_screen_is_shown_where_asked_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], screen: Screen | bool
+) -> None:
+    profiled(tmp_path, screen=screen)
+    shown = capfd.readouterr()
+    assert ("Peak: " in shown.out) == (screen in ("full", True))
+    assert ("Peak: " in shown.err) == (screen == "short")
+    assert ("peak.json" in shown.err) == ("Next: open " in shown.err) == (screen not in ("none", False))
+
+
+def test_the_short_screen_has_the_headline_the_largest_lines_and_the_files(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    profiled(tmp_path)
+    lines = capfd.readouterr().err.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("Peak: "))
+    peak = json.loads((tmp_path / "peak.json").read_text())
+    by_line: dict[str, int] = {}
+    for row in peak["rows"]:
+        name = f"{row['file']}:{row['line']}" if row["file"] else f"({row['category']}, {row['phase']})"
+        by_line[name] = by_line.get(name, 0) + row["bytes"]
+    shares = [100 * size / peak["peak_bytes"] for size in sorted(by_line.values(), reverse=True)[:3]]
+    assert [float(line.split()[-2]) for line in lines[at + 1 : at + 4]] == [round(share, 1) for share in shares]
+    assert any(" files in " in line for line in lines[at + 4 :])
+
+
+def test_a_screen_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TracerError, match="no screen 'loud'"):
+        profile_training(net()[0], save_dir=tmp_path, screen="loud")  # type: ignore[arg-type]
+
+
+def test_files_of_an_earlier_run_are_warned_of(tmp_path: Path) -> None:
+    model, optimizer = net()
+    (tmp_path / "cuda_timing.txt").write_text("of another run")
+    with (
+        pytest.warns(UserWarning, match=r"^cuda_timing.txt in .* is from an earlier run") as caught,
+        profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as session,
+    ):
+        for _ in range(3):
+            train_step(model, optimizer)
+            session.step()
+    assert caught[0].filename == __file__
+
+
+def test_files_that_are_not_wanted_are_left_out(tmp_path: Path) -> None:
+    unwanted = ["memory-snapshot", "memory-timeline"]
+    profiled(tmp_path, leave_out=unwanted)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert "peak.json" in names
+    assert not names & {"memory_snapshot.pkl", "memory_timeline.html"}
+
+
+def test_the_trace_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
+    session = profiled(tmp_path, trace=True)
+    events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
+    top = max(event["args"]["bytes"] for event in events if event["name"] == "memory total")
+    assert session.results is not None
+    assert session.results.findings is not None
+    assert top == session.results.findings.worst.peak.peak_bytes
+
+
+def test_what_an_optimizer_keeps_between_its_evaluations_is_its_state(tmp_path: Path) -> None:
+    """LBFGS drops the oldest entry of its history in the step that made it. What it only searches with is no state."""
+    torch.manual_seed(0)
+    model, batch, target = nn.Linear(32, 16), torch.randn(64, 32), torch.randn(64, 16)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=6, history_size=2, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(batch) - target).pow(4).mean()
+        loss.backward()
+        return loss
+
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=Schedule(0, 0, 2, 1), screen=False) as session:
+        for _ in range(2):  # its history is in its state from the end of the first step on
+            optimizer.step(closure)  # type: ignore[arg-type]
+            session.step()
+    assert session.results is not None
+    assert session.results.findings is not None
+    cycle = session.results.findings.worst
+    is_entry = cycle.blocks.size_bytes == 4 * (32 * 16 + 16)
+    went = cycle.lifetimes.freed_at < len(cycle.lifetimes.events)
+    made = is_entry & went & (cycle.blocks.phase == Phase.OPTIMIZER) & (cycle.blocks.step == 1)
+    kinds = {Kind(kind).name for kind in cycle.blocks.kind[made].tolist()}
+    assert kinds == {"OPTIMIZER_STATE", "TEMPORARY"}
+    named = cycle.blocks.evidence[made & (cycle.blocks.kind == Kind.OPTIMIZER_STATE)]
+    assert set(named.tolist()) == {Evidence.HELD_OBJECT}

@@ -1,0 +1,245 @@
+"""What a script's sessions say beside the answer: more memory at another time, and what comes after the recording."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+from torch import nn
+
+from tracer.commands.script import run_script
+from tracer.sessions import script_run
+from tracer.sessions.script_run import ScriptProfile
+from tracer.sessions.session import Schedule
+from tracer.sessions.training import TrainingProfile
+from tracer.sessions.voices import ScriptVoice, larger_elsewhere
+from tracer.sessions.watch import TrainingWatch
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("before", "until_then", "at_end", "words"),
+    [
+        (0, GIB, GIB, ""),
+        (GIB, GIB, int(1.009 * GIB), ""),
+        (GIB, GIB, 2 * GIB, "2.00 GiB, after the recorded steps. Use --n-wait-steps to record later ones."),
+        (GIB, 2 * GIB, 3 * GIB, "3.00 GiB, after the recorded steps. Use --n-wait-steps to record later ones."),
+        (0, 2 * GIB, 2 * GIB, "2.00 GiB, in a step that was not recorded. Use --n-wait-steps 0"),
+        (2 * GIB, 2 * GIB, 2 * GIB, "2.00 GiB, before its first step."),
+    ],
+)
+def test_what_was_larger_at_another_time_is_said(before: int, until_then: int, at_end: int, words: str) -> None:
+    said = larger_elsewhere(GIB, before, until_then, at_end)
+    assert said.removeprefix("The script used more than the peak below: ").startswith(words) and bool(said) == bool(
+        words
+    )
+
+
+def train(profile: ScriptProfile, num_steps: int, *, fails: bool = False) -> None:
+    gc.collect()  # an optimizer of another test is one that takes part
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    with profile:
+        for _ in range(num_steps):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        if fails:
+            raise ValueError("the data ran out")
+
+
+def profiled(folder: Path, later: MagicMock | Exception) -> ScriptProfile:
+    return ScriptProfile(
+        lambda models, optimizers: TrainingProfile(
+            models, optimizers, voice=ScriptVoice(), save_dir=folder, schedule=Schedule(0, 0, 2, 1), screen=False
+        ),
+        make_later=MagicMock(side_effect=[later]),
+    )
+
+
+@pytest.fixture
+def cpu_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script_run, "is_accelerator", lambda device: True)
+
+
+@pytest.mark.usefixtures("cpu_tells")
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_comes_later_is_watched_to_the_end(fails: bool, tmp_path: Path) -> None:
+    later = MagicMock()
+    profile = profiled(tmp_path, later)
+    try:
+        train(profile, 7, fails=fails)
+    except ValueError as error:
+        assert later.__exit__.call_args.args[:2] == (ValueError, error)
+    else:
+        assert later.__exit__.call_args.args == (None, None, None)
+    assert later.num_steps_done == 3, "its steps are numbered on"
+    assert later.step.call_count == 4
+    assert later.__enter__.call_count == later.__exit__.call_count == 1
+
+
+@pytest.mark.usefixtures("cpu_tells")
+def test_that_it_cannot_be_watched_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(profiled(tmp_path, ValueError("no such thing")), 7)
+    assert "Note: What comes now is not watched: an internal fault." in capsys.readouterr().err
+
+
+def test_on_the_cpu_nobody_tells_what_comes_later(tmp_path: Path) -> None:
+    profile = profiled(tmp_path, MagicMock())
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    with profile:
+        for _ in range(4):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        assert profile.later is None
+        assert profile._unhook_optimizers is script_run._nothing, "nobody listens any more"
+
+
+def test_what_an_earlier_run_has_said_goes(tmp_path: Path) -> None:
+    (tmp_path / "watch.txt").write_text("out of memory")
+    (tmp_path / "other.txt").touch()
+    with TrainingWatch(
+        nn.Linear(2, 2), voice=ScriptVoice(), is_later=True, save_dir=tmp_path, on_signal=None, screen=False
+    ) as watch:
+        watch.step()
+    assert watch.explained_in is None, "that the script has ended is nothing to say"
+    assert [path.name for path in tmp_path.iterdir()] == ["other.txt"]
+
+
+LEAKS = """
+import torch
+history = []
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(40):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    history.append(torch.empty(1 << 18))
+    if step == last:
+        raise ValueError("the data ran out")
+print("the last line")
+"""
+
+
+@pytest.mark.parametrize("last", [-1, 35])
+def test_the_report_of_a_watched_script_comes_once_and_last_and_knows_its_variables(
+    last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Resident memory is given: how much of a process is resident is not in a test's hands."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    seen = iter(range(100, 10_000))
+    monkeypatch.setattr("tracer.capture.device.memory_counters.resident_bytes", lambda: next(seen) << 23)
+    gc.collect()
+    (tmp_path / "train.py").write_text(f"last = {last}\n{LEAKS}")
+    profile = ScriptProfile(
+        lambda models, optimizers: TrainingWatch(models, optimizers, voice=ScriptVoice(), save_dir=tmp_path / "out")
+    )
+    assert run_script(profile, str(tmp_path / "train.py"), []) == (last < 0)
+    captured = capfd.readouterr()
+    lines = captured.err.splitlines()
+    assert "the last line" in captured.out or last >= 0
+    (first,) = (at for at, line in enumerate(lines) if line.startswith("After step 32: Resident memory grows by"))
+    assert lines[first + 1].endswith("The report follows when the script ends.")
+    begins = "Step 37, ended by ValueError" if last >= 0 else "After step 40, the end of the run"
+    (report,) = (at for at, line in enumerate(lines) if line.startswith(begins))
+    assert all(line != "ValueError: the data ran out" for line in lines[report:])
+    assert len([line for line in lines if "held by history[...] (global variable of" in line]) == 1
+    assert lines[-1].startswith("Written: ")
+
+
+def test_a_script_that_runs_another_one_has_not_ended_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "other.py").write_text("x = 1\n")
+    (tmp_path / "train.py").write_text(
+        f"import runpy\nrunpy.run_path({str(tmp_path / 'other.py')!r})\nstill_there = True\n"
+    )
+    profile = ScriptProfile(MagicMock())
+    told = []
+    profile.script_ended = lambda: told.append(hasattr(sys.modules["__main__"], "still_there"))  # type: ignore[method-assign]
+    assert run_script(profile, str(tmp_path / "train.py"), [])
+    assert told == [True]
+
+
+def test_a_script_that_goes_on_behind_its_recorded_steps_has_made_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody counts them on the CPU; where a watch does, it says how many there were."""
+    words = []
+    for num_steps, counted in ((3, None), (7, None), (7, 7)):
+        profile = ScriptProfile(
+            lambda models, optimizers: TrainingProfile(
+                models,
+                optimizers,
+                voice=ScriptVoice(),
+                save_dir=tmp_path,
+                schedule=Schedule(0, 1, 2, 1),
+                screen="full",
+                top=0,
+            )
+        )
+        train(profile, num_steps)
+        profile.later = None if counted is None else MagicMock(num_steps_done=counted, explained_in=None)
+        profile.tell()
+        words += re.findall(r"of step (\d of \d|\d)", capsys.readouterr().out)
+    assert words == ["2 of 3", "2", "2 of 7"]
+
+
+class Wrapping(torch.optim.Optimizer):
+    """As accelerate's: an optimizer by its class, which torch has not set up, around another one."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("loop", "words"),
+    [
+        ("wrapped", "step 3 of 8"),
+        ("twice", "step 3"),
+        ("no module", "step 3"),
+        ("by hand", "step 3"),
+        ("two", "step 3 of 8"),
+    ],
+)
+def test_a_total_is_what_the_script_has_done_or_is_not_said(
+    loop: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gc.collect()
+    profile = ScriptProfile(
+        lambda models, optimizers: TrainingProfile(
+            models,
+            optimizers,
+            voice=ScriptVoice(),
+            save_dir=tmp_path,
+            schedule=Schedule(0, 2, 7, 1),
+            screen="full",
+            top=0,
+        )
+    )
+    model, other = nn.Linear(64, 64), nn.Linear(64, 64)
+    weight = nn.Parameter(torch.ones(64, 64))
+    with profile:
+        own = torch.optim.SGD([weight] if loop == "no module" else model.parameters()) if loop != "by hand" else None
+        second = torch.optim.SGD(other.parameters()) if loop in ("two", "twice") else None
+        wrapping = Wrapping(own) if loop == "wrapped" and own is not None else own
+        for step in range(8):
+            x = torch.ones(4096 if step == 2 else 8, 64)
+            out = x @ weight if loop == "no module" else model(x)
+            (other(out) if second is not None else out).square().sum().backward()
+            if second is not None and (loop == "two" or step % 2):
+                second.step()
+            if wrapping is not None:
+                wrapping.step()
+            model.zero_grad()
+    profile.tell()
+    (said,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Peak: "))
+    assert f" of {words};" in said, said

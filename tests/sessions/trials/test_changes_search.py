@@ -1,0 +1,235 @@
+"""The searches over changes and values, over made-up scripts: what each trial is asked, and what comes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tracer.changes.script_changes import CHECKPOINT, SCRIPT_CHANGES, changes_to_apply, script_changes
+from tracer.errors import UsageError
+from tracer.exporters.json_documents.fit import read_fit_json, write_fit_json
+from tracer.results.fit import FitReport, FitTrial
+from tracer.sessions.trials.changes_search import Arguments, Changes, cheapest_first, least_that_fits, search
+
+GIB = 1 << 30
+NAMES = [change.name for change in changes_to_apply(is_job=False)]
+
+
+MEMORY = "expandable-segments,fused-optimizer,free-gradients,chunked-loss,sparse-gradients"
+COMPUTE = "checkpoint,state-on-host,frozen-on-host,saved-on-host"
+
+
+def searched(
+    needs: int,
+    saves: dict[str, int],
+    in_vain: str = "",
+    not_borne: str = "",
+    *,
+    is_job: bool = False,
+    likely: tuple[str, ...] = (),
+) -> tuple[tuple[str, ...] | None, list[str]]:
+    """Names of the answer, and of each trial, of a script that needs so much, where each change saves so much."""
+    asked: list[str] = []
+
+    def make_trial(changes: object) -> FitTrial:
+        names = tuple(change.name for change in changes)  # type: ignore[attr-defined]
+        asked.append(",".join(names))
+        if set(not_borne.split(",")) <= set(names):
+            return FitTrial(names, fits=False, has_ended_before=True)
+        notes = (f"{in_vain}: there is none.",) if in_vain in names else ()
+        left = needs - sum(saves.get(name, 0) for name in names)
+        return FitTrial(names, fits=left <= 10, allocated_bytes=left, notes=notes)
+
+    found = least_that_fits(make_trial, is_job=is_job, likely=likely)
+    return None if found is None else tuple(change.name for change in found[0]), asked
+
+
+def test_of_a_group_each_is_tried_alone_when_all_of_it_fit() -> None:
+    names, asked = searched(15, {"chunked-loss": 3, "checkpoint": 5, "bf16": 100})
+    assert names == ("checkpoint",)
+    assert asked == [MEMORY, f"{MEMORY},{COMPUTE}", "checkpoint"]
+
+
+def test_what_a_cause_names_is_tried_first_and_no_more_where_it_is_enough() -> None:
+    assert searched(15, {"chunked-loss": 5}, likely=("chunked-loss",)) == (("chunked-loss",), ["chunked-loss"])
+    names, asked = searched(15, {"saved-on-host": 5, "free-gradients": 5}, likely=("saved-on-host",))
+    # What costs time comes behind what does not, whatever the cause.
+    assert names == ("free-gradients",) and asked[0] == MEMORY and "saved-on-host" not in asked
+
+
+def test_what_is_only_for_jobs_is_tried_in_jobs() -> None:
+    names, asked = searched(15, {"bucket-views": 5}, is_job=True)
+    assert names == ("bucket-views",) and asked[0] == f"{MEMORY},bucket-views"
+    names, asked = searched(100, {"shard": 95}, is_job=True)
+    assert names == ("shard",) and asked[1].endswith(
+        "bucket-views,checkpoint,shard,state-on-host,frozen-on-host,saved-on-host"
+    )
+    assert "shard" not in NAMES
+
+
+def test_of_a_set_what_is_needed_stays() -> None:
+    names, asked = searched(18, {"chunked-loss": 3, "checkpoint": 5})
+    assert names == ("chunked-loss", "checkpoint")
+    assert asked == [
+        MEMORY,
+        f"{MEMORY},{COMPUTE}",
+        *COMPUTE.split(","),
+        f"{MEMORY},checkpoint",
+        "fused-optimizer,free-gradients,chunked-loss,sparse-gradients,checkpoint",
+        "free-gradients,chunked-loss,sparse-gradients,checkpoint",
+        "chunked-loss,sparse-gradients,checkpoint",
+        "sparse-gradients,checkpoint",
+        "chunked-loss,checkpoint",
+    ]
+
+
+def test_of_what_fits_together_alone_all_that_is_needed_is_found() -> None:
+    names, _ = searched(30, {"checkpoint": 8, "saved-on-host": 8, "bf16": 4, "bf16-weights": 4})
+    assert names == ("checkpoint", "saved-on-host", "bf16")
+
+
+def test_what_cannot_be_made_is_in_no_larger_set() -> None:
+    names, asked = searched(100, {"bf16-weights": 95}, in_vain="chunked-loss")
+    assert names == ("bf16-weights",)
+    assert not any("chunked-loss" in names for names in asked[1:])
+
+
+def test_what_the_script_does_not_bear_is_found_alone_and_left_out() -> None:
+    names, asked = searched(15, {"chunked-loss": 5}, not_borne="sparse-gradients")
+    rest = "expandable-segments,fused-optimizer,free-gradients,chunked-loss"
+    assert names == ("chunked-loss",) and asked == [MEMORY, *rest.split(",")]
+    names, asked = searched(19, {"chunked-loss": 5, "free-gradients": 5}, not_borne="sparse-gradients")
+    assert names == ("free-gradients", "chunked-loss") and asked[:7] == [MEMORY, *MEMORY.split(","), rest]
+    names, asked = searched(100, {"bf16": 95}, not_borne="bf16-weights")
+    assert names == ("bf16",) and sum("bf16-weights" in names for names in asked) == 1
+
+
+def test_changes_that_do_not_bear_each_other_are_each_in_a_set() -> None:
+    names, _ = searched(15, {"state-on-host": 5}, not_borne="checkpoint,saved-on-host")
+    assert names == ("state-on-host",)
+    names, _ = searched(19, {"checkpoint": 5, "state-on-host": 5}, not_borne="checkpoint,saved-on-host")
+    assert names == ("checkpoint", "state-on-host")
+
+
+def test_where_nothing_helps_each_group_was_tried_once() -> None:
+    names, asked = searched(1000, {})
+    assert names is None and asked == [MEMORY, f"{MEMORY},{COMPUTE}", ",".join(NAMES)]
+
+
+def test_the_document_has_the_table_of_changes() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "advice.md").read_text("utf-8")
+    rows = [
+        f"| `{change.name}` | {change.words} | {change.group.words.split(' ', 1)[1].removeprefix('the training')} |"
+        for change in SCRIPT_CHANGES
+    ]
+    assert "\n".join(rows) in text
+
+
+def test_a_report_is_written_and_its_changes_are_applied(tmp_path: Path) -> None:
+    trials = (FitTrial((), fits=False, allocated_bytes=GIB), FitTrial(("checkpoint",), fits=True))
+    path = tmp_path / "fit.json"
+    write_fit_json(FitReport("an RTX 4090", 23 * GIB, ("train.py", "--epochs", "3"), trials, ("checkpoint",)), path)
+    document = json.loads(path.read_text("utf-8"))
+    assert document["trials"][0]["allocated_bytes"] == GIB and document["script"] == ["train.py", "--epochs", "3"]
+    assert script_changes(",".join(read_fit_json(path))) == (CHECKPOINT,)
+    path.write_text(json.dumps({**document, "apply": ["fp8"]}), "utf-8")
+    with pytest.raises(UsageError, match="There is no change fp8"):
+        script_changes(",".join(read_fit_json(path)))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "Cannot read"),
+        ("{", "is not JSON that can be read"),
+        ("[" * 100_000, "is not JSON that can be read"),
+        ("[]", "holds a list"),
+        ('{"format": "torch-timeline advice", "version": 1}', "is not what fit wrote"),
+        ('{"format": "torch-timeline fit", "version": 2}', "of format version 2"),
+        ('{"format": "torch-timeline fit", "version": 1, "apply": null}', "says that nothing fits"),
+        ('{"format": "torch-timeline fit", "version": 1, "apply": [1]}', "apply is not a list of texts"),
+        ('{"format": "torch-timeline fit", "version": 1, "apply": "bf16"}', "apply is not a list"),
+        (" " * (1 << 24) + "[]", "is larger than any"),
+    ],
+)
+def test_another_file_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
+    path = tmp_path / "fit.json"
+    if text is not None:
+        path.write_text(text, "utf-8")
+    with pytest.raises(UsageError, match=said):
+        read_fit_json(path)
+
+
+BATCHES: list[Arguments] = [("--batch", "4"), ("--batch", "2")]
+
+
+def words(trial: FitTrial) -> str:
+    return " ".join((*trial.arguments, *trial.apply))
+
+
+def tabulated(needs: Callable[[Arguments, tuple[str, ...]], int | None], *, in_vain: str = "") -> list[FitTrial]:
+    """The trials of a script that needs so much, of ten, or does not bear it (None)."""
+
+    def make_trial(changes: Changes, arguments: Arguments) -> FitTrial:
+        names = tuple(change.name for change in changes)
+        size = needs(arguments, names)
+        if size is None:
+            return FitTrial(names, fits=False, has_ended_before=True, arguments=arguments)
+        notes = (f"{in_vain}: there is none.",) if in_vain in names else ()
+        return FitTrial(names, fits=size <= 10, allocated_bytes=size, notes=notes, arguments=arguments)
+
+    return search(make_trial, BATCHES)
+
+
+def test_every_value_comes_as_it_is_compiled_checkpointed_and_both() -> None:
+    trials = tabulated(lambda arguments, names: 4 * int(arguments[1]) - 3 * len(names))
+    assert list(map(words, trials)) == [
+        "--batch 4",
+        "--batch 4 compile",
+        "--batch 4 checkpoint",
+        "--batch 4 compile checkpoint",
+        "--batch 2",
+        "--batch 2 compile",
+        "--batch 2 checkpoint",
+        "--batch 2 compile checkpoint",
+    ]
+    # 16, 13, 13, 10 and 8, 5, 5, 2 of 10: what computes nothing again comes first, then the values as they were named.
+    ordered = cheapest_first(trials)
+    assert list(map(words, ordered))[:5] == [
+        "--batch 2",
+        "--batch 2 compile",
+        "--batch 4 compile checkpoint",
+        "--batch 2 checkpoint",
+        "--batch 2 compile checkpoint",
+    ]
+    assert list(map(words, ordered))[5:] == ["--batch 4", "--batch 4 compile", "--batch 4 checkpoint"]
+
+
+def test_what_the_script_does_not_bear_or_has_no_place_for_is_not_tried_beside_another_change() -> None:
+    trials = tabulated(lambda arguments, names: None if "compile" in names else 1)
+    assert list(map(words, trials)) == [
+        text
+        for batch in (4, 2)
+        for text in (f"--batch {batch}", f"--batch {batch} compile", f"--batch {batch} checkpoint")
+    ]
+    trials = tabulated(lambda arguments, names: 1, in_vain="checkpoint")
+    assert [words(trial) for trial in trials if trial.arguments[1] == "4"] == [
+        "--batch 4",
+        "--batch 4 compile",
+        "--batch 4 checkpoint",
+    ]
+    trials = tabulated(lambda arguments, names: None if arguments[1] == "4" else 1)
+    assert [words(trial) for trial in trials if trial.arguments[1] == "4"] == ["--batch 4"]
+
+
+def test_where_nothing_fits_all_changes_are_tried_with_the_last_values() -> None:
+    trials = tabulated(lambda arguments, names: 5 if "bf16" in names else 15 + int(arguments[1]))
+    best = cheapest_first(trials)[0]
+    assert (best.arguments, best.apply) == (("--batch", "2"), ("bf16",))
+    more = trials[8:]
+    assert {trial.arguments for trial in more} == {("--batch", "2")}
+    # The script as it is was tried already.
+    assert () not in [trial.apply for trial in more] and len(more[-1].apply) < len(SCRIPT_CHANGES)

@@ -1,0 +1,165 @@
+"""Steps counted without a recording: when two have asked for the same, when each leaves more, and their operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.utils.flop_counter import FlopCounterMode
+
+from tracer.changes.applied import AppliedChanges
+from tracer.changes.script_changes import CHECKPOINT
+from tracer.sessions.script_run import CountedSteps, FirstStepsDone, ScriptProfile
+from tracer.sessions.trials import script_trial
+from tracer.sessions.trials.script_trial import StepFlops, StepRequests
+
+
+def test_steps_are_counted_until_it_is_enough() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    asked: list[None] = []
+    profile = ScriptProfile(CountedSteps.of, is_enough=lambda: len(asked) == 3)
+    num_made = 0
+    with profile:
+        try:
+            for _ in range(10):
+                model(torch.ones(1, 2)).sum().backward()
+                asked.append(None)
+                num_made += 1
+                optimizer.step()
+        except FirstStepsDone:
+            pass
+    session = profile.session
+    assert isinstance(session, CountedSteps) and session.device == torch.device("cpu")
+    assert session.num_steps_done == num_made == 3
+
+
+def test_without_parameters_nothing_is_on_a_gpu() -> None:
+    assert CountedSteps.of({}, []).device == torch.device("cpu")
+    weight = nn.Parameter(torch.empty(2, device="meta"))
+    assert CountedSteps.of({}, [torch.optim.SGD([weight], lr=0.1)]).device.type == "meta"
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, in_use: Sequence[int], *, totals: int = 7) -> StepRequests:
+    """After steps that each asked for `totals` more, with a peak 10 above what was left in use."""
+    steps = StepRequests()
+    for number, left in enumerate(in_use):
+        values = {
+            script_trial._TOTALS: (totals * number,),
+            script_trial._PEAKS: (max(in_use[: number + 1]) + 10,),
+            script_trial._IN_USE: (left // 2, left - left // 2),  # of two devices
+        }
+        monkeypatch.setattr(script_trial, "_counted", values.__getitem__)
+        steps.next()
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("in_use", "growth"),
+    [
+        ([5, 5, 5, 5, 5, 5, 5], 0),
+        ([9, 10, 20, 30, 40, 50, 60], 10),
+        ([90, 10, 20, 30, 40, 50, 60], 10),  # the last five count
+        ([10, 20, 30, 40, 50], 0),  # four are too few
+        ([10, 20, 30, 30, 40, 50, 60], 0),
+        ([10, 20, 32, 41, 55, 66], 11),
+        ([10, 20, 30, 40, 50, 500], 0),  # one step has made something that lasts
+    ],
+)
+def test_memory_grows_where_each_step_leaves_about_as_much_more(
+    in_use: list[int], growth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = counted(monkeypatch, in_use)
+    assert (steps.growth_bytes, steps.num_steps) == (growth, len(in_use))
+
+
+ROWS, NARROW, WIDE, BLOCKS = 8, 16, 32, 3
+LAYER = 2 * ROWS * NARROW * WIDE
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(NARROW, WIDE), nn.Linear(WIDE, NARROW)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.b(torch.tanh(self.a(x)))
+
+
+def step(model: nn.Module) -> None:
+    model(torch.ones(ROWS, NARROW)).square().sum().backward()
+
+
+@pytest.mark.parametrize(("changes", "again"), [((), 0), ((CHECKPOINT,), BLOCKS)])
+def test_a_step_of_linear_layers_has_what_they_have_by_hand(changes: tuple[()], again: int) -> None:
+    """Forward once for each of two layers in a block, backward twice, but for the input's gradient.
+
+    Of a block that computes again, the first layer does: backward needs its result, and not the second one's.
+    """
+    model = nn.Sequential(*[Block() for _ in range(BLOCKS)])
+    flops = StepFlops()
+    with AppliedChanges(changes):
+        step(model)
+        flops.begin()
+        step(model)
+        flops.end()
+    step(model)
+    assert flops.flops == (3 * 2 * BLOCKS - 1 + again) * LAYER
+    with AppliedChanges(changes), FlopCounterMode(display=False) as torchs:
+        step(model)
+    assert torchs.get_total_flops() == flops.flops
+
+
+def test_a_step_that_does_not_end_has_no_count() -> None:
+    flops = StepFlops()
+    flops.begin()
+    step(Block())
+    flops.stop()
+    flops.stop()
+    assert flops.flops is None and not flops.is_on
+
+
+def test_of_a_sharded_tensor_the_part_of_this_rank_counts_once() -> None:
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        weight = DTensor.from_local(torch.ones(NARROW, WIDE), mesh, [Replicate()])
+        rows = DTensor.from_local(torch.ones(ROWS, NARROW), mesh, [Replicate()])
+        flops = StepFlops()
+        flops.begin()
+        _ = rows @ weight
+        flops.end()
+        assert flops.flops == LAYER
+    finally:
+        distributed.destroy_process_group()
+
+
+class Quarter(torch.Tensor):
+    """Rows of which a quarter is here."""
+
+    part: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, rows: torch.Tensor) -> Any:
+        self = torch.Tensor._make_wrapper_subclass(cls, rows.shape)  # type: ignore[attr-defined]
+        self.part = rows[: ROWS // 4]
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(args[0].part, args[1])
+
+
+def test_of_a_tensor_that_is_put_together_of_others_what_these_do_counts() -> None:
+    flops = StepFlops()
+    rows = Quarter(torch.ones(ROWS, NARROW))
+    flops.begin()
+    _ = torch.ops.aten.mm(rows, torch.ones(NARROW, WIDE))
+    flops.end()
+    assert flops.flops == LAYER // 4

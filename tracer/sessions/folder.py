@@ -1,0 +1,170 @@
+"""The folder that a session writes to: one that no other session has, and under torchrun the rank's own."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tracer.exporters.files import check_folder
+from tracer.null_gpu.writes import own_files
+from tracer.sessions.jobs.rank_store import RankStore
+from tracer.sessions.jobs.ranks import Rank, RankMessage, begin, finish, leave, this_rank
+from tracer.working_folder import AnchoredPath
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # a system without locks of this kind
+    fcntl = None
+
+
+class OwnFolder:
+    """The folder that was asked for, or one in it if a session that is still running has that.
+
+    A lock on the folder itself tells, which leaves no file and goes with the process.
+
+    Attributes:
+        is_another: Whether it is not what was asked for.
+    """
+
+    def __init__(self, wanted: Path) -> None:
+        self._path = AnchoredPath(wanted)
+        self.is_another = False
+        self._lock: int | None = None
+        self._made = False
+
+    @property
+    def path(self) -> Path:
+        """The folder; what was asked for until it is taken."""
+        return self._path.now()
+
+    def take(self) -> Path:
+        """Lock the folder, or one of its own below it if another session has it; returns the one locked."""
+        with own_files():
+            return self._take()
+
+    def _take(self) -> Path:
+        path = self.path
+        if not self._has_locked(path):
+            self.is_another = True
+            path /= f"process{os.getpid()}"
+            number = 1
+            while not self._has_locked(path):
+                number += 1
+                path = path.with_name(f"process{os.getpid()}_{number}")
+            self._path = AnchoredPath(path)
+        return path
+
+    def _has_locked(self, path: Path) -> bool:
+        """Whether it was free; where there are no locks, or no right to the folder, nobody can say that it was not."""
+        if fcntl is None:
+            return True
+        opened = None
+        try:
+            self._made = not path.exists()
+            path.mkdir(parents=True, exist_ok=True)
+            opened = os.open(path, os.O_RDONLY)
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(opened) if opened is not None else None
+            return False
+        except OSError:
+            os.close(opened) if opened is not None else None
+            return True
+        self._lock = opened
+        return True
+
+    def let_go(self) -> None:
+        """Unlock the folder, and remove it if nothing was written."""
+        if self._lock is not None and fcntl is not None:
+            with suppress(OSError):
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+        self.leave_to_parent()
+        if self._made:
+            with suppress(OSError), own_files():
+                self.path.rmdir()
+
+    def leave_to_parent(self) -> None:
+        """Close the lock in a forked child; the parent keeps it."""
+        opened, self._lock = self._lock, None
+        if opened is not None:
+            os.close(opened)
+
+
+class SessionFolder:
+    """The folder of one session's files, and the rank that it speaks for.
+
+    Attributes:
+        rank: This process's rank; None where there is one process alone, or another session speaks for the rank.
+    """
+
+    def __init__(self, save_dir: str | Path) -> None:
+        """Prepare; nothing is taken.
+
+        Raises:
+            OutputError: The folder cannot be written to.
+        """
+        self._save_dir = AnchoredPath(Path(save_dir))
+        self.rank: Rank | None = this_rank()
+        self._own = OwnFolder(self.rank.folder(self.save_dir) if self.rank is not None else self.save_dir)
+        self._store: RankStore | None = None
+        check_folder(self.save_dir)
+
+    @property
+    def save_dir(self) -> Path:
+        """The folder that was asked for."""
+        return self._save_dir.now()
+
+    @property
+    def path(self) -> Path:
+        """`save_dir`, or the rank's own folder below it; in that, a folder of its own where another session is."""
+        return self._own.path
+
+    @property
+    def is_another(self) -> bool:
+        """Whether another session that is still running has the folder that would have been this one's."""
+        return self._own.is_another
+
+    @property
+    def is_of_first_rank(self) -> bool:
+        """Whether this process may use the screen: one of all ranks does."""
+        return self.rank is None or self.rank.index == 0
+
+    @property
+    def store(self) -> RankStore | None:
+        """The process group's store, connected once: the program may end its process group before the session ends."""
+        if self._store is None and self.rank is not None:
+            self._store = RankStore.of_process_group(self.rank.run)
+        return self._store
+
+    def take(self) -> None:
+        """Lock the folder for this session, and remove what an earlier run of the same rank left.
+
+        Raises:
+            OutputError: What was left cannot be removed.
+        """
+        self._own.take()
+        if self.is_another:  # it is another session's, which speaks for the rank as well
+            self.rank = None
+        if self.rank is not None:
+            begin(self.rank, self.save_dir)
+
+    def leave(self, peak: RankMessage) -> None:
+        """Leave what a rank has to say so far; nothing where there is one process alone."""
+        if self.rank is not None:
+            leave(peak, self.rank, self.save_dir, self.store)
+
+    def finish(self, peak: RankMessage) -> None:
+        """Leave a rank's last words for the summary of all ranks, which rank 0 writes."""
+        if self.rank is not None:
+            finish(self.rank, peak, self.save_dir, self.store)
+
+    def let_go(self) -> None:
+        """The folder is free again; where nothing was written it is gone."""
+        self._own.let_go()
+
+    def leave_to_parent(self) -> None:
+        """Let go of the folder in a forked child: it is the parent's."""
+        self._own.leave_to_parent()

@@ -1,0 +1,1 @@
+"""Jobs of several ranks: run one after another on the null GPU, their results merged, their recordings read."""

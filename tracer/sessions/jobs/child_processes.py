@@ -1,0 +1,205 @@
+"""Processes that run the command again, as ranks or trials: none outlives its parent, and none waits for ever."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tracer.command_line import again
+from tracer.exporters.screen.terminal import say
+from tracer.sessions.termination import signals_deferred
+
+IDLE_LIMIT_S: Final = 300.0
+"""How long a process may use no processor."""
+_IDLE_SHARE: Final = 0.01
+"""Of a processor, which polling takes."""
+END_LIMIT_S: Final = 20.0
+"""How long a process that is being ended may write its files."""
+_LOOK_EVERY_S: Final = 0.5
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def end_with_parent() -> None:
+    """Have this process receive SIGTERM when its parent dies, of whatever signal; Linux alone can."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class IdleLimit:
+    """Tells when a process and those that it has started have not used a processor for too long."""
+
+    def __init__(self, process: int, limit_s: float | None = None) -> None:
+        """Begin to measure."""
+        self._process, self._limit_s = process, IDLE_LIMIT_S if limit_s is None else limit_s
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew: the process has a reason to wait."""
+        self._since, self._used_s = time.monotonic(), processor_time_s(self._process)
+
+    def is_over(self) -> bool:
+        """Return whether it has waited for longer than the limit."""
+        waited_s = time.monotonic() - self._since
+        if waited_s <= self._limit_s:
+            return False
+        if processor_time_s(self._process) - self._used_s <= _IDLE_SHARE * waited_s:
+            return True
+        self.reset()
+        return False
+
+    @property
+    def sentence(self) -> str:
+        """What has happened."""
+        return f"A process used no processor for {self._limit_s:.0f} s and is ended: it waits for what does not come."
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A process that has ended."""
+
+    status: int
+    text: str = ""  # What it has printed, where that was not seen
+
+    @property
+    def lines(self) -> list[str]:
+        """The same in lines."""
+        return self.text.splitlines()
+
+
+class ChildProcesses:
+    """Processes that run side by side, waited for in threads or in the main one, and ended together."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._ended_at: float | None = None
+
+    def run_again(
+        self,
+        variables: Mapping[str, str],
+        *,
+        command: Sequence[str] | None = None,
+        folder: Path | None = None,
+        is_seen: bool = False,
+        may_wait: Callable[[], bool] = lambda: False,
+    ) -> Ended:
+        """Run the running command again with other environment variables, and wait for it.
+
+        Args:
+            command: Another one in its place.
+            folder: Where it runs; by default where this process does.
+            is_seen: Whether it prints where this process does, and reads what that reads.
+            may_wait: Whether it has a reason to use no processor.
+        """
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with nullcontext() if is_seen else tempfile.TemporaryFile() as output:
+            standard: dict[str, Any] = {"stdin": None if is_seen else subprocess.DEVNULL, "stdout": output}
+            status = self.run(
+                lambda: subprocess.Popen(command or again(), env=variables, cwd=folder, stderr=output, **standard),
+                may_wait,
+            )
+            if output is None:
+                return Ended(status)
+            output.seek(0)
+            return Ended(status, output.read().decode(errors="replace"))
+
+    def run(self, start: Callable[[], subprocess.Popen[bytes]], may_wait: Callable[[], bool] = lambda: False) -> int:
+        """Start a process and wait for it.
+
+        Args:
+            may_wait: Whether it has a reason to use no processor.
+
+        Returns:
+            Its status.
+
+        Raises:
+            ChildProcessError: All are being ended.
+        """
+        child: subprocess.Popen[bytes] | None = None
+        try:
+            with signals_deferred(), self._lock:
+                if self._ended_at is not None:
+                    raise ChildProcessError("The job is being ended.")
+                child = start()
+                self._running.append(child)
+            return self._wait(child, may_wait)
+        except BaseException:
+            self.end()
+            if child is not None:
+                self._wait_or_kill(child)
+            raise
+        finally:
+            with self._lock:
+                self._running = [one for one in self._running if one is not child]
+
+    def _wait_or_kill(self, child: subprocess.Popen[bytes]) -> None:
+        try:
+            self._wait(child, lambda: True)
+        except BaseException:  # a second Ctrl-C
+            child.kill()
+            raise
+
+    def end(self) -> None:
+        """Ask all to end, and start no other one. A second Ctrl-C does not disturb one that it has reached already."""
+        with self._lock:
+            self._ended_at = self._ended_at or time.monotonic()
+            for child in self._running:
+                child.terminate()
+
+    def _wait(self, child: subprocess.Popen[bytes], may_wait: Callable[[], bool]) -> int:
+        idle = IdleLimit(child.pid)
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return child.wait(_LOOK_EVERY_S)
+            if self._ended_at is not None:
+                if time.monotonic() - self._ended_at > END_LIMIT_S:
+                    child.kill()
+            elif may_wait():
+                idle.reset()
+            elif idle.is_over():
+                say(f"Note: {idle.sentence}")
+                return end_child(child)
+
+
+def end_child(child: subprocess.Popen[bytes]) -> int:
+    """End a process that waits: by SIGTERM, with its files, or by force where that takes too long."""
+    child.terminate()
+    try:
+        return child.wait(END_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return child.wait()
+
+
+def processor_time_s(process: int) -> float:
+    """Return the time of a processor that a process and all below it have used so far."""
+    parents: dict[int, list[int]] = {}
+    used_s: dict[int, float] = {}
+    for number in _processes():
+        with suppress(OSError, IndexError, ValueError):
+            fields = Path(f"/proc/{number}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+            parents.setdefault(int(fields[1]), []).append(number)
+            used_s[number] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    total_s, left = 0.0, [process]
+    while left:
+        number = left.pop()
+        total_s += used_s.get(number, 0.0)
+        left += parents.get(number, [])
+    return total_s
+
+
+def _processes() -> Iterable[int]:
+    with suppress(OSError):
+        yield from (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())

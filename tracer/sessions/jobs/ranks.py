@@ -1,0 +1,426 @@
+"""Several ranks: each writes its own folder, and rank 0 adds what differs between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tracer.capture.sources.error_line import error_line
+from tracer.exporters.files import remove, write_atomically
+from tracer.exporters.screen.watch import finding_lines
+from tracer.null_gpu.job.place import RankPlace
+from tracer.results.failure import is_out_of_memory
+from tracer.results.files import RANK_JSON, RANKS_JSON, RANKS_TEXT
+from tracer.results.run_results import RunResults
+from tracer.results.watch_report import WatchReport
+from tracer.sessions.jobs.rank_store import RankStore
+from tracer.units import format_bytes
+
+WAIT_S, WAIT_AFTER_FAILURE_S = 20.0, 5.0
+"""How long rank 0 waits for the others. torchrun kills what is left of a failed run after 30 seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A process of several, as torchrun's environment describes it."""
+
+    index: int  # Number from 0, over all machines
+    world_size: int  # Number of ranks
+    local_index: int  # Number from 0, on this machine; also that of its device
+    run: str  # Name of this start of the program, so that an earlier one's files are not taken for this one's
+    local_world_size: int = 1  # Number of ranks on this machine
+    # Where it leaves what it has to say if the others do not run beside it; None where they do.
+    job_folder: Path | None = None
+
+    @property
+    def is_first_of_node(self) -> bool:
+        """Whether it speaks for its machine."""
+        return self.local_index == 0
+
+    @property
+    def on_node(self) -> range:
+        """The ranks of this machine, as torchrun numbers them."""
+        first = self.index - self.local_index
+        return range(first, min(first + self.local_world_size, self.world_size))
+
+    def folder(self, save_dir: Path) -> Path:
+        """The folder that this rank writes to."""
+        return rank_folder(save_dir, self.index)
+
+
+def rank_folder(save_dir: Path, index: int) -> Path:
+    """`rank3` below the folder of results."""
+    return save_dir / f"rank{index}"
+
+
+def this_rank() -> Rank | None:
+    """This process's rank; None where there is only one, or no environment of torchrun's."""
+    try:
+        index, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        local_index = int(os.environ.get("LOCAL_RANK", index))
+        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    except (KeyError, ValueError):
+        return None
+    if world_size < 2:
+        return None
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+    run = "/".join(os.environ.get(name, "") for name in names)
+    place = RankPlace.here()
+    return Rank(index, world_size, local_index, run, local_world_size, None if place is None else place.folder)
+
+
+@dataclass(frozen=True, slots=True)
+class RankMessage:
+    """Message of one rank."""
+
+    index: int  # Index of the rank
+    run: str  # See `Rank.run`
+    device: str = ""  # Name of its device
+    peak_bytes: int | None = None  # Its largest peak; None if nothing was recorded
+    reserved_bytes: int = 0  # Reserved from the driver at that moment; 0 where a device has no such thing
+    categories: Mapping[str, int] = field(default_factory=dict)  # Bytes of the peak by category
+    num_steps: int = 0  # Steps that ended
+    failure: str = ""  # What ended its loop early, in words; empty if nothing did
+    out_of_memory: bool = False  # Whether that was the device's memory
+    has_ended: bool = True  # Whether its loop has ended; what a rank that is killed leaves behind does not say so
+    finding: str = ""  # What its recorder has found, a sentence; empty where that is nothing
+
+
+@dataclass(frozen=True, slots=True)
+class RanksSummary:
+    """All ranks beside each other."""
+
+    ranks: tuple[RankMessage, ...]  # Ranks that have left results, by index
+    missing: tuple[int, ...]  # Indices of those that have not
+    num_not_run: int = 0  # How many ranks of the job were not meant to run
+
+    @property
+    def ended(self) -> frozenset[int]:
+        """Numbers of the finished ranks."""
+        return frozenset(rank.index for rank in self.ranks if rank.has_ended)
+
+    @property
+    def with_peak(self) -> tuple[RankMessage, ...]:
+        """Ranks that recorded something."""
+        return tuple(rank for rank in self.ranks if rank.peak_bytes is not None)
+
+    @property
+    def worst(self) -> RankMessage | None:
+        """The first of those with the largest peak."""
+        return max(self.with_peak, key=lambda rank: rank.peak_bytes or 0, default=None)
+
+    @property
+    def spread_bytes(self) -> int:
+        """Largest peak less smallest."""
+        peaks = [rank.peak_bytes or 0 for rank in self.with_peak]
+        return max(peaks) - min(peaks) if peaks else 0
+
+    def differences(self) -> dict[str, tuple[int, int]]:
+        """Smallest and largest bytes of each category that is not the same on all ranks, the widest first.
+
+        Ranks of which nobody knows kinds are left out.
+        """
+        known = [rank for rank in self.with_peak if rank.categories]
+        names = {name for rank in known for name in rank.categories}
+        ends = {}
+        for name in sorted(names):
+            sizes = [rank.categories.get(name, 0) for rank in known]
+            if min(sizes) != max(sizes):
+                ends[name] = (min(sizes), max(sizes))
+        return dict(sorted(ends.items(), key=lambda item: item[1][0] - item[1][1]))
+
+
+def begin(rank: Rank, save_dir: Path) -> None:
+    """Remove what an earlier run of the same rank left.
+
+    Raises:
+        OutputError: It cannot be removed, so that it could not be replaced either.
+    """
+    remove(rank.folder(save_dir) / RANK_JSON)
+    if rank.index == 0:
+        for name in (RANKS_JSON, RANKS_TEXT):
+            remove(save_dir / name)
+
+
+def announce(rank: Rank, results: RunResults, save_dir: Path, store: RankStore | None = None) -> None:
+    """Leave what there is to say so far, without waiting for anybody; whoever comes last puts all together.
+
+    If a rank dies later, even rank 0, its results so far survive.
+
+    Raises:
+        OutputError: A file cannot be written.
+    """
+    leave(replace(peak_of(rank, results), has_ended=False), rank, save_dir, store)
+    if rank.job_folder is not None:
+        return
+    summary = read_ranks(save_dir, rank.world_size, run=rank.run, store=store)
+    if rank.index == 0 or not summary.missing:
+        write_ranks(summary, save_dir)
+
+
+def leave(peak: RankMessage, rank: Rank, save_dir: Path, store: RankStore | None = None) -> None:
+    """Leave a rank's words in its own folder, and in the store of the process group.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    text = json.dumps(asdict(peak), indent=1) + "\n"
+    if rank.job_folder is not None:
+        write_atomically(rank_folder(rank.job_folder, rank.index) / RANK_JSON, text)
+    if store is not None:
+        store.leave(rank.index, text)
+    write_atomically(rank.folder(save_dir) / RANK_JSON, text)
+
+
+def finish(rank: Rank, peak: RankMessage, save_dir: Path, store: RankStore | None = None) -> RanksSummary | None:
+    """Leave this rank's last words for rank 0, which puts all together.
+
+    The first rank of a machine that does not see what rank 0 has left does so too, in its own folder. A rank whose own
+    loop failed does not wait for long: most likely it failed because another one is gone.
+
+    Returns:
+        The summary, where this rank has written it.
+
+    Raises:
+        OutputError: A file cannot be written.
+    """
+    leave(peak, rank, save_dir, store)
+    if rank.job_folder is not None:
+        return None
+    wait_s = WAIT_AFTER_FAILURE_S if peak.failure else WAIT_S
+    if rank.index == 0:
+        return write_summary(save_dir, rank.world_size, run=rank.run, wait_s=wait_s, store=store)
+    if rank.is_first_of_node and _in_file(save_dir, 0, rank.run) is None:
+        waits_for = rank.on_node if store is None else range(rank.world_size)
+        return write_summary(save_dir, rank.world_size, run=rank.run, wait_s=wait_s, store=store, waits_for=waits_for)
+    return None
+
+
+def peak_of(rank: Rank, results: RunResults) -> RankMessage:
+    """A profiled rank's figures for the summary."""
+    error = results.failure.error if results.failure is not None else None
+    failure = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0] if error is not None else ""
+    out_of_memory = results.failure is not None and results.failure.out_of_memory
+    if results.findings is None:
+        return RankMessage(
+            rank.index, rank.run, num_steps=results.num_steps, failure=failure, out_of_memory=out_of_memory
+        )
+    peak = results.findings.worst.peak
+    return RankMessage(
+        index=rank.index,
+        run=rank.run,
+        device=peak.device,
+        peak_bytes=peak.peak_bytes,
+        reserved_bytes=peak.reserved_bytes,
+        categories=dict(peak.by_category()),
+        num_steps=results.num_steps,
+        failure=failure,
+        out_of_memory=out_of_memory,
+    )
+
+
+def ran_out_later(rank: Rank, failure: str, allocated_bytes: int) -> RankMessage:
+    """What a rank of a job has to say whose memory ended behind its recorded steps.
+
+    Returns:
+        That it does not fit. Of that later time nobody knows kinds, so none are said.
+    """
+    assert rank.job_folder is not None, "only ranks of a job are told of from their own folder"
+    text = _text_of(rank.job_folder, rank.index)
+    recorded = RankMessage(**json.loads(text)) if text is not None else RankMessage(rank.index, rank.run)
+    return replace(
+        recorded, peak_bytes=allocated_bytes, reserved_bytes=0, categories={}, failure=failure, out_of_memory=True
+    )
+
+
+def write_summary(
+    save_dir: Path,
+    world_size: int,
+    *,
+    run: str,
+    wait_s: float = WAIT_S,
+    store: RankStore | None = None,
+    waits_for: Collection[int] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> RanksSummary:
+    """Write ranks.txt and ranks.json at once, and again whenever there is more to say, until all ranks have ended.
+
+    Args:
+        run: Name of this start of the program; files of other starts are ignored.
+        wait_s: For how long, in seconds, to wait for ranks that have not ended.
+        waits_for: Ranks whose end is waited for; None means all.
+        clock: Seconds.
+        pause: Waits for so many seconds.
+
+    Raises:
+        OutputError: A file cannot be written.
+    """
+    deadline = clock() + wait_s
+    awaited = set(range(world_size) if waits_for is None else waits_for)
+    written: RanksSummary | None = None
+    while True:
+        summary = read_ranks(save_dir, world_size, run=run, store=store)
+        if summary != written:
+            written = summary
+            write_ranks(summary, save_dir)
+        if awaited <= summary.ended or clock() >= deadline:
+            return summary
+        pause(0.1)
+
+
+def read_some(job_folder: Path, ranks: Collection[int], world_size: int) -> RanksSummary:
+    """Read the files of some ranks in the folder of their job, which is theirs alone."""
+    texts = {index: _text_of(job_folder, index) for index in sorted(ranks)}
+    peaks = {index: RankMessage(**json.loads(text)) for index, text in texts.items() if text is not None}
+    missing = tuple(index for index in texts if index not in peaks)
+    return RanksSummary(tuple(peaks.values()), missing, world_size - len(texts))
+
+
+def write_ranks(summary: RanksSummary, save_dir: Path) -> None:
+    """Write ranks.txt and ranks.json.
+
+    Raises:
+        OutputError: One cannot be written.
+    """
+    write_atomically(save_dir / RANKS_TEXT, summary_text(summary))
+    write_atomically(save_dir / RANKS_JSON, json.dumps(_as_json(summary), indent=1) + "\n")
+
+
+def read_ranks(save_dir: Path, world_size: int, *, run: str, store: RankStore | None = None) -> RanksSummary:
+    """What the ranks have left so far, in the store or in a file; the last words of each count.
+
+    Args:
+        run: Name of this start of the program; files of other starts are ignored.
+    """
+    peaks = {index: _in_file(save_dir, index, run) for index in range(world_size)}
+    if store is not None:
+        open_ones = [index for index, rank in peaks.items() if rank is None or not rank.has_ended]
+        for index, text in store.read(open_ones).items():
+            states = [rank for rank in (peaks[index], _parsed(text, run)) if rank is not None]
+            peaks[index] = max(states, key=lambda rank: (rank.has_ended, rank.num_steps), default=None)
+    ranks = tuple(rank for rank in peaks.values() if rank is not None)
+    return RanksSummary(ranks, tuple(index for index, rank in peaks.items() if rank is None))
+
+
+def _in_file(save_dir: Path, index: int, run: str) -> RankMessage | None:
+    return _parsed(_text_of(save_dir, index), run)
+
+
+def _text_of(save_dir: Path, index: int) -> str | None:
+    try:
+        return (rank_folder(save_dir, index) / RANK_JSON).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _parsed(text: str | None, run: str) -> RankMessage | None:
+    """What a rank of this start has left; None if it is another's, or none at all."""
+    try:
+        peak = RankMessage(**json.loads(text)) if text is not None else None
+    except (ValueError, TypeError):
+        return None
+    return peak if peak is not None and peak.run == run else None
+
+
+def _as_json(summary: RanksSummary) -> dict[str, Any]:
+    return {
+        "world_size": len(summary.ranks) + len(summary.missing) + summary.num_not_run,
+        "worst_rank": summary.worst.index if summary.worst is not None else None,
+        "spread_bytes": summary.spread_bytes,
+        "missing": list(summary.missing),
+        "differences": {name: {"min": low, "max": high} for name, (low, high) in summary.differences().items()},
+        "ranks": [asdict(rank) for rank in summary.ranks],
+    }
+
+
+def summary_text(summary: RanksSummary) -> str:
+    """Peak per rank, the worst, the spread, and what differs by category."""
+    lines = ["Peak memory of each rank:", "-------------------------"]
+    for rank in summary.ranks:
+        peak = "nothing recorded" if rank.peak_bytes is None else f"{rank.peak_bytes:,} bytes on {rank.device}"
+        lines.append(f"rank {rank.index}: {peak}{_end(rank)}")
+    lines += [f"rank {index}: left no results" for index in summary.missing]
+    if summary.num_not_run:
+        lines.append(f"{summary.num_not_run:,} more ranks were not run.")
+    if summary.worst is not None:
+        share = 100 * summary.spread_bytes / (summary.worst.peak_bytes or 1)
+        lines += ["", f"Worst: rank {summary.worst.index}, {format_bytes(summary.worst.peak_bytes or 0)}"]
+        lines.append(f"Spread: {format_bytes(summary.spread_bytes)}, {share:.1f} % of the worst")
+    lines += ["", *_difference_lines(summary)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _end(rank: RankMessage) -> str:
+    finding = f". {rank.finding}" if rank.finding else ""
+    if rank.failure:
+        return f"; ended in step {rank.num_steps + 1} by {rank.failure}{finding}"
+    return finding if rank.has_ended else f"; has not ended so far, after step {rank.num_steps}{finding}"
+
+
+def _difference_lines(summary: RanksSummary) -> list[str]:
+    differences = summary.differences()
+    if not differences:
+        return ["No category differs."] if len(summary.with_peak) > 1 else []
+    rows = [f"{name}: {low:,} to {high:,} bytes" for name, (low, high) in differences.items()]
+    return ["What differs:", *rows]
+
+
+def peak_of_watched(rank: Rank, report: WatchReport, *, has_ended: bool) -> RankMessage:
+    """The report of a watched rank: its peak so far, the memory in use now by kind, and the findings."""
+    columns = report.columns
+    peaks = columns.peak_bytes if report.allocated_bytes is not None else columns.most_bytes
+    peak_bytes = int(peaks.max(initial=-1))
+    finding = " ".join(line.strip() for line in islice(finding_lines(report), 2))
+    return RankMessage(
+        index=rank.index,
+        run=rank.run,
+        device=report.device,
+        peak_bytes=peak_bytes if peak_bytes >= 0 else None,
+        categories=report.by_kind(),
+        num_steps=report.event.step,
+        failure=report.error,
+        has_ended=has_ended,
+        finding=finding,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """The end of a rank's script."""
+
+    words: str  # The exception, in a line
+    out_of_memory: bool  # Whether the device had no memory left
+    file: str | None  # File of the line at which it arose; None if there is none
+    line: int  # That line, from 1
+
+
+def leave_failure(error: BaseException) -> None:
+    """Leave what ended this process's script; no-op in a process that is no rank of a job on the null GPU."""
+    place = RankPlace.here()
+    if place is None:
+        return
+    at = error_line(error)
+    failure = RankFailure(
+        f"{type(error).__name__}: {error}".strip(": ").splitlines()[0],
+        is_out_of_memory(error),
+        at.file if at is not None else None,
+        at.line if at is not None else 0,
+    )
+    _failure_path(place.folder, place.rank).write_text(json.dumps(asdict(failure)), encoding="utf-8")
+
+
+def failure_left(folder: Path, rank: int) -> RankFailure | None:
+    """What ended a rank's script; None if it came to its end, or the process was killed."""
+    path = _failure_path(folder, rank)
+    return RankFailure(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
+
+def _failure_path(folder: Path, rank: int) -> Path:
+    return folder / f"failure{rank}.json"

@@ -1,0 +1,324 @@
+"""A job on GPUs that are not there: the command once for each rank that can differ, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from tracer.capture.sources.source_line import SourceLine
+from tracer.errors import TracerError, UsageError
+from tracer.exporters.files import remove, write_atomically
+from tracer.exporters.screen.null_job import of_card
+from tracer.null_gpu import process
+from tracer.null_gpu.cards import Devices
+from tracer.null_gpu.job.earlier import earlier_ranks_are_asked_for, earlier_ranks_by
+from tracer.null_gpu.job.place import RankPlace, groups_left, nccl_left, shared_bytes_left, taken_left
+from tracer.null_gpu.job.ranks import ranks_that_differ
+from tracer.results.files import PAGE, RANK_JSON, RANKS_PAGE, SNAPSHOT
+from tracer.results.null_job import NullJob, RankRun
+from tracer.results.null_run import CAVEAT
+from tracer.sessions.jobs.child_processes import ChildProcesses, end_with_parent
+from tracer.sessions.jobs.ranks import RanksSummary, failure_left, rank_folder, read_some, write_ranks
+from tracer.sessions.termination import Termination
+from tracer.units import format_bytes
+
+OUTPUT: Final = "output.txt"
+_LAST_LINES: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The request."""
+
+    devices: Devices  # One for each rank
+    per_node: int  # How many ranks a node has
+    ranks: tuple[int, ...] | None = None  # Ranks to run; None for those that can differ
+    # The ranks that run at this moment.
+    processes: ChildProcesses = field(default_factory=ChildProcesses, compare=False, repr=False)
+    # Of a job that runs more than once; None for one of this run.
+    folder: Path | None = field(default=None, compare=False, repr=False)
+    role: Mapping[str, object] = field(default_factory=dict, compare=False)  # Further parts of each rank's role
+    variables: Mapping[str, str] = field(default_factory=dict, compare=False)  # Further environment variables of each
+    # Runs a rank in a process that has begun before, unless it has to begin anew.
+    shared: Callable[[RankPlace, Mapping[str, str]], bool] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self.devices.count
+
+
+@contextmanager
+def as_this_rank() -> Iterator[None]:
+    """Meanwhile the program finds the job that this process is a rank of; nothing where it is none."""
+    place = RankPlace.here()
+    if place is None:
+        yield
+        return
+    from tracer.null_gpu.job.lone_rank import lone_rank
+
+    end_with_parent()
+    with lone_rank(place):
+        yield
+
+
+def run_job(
+    job: Job,
+    save_dir: Path | None,
+    *,
+    tell: Callable[[str], None],
+    is_first_seen: bool = True,
+    is_limited: bool = True,
+) -> NullJob:
+    """Start the running command again as each rank: the first alone and seen, the others side by side and in files.
+
+    Which others are worth it follows from the process groups of the first.
+
+    Args:
+        save_dir: Where the ranks write, each to a folder of its own; None if they write nothing.
+        is_first_seen: Whether what the first one prints on stdout is printed.
+        is_limited: Whether memory ends where the card's does: a rank of a GPU that is full with what others take of it
+            runs again then.
+
+    Raises:
+        NullGpuError: The null GPU cannot be built here.
+        UsageError: A rank is asked for that the job does not have.
+    """
+    if wrong := [rank for rank in job.ranks or () if not 0 <= rank < job.world_size]:
+        raise UsageError(
+            f"A job of {job.world_size:,} ranks has no rank {wrong[0]}.",
+            hint=f"Name ranks from 0 to {job.world_size - 1}.",
+        )
+    termination = Termination()
+    termination.watch()
+    with ExitStack() as stack:
+        stack.enter_context(closing(termination))
+        folder = job.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="null-gpu-job-")))
+        _forget_results(folder)
+        first = min(job.ranks) if job.ranks else 0
+        runs = _first(job, first, folder, save_dir, tell, is_seen=is_first_seen)
+        others = _others(job, folder, first)
+        if others:
+            tell(f"Rank {first} ran. So do {_listed(others)}, which can differ from it ({_why(job)}).")
+        runs += _side_by_side(job, others, folder, save_dir, tell)
+        ranks = [run.rank for run in runs]
+        summary = read_some(folder, ranks, job.world_size)
+        answer = NullJob(job.devices, job.per_node, tuple(_with_results(run, folder, summary) for run in runs))
+        if is_limited and (again := _run_where_full(answer, job, folder, save_dir, tell)) is not None:
+            summary = read_some(folder, ranks, job.world_size)
+            again = _with_results(again, folder, summary)
+            answer = replace(answer, runs=tuple(again if run.rank == again.rank else run for run in answer.runs))
+    if save_dir is not None:
+        write_ranks(summary, save_dir)
+        write_ranks_page(answer, save_dir, tell=tell)
+    return answer
+
+
+def _forget_results(folder: Path) -> None:
+    """Remove what ranks have left in a job's folder; what a shared process of theirs has written stays."""
+    for path in (*folder.iterdir(), *folder.glob("rank*/*")):
+        if path.is_file():
+            path.unlink()
+
+
+def _first(
+    job: Job, rank: int, folder: Path, save_dir: Path | None, tell: Callable[[str], None], *, is_seen: bool
+) -> list[RankRun]:
+    """This command as a rank, and as rank 0 before it goes on, if it waits for what that says."""
+    earlier: list[RankRun] = []
+
+    def run_rank_0() -> None:
+        tell(f"Rank {rank} waits for what others tell it. So rank 0 runs before it goes on.")
+        earlier.append(_run_unseen(job, 0, folder, save_dir, tell))
+
+    with earlier_ranks_by(run_rank_0, folder) if rank else nullcontext():
+        ran = _run(job, rank, folder)[0] if is_seen else _run_unseen(job, rank, folder, save_dir, tell)
+    return [*earlier, ran]
+
+
+def _with_results(run: RankRun, folder: Path, summary: RanksSummary) -> RankRun:
+    """The same with what the rank has left: its peak, what it took of each GPU, and what ended it."""
+    run = replace(
+        run,
+        nccl=nccl_left(folder, run.rank),
+        shared_bytes=shared_bytes_left(folder, run.rank),
+        taken=taken_left(folder, run.rank),
+    )
+    if (failure := failure_left(folder, run.rank)) is not None:
+        line = SourceLine(failure.file, failure.line) if failure.file is not None else None
+        run = replace(run, failure=failure.words, out_of_memory=failure.out_of_memory, line=line)
+    peak = next((peak for peak in summary.ranks if peak.index == run.rank), None)
+    if peak is None:
+        return run
+    return replace(
+        run,
+        peak_bytes=peak.peak_bytes,
+        reserved_bytes=peak.reserved_bytes,
+        categories=peak.categories,
+        failure=peak.failure or run.failure,
+        out_of_memory=peak.out_of_memory or run.out_of_memory,
+    )
+
+
+def _run_where_full(
+    answer: NullJob, job: Job, folder: Path, save_dir: Path | None, tell: Callable[[str], None]
+) -> RankRun | None:
+    """Run a rank again whose GPU is full with what others take of it: torch says where that ends, or that it does not.
+
+    Others are the ranks whose own GPU it is not, and NCCL. Of the ranks that have memory on the GPU, the one that has
+    most on a GPU of another rank's runs first, then the one whose GPU it is.
+
+    Returns:
+        The rank that ran out of memory so; else the one whose GPU it is; None where all GPUs have room.
+    """
+    card_bytes = job.devices.card.memory_bytes
+    if any(run.out_of_memory or run.status for run in answer.runs):
+        return None
+    full = max(answer.runs, key=lambda run: answer.of_card_bytes(run)[0])
+    total_bytes = answer.of_card_bytes(full)[0]
+    if total_bytes <= card_bytes:
+        return None
+    index, again = answer.local(full), None
+    guests = [
+        run for run in answer.runs if run.rank != full.rank and run.taken.get(index) and answer.local(run) != index
+    ]
+    for run in [*sorted(guests, key=lambda run: -run.taken[index]), full]:
+        own_bytes = answer.own_bytes(full) if run is full else run.taken[index]
+        others_bytes = total_bytes - own_bytes
+        tell(
+            f"GPU {index} is full. So rank {run.rank} runs again, beside {format_bytes(others_bytes)} of others there."
+        )
+        (rank_folder(folder, run.rank) / RANK_JSON).unlink(missing_ok=True)
+        again = _run_unseen(job, run.rank, folder, save_dir, tell, taken={index: others_bytes})
+        again = replace(again, crowded=(index, others_bytes))
+        if (failure := failure_left(folder, run.rank)) is not None and failure.out_of_memory:
+            return again
+    return again
+
+
+def _others(job: Job, folder: Path, first: int) -> list[int]:
+    if job.ranks is not None:
+        return sorted(set(job.ranks) - {first})
+    return ranks_that_differ(groups_left(folder, 0), job.world_size)[1:]
+
+
+def _why(job: Job) -> str:
+    return "by --rank" if job.ranks is not None else "by its process groups: the middle and the end of each"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(f"{rank:,}" for rank in ranks)
+
+
+def _side_by_side(
+    job: Job, ranks: Sequence[int], folder: Path, save_dir: Path | None, tell: Callable[[str], None]
+) -> list[RankRun]:
+    """Run ranks in order of their numbers, as many at a time as processors and memory allow."""
+    if not ranks:
+        return []
+
+    with ThreadPoolExecutor(_num_at_once(len(ranks))) as pool:
+        try:
+            return list(pool.map(lambda rank: _run_unseen(job, rank, folder, save_dir, tell), ranks))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            job.processes.end()
+            raise
+
+
+def _run_unseen(
+    job: Job,
+    rank: int,
+    folder: Path,
+    save_dir: Path | None,
+    tell: Callable[[str], None],
+    *,
+    taken: Mapping[int, int] | None = None,
+) -> RankRun:
+    """This command as a rank; what it prints goes to a file, and of one that has failed the last lines are told."""
+    ran, text = _run(job, rank, folder, taken, is_seen=False)
+    if save_dir is not None:
+        write_atomically(rank_folder(save_dir, rank) / OUTPUT, text)
+    tell(f"Rank {rank} of {job.world_size:,}: {_end(ran)} after {ran.seconds:.0f} s.")
+    if ran.status < 0 or (ran.status and save_dir is None):
+        for line in text.splitlines()[-_LAST_LINES:]:
+            tell(f"  {line}")
+    return ran
+
+
+def _num_at_once(num_ranks: int) -> int:
+    """By processors, and by the memory that the first rank needed."""
+    largest_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(num_ranks, os.cpu_count() or 1, free_bytes // max(largest_bytes, 1)))
+
+
+def _run(
+    job: Job, rank: int, folder: Path, taken: Mapping[int, int] | None = None, *, is_seen: bool = True
+) -> tuple[RankRun, str]:
+    """This command as a rank, and what it printed where that is not seen.
+
+    Args:
+        taken: [B] By GPU of its node, what others take of it.
+    """
+    place = RankPlace(rank, job.world_size, job.per_node, folder)
+    cards = [job.devices.card] * min(job.per_node, job.world_size)
+    variables = process.environment(cards, taken=taken) | dict(job.variables) | place.variables(**job.role)
+    began = time.monotonic()
+    if job.shared is not None and not is_seen and not taken and job.shared(place, variables):
+        return RankRun(rank, 0, time.monotonic() - began), ""
+    may_wait = partial(earlier_ranks_are_asked_for, folder)
+    ended = job.processes.run_again(variables, is_seen=is_seen, may_wait=may_wait)
+    return RankRun(rank, ended.status, time.monotonic() - began), ended.text
+
+
+def _end(ran: RankRun) -> str:
+    return "done" if ran.status == 0 else f"ended with status {ran.status}"
+
+
+def write_ranks_page(job: NullJob, save_dir: Path, *, tell: Callable[[str], None]) -> None:
+    """Write `ranks.html`, where two ranks at least have recorded and have pages themselves; else there is none.
+
+    Args:
+        job: The ranks that ran; other ranks' files in the folder are not read.
+    """
+    path = save_dir / RANKS_PAGE
+    files = [file for run in job.runs if (file := _recording(run, save_dir)) is not None]
+    if len(files) < 2:
+        remove(path)
+        return
+    try:
+        if _write(files, path, save_dir, job):
+            tell(f"Wrote {path}  (open with {PAGE.read_with})")
+    except TracerError as error:  # the answer in the terminal is worth more than its page
+        tell(f"Note: {path} was not written: {error}")
+
+
+def _recording(run: RankRun, save_dir: Path) -> Path | None:
+    folder = rank_folder(save_dir, run.rank)
+    file = folder / SNAPSHOT.file_name
+    is_there = run.peak_bytes is not None and file.exists() and (folder / PAGE.file_name).exists()
+    return file if is_there else None
+
+
+def _write(files: Sequence[Path], path: Path, save_dir: Path, job: NullJob) -> bool:
+    from tracer.analysis.snapshots.job import explain_job
+    from tracer.sessions.jobs.pages import write_job
+    from tracer.sessions.jobs.read_recordings import read_job
+
+    finding = replace(explain_job(read_job(files)), missing=())  # the ranks between were not meant to run
+    if finding.worst is None:
+        remove(path)
+        return False
+    run = {"job": job.words, "fullest GPU": " ".join(of_card(job)), "recordings": str(save_dir)}
+    write_job(finding, path, run=run, caveat=CAVEAT)
+    return True

@@ -1,0 +1,229 @@
+"""The life of a session around somebody's training loop, whatever it records, so that it never gets in the loop's way.
+
+Profiles and watches are such sessions. Each says how it is switched on and off, and what is left to do at the end; when
+that happens, and what becomes of signals, forks and faults meanwhile, is the same for all and is here.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import ClassVar, Self
+
+import torch
+
+from tracer.capture.device import devices
+from tracer.capture.forked_child import in_forked_child
+from tracer.capture.objects.training_objects import TrainingObjects
+from tracer.errors import Terminated, TracerError
+from tracer.sessions.folder import SessionFolder
+from tracer.sessions.termination import Termination, signals_deferred
+from tracer.workloads.module_tensors import all_tensors
+
+
+class LoopSession:
+    """A block around a loop: `with session: ... session.step()`.
+
+    Whatever ends the block, all that was switched on is switched off, and nothing of the user's is kept. While work of
+    the session's own is being done, signals wait. A fault of its own never reaches the loop: it ends the
+    recording, with one warning, and is kept. In a forked child it does nothing.
+
+    Attributes:
+        device: The device that the session is about.
+        num_steps_done: Steps that have ended.
+        fault: What went wrong in the session itself, or None.
+        is_in_child: Whether this process was forked by the one whose session it is; nothing is done then.
+    """
+
+    _name: ClassVar[str] = "Profiling"
+    _folder: SessionFolder | None = None
+
+    def __init__(self, objects: TrainingObjects, *, device: torch.device | str | None) -> None:
+        """Prepare; nothing is switched on.
+
+        Args:
+            device: What the session is about; None for the accelerator that holds most, else the CPU.
+        """
+        self._objects: TrainingObjects | None = objects
+        self.device = devices.with_index(torch.device(device)) if device is not None else device_of(objects)
+        self.num_steps_done = 0
+        self.fault: Exception | None = None
+        self.is_in_child = False
+        self._has_begun = self._trains_in_training_mode = False
+        self._termination = Termination(self._write_before_the_end)
+        self._forget_forks: Callable[[], object] = lambda: None
+
+    # ---------------------------------------------------------------------------------------- what each session does
+    def _switch_on(self) -> None:
+        raise NotImplementedError
+
+    def _switch_off(self, error: BaseException | None) -> None:
+        """Switch all off that is on, whatever each of them raises."""
+        raise NotImplementedError
+
+    def _switch_off_in_child(self) -> None:
+        """The same in a forked child, where what the parent has begun must not be ended."""
+        raise NotImplementedError
+
+    def _end(self, error: BaseException | None) -> None:
+        """The block has ended: switch off."""
+        self._switch_off(error)
+
+    def _finish(self, error: BaseException | None) -> None:
+        """What is left to do when all is off."""
+
+    def _write_before_the_end(self, error: Terminated) -> None:
+        """Write what there is: a signal ends the process, whose main thread does not come back. In another thread."""
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether the session failed at something: its files or its answer are not all there."""
+        return self.fault is not None
+
+    # ------------------------------------------------------------------------------------------------- the life cycle
+    def __enter__(self) -> Self:
+        """Switch the recording on."""
+        self._has_begun = True
+        try:
+            if self._folder is not None:
+                self._folder.take()
+                self._termination.watch()
+            self._forget_forks = in_forked_child(self._leave_to_parent)
+            with signals_deferred():
+                self._switch_on()
+        except BaseException:
+            self.abandon()
+            raise
+        return self
+
+    def wait_for_next_step(self) -> None:
+        """Begin no recording in the step that is under way; to be called before the session begins."""
+
+    def abandon(self) -> None:
+        """Switch off without a result, as if the block had never begun."""
+        self._ours(lambda: self._switch_off(None))
+        self._let_go()
+        self._termination.forget()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Switch off, and finish; an exception of the loop's goes on its way. A forked child does nothing."""
+        if self.is_in_child:
+            return
+        self._termination.hold(error)
+        self._termination.watch()
+        try:
+            had_fault = self.fault is not None
+            self._ours(lambda: self._end(error))
+            if self.fault is not None and not had_fault:
+                _tell_of_fault(self.fault, error)
+            try:
+                self._finish(error)
+            except Exception as fault:
+                self.fault = self.fault or fault
+                _tell_of_fault(fault, error)
+        finally:
+            self._let_go()
+            self._termination.close()
+
+    def _note_mode(self) -> None:
+        """At the end of a step: whether what is trained is in training mode then, as it is in some loops only."""
+        if not self._trains_in_training_mode and self._objects is not None:
+            self._trains_in_training_mode = any(model.training for model in self._objects.models.values())
+
+    def _is_evaluating(self) -> bool:
+        """Whether what was trained in training mode is in evaluation mode now."""
+        models = self._objects.models.values() if self._objects is not None else ()
+        return self._trains_in_training_mode and not any(model.training for model in models)
+
+    def _check_begun(self) -> None:
+        """A step outside of any block would be lost without a word.
+
+        Raises:
+            TracerError: The block has not begun.
+        """
+        if not self._has_begun:
+            raise TracerError(
+                f"{self._name} has not begun, so that this step is not seen.",
+                hint="Put the loop into a block: `with ... as session:`, and call session.step() in it.",
+            )
+
+    def _let_go(self) -> None:
+        """Keep nothing of the user's, and leave the folder to others."""
+        self._forget_forks()
+        self._objects = None
+        if self._folder is not None:
+            self._folder.let_go()
+
+    def _leave_to_parent(self) -> None:
+        """Let go of the session in a forked child: it is the parent's."""
+        self.is_in_child = True
+        if self._folder is not None:
+            self._folder.leave_to_parent()
+        self._switch_off_in_child()
+        self._objects = None
+
+    # ------------------------------------------------------------------------------------------------ faults of its own
+    def _ours(self, work: Callable[[], object]) -> None:
+        """Do something of the session's own; its failure is kept, and never the loop's."""
+        try:
+            work()
+        except Exception as fault:
+            self.fault = self.fault or fault
+
+    @contextmanager
+    def _never_the_loops_fault(self) -> Iterator[None]:
+        """What goes wrong inside ends the session's work and not the training, with one warning."""
+        with signals_deferred():
+            try:
+                yield
+            except Exception as fault:
+                self.fault = self.fault or fault
+                self._ours(lambda: self._switch_off(None))
+                warn_at_users_line(f"{self._name} has stopped, and the loop goes on: {fault_text(self.fault)}")
+
+
+def fault_text(fault: Exception) -> str:
+    """What went wrong in a session: a sentence for people, or a traceback for whoever mends this program."""
+    if isinstance(fault, TracerError):
+        return f"{fault} {fault.hint}" if fault.hint else str(fault)
+    return "an internal fault.\n" + "".join(traceback.format_exception(fault))
+
+
+def _tell_of_fault(fault: Exception, error: BaseException | None) -> None:
+    """With a warning at the end of the user's block, or in a note to the exception that ends the block."""
+    sentence = f"The profile is not complete: {fault_text(fault)}"
+    if error is not None:
+        error.add_note(sentence)
+    else:
+        warn_at_users_line(sentence)
+
+
+def warn_at_users_line(sentence: str) -> None:
+    """Warn, at the line outside of this program from which it was called."""
+    level, frame = 2, sys._getframe().f_back
+    while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in ("tracer", "contextlib"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(sentence, stacklevel=level)
+
+
+def device_of(objects: TrainingObjects) -> torch.device:
+    """The accelerator that holds most of the models' parameters and buffers, and of what else optimizers update.
+
+    Where none holds any, the one in use: FSDP may keep parameters on the CPU, and they go there in parts. Else the CPU.
+    """
+    num_bytes: Counter[torch.device] = Counter()
+    trained = (tensor for optimizer in objects.optimizers for _, tensor in objects.parameters_of(optimizer))
+    named = (tensor for model in objects.models.values() for tensor in all_tensors(model))
+    for tensor in {id(tensor): tensor for tensor in (*named, *trained)}.values():
+        if devices.is_accelerator(tensor.device):
+            num_bytes[tensor.device] += tensor.numel() * tensor.element_size()
+    if num_bytes:
+        return max(num_bytes, key=num_bytes.__getitem__)
+    return devices.device_in_use() or torch.device("cpu")

@@ -1,0 +1,480 @@
+"""Which files a run leaves behind: the one table of output names, files and writers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from tracer.analysis.operators.invocations import OpInstances, op_instances
+from tracer.analysis.operators.memory_report import memory_report
+from tracer.analysis.operators.run_times import RunTimes, run_times
+from tracer.analysis.profiles.findings import Findings, find_on_other_device
+from tracer.analysis.profiles.held_now import held_at_failure
+from tracer.analysis.profiles.labels import labels_of
+from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.oom import device_out_of_memory
+from tracer.capture.device.allocator_history import snapshot_without_times
+from tracer.changes.recommendation import UnneededMemory
+from tracer.changes.unneeded import unneeded_memory
+from tracer.errors import MissingPackageError, OutputError, TracerError
+from tracer.exporters.cuda_timing import write_cuda_timing
+from tracer.exporters.files import write_json
+from tracer.exporters.json_documents.advice import write_advice_json
+from tracer.exporters.json_documents.peak import peak_document
+from tracer.exporters.max_mem import write_max_mem
+from tracer.exporters.memory_snapshot import (
+    snapshot_of_recording,
+    write_memory_snapshot,
+)
+from tracer.exporters.page.html import write_pages
+from tracer.exporters.page.model import SlowModule, without_times
+from tracer.exporters.page.snapshot_page import write_snapshot_page
+from tracer.exporters.page.timeline_page import slow_modules, timeline_page
+from tracer.exporters.recording_file.kept_run_file import save_kept_run
+from tracer.exporters.screen.values import values_lines
+from tracer.exporters.sqlite_reports.memory_report import write_memory_report
+from tracer.exporters.sqlite_reports.run_time_report import write_run_time_report
+from tracer.exporters.trace import write_trace
+from tracer.results import files
+from tracer.results.files import OutputFile
+from tracer.results.run_results import RunResults
+from tracer.sessions.stored_results import kept_run
+from tracer.sessions.termination import FilesInTurn
+from tracer.units import format_bytes
+
+
+def _has_findings(results: RunResults) -> bool:
+    return results.findings is not None
+
+
+def _has_times(results: RunResults) -> bool:
+    """Whether the run has times: not if nothing was computed."""
+    return results.findings is not None and results.computed and not results.is_predicted
+
+
+def _has_snapshot(results: RunResults) -> bool:
+    """The allocator's own history is there without findings if the first step ran out of memory."""
+    return results.findings is not None or results.snapshot is not None
+
+
+def _has_trace(results: RunResults) -> bool:
+    """Only where it was asked for."""
+    return results.findings is not None and results.trace is not None
+
+
+def _has_timings(results: RunResults) -> bool:
+    return results.timings is not None
+
+
+def _can_be_kept(results: RunResults) -> bool:
+    """Whatever there is."""
+    return _has_snapshot(results) or _has_timings(results)
+
+
+def _is_to_be_kept(results: RunResults) -> bool:
+    """Only where it was asked for."""
+    return results.keep_recording and _can_be_kept(results)
+
+
+def _has_advice(results: RunResults) -> bool:
+    """Only where it was asked for."""
+    return results.advice is not None
+
+
+class Material:
+    """A run's results, and what several outputs are made of, each cached for the lifetime of this object."""
+
+    def __init__(self, results: RunResults) -> None:
+        self.results = results
+
+    @property
+    def findings(self) -> Findings:
+        """Findings of the results.
+
+        Raises:
+            ValueError: The results have no findings.
+        """
+        if self.results.findings is None:
+            raise ValueError("this output needs findings")
+        return self.results.findings
+
+    @cached_property
+    def others(self) -> tuple[Findings, ...]:
+        """The run on each other accelerator, the one that held most first."""
+        known, history = self.results.known, self.results.history
+        return tuple(
+            history.joined(find_on_other_device(self.findings, device, known=known), known)
+            for device in self.findings.other_devices
+        )
+
+    @cached_property
+    def instances(self) -> tuple[OpInstances, ...]:
+        """Operator invocations of each cycle."""
+        return tuple(op_instances(cycle.recording, cycle.attribution) for cycle in self.findings.cycles)
+
+    @property
+    def worst_instances(self) -> OpInstances:
+        """Operator invocations of the cycle with the largest peak."""
+        return next(
+            mine
+            for cycle, mine in zip(self.findings.cycles, self.instances, strict=True)
+            if cycle is self.findings.worst
+        )
+
+    @cached_property
+    def run_times(self) -> RunTimes:
+        """Run times, averaged over all cycles."""
+        cycles = [(cycle.recording, cycle.attribution) for cycle in self.findings.cycles]
+        return run_times(cycles, instances=self.instances)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A file and how it is written."""
+
+    file: OutputFile  # Its names
+    write: Callable[[Material, Path], None]  # Takes a run's material and the file's path
+    needs: Callable[[RunResults], bool] = _has_findings  # Whether results allow it
+    # What there is to say of the file once it is written, or nothing.
+    detail: Callable[[RunResults, Path], str] = lambda results, path: ""
+
+    @property
+    def name(self) -> str:
+        """Name in the option `--no-<name>`."""
+        return self.file.name
+
+    @property
+    def file_name(self) -> str:
+        """Name of the file in the folder."""
+        return self.file.file_name
+
+    @property
+    def read_with(self) -> str:
+        """What to open it with."""
+        return self.file.read_with
+
+
+def run_description(results: RunResults) -> dict[str, str | int | float]:
+    """What a reader wants to know of the run: when, where, with what."""
+    described: dict[str, str | int | float] = {"computed": results.origin.caveat} if not results.computed else {}
+    described |= {
+        "command": results.origin.command,
+        "date": results.origin.date,
+        "torch": results.origin.torch,
+        "python": results.origin.python,
+    }
+    if (findings := results.findings) is not None:
+        described |= {"device": findings.device, "cycles": len(findings.cycles)}
+        if results.origin.device_name:
+            described["device name"] = results.origin.device_name
+    if results.parameters:
+        size_bytes = sum(parameter.size_bytes for parameter in results.parameters)
+        described["parameters"] = f"{len(results.parameters):,} tensors, {format_bytes(size_bytes)}"
+    for name, value in results.settings.items():
+        if value not in (None, "", (), False):
+            text = "x".join(map(str, value)) if isinstance(value, tuple) else value
+            described[name.replace("_", " ")] = text if isinstance(text, str | int | float) else str(text)
+    return described
+
+
+_REHEARSED = "Rehearsal: memory is predicted, nothing has run."
+
+
+def _write_page(material: Material, path: Path) -> None:
+    results = material.results
+    findings = results.findings
+    if findings is None:
+        _write_page_of_history(material, path)
+        return
+    run, known = run_description(results), results.known
+    caveat = results.origin.caveat or (_REHEARSED if results.is_predicted else "")
+    notes = (*results.notes, *values_lines(results.values_read))
+    page = timeline_page(
+        findings,
+        run=run,
+        caveat=caveat,
+        notes=notes,
+        slow_modules=_slow_modules(material, findings),
+        failed=results.failed_allocation,
+        known=known,
+        against_eager=results.against_eager,
+        advice=results.advice,
+        unneeded=unneeded_of(results),
+        device_times=results.times,
+        verdict=results.verdict,
+    )
+    others = [
+        timeline_page(
+            page_results,
+            run={**run, "device": page_results.device},
+            caveat=caveat,
+            notes=notes,
+            slow_modules=_slow_modules(material, page_results),
+            known=known,
+        )
+        for page_results in material.others
+    ]
+    pages = [page, *others]
+    has_times = results.computed and not results.is_predicted
+    shown = pages if has_times else [without_times(page) for page in pages]
+    write_pages(shown, path, names=results.name_in_project, root=results.sources_root)
+
+
+def _slow_modules(material: Material, findings: Findings) -> tuple[SlowModule, ...]:
+    has_times = _has_times(material.results)
+    return slow_modules(material.run_times, findings.worst.peak) if has_times else ()
+
+
+def unneeded_of(results: RunResults) -> tuple[UnneededMemory, ...]:
+    """What nobody needs of a run's peak, as advice; where changes were tried, with what these save."""
+    if results.advice is not None and results.advice.found:
+        return results.advice.found
+    device = results.findings.device if results.findings is not None else results.device
+    return unneeded_memory(results.waste, device=device)
+
+
+def _write_page_of_history(material: Material, path: Path) -> None:
+    """A run that ended before anything was recorded is shown from the allocator's history, where there is one."""
+    results = material.results
+    if (columns := results.history.columns) is None:
+        raise OutputError("The allocator's history cannot be read, so there is no page.", hint="The notes say why.")
+    kind = results.device.partition(":")[0]
+    now = {
+        state.device: held_at_failure(results.known, f"{kind}:{state.device}", results.findings)
+        for state in columns.devices
+    }
+    replayed = replay_snapshot(columns, held=results.known.words_at(), held_now=now)
+    finding = explain_replayed(replayed)
+    if finding.worst is None:
+        raise OutputError(
+            "The allocator's history has no device with memory, so there is no page.", hint="Record a later step."
+        )
+    failing = device_out_of_memory(columns)
+    tried = results.failed_allocation.first if results.failed_allocation is not None else None
+    first = {failing: tried} if failing is not None and tried is not None else {}
+    caveat = results.origin.caveat
+    write_snapshot_page(replayed, finding, path, run=run_description(results), caveat=caveat, first=first)
+
+
+def _write_memory_report(material: Material, path: Path) -> None:
+    results = material.results
+    report = memory_report(
+        material.findings,
+        instances=material.worst_instances,
+        parameters=results.parameters,
+        known=results.known,
+        settings=run_description(results),
+    )
+    write_memory_report(report, path, relative=material.results.name_in_project)
+
+
+def _write_run_time_report(material: Material, path: Path) -> None:
+    settings = run_description(material.results)
+    write_run_time_report(material.run_times, path, relative=material.results.name_in_project, settings=settings)
+
+
+def _write_max_mem(material: Material, path: Path) -> None:
+    findings = material.findings
+    peaks = [cycle.peak for cycle in findings.averaged]
+    results = material.results
+    write_max_mem(
+        findings.breakdown, peaks, path, caveat=results.origin.caveat, notes=values_lines(results.values_read)
+    )
+
+
+def _write_snapshot(material: Material, path: Path) -> None:
+    """That of the cycle which the allocator's own history covers; without one, of that with the largest peak."""
+    results = material.results
+    findings = results.findings
+    if results.snapshot is not None and (findings is None or results.history.notes):
+        write_memory_snapshot(results.snapshot, path)
+        return
+    assert findings is not None
+    snapshot = results.history.labelled(findings, results.known)
+    if snapshot is None:
+        cycle = findings.worst
+        labels = labels_of(cycle.recording, cycle.attribution, cycle.blocks, known=results.known)
+        snapshot = snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels)
+    snapshot = snapshot if results.computed else snapshot_without_times(snapshot)
+    write_memory_snapshot(snapshot, path)
+
+
+def _write_trace(material: Material, path: Path) -> None:
+    if (trace := material.results.trace) is not None:
+        cycle = material.findings.worst
+        write_trace(trace, cycle, path)
+
+
+def _write_timing(material: Material, path: Path) -> None:
+    if (timings := material.results.timings) is not None:
+        write_cuda_timing(timings, path)
+
+
+def _write_advice(material: Material, path: Path) -> None:
+    if (advice := material.results.advice) is not None:
+        write_advice_json(advice, path, computed=material.results.computed and not material.results.is_predicted)
+
+
+def _write_recording(material: Material, path: Path) -> None:
+    save_kept_run(path, kept_run(material.results))
+
+
+def _recording_size(results: RunResults, path: Path) -> str:
+    """Size of the file, in total and per profiler event."""
+    size_bytes, findings = path.stat().st_size, results.findings
+    num_events = sum(cycle.recording.num_events for cycle in findings.cycles) if findings is not None else 0
+    return format_bytes(size_bytes) + (f", {size_bytes / num_events:.1f} bytes an event" if num_events else "")
+
+
+def _write_peak_json(material: Material, path: Path) -> None:
+    results, findings = material.results, material.findings
+    document = peak_document(
+        findings.peaks,
+        recordings=[cycle.recording for cycle in findings.cycles],
+        origin=results.origin,
+        against_eager=results.against_eager,
+        values_read=results.values_read,
+        graph_pools=findings.graph_pools,
+        failed=results.failed_allocation,
+    )
+    write_json(path, document)
+
+
+_RECORDING = Output(files.RECORDING, _write_recording, _is_to_be_kept, _recording_size)
+OUTPUTS = (
+    Output(files.MAX_MEM, _write_max_mem),
+    Output(files.PAGE, _write_page, _has_snapshot),
+    Output(files.PEAK, _write_peak_json),
+    Output(files.MEMORY_REPORT, _write_memory_report),
+    Output(files.RUN_TIME_REPORT, _write_run_time_report, _has_times),
+    Output(files.SNAPSHOT, _write_snapshot, _has_snapshot),
+    Output(files.TIMING, _write_timing, _has_timings),
+    Output(files.TRACE, _write_trace, _has_trace),
+    _RECORDING,
+    Output(files.ADVICE, _write_advice, _has_advice),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of one output: its path, with what there is to say of it, or the error that prevented it."""
+
+    output: Output
+    path: Path
+    error: TracerError | None = None
+    detail: str = ""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it could not be written; one whose package is not installed is left out."""
+        return self.error is not None and not isinstance(self.error, MissingPackageError)
+
+
+def write_outputs(
+    results: RunResults,
+    save_dir: Path,
+    *,
+    leave_out: Collection[str] = (),
+    tell: Callable[[Written], None] = lambda written: None,
+) -> tuple[Written, ...]:
+    """Write every output that the results allow; one that fails does not keep the others from being written.
+
+    Args:
+        save_dir: Folder; made if it is missing.
+        tell: Called with each, as soon as it is written or has failed.
+
+    Returns:
+        All of these.
+
+    Raises:
+        WritingInterrupted: Ctrl-C has come; see `FilesInTurn`. The recording is kept, if it can be.
+        Terminated: SIGTERM has come, and all are written.
+    """
+    material = Material(results)
+    due = [
+        Written(output, save_dir / output.file_name)
+        for output in OUTPUTS
+        if output.name not in leave_out and output.needs(results)
+    ]
+    all_written: list[Written] = []
+
+    def write(file: Written) -> None:
+        try:
+            with turn.writing(file.path):
+                file.output.write(material, file.path)
+        except TracerError as error:
+            all_written.append(replace(file, error=error))
+        else:
+            all_written.append(replace(file, detail=file.output.detail(results, file.path)))
+        tell(all_written[-1])
+
+    with FilesInTurn([file.path for file in due]) as turn:
+        try:
+            for file in due:
+                write(file)
+        except KeyboardInterrupt:
+            recording = Written(_RECORDING, save_dir / _RECORDING.file_name)
+            if _can_be_kept(results) and turn.keeps_the_rest_in(recording.path):
+                write(recording)
+            raise
+    return tuple(all_written)
+
+
+def write_output(results: RunResults, name: str, path: Path) -> None:
+    """Write one output, wherever it is wanted.
+
+    Args:
+        name: Name of the output, as the option `--no-<name>` spells it.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    (output,) = (output for output in OUTPUTS if output.name == name)
+    with FilesInTurn([path]) as turn, turn.writing(path):
+        output.write(Material(results), path)
+
+
+def written_lines(written: Written) -> tuple[str, ...]:
+    """What a person is told of one output."""
+    error = written.error
+    if error is None:
+        detail = f"; {written.detail}" if written.detail else ""
+        return (f"Wrote {written.path}  (open with {written.output.read_with}{detail})",)
+    if isinstance(error, MissingPackageError):
+        return (f"Left out: {error} {error.hint}",)
+    return error.lines
+
+
+def teller(say: Callable[[str], None], *, complain: Callable[[str], None]) -> Callable[[Written], None]:
+    """What says of each output, as soon as it is written, where it is, and complains of one that could not be.
+
+    Args:
+        say: Takes a line on what was written.
+        complain: Takes a line on what could not be.
+    """
+
+    def tell(written: Written) -> None:
+        for line in written_lines(written):
+            (complain if written.has_failed else say)(line)
+
+    return tell
+
+
+def left_from_earlier(save_dir: Path, written: Collection[Written]) -> tuple[Path, ...]:
+    """Files of ours in the folder that this run has not written, and that could be taken for its own.
+
+    They are not removed: a run that fails, or leaves a file out, has no right to an earlier one's results.
+    """
+    ours = {file.path for file in written if file.error is None}
+    paths = [save_dir / output.file_name for output in OUTPUTS]
+    return tuple(path for path in paths if path.is_file() and path not in ours)
+
+
+def left_sentence(left: Collection[Path]) -> str:
+    """What there is to say of them."""
+    is_one = len(left) == 1
+    names = ", ".join(path.name for path in left)
+    folder = next(iter(left)).parent
+    return f"{names} in {folder} {'is' if is_one else 'are'} from an earlier run, not of this one."

@@ -1,0 +1,472 @@
+"""A script that knows nothing of this program, profiled: its models, optimizers and steps are found while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from tracer.capture.device.allocator_history import recorded_from_start
+from tracer.capture.device.devices import is_accelerator
+from tracer.capture.forked_child import in_forked_child
+from tracer.capture.graph_captures import GRAPH_CAPTURES
+from tracer.capture.ignored_warnings import ignore
+from tracer.capture.objects.live_tensors import objects_of
+from tracer.capture.objects.model_names import names_of
+from tracer.capture.objects.parameter_origins import ParameterOrigins
+from tracer.capture.objects.step_hooks import remove_hooks
+from tracer.capture.torch_private import torch_compile, torch_modules
+from tracer.capture.torch_private.torch_graph import running_node
+from tracer.errors import TracerError
+from tracer.exporters.screen.terminal import say
+from tracer.results.failure import is_out_of_memory
+from tracer.sessions.loop_session import fault_text
+from tracer.sessions.on_null_gpu import share_with_ranks
+from tracer.sessions.step_finders import StepsByHand, StepsOfCalls, StepsOfOptimizers
+from tracer.sessions.termination import signals_deferred
+from tracer.sessions.training import TrainingProfile
+from tracer.sessions.watch import TrainingWatch
+
+NO_MODEL = "No training was found: no model with parameters to be trained was called, and no optimizer made a step."
+NO_CALL = "No model was called."
+NO_STEP = (
+    "No optimizer of torch's kind made a step, and the end of a step was not found otherwise. Use profile_training in "
+    "the script, with a call of session.step()."
+)
+
+
+@dataclass(slots=True)
+class CountedSteps:
+    """Steps of a script that are counted, and nothing more."""
+
+    device: torch.device  # Where what is trained was when its first step began
+    num_steps_done: int = 0  # How many have ended
+    is_complete: bool = False  # Whether no more are wanted; the script's profile asks its own question
+    is_incomplete: bool = False  # Never: it writes nothing
+
+    @classmethod
+    def of(cls, models: dict[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> CountedSteps:
+        """Steps of these; without parameters they are on the CPU, as all that nobody moved."""
+        parameters = [parameter for model in models.values() for parameter in model.parameters()]
+        parameters += [item for optimizer in optimizers for group in optimizer.param_groups for item in group["params"]]
+        return cls(parameters[0].device if parameters else torch.device("cpu"))
+
+    def __enter__(self) -> Self:
+        """There is nothing to switch on."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """There is nothing to switch off."""
+
+    def wait_for_next_step(self) -> None:
+        """No-op: nothing is recorded."""
+
+    def abandon(self) -> None:
+        """No-op: nothing is switched on."""
+
+    def observe_call(self, module: nn.Module, args: Any) -> None:
+        """A call of a model is not looked at."""
+
+    def step(self) -> None:
+        """Count a step that has ended."""
+        self.num_steps_done += 1
+
+
+Session = TrainingProfile | TrainingWatch | CountedSteps
+MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], Session]
+MakeLater = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], TrainingWatch]
+
+
+class FirstStepsDone(BaseException):
+    """Ends a script of which nobody wants more than its first steps; no `except Exception` of its own stops it."""
+
+
+class ScriptProfile:
+    """Starts a session at the first call of a model that is being trained, and ends a step with the optimizers'.
+
+    Where no model is called, as where tensors are trained that are in none, it starts when the first step has ended.
+
+    Where a step ends, `StepsOfOptimizers` says; where none is alive that updates a model, `StepsByHand`. In inference
+    the first call of any model begins the session, and `StepsOfCalls` counts. The files are written as soon as all is
+    recorded, and the script goes on.
+
+    Attributes:
+        session: The profile; None until a model was called.
+        later: Watches the script from when all is recorded; None until then, and where nobody asked for it.
+        is_in_child: Whether this process was forked by the one that began; it is silent then.
+    """
+
+    def __init__(
+        self,
+        make_session: MakeSession,
+        *,
+        make_later: MakeLater | None = None,
+        is_enough: Callable[[], bool] | None = None,
+        is_inference: bool = False,
+    ) -> None:
+        """Set up; the session begins when the script's model is found.
+
+        Args:
+            make_session: Makes the profile of some models by name and some optimizers.
+            make_later: Makes what watches them when all is recorded; None for nothing.
+            is_enough: Asked after each step whether the script ends, by `FirstStepsDone`; it also does when all is
+                recorded. None to let it go on.
+            is_inference: The script trains nothing.
+        """
+        self._is_inference = is_inference
+        self._of_calls: StepsOfCalls | None = None
+        self._has_called = False
+        self._is_enough = is_enough
+        self.session: Session | None = None
+        self.later: TrainingWatch | None = None
+        self._make_session, self._make_later = make_session, make_later
+        self._unhook_modules: Callable[[], None] = _nothing
+        self._unhook_optimizers: Callable[[], None] = _nothing
+        self._stop_watching: Callable[[], None] | None = None
+        self._of_optimizers = StepsOfOptimizers(self._step_ended)
+        self._by_hand: StepsByHand | None = None
+        self._fault: Exception | None = None
+        self._is_over = self._has_stepped = self._has_failed = self._has_begun_again = False
+        self._ends_at_next_call = False
+        self._are_all_counted = True
+        self.is_in_child = False
+        self._forget_forks: Callable[[], object] = lambda: None
+        self._origins = ParameterOrigins()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on what could not be found; none where everything was recorded."""
+        if self._fault is not None:
+            return (f"The script was not profiled, and went on: {fault_text(self._fault)}",)
+        if self.session is None:
+            if self._has_failed:  # the error says why
+                return ()
+            return (NO_CALL if self._is_inference else f"{NO_MODEL}{self._of_inference}",)
+        return () if self.session.is_complete or self._has_stepped or self._has_failed else (NO_STEP,)
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether files or answers are missing by a fault that is not the script's."""
+        sessions = (session for session in (self.session, self.later) if session is not None)
+        return self._fault is not None or any(session.is_incomplete for session in sessions)
+
+    @property
+    def _of_inference(self) -> str:
+        """What to do where models were called all the same."""
+        sentence = " It called a model without training it: with --inference, `run` explains such calls."
+        return sentence if self._has_called else ""
+
+    def __enter__(self) -> Self:
+        """Look out for models and steps."""
+        self._forget_forks = in_forked_child(self._leave_to_parent)
+        self._unhook_modules = _hook_modules(self._called)
+        self._origins.__enter__()
+        # It may stay when something is compiled: torch breaks the graph at an optimizer's step, in front of its hooks.
+        stepped = torch.compiler.disable(self._optimizer_stepped)  # type: ignore[no-untyped-call]
+        self._unhook_optimizers = register_optimizer_step_post_hook(stepped).remove
+        self._stop_watching = torch_compile.on_compile_start(self._compilation_begins)
+        GRAPH_CAPTURES.start()
+        return self
+
+    def tell(self) -> None:
+        """Print what was found; the script has ended."""
+        if self.is_in_child:
+            return
+        for watch in (self.session, self.later):
+            if isinstance(watch, TrainingWatch):
+                watch.tell()
+        if isinstance(self.session, TrainingProfile):
+            self.session.tell(self._num_steps_in_all, self.later.explained_in if self.later is not None else None)
+
+    @property
+    def _num_steps_in_all(self) -> int | None:
+        """How many steps the script made; None where some were not told apart, or came after the last one counted."""
+        if not (self._are_all_counted and self._of_optimizers.are_all_counted) or self.session is None:
+            return None
+        if self.later is not None:
+            return self.later.num_steps_done
+        return None if self.session.is_complete else self.session.num_steps_done
+
+    def script_ended(self) -> None:
+        """The script's last line has run, and its variables are still there: a watch says what they hold."""
+        if isinstance(self.session, TrainingWatch) and not self.is_in_child:
+            if self._of_calls is not None:
+                self._step_ended()
+            self._look_no_longer()
+            self._close(None)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Look no longer; write what was recorded, if that was not done yet. A forked child does nothing."""
+        with signals_deferred(error):
+            self._forget_forks()
+            if self._of_calls is not None and error is None:
+                self._end_step()
+            self._look_no_longer()
+            if error is not None:
+                self._explain_without_session(error)
+            self._has_failed = isinstance(error, TracerError) or (error is not None and self.session is not None)
+            self._close(error)
+            GRAPH_CAPTURES.stop()
+            if self.later is not None:
+                self.later.__exit__(kind, error, trace)
+
+    def _explain_without_session(self, error: BaseException) -> None:
+        """Memory that ends before anything was trained: the allocator's history has it from the start."""
+        if self.session is None and not self._is_over and is_out_of_memory(error) and recorded_from_start():
+            optimizers, *_ = trained_alive(None)
+            models = callable_alive(None) or [nn.Module()]
+            self.session = self._make_session(named(models), optimizers)
+            self.session.__enter__()
+
+    def _leave_to_parent(self) -> None:
+        self.is_in_child = self._is_over = True
+        self._look_no_longer()
+
+    def _called(self, module: nn.Module, args: Any) -> None:
+        """Before any module's call, until a session begins or something is compiled, whose code would contain it."""
+        self._has_called = True
+        if self._by_hand is not None:
+            self._by_hand.called(module)
+            self._end_endless_step()
+        elif self.session is None and (
+            self._is_inference
+            or (torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()))
+        ):
+            self._begin(module, args)
+
+    def _begin(self, module: nn.Module | None, args: tuple[Any, ...] = ()) -> None:
+        """Begin a session; a user's mistake ends the script, and a fault of ours does not."""
+        with signals_deferred():
+            try:
+                self._begin_session(module, args)
+            except TracerError:
+                self.session, self._is_over, self._has_failed = None, True, True
+                self._look_no_longer()
+                raise
+            except Exception as fault:
+                self._fault, self._is_over = fault, True
+                self._look_no_longer()
+
+    def _begin_session(self, module: nn.Module | None, args: tuple[Any, ...]) -> None:
+        share_with_ranks()
+        if self._is_inference and module is not None:
+            self._begin_inference(module)
+            return
+        optimizers, trained, models = trained_alive(module)
+        self.session = self._make_session(named(models or ([] if module is None else [module])), optimizers)
+        if self._has_begun_again:
+            self.session.wait_for_next_step()
+        self.session.__enter__()
+        if module in models:  # whose hooks of this call were read before ours were among them
+            self.session.observe_call(module, args)
+        if module is not None and not any(
+            id(parameter) in trained for model in models for parameter in model.parameters()
+        ):
+            self._by_hand = StepsByHand(models or [module], self._step_by_hand_ended)
+        else:
+            self._unhook_modules()
+
+    def _begin_inference(self, module: nn.Module) -> None:
+        models = callable_alive(module)
+        self.session = self._make_session(named(models), ())
+        self.session.__enter__()
+        self._unhook_modules()
+        self._of_calls = StepsOfCalls(models, module, self._step_ended)
+
+    def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._is_inference or (self._is_over and self.later is None):
+            return
+        if self.session is None:
+            self._are_all_counted = False
+            self._begin(None)
+            return
+        self._has_stepped = True
+        if self._by_hand is not None and not self._by_hand.trains_with(optimizer):
+            self._begin_again()
+        self._not_by_hand()
+        self._of_optimizers.stepped(optimizer)
+
+    def _begin_again(self) -> None:
+        """Begin a session of the models that are there now, if no step was counted.
+
+        The first began with a call while the program was still building its model, such as of a layer by itself.
+        """
+        if self.session is not None and self.session.num_steps_done == 0:
+            self.session.abandon()
+            self.session, self._has_begun_again = None, True
+            self._are_all_counted = self._of_optimizers.are_all_counted = True
+            self._begin(None)
+
+    def _end_endless_step(self) -> None:
+        """Record no whole training where ends of steps are not found."""
+        if self._by_hand is None or not self._by_hand.has_passed_on or running_node() is not None:
+            return
+        if isinstance(self.session, TrainingProfile):
+            with signals_deferred():
+                self.session.end_endless_step()
+
+    def _step_by_hand_ended(self) -> None:
+        """End a step; the last one ends with the script and is not counted."""
+        self._are_all_counted = False
+        self._step_ended()
+
+    def _step_ended(self) -> None:
+        """End a step; one that ends inside of backward, where optimizers step by hooks, ends at the next call.
+
+        No recording can end or begin within backward: torch puts the profiler's state back behind each of its nodes.
+        """
+        if running_node() is None:
+            with signals_deferred():
+                self._end_step()
+        elif not self._ends_at_next_call:
+            self._ends_at_next_call, self._are_all_counted = True, False
+            self._unhook_modules()
+            self._unhook_modules = _hook_modules(self._called_behind_backward)
+
+    def _called_behind_backward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if running_node() is None:  # else a checkpoint's
+            self._ends_at_next_call = False
+            self._unhook_modules()
+            self._step_ended()
+
+    def _end_step(self) -> None:
+        if self.later is not None:
+            self.later.step()
+        if self._is_over or self.session is None:
+            return
+        self._has_stepped = True
+        self.session.step()
+        is_enough = self._is_enough is not None and self._is_enough()
+        if is_enough or self.session.is_complete:
+            self._all_is_recorded()
+
+    def _all_is_recorded(self) -> None:
+        assert self.session is not None
+        # A loop without an optimizer has no steps that could be counted on; a CPU's allocator tells nothing.
+        can_go_on = self._by_hand is None and is_accelerator(self.session.device)
+        make_later = self._make_later if can_go_on else None
+        if make_later is None:
+            self._look_no_longer()
+        self._close(None)
+        if self._is_enough is not None:
+            raise FirstStepsDone
+        if isinstance(self.session, TrainingProfile):
+            self.session.tell_meanwhile()
+        if make_later is not None:
+            self._watch_later(make_later, self.session.num_steps_done)
+
+    def _watch_later(self, make_later: MakeLater, num_steps_done: int) -> None:
+        """Watch the rest; what goes wrong in that is a note, and the script goes on."""
+        try:
+            optimizers, _, models = trained_alive(None)
+            self.later = make_later(named(callable_alive(None) if self._is_inference else models), optimizers)
+            self.later.num_steps_done = num_steps_done
+            self.later.__enter__()
+        except Exception as fault:
+            self.later = None
+            self._look_no_longer()
+            say(f"Note: What comes now is not watched: {fault_text(fault)}")
+
+    def _not_by_hand(self) -> None:
+        by_hand, self._by_hand = self._by_hand, None
+        if by_hand is not None:
+            by_hand.stop()
+            self._unhook_modules()
+
+    def _close(self, error: BaseException | None) -> None:
+        if self.session is not None and not self._is_over:
+            self._is_over = True
+            self.session.__exit__(type(error) if error is not None else None, error, None)
+
+    def _look_no_longer(self) -> None:
+        self._not_by_hand()
+        self._origins.__exit__(None, None, None)
+        of_calls, self._of_calls = self._of_calls, None
+        if of_calls is not None:
+            of_calls.stop()
+        self._unhook_modules()
+        unhook_optimizers, self._unhook_optimizers = self._unhook_optimizers, _nothing
+        remove_hooks([unhook_optimizers])
+        if self._stop_watching is not None:
+            self._stop_watching()
+            self._stop_watching = None
+
+    def _compilation_begins(self) -> None:
+        if isinstance(self.session, TrainingProfile):  # a profiler would record all that the compiler does
+            with signals_deferred():
+                self.session.leave_first_step()
+        self._not_by_hand()
+        self._unhook_modules()
+
+
+def _nothing() -> None:
+    """There is no hook to remove."""
+
+
+def _hook_modules(called: Callable[[nn.Module, Any], None]) -> Callable[[], None]:
+    """Have it called before any module's call; torch warns of that where a model is compiled, and it is not the user's.
+
+    Returns:
+        What removes it; more than once does no harm.
+    """
+    # At the end: a script's own filters come before, and are left as they are.
+    heed = ignore(r"Using `torch\.compile\(module\)` when there are global hooks", is_last=True)
+    handle = register_module_forward_pre_hook(called)
+
+    def remove() -> None:
+        handle.remove()
+        heed()
+
+    return remove
+
+
+def trained_alive(module: nn.Module | None) -> tuple[list[torch.optim.Optimizer], set[int], list[nn.Module]]:
+    """Optimizers, `id()` of the parameters that they update, and the models that have some or are being called."""
+    alive: list[torch.optim.Optimizer] = objects_of((torch.optim.Optimizer,))
+    optimizers = [optimizer for optimizer in alive if hasattr(optimizer, "param_groups")]  # some wrappers have none
+    trained = {
+        id(parameter) for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]
+    }
+    models = [model for model in _outermost_alive() if model is module or _holds(model, module, trained)]
+    return optimizers, trained, models
+
+
+def callable_alive(module: nn.Module | None) -> list[nn.Module]:
+    """Models that can be called for an answer: a loss or a layer of its own is none; what is called is one."""
+    return [model for model in _outermost_alive() if model is module or any(True for _ in model.parameters())]
+
+
+def _outermost_alive() -> list[nn.Module]:
+    """Modules that are in no other."""
+    modules = [model for model in objects_of((nn.Module,)) if not torch_compile.is_graph_of_compiler(model)]
+    inner = {id(child) for module in modules for child in torch_modules.child_modules(module).values()}
+    return [module for module in modules if id(module) not in inner]
+
+
+def _holds(model: nn.Module, module: nn.Module | None, trained: set[int]) -> bool:
+    """Whether a model has a module inside, or parameters that an optimizer updates."""
+    return any(child is module for child in model.modules()) or any(
+        id(parameter) in trained for parameter in model.parameters()
+    )
+
+
+def named(models: Sequence[nn.Module]) -> dict[str, nn.Module]:
+    """Models by their names; one needs none, unless the program has another of its class that has parameters, too."""
+    given = {id(model) for model in models}
+    kinds = {type(model) for model in models}
+    alike = [model for model in _outermost_alive() if type(model) in kinds and id(model) not in given]
+    alike = [model for model in alike if any(True for _ in model.parameters())]
+    if len(models) == 1 and not alike:
+        return {"": models[0]}
+    names = names_of((*models, *alike))
+    return {names[id(model)]: model for model in models}

@@ -1,0 +1,474 @@
+"""Profiles an existing training loop: a session around it, and the files written when it ends."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+from tracer.analysis.peak_row import PeakRow
+from tracer.capture.device.devices import peak_allocated_bytes
+from tracer.capture.objects.call_hooks import CallHooks
+from tracer.capture.objects.known_storages import Role
+from tracer.capture.objects.parameter_origins import Parameter, describe_parameters
+from tracer.capture.objects.storage_observer import input_tensors
+from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
+from tracer.capture.sources.project_files import project_root
+from tracer.errors import OutputError, RecordingError, Terminated, TracerError, UsageError
+from tracer.exporters.loggers import loggers, scalars
+from tracer.exporters.notebook import display_in_notebook
+from tracer.exporters.screen.profile import NUM_ROWS
+from tracer.exporters.screen.terminal import say, say_beside_bars
+from tracer.nested import leaves
+from tracer.results.files import PAGE
+from tracer.results.run_results import RunResults
+from tracer.sessions.folder import SessionFolder
+from tracer.sessions.jobs.ranks import Rank, announce, peak_of
+from tracer.sessions.output_files import Written, left_from_earlier, left_sentence, write_outputs, written_lines
+from tracer.sessions.session import ProfileSession, Schedule
+from tracer.sessions.session_results import ShownResults, failure_of, run_results
+from tracer.sessions.voices import Voice, larger_elsewhere
+from tracer.units import some
+
+Screen = Literal["full", "short", "none"]
+_DEFAULT_SCHEDULE = Schedule()
+
+
+class TrainingProfile(ProfileSession):
+    """Profiles any training loop, and leaves its files when the loop ends.
+
+        with profile_training(model, optimizer, save_dir="profile") as session:
+            for batch in loader:
+                ...
+                session.step()
+
+    Nothing else of the loop changes, and it may go on for as long as it likes: after the schedule's last step nothing
+    is recorded any more. What the model is called with is observed by a hook; further inputs, such as targets, can be
+    named with `session.observe_batch`. The files are written when the block ends, also by an exception, which then
+    goes on its way. Under torchrun each rank writes to `rank<N>` below the folder, right after the last recorded step,
+    so that nothing that happens later can take it back, and a summary of all is added.
+
+    Attributes:
+        results: Everything that was found; after the block.
+        written: What became of each file; after the block.
+    """
+
+    _folder: SessionFolder
+
+    def __init__(
+        self,
+        model: Models,
+        optimizer: Optimizers = None,
+        *,
+        save_dir: str | Path = "profiler_outputs",
+        schedule: Schedule = _DEFAULT_SCHEDULE,
+        device: torch.device | str | None = None,
+        screen: Screen | bool = "short",
+        top: int = NUM_ROWS,
+        leave_out: Collection[str] = (),
+        trace: bool = False,
+        keep_recording: bool = False,
+        settings: Mapping[str, object] | None = None,
+        log_to: object = None,
+        voice: Voice | None = None,
+    ) -> None:
+        """Prepare; nothing is switched on.
+
+        Args:
+            model: The model, as the loop calls it; several by name, as `{"student": student, "teacher": teacher}`,
+                whose memory then stands under these names.
+            optimizer: The optimizer, as the loop steps it, or several. One that is not named here is found when it
+                steps.
+            save_dir: Folder for the files.
+            schedule: Which steps are profiled.
+            device: What the profile is about; by default the accelerator that held most, else the CPU.
+            screen: What to say at the end, on rank 0 only: the answer in a few lines on stderr, `"short"`; all of it on
+                stdout, `"full"` or True; nothing, `"none"` or False.
+            top: Rows of each table of the `"full"` screen.
+            leave_out: Names of files that are not wanted, as in `--no-<name>`.
+            trace: Whether to write trace.json.gz, the profiler's trace with memory above the operators.
+            keep_recording: Whether to write recording.npz, from which `main.py report` writes every file again.
+            settings: What to remember of the run.
+            log_to: Where figures of the peak and the page go when the block ends, on rank 0 only: `"tensorboard"`,
+                `"wandb"` or `"mlflow"`, a SummaryWriter or a run of `wandb.init()`, or several as a list.
+            voice: What is said, and when, where a program does not call the session itself.
+
+        Raises:
+            OutputError: The folder cannot be written to.
+            TracerError: There is no such screen or logger.
+        """
+        self._screen, self._top = _checked(screen), top
+        self.voice = voice or Voice()
+        super().__init__(
+            model,
+            optimizer,
+            device=device,
+            schedule=schedule,
+            trace=trace,
+            steps_are_found=self.voice.is_of_script,
+        )
+        self.results: ShownResults | None = None
+        self.written: tuple[Written, ...] = ()
+        self._is_announced = False
+        self._has_failed: bool | None = None  # Whether the block raised; None where nothing is to be told, or all is
+        self._peak_before_bytes = self._peak_recorded_bytes = peak_allocated_bytes(self.device) or 0
+        self._keep_recording = keep_recording
+        self._leave_out, self._settings = leave_out, dict(settings or {})
+        assert self._objects is not None
+        # The program may have let go of its models when the files are written.
+        self._parameters: tuple[Parameter, ...] = ()
+        self._ours(self._describe_parameters)
+        self.voice.of_optimizers(self._objects)
+        self._project_root = project_root(next(iter(self._objects.models.values()), None))
+        self._folder = SessionFolder(save_dir)
+        self._loggers = loggers(log_to, Path(save_dir)) if self._folder.is_of_first_rank else ()
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the files: `save_dir`, or the rank's own folder below it.
+
+        In that, a folder of its own where another session that is still running, as a parent process may have, writes.
+        """
+        return self._folder.path
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that the schedule asks for is recorded; more steps would not be looked at."""
+        return self._has_enough or self.num_steps_done - self._num_steps_waited >= self.schedule.num_steps
+
+    @property
+    def peak_bytes(self) -> int:
+        """Allocated bytes at the largest peak; 0 where nothing was recorded.
+
+        Raises:
+            TracerError: The block has not ended.
+        """
+        return self._ended_results.peak_bytes
+
+    @property
+    def rows(self) -> tuple[PeakRow, ...]:
+        """What filled the device at the largest peak, the largest first; `pandas.DataFrame(session.rows)` is a table.
+
+        Raises:
+            TracerError: The block has not ended.
+        """
+        return self._ended_results.rows
+
+    def to_pandas(self) -> Any:
+        """The rows as a pandas.DataFrame.
+
+        Raises:
+            TracerError: The block has not ended, or pandas is not installed.
+        """
+        return self._ended_results.to_pandas()
+
+    def save(self, folder: str | Path) -> tuple[Written, ...]:
+        """Write every file once more, to another folder.
+
+        Raises:
+            TracerError: The block has not ended, or the folder cannot be written to.
+        """
+        return self._ended_results.save(folder)
+
+    @property
+    def _ended_results(self) -> ShownResults:
+        if self.results is None:
+            raise TracerError("The results are available after the block has ended.", hint="Read them after it.")
+        return self.results
+
+    def __repr__(self) -> str:
+        """At a prompt: the answer in a line."""
+        if self.results is None:
+            return f"<{type(self).__name__}: {some(self.num_steps_done, 'step')} so far>"
+        return repr(self.results)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the answer, and the page in a frame."""
+        if self.results is None:
+            return f"<p>Profiling: {some(self.num_steps_done, 'step')} so far.</p>"
+        notes = [] if self.results.findings is not None else [self._what_is_missing()]
+        return self.results.html(notes=notes, page=self._page)
+
+    def _what_is_missing(self) -> str:
+        """Why nothing was recorded, and what to do about it."""
+        failure = self.results.failure if self.results is not None else None
+        if failure is None:
+            ended, advice = f"ended after {some(self.num_steps_done, 'step')}", self._if_too_short
+        else:
+            is_skipped = self.schedule.num_wait_steps or self.schedule.num_warmup_steps
+            ended = f"failed in step {failure.step + 1}"
+            advice = self.voice.to_record_the_first if is_skipped else ""
+        what_to_do = f": {advice}" if advice else ""
+        return f"The loop {ended}, and the first one that is recorded is step {self._first_recorded}{what_to_do}."
+
+    def _describe_parameters(self) -> None:
+        if self._objects is not None:
+            self._parameters = _describe(self._objects)
+
+    def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
+        return CallHooks(
+            models=objects.models.values(),
+            on_call=self.observe_call,
+            optimizers=objects.optimizers,
+            before_step=self._before_optimizer_step,
+            after_step=self._after_optimizer_step,
+        )
+
+    def step(self) -> None:
+        """End a step. Call it once per step of training, after the optimizer's step."""
+        super().step()
+        if self._folder.rank is None or self._is_announced or self._profiler is None:
+            return
+        if self._is_all_recorded:
+            with self._never_the_loops_fault():  # which lets signals wait
+                self._announce(self._folder.rank)
+
+    def _announce(self, rank: Rank) -> None:
+        """All is recorded: write it now. A peer's death may end this process where Python never gets to say a word."""
+        self._is_announced = True
+        self.results = self._results(None)
+        self._write(self.results)
+        # A folder that has become unwritable is told when the block ends: no step of the training raises it.
+        with suppress(OutputError):
+            announce(rank, self.results, self._folder.save_dir, self._folder.store)
+
+    def observe_call(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """Note the tensors that the model is called with; one that was computed by another model is not an input.
+
+        torch leaves the keywords out where another hook on the same call has taken this one away.
+        """
+        if torch.compiler.is_compiling() or self._profiler is None:
+            return
+        with self._never_the_loops_fault():
+            self._note_transforms()
+            given = [value for _, value in leaves([args, kwargs], torch.Tensor) if not value.requires_grad]
+            if not self._is_recording:
+                self._arguments = [weakref.ref(value) for value in given]
+                return
+            if not torch.is_grad_enabled() and not self._records_first and self._cost.is_long_evaluation():
+                self._end_costly_recording()
+                return
+            self._note_thread()
+            self._observe_moved_parameters()
+            self._observe_state_between_evaluations()
+            self._observer.observe(input_tensors(given, role=Role.ARGUMENT))
+
+    def _finish(self, error: BaseException | None) -> None:
+        """Explain, write, and say it; an exception from the loop goes on its way, whatever becomes of the files."""
+        self.results = self._results(error)
+        if not self._is_announced:
+            self._write(self.results)
+        try:
+            if self._folder.rank is not None:
+                self._folder.finish(peak_of(self._folder.rank, self.results))
+            self._log(self.results)
+        finally:
+            if error is not None and self._is_first_lost(error):
+                error.add_note(self._what_is_missing())
+            self._has_failed = error is not None
+            self._peak_recorded_bytes = peak_allocated_bytes(self.device) or 0
+            if not self.voice.is_of_script:
+                self.tell(self.num_steps_done)
+
+    def _write_before_the_end(self, error: Terminated) -> None:
+        if self.has_recording and not self._is_announced:
+            self.results = self._results(error)
+            self._write(self.results)
+
+    def _log(self, results: RunResults) -> None:
+        """Figures and page, to other people's loggers; what they raise is said, and ends nothing."""
+        if results.findings is None:
+            return
+        for log in self._loggers:
+            try:
+                log(scalars(results.findings), results.num_steps, self._page)
+            except Exception as fault:
+                self.voice.complain(f"The peak could not be logged: {type(fault).__name__}: {fault}")
+
+    @property
+    def _page(self) -> Path | None:
+        """The page, if it was written."""
+        pages = (file.path for file in self.written if file.path.name == PAGE.file_name and file.error is None)
+        return next(pages, None)
+
+    def _write(self, results: RunResults) -> None:
+        """All files; an interruption goes on its way, and what was written until then is known."""
+
+        def note(written: Written) -> None:
+            self.written += (written,)
+
+        write_outputs(results, self.folder, leave_out=self._leave_out, tell=note)
+
+    def _results(self, error: BaseException | None) -> ShownResults:
+        assert self._objects is not None
+        notes: list[str] = []
+        findings = None
+        try:
+            findings = self.findings
+        except RecordingError as problem:
+            notes.append(str(problem))
+        return run_results(
+            self,
+            findings=findings,
+            failure=failure_of(error, self, is_raised=True) if error is not None else None,
+            notes=notes,
+            parameters=_merged(self._parameters, _describe(self._objects)),
+            project_root=self._project_root,
+            settings=self._settings,
+            keep_recording=self._keep_recording,
+        )
+
+    def tell_meanwhile(self) -> None:
+        """Say, while a script goes on, that files are written and the answer comes at the end."""
+        if self._shows_all and self.results is not None:
+            written = some(sum(file.error is None for file in self.written), "file")
+            say_beside_bars(f"Recorded: {written} in {self.folder}. The answer follows when the script ends.")
+
+    def tell(self, num_steps: int | None, explained_in: Path | None = None) -> None:
+        """The screen, where wanted; a warning for a loop that was too short, and for files that it did not write.
+
+        It is said once.
+
+        Args:
+            num_steps: How many steps the program made; None if that is not known.
+            explained_in: A file on memory that has ended, or grew, after the recorded steps.
+        """
+        has_failed, self._has_failed = self._has_failed, None
+        if has_failed is None:
+            return
+        assert self.results is not None
+        if self._shows_all and self.voice.is_of_script and (note := self._of_another_time()):
+            say(f"Note: {note}{f' See {explained_in}.' if explained_in is not None else ''}")
+        if self.results.findings is None and not has_failed and self._if_too_short:
+            self.voice.complain(self._what_is_missing())
+            if self._num_steps_waited:
+                self.voice.complain(
+                    f"{some(self._num_steps_waited, 'step', 'was/were')} not recorded, since a torch.profiler of the "
+                    "program's own was running, and only one can run at a time."
+                )
+        if self._folder.is_another:
+            self.voice.complain(f"Another session is still using {self.folder.parent}: the files are in {self.folder}.")
+        if left := left_from_earlier(self.folder, self.written):
+            self.voice.complain(left_sentence(left))
+        if self._shows_all:
+            try:
+                print_screen(self.results, self.written, top=self._top, num_steps=num_steps)
+            except OutputError as problem:
+                self.voice.complain(f"{problem} {problem.hint}")
+            return
+        if self._screen == "short" and self._folder.is_of_first_rank and not display_in_notebook(self):
+            say_in_short(self.results, self.folder, self.written)
+        for file in self.written:
+            if file.error is not None:
+                self.voice.complain(" ".join(written_lines(file)))
+
+    def _of_another_time(self) -> str:
+        """A sentence if the script used more memory than in any recorded step; else empty."""
+        if self.results is None or self.results.failed_allocation is not None:
+            return ""
+        findings = self.results.findings
+        if findings is None or findings.worst.peak.device != str(self.device):
+            return ""
+        at_end_bytes = peak_allocated_bytes(self.device) or 0
+        return larger_elsewhere(
+            findings.worst.peak.allocator_peak_bytes, self._peak_before_bytes, self._peak_recorded_bytes, at_end_bytes
+        )
+
+    @property
+    def _shows_all(self) -> bool:
+        """Whether the answer is printed, by this process."""
+        return self._screen == "full" and self._folder.is_of_first_rank
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether a file could not be written, too."""
+        return super().is_incomplete or any(file.has_failed for file in self.written)
+
+    def _is_first_lost(self, error: BaseException) -> bool:
+        """Whether the loop failed before anything was recorded, and the allocator's history does not explain it."""
+        assert self.results is not None
+        is_explained = self.results.findings is not None or self.results.failed_allocation is not None
+        return isinstance(error, Exception) and not is_explained and self.num_steps_done + 1 < self._first_recorded
+
+    @property
+    def _first_recorded(self) -> int:
+        """The number of the first step that is recorded."""
+        return self._num_steps_waited + self.schedule.num_wait_steps + self.schedule.num_warmup_steps + 1
+
+    @property
+    def _if_too_short(self) -> str:
+        """What to do about a loop that ended before anything was recorded; nothing where somebody else says it."""
+        return self.voice.if_too_short if self.num_steps_done or not self.voice.is_of_script else ""
+
+
+def _checked(screen: Screen | bool) -> Screen:
+    if isinstance(screen, bool):
+        return "full" if screen else "none"
+    if screen not in get_args(Screen):
+        raise UsageError(f"There is no screen {screen!r}.", hint=f"Use {', '.join(get_args(Screen))}.")
+    return screen
+
+
+def _describe(objects: TrainingObjects) -> tuple[Parameter, ...]:
+    """The models' parameters, one that several share once."""
+    names = {name for name, _ in objects.parameters()}
+    parameters = (
+        parameter for prefix, model in objects.models.items() for parameter in describe_parameters(model, prefix=prefix)
+    )
+    return tuple(parameter for parameter in parameters if parameter.name in names)
+
+
+def _merged(first: tuple[Parameter, ...], later: tuple[Parameter, ...]) -> tuple[Parameter, ...]:
+    """By name; of two the later description."""
+    return tuple(
+        (
+            {parameter.name: parameter for parameter in first} | {parameter.name: parameter for parameter in later}
+        ).values()
+    )
+
+
+def print_screen(
+    results: RunResults, written: Collection[Written] = (), *, top: int = NUM_ROWS, num_steps: int | None
+) -> None:
+    """Print the files on stderr, then the answer on stdout; `num_steps` is how many the loop made, if that is known.
+
+    Raises:
+        OutputError: stdout does not take it.
+    """
+    from tracer.exporters.screen.next_commands import after_run
+    from tracer.exporters.screen.run import print_results
+    from tracer.exporters.screen.terminal import screen
+
+    for line in (line for file in written for line in written_lines(file)):
+        say(line)
+    for note in results.notes:
+        say(f"Note: {note}")
+    with screen() as console:
+        print_results(results, console, top=top, num_steps=num_steps)
+    folder = next((file.path.parent for file in written), Path())
+    for line in after_run(folder, names_of(written)):
+        say(line)
+
+
+def names_of(written: Collection[Written]) -> list[str]:
+    """Names of the files that could be written."""
+    return [file.path.name for file in written if file.error is None]
+
+
+def say_in_short(results: RunResults, folder: Path, written: Collection[Written]) -> None:
+    """Print a few lines on stderr: what filled the device, and where the files are."""
+    from tracer.exporters.screen.run import short_lines
+
+    for line in short_lines(results, folder, names_of(written)):
+        say(line)
+
+
+profile_training = TrainingProfile

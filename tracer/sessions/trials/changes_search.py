@@ -1,0 +1,177 @@
+"""The search for the least that has to change so that a script fits, and over values of the script's own options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+
+from tracer.changes.recommendation import Group
+from tracer.changes.script_changes import ALL_CHANGES, CHECKPOINT, COMPILE, ScriptChange, changes_to_apply
+from tracer.results.fit import FitTrial
+
+Changes = tuple[ScriptChange, ...]
+MakeTrial = Callable[[Changes], FitTrial]
+"""Makes a trial; a costly one, for the script runs anew."""
+
+
+def least_that_fits(
+    make_trial: MakeTrial, *, is_job: bool = False, likely: Collection[str] = ()
+) -> tuple[Changes, FitTrial] | None:
+    """The first set that fits, without what it does not need; None if none does.
+
+    What gives up nothing but memory comes before what costs time, and that before what costs digits. Of each such group
+    all are tried at once, beside those of the groups before: where that does not fit, nothing smaller does. Where it
+    does, each of the group is tried alone, then beside all that costs less, and what is not needed is left out.
+
+    Args:
+        likely: Names of changes to try alone before all others of their group.
+    """
+    search = _ChangeSearch(make_trial)
+    there = sorted(changes_to_apply(is_job=is_job), key=lambda change: (change.group, change.name not in likely))
+    before: Changes = ()
+    for group in Group:
+        of_group = tuple(change for change in there if change.group == group)
+        for change in of_group:
+            if change.name in likely and search.fits((change,)):
+                return search.answer((change,))
+        everything = search.borne(before, of_group)
+        if (alone := search.fitting_alone(of_group)) is not None:
+            return search.answer((alone,))
+        if search.fits(everything):
+            # A change can be useless beside others, and useful alone.
+            of_group = of_group if before else everything
+            sets = [*((change,) for change in of_group), *((*before, change) for change in of_group), everything]
+            return search.answer(search.without_idle(next(changes for changes in sets if search.fits(changes))))
+        before = everything
+    return None
+
+
+class _ChangeSearch:
+    """Trials that were made, and what they say of others."""
+
+    def __init__(self, make_trial: MakeTrial) -> None:
+        self._make_trial = make_trial
+        self._known: dict[Changes, FitTrial] = {}
+
+    def fits(self, changes: Changes) -> bool:
+        """Whether the script fits with these; it does not with fewer than did not do."""
+        names = set(changes)
+        if any(names <= set(more) and _is_too_little(trial) for more, trial in self._known.items()):
+            return False
+        return self._tried(changes).fits
+
+    def borne(self, before: Changes, of_group: Changes) -> Changes:
+        """All of them, but for those that the script does not bear, or that could not be made.
+
+        Where it does not bear all, each is tried alone, until one fits.
+        """
+        everything = (*before, *of_group)
+        trial = self._tried(everything)
+        if trial.has_ended_before:
+            alone = []
+            for change in of_group:
+                if (by_itself := self._tried((change,))).fits:
+                    return before
+                if not by_itself.has_ended_before:
+                    alone.append(change)
+            everything = (*before, *alone)
+            trial = self._tried(everything)
+        if trial.has_ended_before:  # two of them, say, do not bear each other
+            everything = before
+            for change in alone:
+                if not self._tried((*everything, change)).has_ended_before:
+                    everything = (*everything, change)
+            if everything == before:
+                return before
+            trial = self._tried(everything)
+        useful = tuple(change for change in everything if change.name not in trial.in_vain)
+        self._known.setdefault(useful, replace(trial, apply=_names(useful)))
+        return useful
+
+    def fitting_alone(self, of_group: Changes) -> ScriptChange | None:
+        """The first that is known to do by itself."""
+        return next((change for change in of_group if (trial := self._known.get((change,))) and trial.fits), None)
+
+    def without_idle(self, changes: Changes) -> Changes:
+        """The same without each change that it fits without, what gives up most first.
+
+        What gives up nothing but memory is tried all together first: mostly none of it is needed.
+        """
+        cheap = tuple(change for change in changes if change.group == Group.MEMORY)
+        dear = [(change,) for change in sorted(changes, key=lambda change: -change.group) if change not in cheap]
+        for idle in (*dear, *([cheap] if len(cheap) > 1 else []), *((change,) for change in cheap)):
+            fewer = tuple(change for change in changes if change not in idle)
+            if fewer and fewer != changes and self.fits(fewer):
+                changes = fewer
+        return changes
+
+    def answer(self, changes: Changes) -> tuple[Changes, FitTrial]:
+        """These, with their trial."""
+        return changes, self._tried(changes)
+
+    def _tried(self, changes: Changes) -> FitTrial:
+        if changes not in self._known:
+            self._known[changes] = self._make_trial(changes)
+        return self._known[changes]
+
+
+def _is_too_little(trial: FitTrial) -> bool:
+    return not trial.fits and not trial.has_ended_before
+
+
+Arguments = tuple[str, ...]
+MakeTrialWith = Callable[[Changes, Arguments], FitTrial]
+"""Makes a trial with changes, and with arguments behind the script's own; a costly one, for the script runs anew."""
+_CHANGES: tuple[Changes, ...] = ((), (COMPILE,), (CHECKPOINT,), (COMPILE, CHECKPOINT))
+
+
+def search(make_trial: MakeTrialWith, values: Sequence[Arguments]) -> list[FitTrial]:
+    """Every one of the values, each as it is, compiled, checkpointed, and both; in the order of the trials.
+
+    Where none fits, the least that makes the last of the values fit is looked for, among all changes.
+    """
+    trials: list[FitTrial] = []
+
+    def tried(changes: Changes, arguments: Arguments) -> FitTrial:
+        trials.append(make_trial(changes, arguments))
+        return trials[-1]
+
+    for arguments in values:
+        _with_changes(tried, arguments)
+    if not any(trial.fits for trial in trials):
+        last = values[-1]
+        known = {trial.apply: trial for trial in trials if trial.arguments == last}
+        least_that_fits(lambda changes: known.get(_names(changes)) or tried(changes, last))
+    return trials
+
+
+def cheapest_first(trials: Iterable[FitTrial]) -> list[FitTrial]:
+    """What fits, by what its changes give up, then in the order of its values, the fewest changes first.
+
+    Behind it what does not fit.
+    """
+    trials = list(trials)
+    groups = {change.name: change.group for change in ALL_CHANGES}
+    values = list(dict.fromkeys(trial.arguments for trial in trials))
+
+    def cost(trial: FitTrial) -> tuple[bool, int, int, int]:
+        given_up = max((groups[name] for name in trial.apply), default=Group.MEMORY)
+        return not trial.fits, given_up, values.index(trial.arguments), len(trial.apply)
+
+    return sorted(trials, key=cost)
+
+
+def _with_changes(tried: MakeTrialWith, arguments: Arguments) -> None:
+    # What the script does not bear, or has no place for, is of no use beside another change either.
+    useless: set[object] = set()
+    for changes in _CHANGES:
+        if useless.isdisjoint(changes):
+            trial = tried(changes, arguments)
+            if trial.has_ended_before and not changes:
+                return
+            if trial.has_ended_before or trial.in_vain:
+                useless.update(changes)
+
+
+def _names(changes: Changes) -> tuple[str, ...]:
+    return tuple(change.name for change in changes)

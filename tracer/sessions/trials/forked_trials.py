@@ -1,0 +1,154 @@
+"""Trials of changes that share all that a script does before any of them could matter: each is a fork from there.
+
+Imports are most of what a trial of a large model takes, and they are made once.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from tracer.capture.forked_child import fork_to_go_on
+from tracer.capture.torch_private.torch_cuda_start import (
+    before_cuda_begins,
+    can_begin_in_fork,
+    set_allocator_settings,
+)
+from tracer.capture.torch_private.torch_distributed import before_first_group
+from tracer.changes.applied import AppliedChanges
+from tracer.changes.script_changes import ALLOCATOR_SETTINGS, ScriptChange, allocator_variables, script_changes
+from tracer.sessions.jobs.child_processes import end_with_parent
+from tracer.sessions.on_null_gpu import delete_writes, writes_in_fork
+from tracer.sessions.trials.trial_channel import Channel, TrialRequest
+
+
+class ForkedTrials:
+    """Serves requests from within the script: where a change could first matter, each request is answered by a fork.
+
+    That is before CUDA begins, before a process group is made, or before a module's first call. Where the process is
+    not alone there, with threads, children or connections that a fork would not have, it makes the first trial itself.
+
+    Attributes:
+        folder: Where this process leaves its answer; None in the one that forks, and before it came so far.
+        applied: The changes that are made, from then on.
+    """
+
+    def __init__(self, channel: Channel, begin: Callable[[TrialRequest], None]) -> None:
+        """Nothing is read before the script has come so far.
+
+        Args:
+            begin: Called with the request of the trial that a process is, before it goes on.
+        """
+        self._channel = channel
+        self._begin = begin
+        self._settings = os.environ.get(ALLOCATOR_SETTINGS)
+        self._end = ExitStack()
+        self._is_fork = False
+        self._children_before: set[Any] = set()
+        self.folder: Path | None = None
+        self.applied = AppliedChanges((), choose=self._choose)
+
+    def __enter__(self) -> Self:
+        """Nothing is looked out for yet."""
+        return self
+
+    def look_out(self) -> None:
+        """Look out for where a change could first matter, until the block ends."""
+        self.applied.__enter__()
+        self._end.callback(before_cuda_begins(self.applied.decide))
+        if torch.distributed.is_available():
+            self._end.callback(before_first_group(self.applied.decide))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End a fork here: what the script wants done at the end of its process, its parent's other forks still use.
+
+        So this is the outermost block.
+        """
+        if self._is_fork:
+            for child in set(multiprocessing.active_children()) - self._children_before:
+                child.terminate()
+            delete_writes()
+            os._exit(0 if error is None else 1)
+        self._end.close()
+        self.applied.__exit__(kind, error, trace)
+
+    def _choose(self) -> tuple[ScriptChange, ...]:
+        """The changes of the trial that this process is from here on."""
+        self._end.close()
+        asked = self._fork_for_each() if _is_alone(self._channel) else self._channel.next()
+        if asked is None:
+            delete_writes()
+            os._exit(0)
+        self.folder = Path(asked.folder)
+        self._channel.close()
+        self._begin(asked)
+        changes = script_changes(",".join(asked.changes))
+        if os.environ.get(ALLOCATOR_SETTINGS) == self._settings:  # else the script has settings of its own
+            os.environ.update(allocator_variables(changes))
+            if (settings := os.environ.get(ALLOCATOR_SETTINGS)) is not None and settings != self._settings:
+                set_allocator_settings(settings)
+        return changes
+
+    def _fork_for_each(self) -> TrialRequest | None:
+        """In each fork what it was asked for; None where no more is asked for."""
+        offsets = _offsets()
+        while (asked := self._channel.next()) is not None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            child = fork_to_go_on()
+            if child == 0:
+                end_with_parent()
+                self._is_fork = True
+                writes_in_fork()
+                self._children_before = set(multiprocessing.active_children())
+                can_begin_in_fork()
+                return asked
+            os.waitpid(child, 0)
+            for descriptor, offset in offsets.items():  # forks read the same open files
+                os.lseek(descriptor, offset, os.SEEK_SET)
+            self._channel.has_ended()
+        return None
+
+
+def _is_alone(channel: Channel) -> bool:
+    """Whether a fork has all that this process has: no other thread, no child, no connection."""
+    try:
+        threads = [path.name for path in Path("/proc/self/task").iterdir()]
+        children = Path(f"/proc/self/task/{threads[0]}/children").read_text("ascii").split()
+    except OSError:
+        return False
+    return len(threads) == 1 and not children and not _connections(channel)
+
+
+def _connections(channel: Channel) -> list[int]:
+    """Open sockets and pipes, but for what the process began with."""
+    own = {0, 1, 2, channel.requests, channel.replies}
+    return [
+        number
+        for number, mode in _modes().items()
+        if number not in own and (stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode))
+    ]
+
+
+def _offsets() -> dict[int, int]:
+    """Where each open file is read or written next."""
+    return {number: os.lseek(number, 0, os.SEEK_CUR) for number, mode in _modes().items() if stat.S_ISREG(mode)}
+
+
+def _modes() -> dict[int, int]:
+    modes = {}
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the listing's own is closed again
+            modes[int(path.name)] = os.fstat(int(path.name)).st_mode
+    return modes

@@ -1,0 +1,268 @@
+"""Will it fit, by the null GPU: torch's own CUDA code has run there, up to its own out-of-memory error."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.sources.error_line import error_line
+from tracer.errors import TracerError, WorkloadError
+from tracer.null_gpu.cards import Card, Devices
+from tracer.null_gpu.job.place import RankPlace
+from tracer.null_gpu.limit import WITHOUT_END_BYTES, limited_to
+from tracer.null_gpu.nccl_buffers import NcclBuffers
+from tracer.rehearsal.spread import Spread
+from tracer.results.failure import Failure, is_out_of_memory, without_gpu, without_tracebacks
+from tracer.results.null_run import NO_TIMES, SET_ASIDE, USE_CUDA, elsewhere
+from tracer.results.prediction import OutOfMemoryAt, Prediction, ShapeNeed, Sizes
+from tracer.results.run_history import RunHistory
+from tracer.results.run_results import RunResults
+from tracer.sessions.output_files import OUTPUTS
+from tracer.sessions.script_run import ScriptProfile
+from tracer.sessions.session import Schedule
+from tracer.sessions.training import TrainingProfile
+from tracer.sessions.trials.largest_fitting import Trial
+from tracer.sessions.trials.rehearsed_prediction import NUM_STEPS, on_card
+from tracer.sessions.trials.script_trial import MOST_STEPS, StepRequests, fullest_sizes, sizes_of
+from tracer.sessions.voices import ScriptVoice
+from tracer.sessions.workload_run import run_profile
+from tracer.workloads.workload import Workload, train_step
+
+Build = Callable[[], Workload]
+"""Makes the workload on the null GPU, new each time."""
+
+
+def predict_workload(
+    build: Build, devices: Devices, *, is_limited: bool, settings: Mapping[str, object], num_steps: int = NUM_STEPS
+) -> Prediction:
+    """Train a workload for some steps without an end of memory, and where it is more than the card's, on the card.
+
+    Args:
+        is_limited: Whether it is asked whether it fits there.
+        num_steps: More where the shapes of batches vary.
+
+    Raises:
+        WorkloadError: A step raised something else than that there is no memory left.
+    """
+    with _without_limit(devices.count):
+        results = _run(build, num_steps, settings)
+        if results.failure is not None:
+            raise _error(results.failure)
+        need = memory = sizes_of(results.device)
+    failed_at = None
+    if is_limited and need.peak_reserved_bytes > devices.card.usable_bytes:
+        _start_anew()
+        on_the_card = _run(build, num_steps, settings)
+        memory, failed_at = sizes_of(results.device), _place(on_the_card)
+    return _prediction(results, devices.card if is_limited else None, devices.count, need, memory, failed_at)
+
+
+def _run(build: Build, num_steps: int, settings: Mapping[str, object]) -> RunResults:
+    # A run makes one step more than it records.
+    schedule = Schedule(num_wait_steps=0, num_warmup_steps=0, num_active_steps=num_steps, num_repeats=1)
+    try:
+        return run_profile(build(), schedule=schedule, timing=False, settings=settings)
+    finally:
+        gc.collect()
+
+
+def trial(build: Build, card: Card, *, num_steps: int = NUM_STEPS) -> Trial:
+    """Whether a workload fits on a card, and what it takes where memory does not end."""
+    need = steps_need(build, num_steps=num_steps)
+    fits = need.peak_reserved_bytes <= card.usable_bytes
+    if not fits and need.peak_allocated_bytes <= card.usable_bytes:  # the allocator may do with its cache given back
+        _start_anew()
+        try:
+            _train(build, num_steps)
+            fits = True
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+    return Trial(fits, need.peak_allocated_bytes, need.peak_reserved_bytes)
+
+
+def steps_need(build: Build, *, num_steps: int = NUM_STEPS) -> Sizes:
+    """What some steps take where memory does not end, without explaining it."""
+    with _without_limit(1):
+        _train(build, num_steps)
+        return sizes_of("cuda:0")
+
+
+def shape_need(build: Build, inputs: tuple[str, ...]) -> ShapeNeed:
+    """Memory that inputs of one shape need."""
+    need = steps_need(build)
+    return ShapeNeed(inputs, need.peak_allocated_bytes, need.peak_reserved_bytes)
+
+
+def _train(build: Build, num_steps: int) -> None:
+    workload = build()
+    for _ in range(num_steps):
+        train_step(workload)
+
+
+@contextmanager
+def _without_limit(num_devices: int) -> Iterator[None]:
+    _start_anew()
+    with limited_to(WITHOUT_END_BYTES, num_devices):
+        yield
+
+
+def _start_anew() -> None:
+    """Nothing allocated or reserved, and counters that know of nothing: what was built before is gone."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()
+
+
+_OF_CUDA = ("cuda", "cublas", "cudnn", "nccl", "nvrtc", "device", "triton", "kernel image")
+
+
+def _error(failure: Failure) -> WorkloadError:
+    at = f" ({failure.line.file}:{failure.line.line})" if failure.line is not None else ""
+    words = str(failure.error).strip().split("\n")[0].rstrip(".")
+    is_cuda = any(word in words.lower() for word in _OF_CUDA)
+    return WorkloadError(
+        f"Step {failure.step + 1} raised {type(failure.error).__name__}: {words}{at}.",
+        hint="Does it run on a GPU? --engine rehearsal asks without running torch's CUDA code."
+        if is_cuda
+        else "Does the model take the inputs of --input, in these shapes? The step is as the model raises it anywhere.",
+    )
+
+
+def _place(results: RunResults) -> OutOfMemoryAt | None:
+    """The allocation that ran out of memory, or None.
+
+    Raises:
+        WorkloadError: The run failed otherwise.
+    """
+    failure, failed = results.failure, results.failed_allocation
+    if failure is None:
+        return None
+    if not failure.out_of_memory:
+        raise _error(failure)
+    size_bytes = failed.event.asked_bytes if failed is not None else None
+    return OutOfMemoryAt(size_bytes, failure.step, "", "", "", failure.line)
+
+
+def predict_script(
+    run: Callable[[ScriptProfile], bool], devices: Devices, *, num_steps: int, settings: Mapping[str, object]
+) -> Prediction | None:
+    """Run a script until its memory repeats.
+
+    Args:
+        num_steps: Number of steps that are run; 0 for as many as it takes until two take the same.
+
+    Returns:
+        None if no training was found, or the script failed otherwise than for want of memory.
+
+    Raises:
+        TracerError: What it trained is not on a GPU.
+    """
+    # A session makes one step more than it records, and the last step is not among them.
+    steps = StepRequests()
+    with tempfile.TemporaryDirectory() as folder:
+        profile = ScriptProfile(
+            partial(
+                TrainingProfile,
+                voice=ScriptVoice(),
+                save_dir=folder,
+                schedule=_schedule(num_steps or MOST_STEPS),
+                screen="none",
+                leave_out=[output.name for output in OUTPUTS],
+                settings=settings,
+            ),
+            is_enough=lambda: steps.are_enough(num_steps),
+        )
+        succeeded = run(profile)
+    session = profile.session
+    results = session.results if isinstance(session, TrainingProfile) else None
+    if results is None or not (succeeded or (results.failure is not None and results.failure.out_of_memory)):
+        return None
+    if not results.num_steps and results.failure is None:
+        raise TracerError(
+            "The script ended, and no step of it was recorded.",
+            hint=next(iter(profile.notes), "Let it train for longer: three steps at least."),
+        )
+    if reason := elsewhere(results.device):
+        raise TracerError(reason, hint=USE_CUDA)
+    has_exited = results.failure is not None and isinstance(results.failure.error, SystemExit)
+    sizes, failed_at = sizes_of(results.device), None if has_exited else _place(results)
+    place = RankPlace.here()
+    ran = f"{results.num_steps} {'step' if results.num_steps == 1 else 'steps'} ran"
+    assumption = f"{ran}; what comes later, such as an evaluation, is not in it."
+    if results.num_steps > 1 and not (num_steps or failed_at or steps.have_repeated):
+        assumption += f" No two of them needed the same memory: use --steps {2 * MOST_STEPS} to run more."
+    return replace(
+        _prediction(results, devices.card, devices.count, sizes, fullest_sizes(), failed_at, of_script=assumption),
+        rank=place.rank if place is not None else None,
+        nccl=NcclBuffers.of_this_process(),
+    )
+
+
+def no_room_before(error: BaseException, devices: Devices) -> Prediction:
+    """The prediction of a script that ran out of memory before a step of it could be recorded."""
+    sizes, place, line = fullest_sizes(), RankPlace.here(), error_line(error)
+    results = RunResults(
+        findings=None,
+        timings=None,
+        history=RunHistory(None),
+        known=KnownStorages.empty(),
+        unused_parameters=None,
+        losses=(),
+        num_steps=0,
+        failure=Failure(without_tracebacks(error), 0, {}, line),
+        device="cuda:0",
+    )
+    failed_at = OutOfMemoryAt(None, -1, "", "", "", line)
+    assumption = f"The script ran until then: {without_gpu(str(error).splitlines()[0])}."
+    return replace(
+        _prediction(results, devices.card, devices.count, sizes, sizes, failed_at, of_script=assumption),
+        rank=place.rank if place is not None else None,
+    )
+
+
+def _schedule(num_steps: int) -> Schedule:
+    """All steps are recorded, but for the first of a distributed program.
+
+    There DTensor finds the way of each operator, in a million Python calls that a recording would hold (8 GB of the
+    host's memory). What that step asks for is in the counters, and the allocator's history explains where it ends.
+    """
+    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return Schedule(int(is_distributed), 0, num_steps, 1)
+
+
+def _prediction(
+    results: RunResults,
+    card: Card | None,
+    num_cards: int,
+    need: Sizes,
+    memory: Sizes,
+    failed_at: OutOfMemoryAt | None,
+    *,
+    of_script: str = "",
+) -> Prediction:
+    assumptions = [
+        of_script or f"{results.num_steps} steps ran with torch {torch.__version__}; all others are like the last."
+    ]
+    assumptions += [*on_card(card), *(note for note in results.notes if note not in (NO_TIMES, SET_ASIDE))]
+    return Prediction(
+        engine="null GPU",
+        results=results,
+        card=card,
+        num_cards=num_cards,
+        need=need,
+        memory=memory,
+        is_whole=failed_at is None or not of_script,
+        spread=Spread(need.peak_reserved_bytes, need.peak_reserved_bytes),
+        spread_is_about="",
+        failed_at=failed_at,
+        assumptions=tuple(assumptions),
+    )

@@ -1,0 +1,227 @@
+"""Whether a script fits on the null GPU, and its peak: its first steps, counted until two ask for the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tracer.capture.torch_private.torch_dispatch import watched
+from tracer.capture.torch_private.torch_modules import leave_unfilled
+from tracer.changes.flops import flops_of
+from tracer.errors import TracerError
+from tracer.rehearsal.recorder import OperatorCall
+from tracer.results.null_run import USE_CUDA, elsewhere
+from tracer.results.prediction import Sizes
+from tracer.sessions.script_run import CountedSteps, ScriptProfile
+
+_QUICK_BYTES = 1 << 20
+"""Weights of less are filled in no time."""
+_LEAST_STEPS = 3
+MOST_STEPS = 10
+"""Of a script whose memory does not repeat."""
+# Running totals, whose difference is a step's; the last two are peaks, which nobody else is to find reset.
+_TOTALS = ("allocation.all.allocated", "requested_bytes.all.allocated")
+_PEAKS = ("allocated_bytes.all.peak", "reserved_bytes.all.peak")
+_IN_USE = ("allocated_bytes.all.current",)
+_STEPS_OF_GROWTH = 5
+"""So many steps in a row have left more than the one before, each about as much, where memory grows."""
+
+
+class StepRequests:
+    """Counters of all devices after each step.
+
+    Attributes:
+        have_repeated: Whether the last step asked for what the one before asked for, and no peak has risen.
+    """
+
+    def __init__(self) -> None:
+        """Before the first step."""
+        self.have_repeated = False
+        self._after: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        self._in_use: list[int] = []
+
+    def next(self) -> int:
+        """Count a step that has ended; how many have been counted."""
+        self._after.append((_counted(_TOTALS), _counted(_PEAKS)))
+        self._in_use.append(sum(_counted(_IN_USE)))
+        return len(self._after)
+
+    @property
+    def num_steps(self) -> int:
+        """How many have been counted."""
+        return len(self._after)
+
+    @property
+    def growth_bytes(self) -> int:
+        """By how much more each of the last steps left in use; 0 where some left no more, or far more than others."""
+        more = sorted(map(int, np.diff(self._in_use[-_STEPS_OF_GROWTH - 1 :])))
+        is_steady = len(more) == _STEPS_OF_GROWTH and 0 < more[-1] <= 2 * more[0]
+        return more[len(more) // 2] if is_steady else 0
+
+    def are_enough(self, wanted: int) -> bool:
+        """Count a step that has ended; whether no more are wanted.
+
+        Args:
+            wanted: A number of steps; 0 for as many as it takes until memory repeats, and no more than `MOST_STEPS`.
+        """
+        return self.next() >= wanted if wanted else self.repeat(MOST_STEPS)
+
+    def repeat(self, most: int) -> bool:
+        """Count a step that has ended; whether memory repeats, or so many steps have been counted."""
+        number = self.next()
+        if number < _LEAST_STEPS:
+            return False
+        (first, _), (second, peaks_before), (third, peaks) = self._after[-3:]
+        last, before = _difference(third, second), _difference(second, first)
+        self.have_repeated = last == before and peaks == peaks_before
+        return self.have_repeated or number >= most
+
+
+def _counted(names: tuple[str, ...]) -> tuple[int, ...]:
+    stats = [torch.cuda.memory_stats(device) for device in range(torch.cuda.device_count())]
+    return tuple(of_device.get(name, 0) for of_device in stats for name in names)
+
+
+def _difference(after: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(late - early for late, early in zip(after, before, strict=True))
+
+
+class StepFlops:
+    """Counts from when it begins until it ends; a step that does not end has no count.
+
+    Attributes:
+        is_on: Whether it counts.
+        flops: Of the step; None until it has ended.
+    """
+
+    def __init__(self) -> None:
+        """Count nothing yet."""
+        self.is_on = False
+        self.flops: int | None = None
+        self._count = 0
+        self._mode: Any = watched(self._see)
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.is_on = True
+        self._mode.__enter__()
+
+    def end(self) -> None:
+        """It has ended."""
+        self.stop()
+        self.flops = self._count
+
+    def stop(self) -> None:
+        """Count no longer; once is enough."""
+        if self.is_on:
+            self.is_on = False
+            self._mode.__exit__(None, None, None)
+
+    def _see(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        self._count += flops_of(OperatorCall(name, args, kwargs, out, is_backward=False))
+
+
+def fullest_sizes() -> Sizes:
+    """The peaks of the device of this process that was filled most."""
+    peaks = [sizes_of(f"cuda:{device}") for device in range(torch.cuda.device_count())]
+    return max(peaks, key=lambda sizes: (sizes.peak_reserved_bytes, sizes.peak_allocated_bytes))
+
+
+def sizes_of(device: str) -> Sizes:
+    """What the counters of a device have seen at most."""
+    counters = torch.cuda.memory_stats(torch.device(device))
+    return Sizes(
+        peak_allocated_bytes=counters.get("allocated_bytes.all.peak", 0),
+        peak_requested_bytes=counters.get("requested_bytes.all.peak", 0),
+        peak_reserved_bytes=counters.get("reserved_bytes.all.peak", 0),
+        num_retries=counters.get("num_alloc_retries", 0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptSizes:
+    """Memory that the first steps of a script took."""
+
+    sizes: Sizes  # The peaks of the device that was filled most
+    built: Sizes | None  # The same until the first step began; None where none has
+    has_fit: bool  # Whether all steps that were wanted have run; what comes behind them is for the operations alone
+    num_steps: int  # How many have ended
+    growth_bytes: int  # By how much more each of the last ones left in use; 0 where memory does not grow
+    flops: int | None  # Floating point operations of a step; None where it is not known
+
+
+def script_sizes(
+    run: Callable[[ScriptProfile], bool], *, num_steps: int, at_growth: Callable[[], None] = lambda: None
+) -> ScriptSizes | None:
+    """Run a script until its memory repeats, or has run out, and a step further to count its operations.
+
+    Large weights that it initializes on the host are left unwritten. That is most of the time that a large model takes
+    to begin; but what it draws later with the host's generator is not what a run with them draws.
+
+    Args:
+        run: Runs it under the profile that it is given, and says whether it came to its end.
+        num_steps: Number of steps that are run; 0 for as many as it takes until two take the same.
+        at_growth: Called when so many steps have run, if each left more in use than the one before.
+
+    Returns:
+        What was counted; None if no step was found in it.
+
+    Raises:
+        TracerError: What it trained is not on a GPU.
+    """
+    steps, flops = StepRequests(), StepFlops()
+    known: list[Sizes] = []
+    built: list[Sizes] = []
+
+    def begins(models: dict[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> CountedSteps:
+        built.append(fullest_sizes())
+        return CountedSteps.of(models, optimizers)
+
+    def is_enough() -> bool:
+        if flops.is_on:
+            flops.end()
+            return True
+        if steps.are_enough(num_steps):
+            known.append(fullest_sizes())  # what counting takes is no part of it
+            if steps.growth_bytes:
+                at_growth()
+            flops.begin()
+        return False
+
+    profile = ScriptProfile(begins, is_enough=is_enough)
+    with _unfilled_weights():
+        try:
+            succeeded = run(profile)
+        finally:
+            flops.stop()
+    session = profile.session
+    if succeeded and not (isinstance(session, CountedSteps) and session.num_steps_done):
+        return None
+    peak = known[0] if known else fullest_sizes()
+    if session is not None and not peak.peak_allocated_bytes and (reason := elsewhere(str(session.device))):
+        raise TracerError(reason, hint=USE_CUDA)
+    return ScriptSizes(
+        peak,
+        built[0] if built else None,
+        has_fit=succeeded or bool(known),
+        num_steps=steps.num_steps,
+        growth_bytes=steps.growth_bytes if known else 0,  # a script that has ended by itself grows no more
+        flops=flops.flops,
+    )
+
+
+@contextmanager
+def _unfilled_weights() -> Iterator[None]:
+    end = leave_unfilled(
+        lambda tensor: tensor.device.type == "cpu" and tensor.is_floating_point() and tensor.nbytes >= _QUICK_BYTES
+    )
+    try:
+        yield
+    finally:
+        end()

@@ -1,0 +1,166 @@
+"""How a process is asked for trials, and says that one has ended; without torch, which who asks need not load."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tracer.command_line import again, in_role
+from tracer.exporters.screen.terminal import say
+from tracer.sessions.jobs.child_processes import IdleLimit, end_child
+
+_ONE_THREAD = "OMP_NUM_THREADS"
+_COUNT_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+_LOOK_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRequest:
+    """A trial of the script with changes, and how it is made."""
+
+    changes: tuple[str, ...]  # Their names
+    folder: str  # It leaves its answer there
+    arguments: tuple[str, ...] = ()  # Behind the script's own
+    is_limited: bool = True  # Whether memory ends where the card's does, or never
+    is_explained: bool = False  # Whether it also leaves the allocator's history where memory runs out, or grows
+
+    @property
+    def text(self) -> str:
+        """One line, without its end."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """The request with these values, as JSON has them."""
+        return cls(**{**values, "changes": tuple(values["changes"]), "arguments": tuple(values["arguments"])})
+
+
+def answer_name(rank: int) -> str:
+    """File in the request's folder that a rank leaves in the end; a script of one process is rank 0."""
+    return f"{rank}.json"
+
+
+def history_name(rank: int) -> str:
+    """The same of the allocator's history, where that is asked for and there is any."""
+    return f"{rank}.pickle"
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """The side that is asked."""
+
+    requests: int  # A pipe's end to read from
+    replies: int  # A pipe's end to write to
+
+    def next(self) -> TrialRequest | None:
+        """The next request, when it comes; None where no more will come."""
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            part = os.read(self.requests, 1)  # a byte at a time: what is behind the line stays for who comes next
+            if not part:
+                return None
+            line += part
+        return TrialRequest.of(json.loads(bytes(line)))
+
+    def has_ended(self) -> None:
+        """Say that the trial which was asked for last has ended."""
+        os.write(self.replies, b"\n")
+
+    def close(self) -> None:
+        """Leave it to other processes."""
+        os.close(self.requests)
+        os.close(self.replies)
+
+
+class SharedStart:
+    """A process on the null GPU that makes trials in forks, see `ForkedTrials`; begun with the first of them."""
+
+    def __init__(
+        self,
+        told: Callable[..., Mapping[str, str]] = in_role,
+        variables: Mapping[str, str] = {},
+        *,
+        rank: int = 0,
+        may_wait: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Begin nothing yet.
+
+        Args:
+            told: Makes the environment variables by which the process has a role, with the trials' pipes as a part.
+            may_wait: Whether a trial has a reason to use no processor.
+        """
+        self._told, self._variables, self._rank, self._may_wait = told, variables, rank, may_wait
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests = self._replies = -1
+        self._is_over = False
+
+    def __enter__(self) -> Self:
+        """Nothing has begun."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the process."""
+        self._close()
+
+    def answers(self, request: TrialRequest) -> bool:
+        """Whether a trial left an answer; none is left where the script fails, or where nothing can be shared."""
+        if self._is_over:
+            return False
+        self.begin()
+        with suppress(BrokenPipeError):
+            os.write(self._requests, f"{request.text}\n".encode())
+        if not self._is_answered():  # it has ended, with an answer if this was its own trial
+            self._close()
+        return (Path(request.folder) / answer_name(self._rank)).exists()
+
+    def _is_answered(self) -> bool:
+        """Wait for the trial's end, unless it waits for what does not come; False where the process has ended."""
+        assert self._process is not None
+        idle = IdleLimit(self._process.pid)
+        while not select.select([self._replies], [], [], _LOOK_EVERY_S)[0]:
+            if self._may_wait():
+                idle.reset()
+            elif idle.is_over():
+                say(f"Note: {idle.sentence}")
+                end_child(self._process)
+                idle.reset()
+        return bool(os.read(self._replies, 1))
+
+    def begin(self) -> None:
+        """Begin, if that has not been done; the process ends with the thread that calls this."""
+        if self._process is not None:
+            return
+        to_read, self._requests = os.pipe()
+        self._replies, to_write = os.pipe()
+        asked = asdict(Channel(to_read, to_write))
+        # A fork lacks the threads of a library that works in several. torch refuses CUDA in a fork of a process that
+        # asked the runtime for the number of GPUs, as `torch.cuda.is_available()` does unless it may ask NVML.
+        variables = {_ONE_THREAD: "1", **os.environ, **self._variables, _COUNT_BY_NVML: "1"}
+        self._process = subprocess.Popen(
+            again(),
+            env={**variables, **self._told(trial=asked)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(to_read, to_write),
+        )
+        os.close(to_read)
+        os.close(to_write)
+
+    def _close(self) -> None:
+        self._is_over = True
+        if self._process is None:
+            return
+        os.close(self._requests)
+        os.close(self._replies)
+        self._process.wait()
+        self._process = None

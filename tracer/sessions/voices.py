@@ -1,0 +1,73 @@
+"""What a session says, and when: to a program that calls it, or of a script that knows nothing of it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tracer.capture.objects.training_objects import TrainingObjects
+from tracer.exporters.notebook import Paragraph, display_in_notebook
+from tracer.exporters.screen.terminal import say
+from tracer.sessions.loop_session import warn_at_users_line
+from tracer.units import format_bytes
+
+_MUCH_MORE = 1.01
+
+
+class Voice:
+    """What a session says to a program that calls it: at once, and with a warning at the program's line."""
+
+    is_of_script: ClassVar[bool] = False  # Whether hooks find the steps, and the answer waits for the script's end
+    to_record_the_first: ClassVar[str] = "schedule=Schedule(0, 0, 1, 1) records from the first one"
+    if_too_short: ClassVar[str] = "call session.step() after each step, or pass a shorter schedule=Schedule(...)"
+
+    def of_optimizers(self, objects: TrainingObjects) -> None:
+        """Warn, at the line that makes the session, of optimizers that update something else."""
+        for sentence in objects.updates_of_others():
+            warn_at_users_line(sentence)
+
+    def complain(self, sentence: str) -> None:
+        """Warn, at the line that ends the block; in a notebook, below the cell."""
+        if not display_in_notebook(Paragraph(sentence)):
+            warn_at_users_line(sentence)
+
+
+class ScriptVoice(Voice):
+    """That of `run`: lines on stderr, for nobody looks for the line of the script that a warning would name."""
+
+    is_of_script = True
+    to_record_the_first = "--n-wait-steps 0 --n-warmup-steps 0 record from the first one"
+    if_too_short = "record from the first one with --n-warmup-steps 0, or let the script train for longer"
+
+    def of_optimizers(self, objects: TrainingObjects) -> None:
+        """No-op: optimizers of a script may train tensors outside any model, such as latents and prompts."""
+
+    def complain(self, sentence: str) -> None:
+        """Print it."""
+        say(f"Note: {sentence}")
+
+
+def larger_elsewhere(recorded_bytes: int, before_bytes: int, until_then_bytes: int, at_end_bytes: int) -> str:
+    """A sentence on a time of a script at which more was allocated than at the peak that is explained.
+
+    Args:
+        recorded_bytes: The peak of the recorded steps.
+        before_bytes: The allocator's peak until the first step.
+        until_then_bytes: Until all was recorded.
+        at_end_bytes: Until the script's end.
+
+    Returns:
+        "" where it was less, or not 1 % more.
+    """
+    if max(before_bytes, until_then_bytes, at_end_bytes) <= _MUCH_MORE * recorded_bytes:
+        return ""
+    if at_end_bytes > until_then_bytes:
+        return (
+            f"The script used more than the peak below: {format_bytes(at_end_bytes)}, after the recorded steps. "
+            "Use --n-wait-steps to record later ones."
+        )
+    if until_then_bytes > before_bytes:
+        return (
+            f"The script used more than the peak below: {format_bytes(until_then_bytes)}, in a step that was not "
+            "recorded. Use --n-wait-steps 0 --n-warmup-steps 0 to record the first one."
+        )
+    return f"The script used more than the peak below: {format_bytes(before_bytes)}, before its first step."

@@ -1,0 +1,255 @@
+"""A workload trained from start to finish, profiled with a timing pass or watched, and what happens on failure."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tracer.analysis.profiles.findings import Findings
+from tracer.capture.device.devices import has_random_state, with_index
+from tracer.capture.device.phase_timing import time_phases
+from tracer.capture.device.phase_timings import PhaseTimings
+from tracer.capture.objects.parameter_origins import describe_parameters
+from tracer.capture.sources.project_files import project_root
+from tracer.errors import RecordingError
+from tracer.results.failure import Failure, is_out_of_memory
+from tracer.results.null_run import caveat_of
+from tracer.sessions.loop_session import fault_text
+from tracer.sessions.session import ProfileSession, Schedule
+from tracer.sessions.session_results import ShownResults, failure_of, run_results
+from tracer.sessions.termination import Termination
+from tracer.sessions.watch import TrainingWatch
+from tracer.workloads.module_steps import StepWorkload
+from tracer.workloads.module_tensors import all_tensors
+from tracer.workloads.workload import Workload, num_micro_batches, train_step
+
+Progress = Callable[[int, int], None]
+_NUM_TIMING_WARMUP, _NUM_TIMING_MEASURED = 2, 6
+_NUM_TIMING_STEPS = _NUM_TIMING_WARMUP + _NUM_TIMING_MEASURED
+
+
+def run_profile(
+    workload: Workload,
+    *,
+    schedule: Schedule,
+    timing: bool = True,
+    trace: bool = False,
+    keep_recording: bool = False,
+    progress: Progress = lambda done, total: None,
+    settings: Mapping[str, object] | None = None,
+    root: Path | None = None,
+    termination: Termination | None = None,
+    device_named: bool = True,
+) -> ShownResults:
+    """Train a workload under the profiler, then time its phases on copies, without profiler.
+
+    An exception in a step, out of memory, Ctrl-C and `sys.exit` among them, ends the run; what was recorded until then
+    is returned, with the failure named.
+
+    Args:
+        root: The folder from which reports name files; by default that of the model's code.
+        termination: Installed SIGTERM handler; signals stay deferred on return, so that the results can be written.
+        device_named: Whether the profile is about the workload's device, whatever other devices hold.
+    """
+    with ExitStack() as ended:
+        termination = termination or ended.enter_context(closing(Termination()))
+        session = ProfileSession(
+            workload.model,
+            workload.optimizer,
+            device=workload.device if device_named else None,
+            schedule=schedule,
+            trace=trace,
+        )
+        losses: list[float] = []
+        timings: PhaseTimings | None = None
+        notes: list[str] = []
+        timing = timing and not caveat_of(workload.device)
+        num_timing_steps = _NUM_TIMING_STEPS if timing else 0
+        total = schedule.num_steps + num_timing_steps
+        failure = _train(workload, session, schedule, termination, lambda done: progress(done, total), losses)
+        if session.fault is not None and failure is None:
+            notes.append(f"Profiling has stopped: {fault_text(session.fault)}")
+            failure = failure_of(session.fault, session)
+        findings = _findings(session, failure, notes)
+        if timing and failure is None:
+            timings, failure = _timed(
+                workload, session, termination, lambda done: progress(schedule.num_steps + done, total), notes
+            )
+        return run_results(
+            session,
+            findings=findings,
+            failure=failure,
+            notes=notes,
+            parameters=describe_parameters(workload.model),
+            project_root=root or project_root(workload.model),
+            settings=settings or {},
+            keep_recording=keep_recording,
+            timings=timings,
+            losses=tuple(losses),
+        )
+
+
+def _train(
+    workload: Workload,
+    session: ProfileSession,
+    schedule: Schedule,
+    termination: Termination,
+    progress: Callable[[int], None],
+    losses: list[float],
+) -> Failure | None:
+    """Run the profiled steps, whose losses are added to the list; returns what ended them early."""
+    try:
+        with session:
+            try:
+                for _ in range(schedule.num_steps):
+                    losses += run_step(workload, session)
+                    session.step()
+                    progress(session.num_steps_done)
+            finally:
+                termination.hold()
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        if session.is_in_child:
+            raise
+        return failure_of(error, session)
+    return None
+
+
+def _timed(
+    workload: Workload,
+    session: ProfileSession,
+    termination: Termination,
+    progress: Callable[[int], None],
+    notes: list[str],
+) -> tuple[PhaseTimings | None, Failure | None]:
+    """The timing pass, and what ended it early; that a second copy of the model has no room is a note."""
+    try:
+        termination.resume()
+        return _time(workload, progress, notes), None
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        if not is_out_of_memory(error):
+            return None, failure_of(error, session, in_timing_pass=True)
+        notes.append("The timing pass needs a second copy of the model, for which the device had no memory left.")
+        return None, None
+    finally:
+        termination.hold()
+
+
+def _findings(session: ProfileSession, failure: Failure | None, notes: list[str]) -> Findings | None:
+    """What was recorded, explained; a run that failed before anything was allocated is told by its failure."""
+    if not session.has_recording:
+        return None
+    try:
+        return session.findings
+    except RecordingError as error:
+        if failure is None:
+            raise
+        notes.append(str(error))
+        return None
+
+
+def run_step(workload: Workload, session: ProfileSession) -> list[float]:
+    """Run a step; returns its loss in a list, or an empty list where there is none."""
+    losses: list[float] = []
+
+    def after_backward(loss: Any) -> None:
+        if loss is not None:
+            losses.append(float(loss.detach()))
+        # A function that does a whole step lets go of the gradients itself, and the optimizer's step was seen.
+        if workload.optimizer is None and loss is not None and not isinstance(workload, StepWorkload):
+            session.observe_gradients()
+
+    train_step(workload, session.observe_batch, after_backward)
+    return [sum(losses)] if losses else []
+
+
+@contextmanager
+def random_states_kept(workload: Workload) -> Iterator[None]:
+    """Put torch's random states, on the CPU and on the workload's devices, numpy's and Python's back at the end."""
+    python, numpy = random.getstate(), np.random.get_state()
+    of_model = (tensor.device for tensor in all_tensors(workload.model))
+    used = {with_index(device) for device in (workload.device, *of_model) if has_random_state(device)}
+    by_type = itertools.groupby(sorted(used, key=str), key=lambda device: device.type)
+    try:
+        with ExitStack() as kept:
+            kept.enter_context(torch.random.fork_rng(devices=[]))
+            for device_type, devices in by_type:
+                kept.enter_context(torch.random.fork_rng(devices=list(devices), device_type=device_type))
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def _copy(workload: Workload, notes: list[str]) -> Workload | None:
+    """A workload's copy; that a model cannot be copied is a note, not a failure of the run."""
+    try:
+        copy = workload.copy()
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        notes.append(f"The phases were not timed: copying the model raised {type(error).__name__}: {error}")
+        return None
+    if copy is None:
+        notes.append("The phases were not timed: they cannot be started one by one.")
+    elif num_micro_batches(copy) > 1:
+        notes.append(f"The phases were timed with one of a step's {num_micro_batches(copy)} micro-batches.")
+    return copy
+
+
+def _time(workload: Workload, progress: Callable[[int], None], notes: list[str]) -> PhaseTimings | None:
+    """The timing pass, on copies, with the random state put back afterwards; None if there can be no copy."""
+    with random_states_kept(workload):
+        copy = _copy(workload, notes)
+        if copy is None:
+            return None
+        try:
+            batch = [copy.next_batch()]
+        except StopIteration:
+            notes.append("The phases were not timed: the workload had no batch left.")
+            return None
+        done = itertools.count(1)
+
+        def after_step() -> None:
+            with suppress(StopIteration):  # the last batch of a source that has an end serves for the rest
+                batch[0] = copy.next_batch()
+            progress(next(done))
+
+        return time_phases(
+            forward=lambda: copy.forward(batch[0]),
+            backward=copy.backward,
+            optimizer_step=copy.optimizer_step,
+            device=copy.device,
+            num_warmup_steps=_NUM_TIMING_WARMUP,
+            num_steps=_NUM_TIMING_MEASURED,
+            after_step=after_step,
+        )
+
+
+def watch_workload(
+    workload: Workload, num_steps: int, *, save_dir: Path, settings: Mapping[str, object], is_told: bool
+) -> bool:
+    """Train and watch; False if a step failed, which the report explains.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: Ctrl-C or SIGTERM has come; the report is written.
+    """
+    watch = TrainingWatch(
+        workload.model, workload.optimizer, save_dir=save_dir, device=workload.device, settings=settings, screen=is_told
+    )
+    try:
+        with watch:
+            for _ in range(num_steps):
+                train_step(workload, watch.observe_batch)
+                watch.step()
+    except Exception:
+        if watch.report is None:
+            raise
+        return False
+    return not watch.is_incomplete
