@@ -112,9 +112,10 @@ def _around(frames: list[Frame]) -> Iterator[tuple[_Part, int]]:
 def _repeated(case: Case, part: _Part, lines: dict[int, int]) -> _Repeated | None:
     """The calls of a part, told apart by the order in which they make blocks; None where it does not repeat."""
     call, lives = case.calls[0], case.lives
-    rows = np.flatnonzero((call >= 0) & np.isin(case.stack, list(lines)) & (lives.begin <= case.entry))
+    rows = np.flatnonzero((call >= 0) & np.isin(case.stack, list(lines)))
     rows = rows[np.argsort(lives.begin[rows], kind="stable")]
-    latest = case.stack[rows[call[rows] == call[rows].max()]]
+    until_now = rows[lives.begin[rows] <= case.entry]
+    latest = case.stack[until_now[call[until_now] == call[until_now].max()]]
     first, times = int(latest[0]), _times_in_each(latest)
     if not times or (num_calls := -(-int((latest == first).sum()) // times)) < _LEAST_PARTS:
         return None
