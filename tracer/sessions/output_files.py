@@ -198,6 +198,7 @@ def _write_page(material: Material, path: Path) -> None:
         notes=notes,
         slow_modules=_slow_modules(material, findings),
         failed=results.failed_allocation,
+        first=results.first_changes,
         known=known,
         against_eager=results.against_eager,
         advice=results.advice,
@@ -252,7 +253,7 @@ def _write_page_of_history(material: Material, path: Path) -> None:
             "The allocator's history has no device with memory, so there is no page.", hint="Record a later step."
         )
     failing = device_out_of_memory(columns)
-    tried = results.failed_allocation.first if results.failed_allocation is not None else None
+    tried = results.first_changes
     first = {failing: tried} if failing is not None and tried is not None else {}
     caveat = results.origin.caveat
     write_snapshot_page(replayed, finding, path, run=run_description(results), caveat=caveat, first=first)
@@ -338,6 +339,7 @@ def _write_peak_json(material: Material, path: Path) -> None:
         values_read=results.values_read,
         graph_pools=findings.graph_pools,
         failed=results.failed_allocation,
+        first=results.first_changes,
     )
     write_json(path, document)
 

@@ -323,6 +323,8 @@ class ProfileSession(LoopSession):
             kind, trace = (type(error), error.__traceback__) if error is not None else (None, None)
             self._ours(lambda: profiler.__exit__(kind, error, trace))
             torch_profiler.let_go_of(profiler)
+        if self.history.snapshot is None and self._tracer.num_cycles:  # the first step was recorded alone
+            self._ours(lambda: self.history.dump(self._tracer.num_cycles - 1))
         self._ours(self._stop_hearing)
         self._ours(self._hooks.stop)
         self._ours(self._compile_watch.stop)

@@ -35,6 +35,7 @@ def print_snapshot(
     top: int = 10,
     more: Callable[[int], None] = lambda device: None,
     behind_failure: Callable[[int], None] = lambda device: None,
+    why: Callable[[int], str] = lambda device: "",
 ) -> None:
     """Print what filled each device at its peak, those that ran out of memory before the others.
 
@@ -43,13 +44,14 @@ def print_snapshot(
         console: Where to print; file names are never read as markup.
         top: Rows of each table; what the others hold together is said.
         more: Prints what else there is to say of a device, given its index.
+        why: What fills a good part of a device's peak, and what to change; where none is known, empty.
     """
     say(console, file, style="bold")
     for note in finding.notes:
         say(console, f"Note: {note}", style="yellow")
     devices = finding.failed_first
     for device in devices[:MAX_DEVICES]:
-        _print_device(device, console, top, behind_failure)
+        _print_device(device, console, top, behind_failure, why(device.device))
         more(device.device)
     if others := devices[MAX_DEVICES:]:
         peak = format_bytes(max(device.peak.requested_bytes for device in others))
@@ -64,7 +66,9 @@ def _print_pinned(pinned: Sequence[PinnedLine], console: Console, top: int) -> N
         _print_shares("Pinned host memory at the end", shares, console, top)
 
 
-def _print_device(device: DeviceFinding, console: Console, top: int, behind_failure: Callable[[int], None]) -> None:
+def _print_device(
+    device: DeviceFinding, console: Console, top: int, behind_failure: Callable[[int], None], why: str
+) -> None:
     peak = device.peak
     say(console)
     history = f"{some(device.entries, 'entry')} of history"
@@ -77,6 +81,8 @@ def _print_device(device: DeviceFinding, console: Console, top: int, behind_fail
         say(console, f"of the requested bytes, {before} were there before the recording", indent=2)
     for note in device.notes:
         say(console, f"Note: {note}", style="yellow", indent=2)
+    if why and not device.oom:
+        say(console, shorten_paths(why), style="bold", indent=2)
     shown = _print_ooms(device, console, top)
     if device.oom:
         behind_failure(device.device)
