@@ -41,7 +41,13 @@ def first_changes_sections(first: FirstChanges | None) -> tuple[Section, ...]:
     """What to try first, of a recording in which nothing failed; none where no change helps."""
     if first is None or not first.changes:
         return ()
-    return (Section(_TRY_FIRST, first.sentences, tables=(_first_changes_table(_PEAKS.capitalize(), first),)),)
+    sentences = first.sentences[len(much_saved(first)) :]
+    return (Section(_TRY_FIRST, sentences, tables=(_first_changes_table(_PEAKS.capitalize(), first),)),)
+
+
+def much_saved(first: FirstChanges | None) -> tuple[str, ...]:
+    """The decisive cause and its change, where that removes a good part of the peak, for the top of the page."""
+    return (first.much_is_saved,) if first is not None and first.much_is_saved else ()
 
 
 def oom_sentences(events: Sequence[OutOfMemory], device: str) -> tuple[str, ...]:

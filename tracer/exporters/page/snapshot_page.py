@@ -32,6 +32,7 @@ from tracer.exporters.page.model import (
 from tracer.exporters.page.out_of_memory import (
     first_changes_sections,
     groups_table,
+    much_saved,
     oom_section,
     oom_sentences,
     site_cell,
@@ -91,7 +92,7 @@ def snapshot_page(
         alarm=oom_sentences(device.oom, f"device {device.device}"),
         notes=(*finding.notes, *device.notes, *_left_out(timeline)),
         sections=(*_what_helps(device, first), *_sections(finding, shown)),
-        headline_notes=_rounded(device.peak),
+        headline_notes=(*much_saved(None if device.oom else first), *_rounded(device.peak)),
     )
     if not device.entries:
         return page

@@ -46,7 +46,7 @@ from tracer.exporters.page.model import (
     StepTiming,
     Table,
 )
-from tracer.exporters.page.out_of_memory import first_changes_sections, oom_section, oom_sentences
+from tracer.exporters.page.out_of_memory import first_changes_sections, much_saved, oom_section, oom_sentences
 from tracer.exporters.page.snapshot_page import reserved_table
 from tracer.exporters.page.times import time_lanes, time_section, time_sentence
 from tracer.exporters.page.words import headline
@@ -101,7 +101,11 @@ def timeline_page(
         slow_modules=slow_modules,
         run=run,
         alarm=() if failed is None else oom_sentences((failed.event,), peak.device),
-        headline_notes=(*_headline_notes(peak), *(() if device_times is None else (time_sentence(device_times),))),
+        headline_notes=(
+            *much_saved(None if failed else first),
+            *_headline_notes(peak),
+            *(() if device_times is None else (time_sentence(device_times),)),
+        ),
         notes=(
             *notes,
             *left_out(findings),
