@@ -16,9 +16,9 @@ from torch import nn
 
 from tests.truth.isolate import value_in_fresh_process
 from tracer.errors import TracerError
+from tracer.sessions.profile_session import Schedule
 from tracer.sessions.script_run import ScriptProfile, named
-from tracer.sessions.session import Schedule
-from tracer.sessions.training import TrainingProfile
+from tracer.sessions.training_profile import TrainingProfile
 from tracer.sessions.voices import ScriptVoice
 
 

@@ -14,11 +14,11 @@ from torch import nn
 
 from tracer.commands.script import run_script
 from tracer.sessions import script_run
+from tracer.sessions.profile_session import Schedule
 from tracer.sessions.script_run import ScriptProfile
-from tracer.sessions.session import Schedule
-from tracer.sessions.training import TrainingProfile
+from tracer.sessions.training_profile import TrainingProfile
+from tracer.sessions.training_watch import TrainingWatch
 from tracer.sessions.voices import ScriptVoice, larger_elsewhere
-from tracer.sessions.watch import TrainingWatch
 
 GIB = 1 << 30
 

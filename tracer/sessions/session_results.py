@@ -20,7 +20,7 @@ from tracer.results.null_run import caveat_of, notes_of
 from tracer.results.run_results import RunResults
 from tracer.sessions.on_null_gpu import values_read
 from tracer.sessions.output_files import Written, write_outputs
-from tracer.sessions.session import ProfileSession
+from tracer.sessions.profile_session import ProfileSession
 
 
 class ShownResults(RunResults):

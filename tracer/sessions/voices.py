@@ -7,7 +7,7 @@ from typing import ClassVar
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.exporters.notebook import Paragraph, display_in_notebook
 from tracer.exporters.screen.terminal import say
-from tracer.sessions.loop_session import warn_at_users_line
+from tracer.sessions.session import warn_at_users_line
 from tracer.units import format_bytes
 
 _MUCH_MORE = 1.01

@@ -25,9 +25,9 @@ from tracer.results.prediction import OutOfMemoryAt, Prediction, ShapeNeed, Size
 from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
 from tracer.sessions.output_files import OUTPUTS
+from tracer.sessions.profile_session import Schedule
 from tracer.sessions.script_run import ScriptProfile
-from tracer.sessions.session import Schedule
-from tracer.sessions.training import TrainingProfile
+from tracer.sessions.training_profile import TrainingProfile
 from tracer.sessions.trials.largest_fitting import Trial
 from tracer.sessions.trials.rehearsed_prediction import NUM_STEPS, on_card
 from tracer.sessions.trials.script_trial import MOST_STEPS, StepRequests, fullest_sizes, sizes_of

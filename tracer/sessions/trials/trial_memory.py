@@ -18,8 +18,8 @@ from tracer.capture.torch_private.torch_history import on_out_of_memory
 from tracer.exporters.memory_snapshot import write_memory_snapshot
 from tracer.null_gpu.limit import WITHOUT_END_BYTES, limited_to
 from tracer.null_gpu.writes import own_files
+from tracer.sessions.training_watch import MAX_ENTRIES
 from tracer.sessions.trials.trial_channel import TrialRequest
-from tracer.sessions.watch import MAX_ENTRIES
 
 LIMIT_S = 300
 """Of a processor, for the script as it is where memory does not end: it may never come to the end of a step."""

@@ -31,7 +31,7 @@ from tracer.results.run_results import RunResults
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import Rank, announce, peak_of
 from tracer.sessions.output_files import Written, left_from_earlier, left_sentence, write_outputs, written_lines
-from tracer.sessions.session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession, Schedule
 from tracer.sessions.session_results import ShownResults, failure_of, run_results
 from tracer.sessions.voices import Voice, larger_elsewhere
 from tracer.units import some
