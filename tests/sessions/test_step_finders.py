@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,8 @@ def test_each_outermost_call_is_a_step() -> None:
 
 
 def recorded(folder: Path, calls: Any, **options: Any) -> tuple[ScriptProfile, RunResults | None]:
-    def make_session(models: Any, optimizers: Any) -> TrainingProfile:
-        return TrainingProfile(
-            models, optimizers, voice=ScriptVoice(), save_dir=folder, schedule=Schedule(0, 0, 5, 1), screen=False
-        )
-
+    plan = Schedule(0, 0, 5, 1)
+    make_session = partial(TrainingProfile, voice=ScriptVoice(), save_dir=folder, schedule=plan, screen=False)
     profile = ScriptProfile(make_session, **options)
     with profile:
         calls()
