@@ -199,7 +199,7 @@ class ProfileSession(Session):
         self._arguments: list[weakref.ref[Tensor]] = []
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
-        """What tells of optimizers' steps."""
+        """Return the hooks that tell of optimizers' steps."""
         return CallHooks(
             optimizers=objects.optimizers,
             before_step=self._before_optimizer_step,
@@ -257,7 +257,7 @@ class ProfileSession(Session):
 
     @property
     def _is_another_at_work(self) -> bool:
-        """Whether somebody else's profiler warms up or records: ours would end that without a word."""
+        """True if another profiler is active; starting ours would stop it."""
         return torch_profiler.is_recorded_by_profiler() or any(map(torch_profiler.is_prepared, self._others))
 
     def _another_begins(self, profiler: Any) -> None:
@@ -312,24 +312,24 @@ class ProfileSession(Session):
             if is_out_of_memory(error):
                 if not self.history.is_offered and (device := recorded_from_start()):  # it began on the CPU, say
                     self.history = AllocatorHistory(device, is_timed=not caveat_of(device))
-                    self._ours(self.history.start)
-                self._ours(lambda: self.history.dump(self._tracer.num_cycles if is_recorded else None))
-            self._ours(lambda: self._look_where_memory_ran_out(error))
-            self._ours(self._note_evaluation)
+                    self._guarded(self.history.start)
+                self._guarded(lambda: self.history.dump(self._tracer.num_cycles if is_recorded else None))
+            self._guarded(lambda: self._look_where_memory_ran_out(error))
+            self._guarded(self._note_evaluation)
             if is_out_of_memory(error) and not is_recorded:
-                self._ours(lambda: self._observe_everything(is_walk=True, batch=self._called_with()))
+                self._guarded(lambda: self._observe_everything(is_walk=True, batch=self._called_with()))
         if profiler is not None:
             kind, trace = (type(error), error.__traceback__) if error is not None else (None, None)
-            self._ours(lambda: profiler.__exit__(kind, error, trace))
+            self._guarded(lambda: profiler.__exit__(kind, error, trace))
             torch_profiler.let_go_of(profiler)
-        self._ours(self._stop_hearing)
-        self._ours(self._hooks.stop)
-        self._ours(self._compile_watch.stop)
-        self._ours(GRAPH_CAPTURES.stop)
-        self._ours(self._loaded.stop)
-        self._ours(self.history.stop)
-        self._ours(self._quiet.close)
-        self._ours(self._observer.stop)
+        self._guarded(self._stop_hearing)
+        self._guarded(self._hooks.stop)
+        self._guarded(self._compile_watch.stop)
+        self._guarded(GRAPH_CAPTURES.stop)
+        self._guarded(self._loaded.stop)
+        self._guarded(self.history.stop)
+        self._guarded(self._quiet.close)
+        self._guarded(self._observer.stop)
 
     def _switch_off_in_child(self) -> None:
         """The profiler is kept, since it must not be stopped here."""
@@ -344,7 +344,7 @@ class ProfileSession(Session):
 
     def _end(self, error: BaseException | None) -> None:
         super()._end(error)
-        self._ours(lambda: self._look_for_waste(error))
+        self._guarded(lambda: self._look_for_waste(error))
         self._look_for_meta()
 
     def _look_where_memory_ran_out(self, error: BaseException) -> None:
@@ -525,14 +525,14 @@ class ProfileSession(Session):
             torch_profiler.record_no_shapes(self._profiler)
 
     def _step_begins(self) -> None:
-        """What was noted of the step before does not hold for the next one."""
+        """Forget what was noted of the step before."""
         self._has_stepped = False
         self._asking = None
         if self._objects is not None:
             self._objects.forget_names()
 
     def _action_after(self, num_steps: int) -> ProfilerAction:
-        """What the profiler does after so many more steps."""
+        """Return the profiler's action after so many more steps."""
         return ProfilerAction(self._profiler.schedule(self._profiler.step_num + num_steps))
 
     def _cycle_begins(self, *, is_recorded: bool) -> None:
@@ -595,7 +595,7 @@ class ProfileSession(Session):
         self.module_names.update((number, names[number]) for number in self._others_named)
 
     def _called_with(self) -> Iterator[Observed]:
-        """What a model was called with last, in a step that is not recorded, as far as it is still there."""
+        """Return the living arguments of a model's last call, in a step that is not recorded."""
         there = ((reference(), "batch") for reference in self._arguments)
         return ((Role.ARGUMENT, name, tensor) for tensor, name in there if tensor is not None)
 
@@ -671,7 +671,7 @@ class ProfileSession(Session):
                 self._observe_gradients_of(optimizer)
 
     def _observe_state_between_evaluations(self) -> None:
-        """What an optimizer keeps within its step, such as LBFGS's directions: from its second evaluation on."""
+        """Observe an optimizer's state within its step, such as LBFGS's directions: from its second evaluation on."""
         optimizer = self._asking
         if optimizer is not None and self._objects is not None:
             self._num_evaluations += 1
@@ -691,7 +691,7 @@ class ProfileSession(Session):
     # --------------------------------------------------------------------------------------------------------- results
     @property
     def known(self) -> KnownStorages:
-        """What was observed so far."""
+        """Return the storages observed so far."""
         return self._observer.observations()
 
     @property
@@ -727,7 +727,7 @@ class ProfileSession(Session):
         return tuple(sentences)
 
     def _lacking(self, findings: Findings | None) -> str | None:
-        """What the device does not offer, in a sentence."""
+        """Return a sentence on what the device does not offer; None if it lacks nothing."""
         cycles = findings.cycles if findings is not None else ()
         has_kernels = not self._is_timed or not cycles or any(cycle.recording.kernels is not None for cycle in cycles)
         return devices.lacks(self.device_of(findings), has_history=self.history.is_offered, has_kernels=has_kernels)

@@ -58,13 +58,13 @@ class CountedSteps:
         return cls(parameters[0].device if parameters else torch.device("cpu"))
 
     def __enter__(self) -> Self:
-        """There is nothing to switch on."""
+        """No-op: nothing is switched on."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """There is nothing to switch off."""
+        """No-op: nothing is switched on."""
 
     def wait_for_next_step(self) -> None:
         """No-op: nothing is recorded."""
@@ -86,7 +86,7 @@ MakeLater = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], Tr
 
 
 class FirstStepsDone(BaseException):
-    """Ends a script of which nobody wants more than its first steps; no `except Exception` of its own stops it."""
+    """Raised to stop a script early. Derives from BaseException so that the script cannot catch it."""
 
 
 class ScriptProfile:
@@ -160,7 +160,7 @@ class ScriptProfile:
 
     @property
     def _of_inference(self) -> str:
-        """What to do where models were called all the same."""
+        """Return a hint where models were called without being trained."""
         sentence = " It called a model without training it: with --inference, `run` explains such calls."
         return sentence if self._has_called else ""
 

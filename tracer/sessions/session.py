@@ -75,7 +75,7 @@ class Session:
         self._switch_off(error)
 
     def _finish(self, error: BaseException | None) -> None:
-        """What is left to do when all is off."""
+        """Do what is left when all is off."""
 
     def _write_before_the_end(self, error: Terminated) -> None:
         """Write what there is: a signal ends the process, whose main thread does not come back. In another thread."""
@@ -106,7 +106,7 @@ class Session:
 
     def abandon(self) -> None:
         """Switch off without a result, as if the block had never begun."""
-        self._ours(lambda: self._switch_off(None))
+        self._guarded(lambda: self._switch_off(None))
         self._let_go()
         self._termination.forget()
 
@@ -120,7 +120,7 @@ class Session:
         self._termination.watch()
         try:
             had_fault = self.fault is not None
-            self._ours(lambda: self._end(error))
+            self._guarded(lambda: self._end(error))
             if self.fault is not None and not had_fault:
                 _tell_of_fault(self.fault, error)
             try:
@@ -170,7 +170,7 @@ class Session:
         self._objects = None
 
     # ------------------------------------------------------------------------------------------------ faults of its own
-    def _ours(self, work: Callable[[], object]) -> None:
+    def _guarded(self, work: Callable[[], object]) -> None:
         """Do something of the session's own; its failure is kept, and never the loop's."""
         try:
             work()
@@ -179,18 +179,18 @@ class Session:
 
     @contextmanager
     def _never_the_loops_fault(self) -> Iterator[None]:
-        """What goes wrong inside ends the session's work and not the training, with one warning."""
+        """Turn an error inside the block into the end of the session's work, with one warning; the training goes on."""
         with signals_deferred():
             try:
                 yield
             except Exception as fault:
                 self.fault = self.fault or fault
-                self._ours(lambda: self._switch_off(None))
+                self._guarded(lambda: self._switch_off(None))
                 warn_at_users_line(f"{self._name} has stopped, and the loop goes on: {fault_text(self.fault)}")
 
 
 def fault_text(fault: Exception) -> str:
-    """What went wrong in a session: a sentence for people, or a traceback for whoever mends this program."""
+    """Return a sentence for users, or the traceback of an internal fault."""
     if isinstance(fault, TracerError):
         return f"{fault} {fault.hint}" if fault.hint else str(fault)
     return "an internal fault.\n" + "".join(traceback.format_exception(fault))

@@ -123,7 +123,7 @@ class TrainingProfile(ProfileSession):
         assert self._objects is not None
         # The program may have let go of its models when the files are written.
         self._parameters: tuple[Parameter, ...] = ()
-        self._ours(self._describe_parameters)
+        self._guarded(self._describe_parameters)
         self.voice.of_optimizers(self._objects)
         self._project_root = project_root(next(iter(self._objects.models.values()), None))
         self._folder = SessionFolder(save_dir)
@@ -153,7 +153,7 @@ class TrainingProfile(ProfileSession):
 
     @property
     def rows(self) -> tuple[PeakRow, ...]:
-        """What filled the device at the largest peak, the largest first; `pandas.DataFrame(session.rows)` is a table.
+        """Rows of the largest peak, the largest first; `pandas.DataFrame(session.rows)` is a table.
 
         Raises:
             TracerError: The block has not ended.
@@ -189,7 +189,7 @@ class TrainingProfile(ProfileSession):
         return repr(self.results)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the answer, and the page in a frame."""
+        """Return the answer and the page in a frame, for a notebook."""
         if self.results is None:
             return f"<p>Profiling: {some(self.num_steps_done, 'step')} so far.</p>"
         notes = [] if self.results.findings is not None else [self._what_is_missing()]
@@ -405,7 +405,7 @@ class TrainingProfile(ProfileSession):
 
     @property
     def _if_too_short(self) -> str:
-        """What to do about a loop that ended before anything was recorded; nothing where somebody else says it."""
+        """Return a hint for a loop that ended before anything was recorded; "" for a script without steps."""
         return self.voice.if_too_short if self.num_steps_done or not self.voice.is_of_script else ""
 
 

@@ -193,7 +193,7 @@ class TrainingWatch(Session):
         """Explain what has ended the run."""
         self._write_if_asked()
         if self._is_on:
-            self._ours(lambda: self._last_words(error))
+            self._guarded(lambda: self._last_words(error))
         super()._end(error)
 
     def _last_words(self, error: BaseException | None) -> None:
@@ -488,7 +488,7 @@ def _watch_out_of_memory(device: torch.device, watch: TrainingWatch) -> None:
 
 
 def _tell_all() -> None:
-    """Nothing that goes wrong here may reach the allocator, which is in the middle of a request."""
+    """Tell every watch; an error must not reach the allocator, which is in the middle of a request."""
     try:
         for watch in list(_watched):
             watch.out_of_memory()

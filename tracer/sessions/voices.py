@@ -1,4 +1,4 @@
-"""What a session says, and when: to a program that calls it, or of a script that knows nothing of it."""
+"""The words of sessions: to a program that calls one, or of a script that knows nothing of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MUCH_MORE = 1.01
 
 
 class Voice:
-    """What a session says to a program that calls it: at once, and with a warning at the program's line."""
+    """Words to a program that calls the session: at once, and with warnings at the program's line."""
 
     is_of_script: ClassVar[bool] = False  # Whether hooks find the steps, and the answer waits for the script's end
     to_record_the_first: ClassVar[str] = "schedule=Schedule(0, 0, 1, 1) records from the first one"

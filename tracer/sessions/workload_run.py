@@ -142,7 +142,7 @@ def _timed(
 
 
 def _findings(session: ProfileSession, failure: Failure | None, notes: list[str]) -> Findings | None:
-    """What was recorded, explained; a run that failed before anything was allocated is told by its failure."""
+    """Explain the recording; a run that failed before anything was allocated is told by its failure."""
     if not session.has_recording:
         return None
     try:

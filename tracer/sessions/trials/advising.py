@@ -55,7 +55,7 @@ def advise_on(
     verify: bool = False,
     progress: _Progress = lambda done, total: None,
 ) -> AdviceReport:
-    """What would lower the peak of a workload, which itself is not touched; neither is a random state.
+    """Advise on a workload's peak, without touching the workload or a random state.
 
     Args:
         build_there: Makes it anew on that device, to be run; by default `build`.

@@ -29,7 +29,7 @@ class TrialMemory:
     """Sets the limit and records the history that a trial asks for, from `begin` until the block ends."""
 
     def __init__(self, num_devices: int) -> None:
-        """Nothing is asked for yet, and memory ends as the card's does."""
+        """Prepare; memory ends as the card's does."""
         self._num_devices = num_devices
         self._end = ExitStack()
         self._history: AllocatorHistory | None = None
@@ -65,7 +65,7 @@ class TrialMemory:
                 write_memory_snapshot(self._history.snapshot, path)
 
     def __enter__(self) -> Self:
-        """Nothing changes before `begin`."""
+        """No-op: see `begin`."""
         return self
 
     def __exit__(
