@@ -21,7 +21,6 @@ documents. With `--without`, snapshots are judged without some rules, by their p
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import os
 import pickle
@@ -59,9 +58,8 @@ from tracer.analysis.profiles.attribution import Phase
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 from tracer.analysis.profiles.peak_rows import origin_of
 from tracer.analysis.rules import HasLength, Rule
-from tracer.analysis.snapshots import kind_finder
-from tracer.analysis.snapshots.block_facts import BlockFacts
 from tracer.analysis.snapshots.classify_blocks import PROOFS, RULES, apply_rules
+from tracer.analysis.snapshots.counting import BlockFacts
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.kind_finder import KindFinder, ReplayedDevice
 from tracer.arrays import Ints
@@ -153,12 +151,12 @@ def judge_device(device: ReplayedDevice, is_right: IsRight, left_out: frozenset[
     sizes = lives.requested_bytes[rows]
     proofs = [number for number in range(len(PROOFS)) if number not in left_out]
 
-    facts, decided = _facts(device.kinds, [PROOFS[number] for number in proofs], rows)
+    facts, decided = _facts(device.kinds, [PROOFS[number] for number in proofs])
     without = {}
     for number in (proofs[place] for place in (decided if not left_out else ())):
         others = [PROOFS[each] for each in proofs if each != number]
         rules = [rule for each, rule in enumerate(RULES) if each not in left_out and each != number]
-        kinds, _ = apply_rules(_facts(device.kinds, others, rows)[0], rules)
+        kinds, _ = apply_rules(_facts(device.kinds, others)[0], rules)
         without[number] = Counter[int]()
         for row, size in zip(rows.tolist(), sizes.tolist(), strict=True):
             without[number][_verdict(row, int(kinds[row]), is_right)] += size
@@ -173,26 +171,16 @@ def _verdict(row: int, kind: int, is_right: IsRight) -> int:
     return UNKNOWN if kind in snapshot_kinds.SILENT else RIGHT if is_right(row, Kind(kind)) else WRONG
 
 
-def _facts(finder: KindFinder, proofs: Sequence[Rule], rows: Ints) -> tuple[BlockFacts, set[int]]:
+def _facts(finder: KindFinder, proofs: Sequence[Rule]) -> tuple[BlockFacts, set[int]]:
     """The facts that the table is asked of where only some rules prove, and which of those decide a block."""
-    fresh, seen = copy.copy(finder), []
-    for name in ("_facts", "_kinds_and_evidence", "_proved", "proved_of_stacks"):
-        fresh.__dict__.pop(name, None)
-    fresh.learn_from(kind_finder._SharedStackKinds([fresh], finder._sites))
-
-    def apply(facts: BlockFacts, rules: Sequence[Rule] = RULES) -> tuple[Ints, Ints]:
-        seen.append(facts)
-        return apply_rules(facts, rules)
-
-    with patch.object(kind_finder, "PROOFS", tuple(proofs)), patch.object(kind_finder, "apply_rules", apply):
-        fresh.kinds_and_evidence(rows)
-    is_open, decided = np.ones(len(seen[-1]), np.bool_), set()
+    facts = replace(finder.facts, proofs=proofs, devices=[])
+    is_open, decided = np.ones(len(facts), np.bool_), set()
     for number, rule in enumerate(proofs):
-        holds = is_open & rule.holds(seen[-1])
+        holds = is_open & rule.holds(facts)
         is_open &= ~holds
         if holds.any():
             decided.add(number)
-    return seen[-1], decided
+    return facts, decided
 
 
 def judge_cuts(path: Path, left_out: frozenset[int], **how: bool) -> Sums:

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles import classify_blocks as profiles
-from tracer.analysis.rules import OR, Rule
+from tracer.analysis.rules import NOT, OR, Rule
 from tracer.analysis.snapshots import classify_blocks as snapshots
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "how-it-works.md"
@@ -21,6 +22,7 @@ HEADS = {
 }
 GAINS = Path(__file__).resolve().parents[1] / "benchmarks" / "rule_gains.json"
 Row = tuple[str, str, str, str]
+Table = TypeVar("Table")
 
 
 def rows_of(rules: Sequence[Rule]) -> list[Row]:
@@ -54,6 +56,18 @@ def weaker(conditions: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
         names = condition.split(OR)
         for name in names if len(names) > 1 else ():
             yield f"{condition}: {name}", (*before, OR.join(other for other in names if other != name), *behind)
+
+
+def facts_named(rules: Sequence[Rule]) -> set[str]:
+    """The names of the truths that rules ask for."""
+    return {name.removeprefix(NOT) for rule in rules for condition in rule.when for name in condition.split(OR)}
+
+
+def told(table: type[Table], columns: Mapping[str, Any]) -> Table:
+    """Facts that are known, of no recording."""
+    facts = object.__new__(table)
+    vars(facts).update(columns)
+    return facts
 
 
 def main() -> None:

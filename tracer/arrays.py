@@ -89,6 +89,14 @@ PerPageRow: TypeAlias = Column[_Value]
 PerSteps: TypeAlias = Column[_Value]
 
 
+class Interned(dict[Any, int]):
+    """Distinct values, numbered in order of appearance; a subscript gives the number."""
+
+    def __missing__(self, value: Any) -> int:
+        number = self[value] = len(self)
+        return number
+
+
 class ColumnTable:
     """A dataclass whose fields are columns of one length."""
 

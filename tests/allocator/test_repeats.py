@@ -15,8 +15,7 @@ from tests.allocator.recorded import MIB, Program, requests_of
 from tracer.allocator import replay as replay_module
 from tracer.allocator.blocks import USED, Block
 from tracer.allocator.history import Op
-from tracer.allocator.replay import Program as Requests
-from tracer.allocator.replay import replay
+from tracer.allocator.replay import Requests, replay
 from tracer.allocator.settings import AllocatorSettings, parse_settings
 
 Act = tuple[str, int, int]
@@ -70,13 +69,13 @@ def in_full(requests: Requests) -> Requests:
 def performed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How many operations replays have performed."""
     counts: list[int] = []
-    performs = replay_module._Run._perform
+    performs = replay_module._ReplayRun._perform
 
     def counted(self: Any, begin: int, end: int) -> None:
         counts.append(end - begin)
         performs(self, begin, end)
 
-    monkeypatch.setattr(replay_module._Run, "_perform", counted)
+    monkeypatch.setattr(replay_module._ReplayRun, "_perform", counted)
     return lambda: sum(counts)
 
 

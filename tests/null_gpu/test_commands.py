@@ -202,6 +202,39 @@ def test_a_script_without_training_is_explained_from_its_first_call(tmp_path: Pa
     assert "BEFORE_RECORDING" not in sizes and sizes["PARAMETER"] > 4 * 1000 * 5000 * 2 + 4 * 6000
 
 
+ENDS_WITHOUT_TRAINING = """
+import torch
+from torch import nn
+net, kept = nn.Linear(1000, 1000).cuda(), []
+with torch.no_grad():
+    for number in range(1000):
+        kept.append(net(torch.randn(4000, 1000, device="cuda")))
+"""
+ENDS_BETWEEN_CYCLES = """
+import torch
+from torch import nn
+net = nn.Linear(1000, 1000).cuda()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for number in range(10):
+    net(torch.randn(100, 1000, device="cuda")).sum().backward()
+    optimizer.step()
+    if number == 4:
+        torch.empty(1 << 30, device="cuda")
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "cause"), [(ENDS_WITHOUT_TRAINING, "results kept"), (ENDS_BETWEEN_CYCLES, "one request")]
+)
+def test_memory_that_ends_where_nothing_is_recorded_is_explained(program: str, cause: str, tmp_path: Path) -> None:
+    """Before anything is trained, and in a step between two recorded cycles."""
+    (tmp_path / "ends.py").write_text(program, "utf-8")
+    run = called(tmp_path, "run", "--on", "h100:2GiB", "--save-dir", "out", "ends.py")
+    assert run.returncode == 1 and "Out of memory at <module>  ends.py:" in run.stdout.replace("forward", "<module>")
+    assert peak_of(tmp_path / "out")["failure"]["decisive"] == cause
+    assert "used more than the peak below" not in run.stderr
+
+
 def test_out_of_memory_is_torchs_own_and_explained(tmp_path: Path) -> None:
     run = called(tmp_path, "--on", "h100:1GiB", "--batch-size", "64", "--save-dir", "out")
     assert run.returncode == 1

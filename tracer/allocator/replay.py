@@ -29,7 +29,7 @@ _ALLOC, _FREE, _REQUEST, _COMPLETE, _RELEASE, _OOM = map(
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class Requests:
     """Requests of a history, without the decisions of its allocator."""
 
     history: History
@@ -54,7 +54,7 @@ class FailedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Need:
     """Memory that a history needs under some settings."""
 
     reserved_peak_bytes: int
@@ -68,7 +68,7 @@ class Outcome:
     wanted_bytes: int = 0  # In use, rounded, with the last request that failed in the recording; 0 where none did
 
 
-def program_of(history: History, releases_by_program: Sequence[int] = ()) -> Program:
+def program_of(history: History, releases_by_program: Sequence[int] = ()) -> Requests:
     """What the program asked for.
 
     Args:
@@ -90,18 +90,18 @@ def program_of(history: History, releases_by_program: Sequence[int] = ()) -> Pro
             code.insert(at, op)
             operand.insert(at, history.operand[position])
             entry.insert(at, entries[position])
-    return Program(history, code, operand, entry)
+    return Requests(history, code, operand, entry)
 
 
 def replay(
-    program: Program,
+    program: Requests,
     settings: AllocatorSettings,
     *,
     capacity: int | None = None,
     torch_version: tuple[int, int] = NEWEST_TORCH,
     goes_on: bool = False,
     start: StartState | None = None,
-) -> Outcome:
+) -> Need:
     """Run a program's requests through an allocator that has nothing cached, or what the recorded one had.
 
     What was there before the recording is allocated first, or lies where it lay. Requests that failed in the recording
@@ -118,9 +118,9 @@ def replay(
     allocator = CachingAllocator(
         settings, driver=driver, device_bytes=capacity if start is None else None, torch_version=torch_version
     )
-    run = _Run(program, settings, allocator, driver, goes_on=goes_on, start=start)
+    run = _ReplayRun(program, settings, allocator, driver, goes_on=goes_on, start=start)
     failure = run.failure()
-    return Outcome(
+    return Need(
         reserved_peak_bytes=allocator.peak_reserved_bytes,
         allocated_peak_bytes=allocator.peak_allocated_bytes,
         num_driver_calls=allocator.num_driver_calls,
@@ -137,12 +137,12 @@ def _driver_from(start: StartState, capacity: int | None) -> PackingDriver:
     return PackingDriver(capacity, top=ABOVE_ALL_DEVICES, reserved=start.reserved_bytes, given=given)
 
 
-class _Run:
+class _ReplayRun:
     """State of one replay while it runs."""
 
     def __init__(
         self,
-        program: Program,
+        program: Requests,
         settings: AllocatorSettings,
         allocator: CachingAllocator,
         driver: PackingDriver,
@@ -154,7 +154,7 @@ class _Run:
         self.wanted_bytes = 0
         self._goes_on, self._from = goes_on, start
         self._program, self._allocator, self._driver = program, allocator, driver
-        self._requests = Requests(program.history, settings, allocator)
+        self._requests = LifeColumns(program.history, settings, allocator)
         self._live: list[Block | None] = [None] * len(program.history.lives)
         self._position = BEFORE_THE_RECORDING
 
@@ -312,10 +312,10 @@ class _Run:
 
 
 def smallest_capacity(
-    program: Program,
+    program: Requests,
     settings: AllocatorSettings,
     *,
-    unlimited: Outcome,
+    unlimited: Need,
     resolution: int = SEGMENT_STEP_BYTES,
     torch_version: tuple[int, int] = NEWEST_TORCH,
 ) -> int:
@@ -349,7 +349,7 @@ def smallest_capacity(
     return high * SEGMENT_STEP_BYTES
 
 
-class Requests:
+class LifeColumns:
     """Columns over the lives of a history [lives], as lists, which Python reads faster than arrays.
 
     Attributes:

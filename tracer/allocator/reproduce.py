@@ -17,7 +17,7 @@ from tracer.allocator.blocks import ADDRESS_MASK, DEFAULT_POOL, Block, FreeBlock
 from tracer.allocator.caching_allocator import CachingAllocator
 from tracer.allocator.driver import RecordedDriver
 from tracer.allocator.history import RELEASES, History, Op, SegmentEvent
-from tracer.allocator.replay import Requests
+from tracer.allocator.replay import LifeColumns
 from tracer.allocator.reserving import OutOfMemoryError, oldest_segments, release_cached, release_segment
 from tracer.allocator.settings import AllocatorSettings
 from tracer.allocator.start_state import StartState, load
@@ -112,7 +112,7 @@ def reproduce(
             which decides between blocks when the device is nearly full.
         stop_at_difference: Compare no further than to the first decision that does not come out.
     """
-    run = _Run(history, start, settings, torch_version, device_bytes)
+    run = _Reproduction(history, start, settings, torch_version, device_bytes)
     run.stops_at_difference = stop_at_difference
     read_moments, begin = [], 0
     try:
@@ -137,7 +137,7 @@ _ALLOC, _FREE, _REQUEST, _COMPLETE, _SEGMENT, _OOM = map(
 )
 
 
-class _Run:
+class _Reproduction:
     """A replay under way, and the counts of what came out."""
 
     def __init__(
@@ -165,7 +165,7 @@ class _Run:
         self._group: list[SegmentEvent] = []
         self._late: list[tuple[int, Block]] = []
         self._wait_ends, self._is_waiting = 0, False
-        self._requests = Requests(history, settings, self.allocator)
+        self._requests = LifeColumns(history, settings, self.allocator)
         self._equal: Counter[str] = Counter()
         self._releases: list[int] = []
         changes = (-event.size if event.is_release else event.size for event in history.segment_events)

@@ -25,7 +25,7 @@ class SavedPeak:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PeakChange:
     """Memory of one name at both peaks."""
 
     # Category, module, operator, or all of them and the line, for people. Of snapshots a kind, or a kind and the
@@ -60,7 +60,7 @@ class PeakDiff:
     after: SavedPeak
     # By what they are gathered by, largest first: `category`, `module`, `operator` and `line` of runs, `kind` and
     # `stack` of snapshots.
-    changes: Mapping[str, tuple[Change, ...]]
+    changes: Mapping[str, tuple[PeakChange, ...]]
 
     @property
     def before_bytes(self) -> int:
@@ -91,7 +91,7 @@ def diff_peaks(before: SavedPeak, after: SavedPeak) -> PeakDiff:
     return PeakDiff(before, after, changes)
 
 
-def largest_first(changes: Iterable[Change]) -> tuple[Change, ...]:
+def largest_first(changes: Iterable[PeakChange]) -> tuple[PeakChange, ...]:
     """Changes in the order of their size, and of their names where that is the same."""
     return tuple(sorted(changes, key=lambda change: (-abs(change.bytes), change.name)))
 
@@ -99,13 +99,15 @@ def largest_first(changes: Iterable[Change]) -> tuple[Change, ...]:
 Name = Callable[[PeakRow, list[PeakRow], list[PeakRow]], tuple[str, ...]]
 
 
-def _changes(before: SavedPeak, after: SavedPeak, key: Callable[[PeakRow], Hashable], name: Name) -> tuple[Change, ...]:
+def _changes(
+    before: SavedPeak, after: SavedPeak, key: Callable[[PeakRow], Hashable], name: Name
+) -> tuple[PeakChange, ...]:
     sides: dict[Hashable, tuple[list[PeakRow], list[PeakRow]]] = {}
     for side, peak in enumerate((before, after)):
         for row in peak.rows:
             sides.setdefault(key(row), ([], []))[side].append(row)
     return largest_first(
-        Change(
+        PeakChange(
             name((was or now)[0], was, now),
             sum(row.bytes for row in was),
             sum(row.bytes for row in now),

@@ -10,7 +10,7 @@ from tracer.errors import UsageError
 from tracer.units import GIB, KIB, MIB, format_bytes
 
 
-class Grown(Protocol):
+class PeakGrowth(Protocol):
     """A peak on two sides."""
 
     @property
@@ -29,14 +29,14 @@ class Threshold:
     bytes: int | None = None
     percent: float | None = None
 
-    def is_exceeded_by(self, diff: Grown) -> bool:
+    def is_exceeded_by(self, diff: PeakGrowth) -> bool:
         """Whether the peak grew by more; exactly as much is not more."""
         if self.percent is not None:
             return diff.bytes * 100 > self.percent * diff.before_bytes
         assert self.bytes is not None
         return diff.bytes > self.bytes
 
-    def sentence(self, device: str, diff: Grown) -> str:
+    def sentence(self, device: str, diff: PeakGrowth) -> str:
         """The reason why the limit is exceeded: `cpu: peak grew 50.7 %, the limit is 5 %`."""
         if self.percent is None:
             assert self.bytes is not None

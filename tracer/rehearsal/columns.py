@@ -28,7 +28,7 @@ _PARENT, _OP_CALL, _CALL_OP = 2, 3, 2
 _STRIDE = 1 << 9  # addresses on the host: nobody looks at more than whether two are the same
 
 
-class Columns:
+class RehearsedColumns:
     """The whole log as arrays; `recording` cuts a part out of it.
 
     Attributes:

@@ -20,7 +20,7 @@ from tracer.rehearsal import kernel_scratch as kernels
 from tracer.rehearsal.cuda_autocast import softmax_of_half
 from tracer.rehearsal.recorder import OperatorCall, Scratch
 from tracer.rehearsal.recurrent import flatten_weights, recurrence
-from tracer.rehearsal.rule import Gpu, Replacement, Rule
+from tracer.rehearsal.rule import CudaRule, Gpu, Replacement
 from tracer.rehearsal.saved_on_host import save_on_host
 from tracer.units import MIB
 from tracer.workloads.module_steps import ModuleWorkload
@@ -134,82 +134,82 @@ def _is_by_cublaslt(call: OperatorCall) -> bool:
     return bool(is_matrix and (has_bias or added.dtype.itemsize == 2) and call.kwargs.get("beta", 1) == 1)
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
+RULES: tuple[CudaRule, ...] = (
+    CudaRule(
         "foreach",
         "torch/optim/optimizer.py, _default_to_fused_or_foreach",
         "Optimizers update all parameters at once, and hold temporary copies of that size, unless told otherwise.",
         optimizer=_foreach,
     ),
-    Rule(
+    CudaRule(
         "optimizer-steps",
         "torch/optim/adam.py, Adam._init_group, and its like in other files there",
         "Optimizers count their steps on the host, unless they are fused or capturable.",
         on_host=_steps_on_host,
     ),
-    Rule(
+    CudaRule(
         "dropout-mask",
         "aten/src/ATen/native/Dropout.cpp, dropout; aten/src/ATen/native/cuda/Dropout.cu, native_dropout_cuda",
         "Dropout keeps a mask of one byte an element, where the CPU keeps one of the input's type.",
         operators={"dropout": _dropout},
         order={"aten::native_dropout": (1, 0)},
     ),
-    Rule(
+    CudaRule(
         "softmax-half",
         "aten/src/ATen/native/SoftMax.cpp, softmax, log_softmax",
         "Softmax of float16 with a result of 32 bits reads it as it is, where the CPU copies it first.",
         operators={"softmax.int": _softmax("_softmax"), "log_softmax.int": _softmax("_log_softmax")},
     ),
-    Rule(
+    CudaRule(
         "rms-norm",
         "aten/src/ATen/native/layer_norm.cpp, rms_norm_symint; cuda/layer_norm_kernel.cu, _fused_rms_norm_cuda",
         "RMSNorm is one kernel that keeps its input and a number for each row, where the CPU runs it as operators.",
         operators={"rms_norm": fused_layers.rms_norm},
     ),
-    Rule(
+    CudaRule(
         "linear-bias",
         "aten/src/ATen/native/Linear.cpp, linear",
         "A linear layer of what is not contiguous adds its bias in place, where a fake one would be added to a copy.",
         operators={"linear": fused_layers.linear},
     ),
-    Rule(
+    CudaRule(
         "log-sigmoid",
         "aten/src/ATen/native/Activation.cpp, log_sigmoid_forward_cuda",
         "The logarithm of a sigmoid keeps no buffer for backward, where the CPU keeps one.",
         operators={"log_sigmoid": fused_layers.log_sigmoid},
     ),
-    Rule(
+    CudaRule(
         "running-products",
         "aten/src/ATen/native/ReduceOps.cpp, cumprod_backward",
         "The gradient of a running product is a quotient where no value is zero, which a rehearsal takes for granted.",
         operators={"cumprod_backward": running_products.running_product_backward},
     ),
-    Rule(
+    CudaRule(
         "nadam-product",
         "torch/optim/nadam.py, NAdam._init_group",
         "NAdam reads a product on the host that is below 1 from its first step on.",
         functions={"torch.optim.nadam._get_value": _below_one},
     ),
-    Rule(
+    CudaRule(
         "attention",
         "aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, select_sdp_backend",
         "Attention runs as one kernel, flash in 16 bits and efficient else, and keeps its log-sum-exp only.",
         operators={"scaled_dot_product_attention": attention.attention},
         order={"aten::_scaled_dot_product_efficient_attention": (2, 3, 0, 1)},
     ),
-    Rule(
+    CudaRule(
         "saved-on-host",
         "torch/autograd/graph.py, save_on_cpu",
         "What forward saves under save_on_cpu is copied to the host, and back when backward uses it.",
         functions={"torch.autograd.graph.save_on_cpu.__init__": save_on_host},
     ),
-    Rule(
+    CudaRule(
         "cudnn-attention",
         "aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_prefer_cudnn_attention",
         "On Hopper and the large Blackwell cards attention in 16 bits is cuDNN's, with a mask too.",
         prepare=_prefer_cudnn,
     ),
-    Rule(
+    CudaRule(
         "recurrent",
         "aten/src/ATen/native/cudnn/RNN.cpp, _cudnn_rnn, _cudnn_rnn_backward",
         "Recurrent layers are one operator of cuDNN's with a reserve: the least that it can be, gates and cell states.",
@@ -220,7 +220,7 @@ RULES: tuple[Rule, ...] = (
         },
         together=flatten_weights,
     ),
-    Rule(
+    CudaRule(
         "autocast",
         "aten/src/ATen/autocast_mode.h, AT_FORALL_FP32 and its like; autocast_mode.cpp, cached_cast",
         "Mixed precision runs norms, softmaxes, losses, powers and sums in 32 bits.",
@@ -231,25 +231,25 @@ RULES: tuple[Rule, ...] = (
             "torch.get_autocast_dtype": cuda_autocast.type_of,
         },
     ),
-    Rule(
+    CudaRule(
         "grad-scaler",
         "torch/amp/grad_scaler.py, GradScaler",
         "Gradients in float16 are scaled: a copy of the loss, the factor, and what counts infinities.",
         workload=_with_scaler,
     ),
-    Rule(
+    CudaRule(
         "cublas-workspace",
         "aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize",
         "Since 2.15 each product takes a workspace, 8.125 MiB, from Hopper on 32 MiB; before, each thread kept one.",
         scratch=dict.fromkeys(_MATRIX_PRODUCTS, _cublas_workspace),
     ),
-    Rule(
+    CudaRule(
         "cudnn-workspace",
         "aten/src/ATen/native/cudnn/Conv_v8.cpp, run_conv_plan; cuDNN's graph API",
         "cuDNN's engines take a workspace for each convolution: its own answer, where it could be asked for the card.",
         scratch={"aten::convolution": convolutions.forward, "aten::convolution_backward": convolutions.backward},
     ),
-    Rule(
+    CudaRule(
         "group-norm",
         "aten/src/ATen/native/cuda/group_norm_kernel.cu, GroupNorm(Backward)KernelImplInternal",
         "Group norm works with factors and sums for every channel of every sample.",
@@ -258,7 +258,7 @@ RULES: tuple[Rule, ...] = (
             "aten::native_group_norm_backward": kernels.group_norm_backward,
         },
     ),
-    Rule(
+    CudaRule(
         "layer-norm",
         "aten/src/ATen/native/cuda/layer_norm_kernel.cu, layer_norm_cuda, LaunchGammaBetaBackwardCUDAKernel",
         "Layer norm copies what is not contiguous; over more than 65,536 rows its backward keeps partial sums.",
@@ -267,7 +267,7 @@ RULES: tuple[Rule, ...] = (
             "aten::native_layer_norm_backward": kernels.layer_norm_backward,
         },
     ),
-    Rule(
+    CudaRule(
         "softmax-backward",
         "aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out, host_softmax_backward",
         "Softmax's backward multiplies gradient and result first; that of its logarithm copies what is not contiguous.",
@@ -276,13 +276,13 @@ RULES: tuple[Rule, ...] = (
             "aten::_log_softmax_backward_data": kernels.log_softmax_backward,
         },
     ),
-    Rule(
+    CudaRule(
         "embedding-backward",
         "aten/src/ATen/native/cuda/Embedding.cu, embedding_dense_backward_cuda; EmbeddingBackwardKernel.cu",
         "More than 3,072 indices are sorted; each index, and each ten of one, has a row of sums. CUB's are not in it.",
         scratch={"aten::embedding_dense_backward": kernels.embedding_backward},
     ),
-    Rule(
+    CudaRule(
         "index-put",
         "aten/src/ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel",
         "Adding at indices, as the backward of indexing does, sorts them. CUB's counters are not in it.",
@@ -291,37 +291,37 @@ RULES: tuple[Rule, ...] = (
             kernels.index_put,
         ),
     ),
-    Rule(
+    CudaRule(
         "sort",
         "aten/src/ATen/native/cuda/Sort.cpp, sort_cuda_kernel; SortStable.cu",
         "More than 4,096 values along an axis are sorted by CUB, with a second pair of buffers.",
         scratch={"aten::sort": kernels.sort},
     ),
-    Rule(
+    CudaRule(
         "median",
         "aten/src/ATen/native/cuda/Sorting.cpp, median_impl",
         "The median of all values is taken out of a sorted copy. CUB's counters are not in it.",
         scratch={"aten::median": kernels.median},
     ),
-    Rule(
+    CudaRule(
         "topk",
         "aten/src/ATen/native/cuda/TensorTopK.cpp, topk_out_cuda",
         "More than 4,096 largest values are sorted afterwards, and their indices gathered.",
         scratch={"aten::topk": kernels.topk},
     ),
-    Rule(
+    CudaRule(
         "flash-backward",
         "aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd",
         "Flash attention's backward adds up the query's gradient in float.",
         scratch={"aten::_scaled_dot_product_flash_attention_backward": kernels.flash_backward},
     ),
-    Rule(
+    CudaRule(
         "cudnn-attention-backward",
         "cudnn-frontend, scaled_dot_product_flash_attention.h, SDPABackwardNode; ATen/native/cudnn/MHA.cpp",
         "cuDNN's attention adds up the query's gradient in float, too. What its engine takes besides is not in it.",
         scratch={"aten::_scaled_dot_product_cudnn_attention_backward": kernels.cudnn_attention_backward},
     ),
-    Rule(
+    CudaRule(
         "efficient-backward",
         "aten/src/ATen/native/transformers/cuda/attention_backward.cu, _efficient_attention_backward; "
         "mem_eff_attention/kernel_backward.h, workspace_strideBH",
@@ -329,13 +329,13 @@ RULES: tuple[Rule, ...] = (
         "and makes gradients of shared keys and values for each head.",
         scratch={"aten::_scaled_dot_product_efficient_attention_backward": kernels.efficient_backward},
     ),
-    Rule(
+    CudaRule(
         "fft",
         "aten/src/ATen/native/cuda/SpectralOps.cpp, _fft_c2r_cufft, _fft_r2c_cufft, _fft_c2c_cufft",
         "Complex to real copies its input; many axes need a second result. What cuFFT's plans take is not known.",
         scratch=dict.fromkeys(("aten::_fft_c2r", "aten::_fft_r2c", "aten::_fft_c2c"), kernels.fft),
     ),
-    Rule(
+    CudaRule(
         "losses",
         "aten/src/ATen/native/Loss.cpp, binary_cross_entropy_with_logits, soft_margin_loss_out and its backward",
         "Losses that are made of other operators hold what these make, of the size of their input.",
@@ -345,7 +345,7 @@ RULES: tuple[Rule, ...] = (
             "aten::soft_margin_loss_backward": kernels.soft_margin_loss_backward,
         },
     ),
-    Rule(
+    CudaRule(
         "sum-type",
         "aten/src/ATen/native/ReduceOpsUtils.h, make_reduction_from_out_ty; ReduceOps.cpp, impl_func_cum_ops",
         "Sums of flags and of small integers copy them into the type of the result, 8 bytes each.",
@@ -353,7 +353,7 @@ RULES: tuple[Rule, ...] = (
             ("aten::sum", "aten::nansum", "aten::mean", "aten::prod", *kernels.RUNNING), kernels.in_result_type
         ),
     ),
-    Rule(
+    CudaRule(
         "reduction",
         "aten/src/ATen/native/cuda/Reduce.cuh, setReduceConfig",
         "Sums and means of very many values are shared between blocks, which leave partial sums in memory.",

@@ -15,7 +15,7 @@ from tracer.arrays import Bool, Int, PerAllocation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Requests:
+class DeviceRequests:
     """All that a rehearsal asked of the device's allocator, from the first parameter on, in order [requests]."""
 
     storage: PerAllocation[Int]  # A number for each storage; the free carries the same
@@ -29,10 +29,10 @@ class Requests:
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfMemory:
+class UnservedRequest:
     """The first request that a device had no memory for."""
 
-    request: int  # Row in `Requests`
+    request: int  # Row in `DeviceRequests`
     size_bytes: int  # The rounded request
     reserved_bytes: int  # What was reserved then
     allocated_bytes: int  # What of that was in use
@@ -51,16 +51,16 @@ class DeviceMemory:
     size_bytes: PerAllocation[Int]  # The block's, negative for a free
     allocated_bytes: PerAllocation[Int]  # Bytes in use after each request
     reserved_bytes: PerAllocation[Int]  # Reserved after each request
-    failure: OutOfMemory | None  # The first request that could not be served; None if all could
+    failure: UnservedRequest | None  # The first request that could not be served; None if all could
 
 
 def serve(
-    requests: Requests, settings: AllocatorSettings | None = None, *, capacity_bytes: int | None = None
+    requests: DeviceRequests, settings: AllocatorSettings | None = None, *, capacity_bytes: int | None = None
 ) -> DeviceMemory:
     """Ask an allocator with nothing cached for all of it.
 
     Args:
-        requests: Requests in order.
+        requests: DeviceRequests in order.
         settings: The allocator's; by default torch's.
         capacity_bytes: What it can reserve; None for no limit.
     """
@@ -76,7 +76,7 @@ def serve(
             try:
                 block = blocks[storage] = allocator.allocate(requested)
             except OutOfMemoryError as error:
-                failure = OutOfMemory(number, error.size, error.reserved, error.allocated)
+                failure = UnservedRequest(number, error.size, error.reserved, error.allocated)
                 rows = rows[:, :number]
                 break
             address[number], size[number] = block.address, block.size

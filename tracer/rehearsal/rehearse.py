@@ -26,15 +26,15 @@ from tracer.capture.recording import Recording
 from tracer.capture.torch_names import OPTIMIZER_PREFIXES, STEP_PREFIX
 from tracer.capture.torch_private import torch_dispatch, torch_fake
 from tracer.null_gpu.cards import UNNAMED, Card
-from tracer.rehearsal.columns import HOST, Columns
+from tracer.rehearsal.columns import HOST, RehearsedColumns
 from tracer.rehearsal.cpu_kernels import CpuKernels
 from tracer.rehearsal.cuda_rules import RULES
-from tracer.rehearsal.device_memory import DeviceMemory, Requests, serve
+from tracer.rehearsal.device_memory import DeviceMemory, DeviceRequests, serve
 from tracer.rehearsal.fake_tensors import turn_all_fake
 from tracer.rehearsal.formatted import formatted
 from tracer.rehearsal.held_objects import held_by, in_order_of_moving
 from tracer.rehearsal.recorder import AnsweredRead, Recorder, ScratchOf, Watch
-from tracer.rehearsal.rule import Cudnn, Gpu, Rule, ScratchOfGpu
+from tracer.rehearsal.rule import AsksCudnn, CudaRule, Gpu, ScratchOfGpu
 from tracer.rehearsal.saved_on_host import ON_HOST
 from tracer.rehearsal.unrehearsable import refuse_jobs, rehearsal_error
 from tracer.workloads.workload import Workload, num_micro_batches
@@ -54,7 +54,7 @@ class Rehearsal:
     whole: Recording  # All of it, from the first parameter on
     known: KnownStorages  # What every storage is to the training
     module_names: Mapping[int, str]  # Dotted names of the model's modules by `id()`
-    requests: Requests  # All allocations and frees in order
+    requests: DeviceRequests  # All allocations and frees in order
     memory: DeviceMemory  # What torch's allocator makes of these at its default settings and without a limit
     num_steps: int  # How many steps were rehearsed
     # Where the program read numbers that a rehearsal does not have, and what it was told.
@@ -79,7 +79,7 @@ def rehearse(
     device: Literal["cpu", "cuda"] = "cuda",
     rules: Collection[str] | None = None,
     card: Card = UNNAMED,
-    cudnn: Cudnn | None = None,
+    cudnn: AsksCudnn | None = None,
     cpu_kernels: CpuKernels | None = None,
     num_steps: int = _NUM_STEPS,
     watch: Watch | None = None,
@@ -118,7 +118,7 @@ def rehearse(
         recorder = Recorder(mode, cpu_kernels.scratch_of, result_of=cpu_kernels.result_of, watch=watch)
     gpu.memory[ON_HOST] = recorder.is_on_host
     objects = TrainingObjects(workload.model, workload.optimizer)
-    run = _Run(workload, recorder, objects, followed)
+    run = _RehearsalRun(workload, recorder, objects, followed)
     modules, optimizers, others = held_by([workload, *objects.models.values(), *objects.optimizers])
     refuse_jobs(modules)
     together = _put_together(modules, followed)
@@ -136,14 +136,14 @@ def rehearse(
     return _results(run, device, module_names, followed)
 
 
-def _put_together(models: list[nn.Module], rules: list[Rule]) -> list[tuple[nn.Module, list[str]]]:
+def _put_together(models: list[nn.Module], rules: list[CudaRule]) -> list[tuple[nn.Module, list[str]]]:
     """Modules whose parameters lie in one storage on the device, and the names of these."""
     modules = {id(module): module for model in models for module in model.modules()}.values()
     by = [rule.together for rule in rules if rule.together is not None]
     return [(module, names) for module in modules for together in by if (names := together(module))]
 
 
-def _scratch_of(rules: list[Rule], gpu: Gpu) -> Callable[[Any], tuple[ScratchOf, ...]]:
+def _scratch_of(rules: list[CudaRule], gpu: Gpu) -> Callable[[Any], tuple[ScratchOf, ...]]:
     scratch: dict[str, tuple[ScratchOf, ...]] = {}
     for rule in rules:
         for name, of_rule in rule.scratch.items():
@@ -156,7 +156,7 @@ def _of_gpu(of_rule: ScratchOfGpu, gpu: Gpu) -> ScratchOf:
 
 
 @contextmanager
-def _standing_in(rules: list[Rule], kernels: Mapping[str, Callable[..., Any]], gpu: Gpu) -> Iterator[None]:
+def _standing_in(rules: list[CudaRule], kernels: Mapping[str, Callable[..., Any]], gpu: Gpu) -> Iterator[None]:
     """Put kernels, and functions where no kernel can see, in the place of torch's while the block runs."""
     with ExitStack() as back:
         back.enter_context(torch_dispatch.kernels_replaced(kernels, "AutogradCPU"))
@@ -172,7 +172,7 @@ def _standing_in(rules: list[Rule], kernels: Mapping[str, Callable[..., Any]], g
         yield
 
 
-def _kernels(rules: list[Rule], gpu: Gpu) -> dict[str, Callable[..., Any]]:
+def _kernels(rules: list[CudaRule], gpu: Gpu) -> dict[str, Callable[..., Any]]:
     """By operator and overload, as CUDA runs what is made of other operators."""
     kernels: dict[str, Callable[..., Any]] = {}
     for name, replacement in ((name, by) for rule in rules for name, by in rule.operators.items()):
@@ -182,10 +182,10 @@ def _kernels(rules: list[Rule], gpu: Gpu) -> dict[str, Callable[..., Any]]:
     return kernels
 
 
-class _Run:
+class _RehearsalRun:
     """The steps of a rehearsal."""
 
-    def __init__(self, workload: Workload, recorder: Recorder, objects: TrainingObjects, rules: list[Rule]) -> None:
+    def __init__(self, workload: Workload, recorder: Recorder, objects: TrainingObjects, rules: list[CudaRule]) -> None:
         self.workload, self.recorder, self.objects, self.rules = workload, recorder, objects, rules
         self.step_starts_ns: list[int] = []
         self.parameters: set[int] = set()
@@ -283,7 +283,7 @@ class _Run:
         self.recorder.span(f"{OPTIMIZER_PREFIXES[0]}{type(optimizer).__name__}.step", self._step_start_ns)
 
 
-def _results(run: _Run, device: str, module_names: Mapping[int, str], rules: list[Rule]) -> Rehearsal:
+def _results(run: _RehearsalRun, device: str, module_names: Mapping[int, str], rules: list[CudaRule]) -> Rehearsal:
     log = run.recorder.log
     on_host = np.array([storage[4] for storage in log.storages], bool)
     table = np.array(log.events, np.int64).reshape(-1, 5)
@@ -293,7 +293,7 @@ def _results(run: _Run, device: str, module_names: Mapping[int, str], rules: lis
     on_device = ~on_host[table[:, 0]]
     table = table[on_device]
     starts = np.array(run.step_starts_ns, np.int64)
-    requests = Requests(
+    requests = DeviceRequests(
         storage=table[:, 0].copy(),
         size_bytes=table[:, 1].copy(),
         op=table[:, 3].copy(),
@@ -303,7 +303,7 @@ def _results(run: _Run, device: str, module_names: Mapping[int, str], rules: lis
     )
     memory = serve(requests)
     name = CUDA if device == "cuda" else HOST
-    columns = Columns(log, name, memory if device == "cuda" else None)
+    columns = RehearsedColumns(log, name, memory if device == "cuda" else None)
     of_run = {"parameters": run.parameters, "optimizer_state": run.optimizer_state}
     start_ns = run.step_starts_ns[0 if _peak_is_in_first_step(requests, memory, device) else min(1, len(starts) - 1)]
     return Rehearsal(
@@ -320,7 +320,7 @@ def _results(run: _Run, device: str, module_names: Mapping[int, str], rules: lis
     )
 
 
-def _peak_is_in_first_step(requests: Requests, memory: DeviceMemory, device: str) -> bool:
+def _peak_is_in_first_step(requests: DeviceRequests, memory: DeviceMemory, device: str) -> bool:
     """Whether more is in use in the first step than in any later one."""
     in_use = memory.allocated_bytes if device == "cuda" else np.cumsum(requests.size_bytes)
     later = requests.step > 0

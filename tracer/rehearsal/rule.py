@@ -15,7 +15,7 @@ from tracer.rehearsal.recorder import OperatorCall, Scratch
 from tracer.workloads.workload import Workload
 
 
-class Cudnn(Protocol):
+class AsksCudnn(Protocol):
     """Somebody who can be asked what cuDNN would take."""
 
     def workspace_bytes(self, problem: dict[str, Any]) -> int:
@@ -27,7 +27,7 @@ class Gpu:
     """The device that is imitated, and what has been taken of it for good."""
 
     card: Card = UNNAMED  # The card whose rules are followed
-    cudnn: Cudnn | None = None  # What its convolutions are asked of; None for no workspaces
+    cudnn: AsksCudnn | None = None  # What its convolutions are asked of; None for no workspaces
     # For rules that have to remember something during a rehearsal, by the rule's name.
     memory: dict[str, Any] = field(default_factory=dict)
 
@@ -38,7 +38,7 @@ Replacement = Callable[[Callable[..., Any], Gpu], Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class CudaRule:
     """A difference between a CUDA device and the CPU. The parts after the first three are optional."""
 
     name: str  # Name by which the rule can be left out

@@ -8,7 +8,7 @@ import numpy as np
 
 from tracer.allocator.settings import AllocatorSettings
 from tracer.arrays import Int, PerAllocation
-from tracer.rehearsal.device_memory import DeviceMemory, Requests, serve
+from tracer.rehearsal.device_memory import DeviceMemory, DeviceRequests, serve
 from tracer.units import MIB
 
 _LARGE_BYTES = MIB  # smaller requests have a pool of their own, whose segments are of 2 MiB
@@ -23,7 +23,7 @@ class Spread:
 
 
 def reserved_spread(
-    requests: Requests,
+    requests: DeviceRequests,
     memory: DeviceMemory,
     settings: AllocatorSettings | None = None,
     *,
@@ -37,7 +37,7 @@ def reserved_spread(
     without gaps, or with the gaps that expandable segments leave.
 
     Args:
-        requests: Requests in order.
+        requests: DeviceRequests in order.
         capacity_bytes: What it can reserve; None for no limit.
     """
     more = [_with_scratch(requests)]
@@ -50,19 +50,19 @@ def reserved_spread(
     return Spread(low_bytes=min(*answers, limit), high_bytes=max(memory.peak_reserved_bytes, min(high, limit)))
 
 
-def _with_scratch(requests: Requests) -> Requests:
+def _with_scratch(requests: DeviceRequests) -> DeviceRequests:
     """The same with a second, short-lived allocation beside every large one that an operator makes."""
     is_large = (requests.size_bytes >= _LARGE_BYTES) & (requests.op >= 0)
     return _with_more(requests, np.where(is_large, requests.size_bytes, 0))
 
 
-def _with_workspaces(requests: Requests, *, only_backward: bool) -> Requests:
+def _with_workspaces(requests: DeviceRequests, *, only_backward: bool) -> DeviceRequests:
     """The same with all that libraries may take for themselves."""
     taken = requests.in_backward if only_backward else np.ones(len(requests.op), bool)
     return _with_more(requests, np.where(taken, requests.undecided_bytes, 0))
 
 
-def _with_more(requests: Requests, more_bytes: PerAllocation[Int]) -> Requests:
+def _with_more(requests: DeviceRequests, more_bytes: PerAllocation[Int]) -> DeviceRequests:
     """The same with an allocation behind each row, of so many bytes, that is freed at once; 0 for none."""
     repeat = np.where(more_bytes > 0, 3, 1)
     rows = np.repeat(np.arange(len(requests.storage)), repeat)
@@ -70,7 +70,7 @@ def _with_more(requests: Requests, more_bytes: PerAllocation[Int]) -> Requests:
     nth = np.arange(len(rows)) - first[rows]
     new = requests.storage.max(initial=0) + 1 + rows
     sign = np.where(nth == 2, -1, 1)
-    return Requests(
+    return DeviceRequests(
         storage=np.where(nth == 0, requests.storage[rows], new),
         size_bytes=np.where(nth == 0, requests.size_bytes[rows], sign * more_bytes[rows]),
         op=requests.op[rows],

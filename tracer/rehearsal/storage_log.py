@@ -6,19 +6,12 @@ Lists that grow row by row; `columns` makes arrays of them. Time is a counter: e
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+
+from tracer.arrays import Interned
 
 NONE = -1
 TICK_NS = 1000
 READ, WRITTEN, ALLOCATED, FREED = 1, 2, 4, 8
-
-
-class Interned(dict[Any, int]):
-    """Distinct values, numbered in order of appearance; a subscript gives the number."""
-
-    def __missing__(self, value: Any) -> int:
-        number = self[value] = len(self)
-        return number
 
 
 @dataclass(slots=True, eq=False)

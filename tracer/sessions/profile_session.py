@@ -47,8 +47,8 @@ from tracer.sessions.unneeded_memory import find_held_waste
 from tracer.timeline_tracer import TimelineTracer
 from tracer.units import MIB, format_bytes, some
 
-_NUM_FIRST_STEPS = 2
-"""If a cycle begins behind so many, the allocator's history has them too: model, state and gradients are made there."""
+_MOST_STEPS_OF_HISTORY = 10
+"""Where the allocator's history has more steps as a cycle begins, it begins anew with it."""
 _LEAST_MAPPED_BYTES = MIB
 """Of mapped files: less is no sentence."""
 _ON_META = (
@@ -184,6 +184,7 @@ class ProfileSession(Session):
         self._findings: Findings | None = None
         self._joined: tuple[Findings, RunHistory] | None = None
         self._run_history = RunHistory(None)
+        self._history_since = 0  # Steps that had ended when the allocator's history began
         self._walks_were_cut = False
         self._has_stepped = False
         self._peak_alone = peak_alone
@@ -538,10 +539,11 @@ class ProfileSession(Session):
     def _cycle_begins(self, *, is_recorded: bool) -> None:
         """The next step is the first of all or will be recorded, and nothing is recording yet.
 
-        The allocator's history is on in all steps, for one that fails; what it has of many steps before is let go of.
+        The allocator's history is on in all steps, for one that fails.
         """
-        if self.num_steps_done > _NUM_FIRST_STEPS:
+        if self.num_steps_done - self._history_since > _MOST_STEPS_OF_HISTORY:
             self.history.stop()
+            self._history_since = self.num_steps_done
         self.history.start()
         self._observe_everything(is_walk=is_recorded)
 

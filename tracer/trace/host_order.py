@@ -15,7 +15,7 @@ _ROWS_AT_A_TIME = 1 << 16
 THREADS_GUESSED = "Python's calls are on a thread without operators, and are taken to be the main thread's"
 
 
-class Source(IntEnum):
+class HostTable(IntEnum):
     """The table of a row."""
 
     PYTHON = 0

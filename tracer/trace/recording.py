@@ -4,7 +4,7 @@ What encloses what is read off the times, thread by thread, as torch's own event
 of their own, which call and operator an allocation is of, is decided as `capture.profiler.event_tree` does. Whose file
 a call is in is judged by names alone: the trace may be from another machine, and nothing is looked for on this one.
 
-Source:
+HostTable:
     torch/csrc/profiler/collection.cpp: `build_tree`; `ExtraFields<EventType::PyCall>`, which writes `file(line):
     function` and `nn.Module: Class_0`, and C functions as `repr` names them. The profiler cuts the entries of
     `sys.path` off a file's name, so that torch's files begin with `torch/` and Python's are names of its modules.
@@ -34,7 +34,7 @@ from tracer.capture.torch_names import (
     is_backward_node,
 )
 from tracer.trace.device_work import DeviceWork, device_work
-from tracer.trace.host_order import HostRows, Source
+from tracer.trace.host_order import HostRows, HostTable
 from tracer.trace.tables import TraceTables
 
 _MODULE_PREFIX: Final = "nn.Module: "
@@ -117,7 +117,7 @@ def recording_of(tables: TraceTables, rows: HostRows, base_ns: int, text_of: Tex
     Args:
         text_of: The source of a file by its name in the trace, where lines of operators may be read from it.
     """
-    reader = _Reader(tables)
+    reader = _TraceReader(tables)
     for thread in rows.threads:
         reader.read(thread, rows.of(thread))
     reader.num_events = tables.num_events
@@ -135,7 +135,7 @@ def _frames(tables: EventTables) -> Frames:
     return Frames(file, line, function, user, own)
 
 
-class _Reader(EventTables):
+class _TraceReader(EventTables):
     """A walk over the rows of each thread that fills the tables."""
 
     def __init__(self, tables: TraceTables) -> None:
@@ -173,10 +173,10 @@ class _Reader(EventTables):
         call, op, outermost, node = -1, -1, True, ""
         for source, row, start, end in rows:
             # An allocation at the very end of an operator is the operator's.
-            while stack and (stack[-1][0] < start or (stack[-1][0] == start and source != Source.MEMORY)):
+            while stack and (stack[-1][0] < start or (stack[-1][0] == start and source != HostTable.MEMORY)):
                 stack.pop()
             _, call, op, outermost, node = stack[-1] if stack else (0, -1, -1, True, "")
-            if source == Source.OPERATOR:
+            if source == HostTable.OPERATOR:
                 name = names[op_names[row]]
                 inner_op, inner_outermost, inner_node = op, False, ""
                 if is_region[row] or name.startswith(_REGIONS):
@@ -194,7 +194,7 @@ class _Reader(EventTables):
                     inner_outermost = is_node or is_engine
                     inner_node = name.removeprefix(ENGINE_PREFIX) if is_engine or is_node else ""
                 stack.append((end, call, inner_op, inner_outermost, inner_node))
-            elif source == Source.MEMORY:
+            elif source == HostTable.MEMORY:
                 place = self.places[device[row], address[row]]
                 self.storages[place] = (None, self._devices[device[row]], address[row])
                 self.allocations += ALLOCATION_ROW(

@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tracer.arrays import Interned
 from tracer.errors import RecordingError
 from tracer.snapshot.printable import printable
 
@@ -84,15 +85,7 @@ _NO_ARGS: Final[dict[str, Any]] = {}
 Table = npt.NDArray[np.void]
 
 
-class Numbered(dict[Any, int]):
-    """Distinct values, numbered in order of appearance; a subscript gives the number."""
-
-    def __missing__(self, value: Any) -> int:
-        number = self[value] = len(self)
-        return number
-
-
-class Texts(Numbered):
+class InternedTexts(Interned):
     """Distinct texts, numbered."""
 
     def __missing__(self, value: Any) -> int:
@@ -115,7 +108,7 @@ class TraceTables:
     """
 
     def __init__(self) -> None:
-        self.names, self.threads, self.devices, self.shapes = Texts(), Numbered(), Numbered(), Numbered()
+        self.names, self.threads, self.devices, self.shapes = InternedTexts(), Interned(), Interned(), Interned()
         self.shapes[()]
         self.num_events = self.num_odd = self.num_impossible = 0
         self.num_without_address = self.num_without_count = 0

@@ -20,7 +20,7 @@ from tracer.analysis.compiled.origins import CompiledOrigins
 from tracer.analysis.kinds import Kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.attribution import Phase
-from tracer.analysis.profiles.block_facts import dropout_states, facts_of
+from tracer.analysis.profiles.block_facts import Facts, dropout_states
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.objects.storage_observer import StorageObserver, input_tensors
@@ -312,7 +312,7 @@ def test_what_no_operator_uses_is_over_unless_compiled_code_may_use_it(has_compi
     none = np.full(len(recording.allocations.time_ns), -1, np.int64)
     attribution = replace(cycle.attribution, origins=CompiledOrigins((), none, none) if has_compiled else None)
     columns = (recording, cycle.categories, attribution, cycle.lifetimes, cycle.blocks.torch_category)
-    table = facts_of(*columns, None, int(recording.allocations.time_ns[-1]))
+    table = Facts(*columns, None, int(recording.allocations.time_ns[-1]))
     unused = cycle.blocks.size_bytes == 300 * 32 * 4
     assert table.is_over[unused].tolist() == [not has_compiled]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,56 +12,32 @@ import numpy as np
 import pytest
 
 from tests.histories import Event, Key, known_of, levels_of, recording_of
-from tests.rule_tables import DOCUMENT, HEADS, documented, rows_of, weaker
+from tests.rule_tables import DOCUMENT, HEADS, documented, facts_named, rows_of, told, weaker
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.profiles.attribution import Phase
-from tracer.analysis.profiles.block_facts import Facts, facts_of
+from tracer.analysis.profiles.block_facts import NONE, Facts
 from tracer.analysis.profiles.classify_blocks import RULES, apply_rules, memory_by_kind
-from tracer.analysis.profiles.conditions import NONE
 from tracer.analysis.profiles.findings import find_in_cycle
 from tracer.analysis.profiles.peak import peak_position
 from tracer.analysis.profiles.torch_categories import Category
 from tracer.capture.objects.known_storages import Role
 
+# What follows of a number such as a role.
+OBSERVED = ("has_no_role", "was_named", "was_saved_before", "is_librarys")
+BATCHES = ("is_observed_batch", "is_observed_argument", "is_observed_gradient", "is_lent")
+MADE = ("not_seen_made", "made_in_forward", "made_in_backward", "made_in_optimizer", "made_in_loop")
+FREED = ("freed_in_backward", "freed_in_loop")
+TORCHS = ("torch_says_parameter", "torch_says_input")
 # A block that no rule knows but the last: made outside of all phases, and alive at the end.
 PLAIN: dict[str, Any] = {
+    **dict.fromkeys(facts_named(RULES) - {*OBSERVED, *BATCHES, *MADE, *FREED, *TORCHS}, False),
+    **dict.fromkeys(("is_trained", "is_gradient"), False),
+    **dict.fromkeys(("outlived_step", "has_tensor", "knows_uses"), True),
     "role": NONE,
-    "is_reached": False,
     "made": Phase.OTHER,
-    "is_made_unseen": False,
     "freed": NONE,
-    "outlived_step": True,
-    "has_tensor": True,
-    "freed_by_maker": False,
-    "is_listed": False,
-    "is_gradient": False,
-    "freed_by_zero_grad": False,
-    "meets_step": False,
-    "is_of_gradients_size": False,
-    "is_recomputed": False,
     "category": Category.UNTAGGED,
-    "names_no_parameter": False,
-    "is_computed": False,
-    "is_source": False,
-    "is_trained": False,
-    "is_target": False,
-    "is_over": False,
-    "knows_uses": True,
-    "used_by_backward": False,
-    "used_by_later_backward": False,
-    "outlived_backward": False,
-    "is_replaced": False,
-    "is_past_release": False,
-    "went_back": False,
-    "is_without_grad": False,
-    "is_of_collective": False,
-    "is_given_to_reducer": False,
-    "is_dropout_state": False,
-    "is_compiled_buffer": False,
-    "is_saved_by_compiled": False,
-    "is_recomputed_by_compiled": False,
-    "is_taken_over_by_compiled": False,
 }
 BEFORE = {"made": NONE}
 FORWARD, BACKWARD, OPTIMIZER = {"made": Phase.FORWARD}, {"made": Phase.BACKWARD}, {"made": Phase.OPTIMIZER}
@@ -74,11 +50,13 @@ TRACED, LEFT = {"knows_uses": False}, {"meets_step": True, "is_of_gradients_size
 
 def facts(*blocks: dict[str, Any]) -> Facts:
     rows = [{**PLAIN, **block} for block in blocks]
-    columns = {}
-    for field in fields(Facts):
-        is_flag = isinstance(PLAIN[field.name], bool)
-        columns[field.name] = np.array([int(row[field.name]) for row in rows], bool if is_flag else np.int64)
-    return Facts(**columns)
+    return told(
+        Facts,
+        {
+            name: np.array([int(row[name]) for row in rows], bool if isinstance(plain, bool) else np.int64)
+            for name, plain in PLAIN.items()
+        },
+    )
 
 
 def classified(*blocks: dict[str, Any], rules: Any = RULES) -> list[tuple[Kind, Evidence]]:
@@ -629,11 +607,12 @@ def test_on_every_workload_a_plain_loop_over_the_rules_agrees(name: str, recorde
     cycle = recorded(name).cycles[0]
     peak_ns = int(cycle.recording.allocations.time_ns[cycle.lifetimes.events[peak_position(cycle.lifetimes)]])
     columns = (cycle.recording, cycle.categories, cycle.attribution, cycle.lifetimes, cycle.blocks.torch_category)
-    table = facts_of(*columns, None, peak_ns)
-    for row in range(0, len(cycle.blocks.kind), 7):
-        one = replace(table, **{field.name: getattr(table, field.name)[row : row + 1] for field in fields(Facts)})
-        rule = next(rule for rule in RULES if rule.holds(one)[0])
-        assert (rule.kinds(one)[0], rule.evidence) == (cycle.blocks.kind[row], cycle.blocks.evidence[row])
+    table = Facts(*columns, None, peak_ns)
+    holds, kinds = [rule.holds(table) for rule in RULES], [rule.kinds(table) for rule in RULES]
+    for row in range(0, len(table), 7):
+        first = next(number for number, rows in enumerate(holds) if rows[row])
+        said = kinds[first][row], RULES[first].evidence
+        assert said == (cycle.blocks.kind[row], cycle.blocks.evidence[row])
 
 
 def test_an_example_by_hand() -> None:
@@ -662,3 +641,44 @@ def test_a_plain_loop_agrees_and_kinds_add_up(name: str, recorded: Callable[[str
             alive = lifetimes.alive_at(position).tolist()
             for kind, level in levels.items():
                 assert level[position + 1] == sum(int(lifetimes.size_bytes[row]) for row in alive if kinds[row] == kind)
+
+
+@pytest.mark.parametrize(
+    ("names", "block", "true"),
+    [
+        (OBSERVED, {"role": NONE}, "has_no_role"),
+        (OBSERVED, {"role": Role.PARAMETER}, "was_named"),
+        (OBSERVED, {"role": Role.SAVED}, "was_saved_before"),
+        (OBSERVED, {"role": Role.WORKSPACE}, "is_librarys"),
+        (BATCHES, {"role": Role.INPUT}, "is_observed_batch"),
+        (BATCHES, {"role": Role.LEAF}, "is_observed_batch"),
+        (BATCHES, {"role": Role.LEAF, "is_trained": True}, ""),
+        (BATCHES, {"role": Role.ARGUMENT}, "is_observed_batch is_observed_argument is_lent"),
+        (BATCHES, {"role": Role.GRADIENT}, "is_observed_gradient"),
+        (BATCHES, {"role": Role.PARAMETER}, "is_lent"),
+        (MADE, {"made": NONE}, "not_seen_made"),
+        (MADE, {"made": Phase.FORWARD}, "made_in_forward"),
+        (MADE, {"made": Phase.BACKWARD}, "made_in_backward"),
+        (MADE, {"made": Phase.OPTIMIZER}, "made_in_optimizer"),
+        (MADE, {"made": Phase.OTHER}, "made_in_loop"),
+        (FREED, {"freed": NONE}, ""),
+        (FREED, {"freed": Phase.BACKWARD}, "freed_in_backward"),
+        (FREED, {"freed": Phase.OPTIMIZER}, ""),
+        (FREED, {"freed": Phase.OTHER}, "freed_in_loop"),
+        (TORCHS, {"category": Category.PARAMETER}, "torch_says_parameter"),
+        (TORCHS, {"category": Category.INPUT}, "torch_says_input"),
+        (TORCHS, {"category": Category.TEMPORARY}, ""),
+    ],
+)
+def test_what_holds_of_a_number(names: tuple[str, ...], block: dict[str, Any], true: str) -> None:
+    table = facts(block)
+    assert [name for name in names if getattr(table, name)[0]] == true.split()
+
+
+def test_kinds_of_numbers() -> None:
+    assert facts({"role": Role.BUFFER}, {"role": Role.ARGUMENT}).kind_of_role.tolist() == [Kind.BUFFER, Kind.INPUT]
+    leaves = facts({"role": Role.LEAF}, {"role": Role.LEAF, "is_trained": True})
+    assert leaves.kind_of_role.tolist() == [Kind.INPUT, Kind.PARAMETER]
+    categories = facts({"category": Category.GRADIENT}, {"category": Category.UNTAGGED})
+    assert categories.kind_of_category.tolist() == [Kind.GRADIENT, Kind.UNKNOWN]
+    assert facts({}, {"is_gradient": True}).kind_of_gradient.tolist() == [Kind.AUTOGRAD_DETAIL, Kind.GRADIENT]

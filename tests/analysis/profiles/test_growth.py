@@ -17,7 +17,7 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.caveats import growth_sentences
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.growth import GrowingPlace, Growth, find_growth
-from tracer.analysis.profiles.source_lines import Place
+from tracer.analysis.profiles.source_lines import PlaceInCode
 from tracer.analysis.profiles.survivors import Survivors
 from tracer.exporters.page import timeline_page
 from tracer.exporters.screen.profile import print_peak
@@ -215,7 +215,7 @@ def test_one_cycle_of_two_steps_says_nothing() -> None:
 
 
 # ---- by hand ---------------------------------------------------------------------------------------------------------
-A, B = ((Kind.TEMPORARY, Place("aten::ones", None, "train.py", line)) for line in (1, 2))
+A, B = ((Kind.TEMPORARY, PlaceInCode("aten::ones", None, "train.py", line)) for line in (1, 2))
 
 
 def cycle(*rows: tuple[int, int, int], num_judged: int = 2, held: int = 0, is_complete: bool = True) -> Survivors:
@@ -263,7 +263,7 @@ def test_two_steps_that_leave_different_things_are_no_growth() -> None:
 
 
 def test_the_sentence_names_three_places_and_the_sum_of_the_rest() -> None:
-    sites = [(Kind.ACTIVATION, Place("aten::mul", "net", "/code/train.py", line)) for line in range(5)]
+    sites = [(Kind.ACTIVATION, PlaceInCode("aten::mul", "net", "/code/train.py", line)) for line in range(5)]
     places = tuple(GrowingPlace(*site, 1024 * (5 - at)) for at, site in enumerate(sites))
     (sentence,) = growth_sentences(Growth(15 * 1024, places), file_name=lambda path: path.rpartition("/")[2])
     assert sentence == (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.analysis.snapshots.test_findings import (
     BACKWARD,
@@ -19,24 +21,31 @@ from tests.analysis.snapshots.test_findings import (
     load,
 )
 from tests.snapshot.dumps import Row, block, entry, frame, freed, segment, snapshot
-from tracer.analysis.snapshots.block_facts import BlockFacts, DevicePhases, facts_of, facts_of_frees
+from tracer.analysis.snapshots.block_facts import LifeFacts, facts_of_frees
+from tracer.analysis.snapshots.phases import DevicePhases
 from tracer.analysis.snapshots.sites import Sites
 from tracer.snapshot.replay import replay
 
 
-def facts(path: Path, trace: list[Row], segments: list[Row] | None = None) -> dict[int, BlockFacts]:
+@dataclass
+class BlockOf:
+    """One block's facts."""
+
+    table: LifeFacts
+    row: int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.table, name)[self.row]
+
+
+def facts(path: Path, trace: list[Row], segments: list[Row] | None = None) -> dict[int, BlockOf]:
     """The facts of each block, by its address."""
     loaded = load(path, snapshot(trace, segments))
     (state,) = loaded.devices
     sites, lives = Sites(loaded.stacks), replay(state, {}).lives
     freed = facts_of_frees(state, lives, sites.facts)
-    table = facts_of(state, lives, DevicePhases(loaded, state, sites.facts), sites, freed)
-    rows = {address: row for row, address in enumerate(lives.addr.tolist())}
-    names = BlockFacts.__dataclass_fields__
-    return {
-        address: BlockFacts(**{name: getattr(table, name)[row : row + 1] for name in names})
-        for address, row in rows.items()
-    }
+    table = LifeFacts(state, lives, DevicePhases(loaded, state, sites.facts), sites, freed)
+    return {address: BlockOf(table, row) for row, address in enumerate(lives.addr.tolist())}
 
 
 def test_a_life_through_backward_and_a_step(tmp_path: Path) -> None:
@@ -116,4 +125,4 @@ def test_what_backward_makes_in_a_constructor_is_not_the_constructors(tmp_path: 
     for name, frames, is_found in (("own", [MALLOC], True), ("engine", [MALLOC, ENGINE], False)):
         made = entry("alloc", BASE, 5, frames=[*frames, constructor, MAIN])
         found = facts(tmp_path / name, [made], [segment(BASE, 4096, [block(BASE, 5)])])[BASE]
-        assert (found.constructor[0] >= 0) == is_found
+        assert (found.constructor >= 0) == is_found

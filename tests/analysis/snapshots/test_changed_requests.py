@@ -12,7 +12,7 @@ from tracer.allocator.reserving import OutOfMemoryError
 from tracer.analysis.snapshots.changed_requests import (
     Changed,
     Trial,
-    Trials,
+    TriedRequests,
     emptying_at,
     with_earlier_frees,
     with_smaller_blocks,
@@ -94,7 +94,7 @@ def served(program: Program, *, keep_from: int = 0) -> list[Trial]:
     """The changes under which the last entry's request is served."""
     replayed = replay_snapshot(snapshot_in_memory(program.snapshot(keep_from=keep_from)))
     (device,) = replayed.devices
-    trials = Trials(device)
+    trials = TriedRequests(device)
     return [trial for trial in EVERY if trials.serves(trial, len(device.state.trace) - 1)]
 
 
@@ -144,5 +144,5 @@ def test_what_would_have_acted_before_the_recording_is_not_told() -> None:
     objects = program.snapshot(keep_from=len(program.snapshot()["device_traces"][0]) - 1)
     replayed = replay_snapshot(snapshot_in_memory(objects))
     (device,) = replayed.devices
-    trials = Trials(device)
+    trials = TriedRequests(device)
     assert [trials.serves(trial, 0) for trial in EVERY] == [None, None, None, False]

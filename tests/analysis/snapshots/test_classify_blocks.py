@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.rule_tables import DOCUMENT, HEADS, documented, rows_of, weaker
+from tests.rule_tables import DOCUMENT, HEADS, documented, facts_named, rows_of, told, weaker
 from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.rules import Rule
-from tracer.analysis.snapshots.block_facts import BlockFacts
+from tracer.analysis.snapshots.block_facts import NONE
 from tracer.analysis.snapshots.classify_blocks import LIKELY, PROOFS, RULES, apply_rules
-from tracer.analysis.snapshots.counting import NONE
+from tracer.analysis.snapshots.counting import BlockFacts
 
 Block = dict[str, Any]
 # A block of which no rule knows anything: made in the recording by C++ alone, in use at the end.
-NUMBERS = ("call", "constructor", "layer", "stack_kind")
-PLAIN: Block = {field.name: NONE if field.name in NUMBERS else False for field in fields(BlockFacts)}
-PLAIN |= {"is_at_end": True, "has_cpp": True}
+NUMBERS = ("constructor", "stack_kind")
+PLAIN: Block = {
+    **dict.fromkeys(facts_named(RULES) - {"outside", "in_constructor", "has_stack_kind"} | {"has_stack"}, False),
+    **dict.fromkeys(NUMBERS, NONE),
+    **dict.fromkeys(("is_at_end", "has_cpp"), True),
+}
 GONE = {"is_at_end": False}
 BEFORE = {"is_before": True}
 OUTSIDE = {"has_stack": True}
@@ -342,21 +345,18 @@ NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
             {**BACKWARD, "meets_step": True, "is_of_grad_call": True},
             {**SILENT, "meets_step": True, "is_of_parameters_size": True, "is_of_grad_call": True},
             {**BACKWARD, "is_left_by_backward": True, "is_of_grad_call": True},
-            {**BACKWARD, **GONE, "buffer_was_set": True},
         )
     ),
     # Released in the backward that made it, as what is recomputed; and not released by what had saved it.
     ({**BACKWARD, **SAVED_TWICE, "outlives_backward": False}, Kind.TEMPORARY, Evidence.WITHIN_BACKWARD),
     ({**BACKWARD, **SAVED_TWICE, "freed_as_saved": False}, Kind.TEMPORARY, Evidence.WITHIN_BACKWARD),
-    # What a graph had saved that goes with a buffer.
-    ({**OUTSIDE, **RELEASED, "buffer_was_set": True}, Kind.ACTIVATION, Evidence.RELEASED_BY_AUTOGRAD),
 )
 
 
 def facts(*blocks: Block) -> BlockFacts:
     rows = [{**PLAIN, **block} for block in blocks]
     kinds = {name: np.int64 if name in NUMBERS else np.bool_ for name in PLAIN}
-    return BlockFacts(**{name: np.array([row[name] for row in rows], dtype=kind) for name, kind in kinds.items()})
+    return told(BlockFacts, {name: np.array([row[name] for row in rows], kind) for name, kind in kinds.items()})
 
 
 def classified(*blocks: Block, rules: tuple[Rule, ...] = RULES) -> list[tuple[Kind, Evidence]]:
@@ -408,7 +408,7 @@ def possible(table: BlockFacts) -> Any:
     """What contradicts itself is no block: freed and in use, without a stack and in a place, silent and loud."""
     freed = (
         table.freed_by_autograd | table.freed_by_zero_grad | table.freed_in_step | table.freed_in_silence
-        | table.data_was_set | table.freed_by_program | table.buffer_was_set
+        | table.data_was_set | table.freed_by_program
     )  # fmt: skip
     placed = table.in_backward | table.in_step | table.in_module | (table.constructor != NONE)
     no = (
@@ -435,7 +435,6 @@ def possible(table: BlockFacts) -> Any:
     no |= table.freed_by_program & (table.freed_by_autograd | table.freed_in_silence)
     no |= table.is_in_flight & ~(table.in_backward & table.is_at_end & ~table.is_before)
     no |= table.has_only_forward & (table.in_backward | table.in_step | table.freed_in_step | table.meets_backward)
-    no |= table.is_constructed & (table.is_before | (table.constructor == NONE))
     no |= (table.constructor != NONE) & (table.in_backward | table.in_step | table.in_module)
     no |= table.is_brief_workspace & table.is_before
     no |= table.is_workspace_kept & ~table.is_at_end

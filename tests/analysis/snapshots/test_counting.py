@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.counting import NONE, SEVERAL, agreed, kinds_of_stacks
+from tracer.analysis.snapshots.block_facts import NONE
+from tracer.analysis.snapshots.counting import SEVERAL, agreed, kinds_of_stacks
 
 
 def test_a_stack_is_what_all_its_proved_blocks_are() -> None:

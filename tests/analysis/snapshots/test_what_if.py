@@ -10,7 +10,7 @@ import pytest
 import tracer.allocator.replay as replay_file
 from tests.allocator.recorded import GIB, MIB, Program
 from tests.analysis.snapshots.allocator_samples import explain, fragmented, full, screen
-from tracer.allocator.replay import FailedRequest, Outcome, smallest_capacity
+from tracer.allocator.replay import FailedRequest, Need, smallest_capacity
 from tracer.allocator.settings import AllocatorSettings
 from tracer.analysis.snapshots.what_if import WORTH_TRYING
 from tracer.block_sizes import SEGMENT_STEP_BYTES
@@ -139,11 +139,11 @@ def test_the_smallest_gpu_is_the_one_from_which_on_it_runs(monkeypatch: pytest.M
     """Where 7 to 9 steps do not run, and 3 do, 10 are the answer: nobody can buy the luck of 3."""
     step = SEGMENT_STEP_BYTES
 
-    def runs(*_: object, capacity: int, **__: object) -> Outcome:
+    def runs(*_: object, capacity: int, **__: object) -> Need:
         is_lucky = capacity // step in (3, 4, 5, 6) or capacity // step >= 10
         return replace(unlimited, failure=None if is_lucky else FailedRequest(0, 1, 1, 1))
 
-    unlimited = Outcome(20 * step, 2 * step, 0, 0, None)
+    unlimited = Need(20 * step, 2 * step, 0, 0, None)
     monkeypatch.setattr(replay_file, "replay", runs)
     program: Any = None
     assert smallest_capacity(program, AllocatorSettings(), unlimited=unlimited) == 10 * step

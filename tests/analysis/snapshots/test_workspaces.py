@@ -11,9 +11,9 @@ from tests.analysis.snapshots.test_findings import BASE, MAIN, MIB, TORCH, load
 from tests.analysis.snapshots.test_kind_finder import PYTHON_FORWARD, PYTHON_STEP
 from tests.snapshot.dumps import Row, block, entry, frame, freed, segment, snapshot
 from tracer.analysis.kinds import Kind
+from tracer.analysis.snapshots.block_facts import LARGE_WORKSPACE_BYTES as LARGE
+from tracer.analysis.snapshots.block_facts import LT_WORKSPACE_BYTES
 from tracer.analysis.snapshots.findings import replay_snapshot
-from tracer.analysis.snapshots.workspaces import LARGE_WORKSPACE_BYTES as LARGE
-from tracer.analysis.snapshots.workspaces import LT_WORKSPACE_BYTES
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from tests.trace import chrome
 from tracer.analysis.profiles.attribution import attribute
-from tracer.analysis.profiles.source_lines import Place
+from tracer.analysis.profiles.source_lines import PlaceInCode
 from tracer.analysis.times.findings import TraceTimes, find_times
 from tracer.trace.load import load_trace
 
-RELU = Place("aten::relu", "Net_0", "net.py", 5)
-BACKWARD = Place("aten::threshold_backward", "Net_0", "net.py", 5)
+RELU = PlaceInCode("aten::relu", "Net_0", "net.py", 5)
+BACKWARD = PlaceInCode("aten::threshold_backward", "Net_0", "net.py", 5)
 
 
 def times_of(path: Path, kernels: list[chrome.Event]) -> TraceTimes:
@@ -40,7 +40,7 @@ def test_rows_by_hand(tmp_path: Path) -> None:
     assert rows == {
         RELU: (8000, 0, 0, 13000, 2),
         BACKWARD: (0, 5000, 0, 0, 1),
-        Place(None, None, None, None): (0, 0, 1000, 0, 1),
+        PlaceInCode(None, None, None, None): (0, 0, 1000, 0, 1),
     }
     assert [(row.name, row.total_ns, row.longest_ns, row.count) for row in times.kernels] == [
         ("relu", 8000, 6000, 2), ("backward", 5000, 5000, 1), ("alone", 1000, 1000, 1),

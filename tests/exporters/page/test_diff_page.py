@@ -12,7 +12,7 @@ from tests.analysis.snapshots.test_findings import BASE, load
 from tests.exporters.page.page_samples import html_of, peak_row
 from tests.exporters.page.test_html import data_in
 from tests.snapshot.dumps import block, segment, write
-from tracer.analysis.peak_diff import Change, SavedPeak, diff_peaks
+from tracer.analysis.peak_diff import PeakChange, SavedPeak, diff_peaks
 from tracer.analysis.snapshots.diff import diff_snapshots
 from tracer.commands.diff import show_diff
 from tracer.errors import OutputError
@@ -41,7 +41,7 @@ def test_by_hand() -> None:
 def test_what_growth_is_of_is_said_where_the_sizes_do_not_say_it() -> None:
     names = {False: (), True: ("Growth compares the most that each row had in use at once",)}
     for own in (False, True):
-        change = Change(("activation",), 1 << 20, 4 << 20, 1, 1, own_peaks=(1 << 20, 2 << 20) if own else None)
+        change = PeakChange(("activation",), 1 << 20, 4 << 20, 1, 1, own_peaks=(1 << 20, 2 << 20) if own else None)
         diff = replace(diff_peaks(BEFORE, AFTER), changes={"kind": (change,)})
         (page,) = diff_pages([diff], before="a", after="b")
         assert [sentence.partition(", which")[0] for sentence in page.sections[0].sentences] == list(names[own])

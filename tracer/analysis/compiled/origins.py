@@ -120,7 +120,7 @@ def compiled_origins(
     generated = recording.is_text(is_generated)
     if not generated.any() and not regions.any():
         return None
-    return _Finder(recording, graphs, regions, generated, time_ns).origins()
+    return _OriginFinder(recording, graphs, regions, generated, time_ns).origins()
 
 
 def _regions(recording: Recording) -> PerAllocation[Bool]:
@@ -137,7 +137,7 @@ def _regions(recording: Recording) -> PerAllocation[Bool]:
     return in_region
 
 
-class _Finder:
+class _OriginFinder:
     def __init__(
         self,
         recording: Recording,

@@ -81,7 +81,7 @@ class _Attributor:
         self.module_paths: dict[str, int] = {}
         self.first_path: dict[int, str] = {}
         self.whose = whose_frames(recording)
-        self.lines = _Lines(len(self.whose))
+        self.lines = _LineFinder(len(self.whose))
 
     def run(self) -> Attribution:
         recording = self.recording
@@ -385,7 +385,7 @@ def _class_of(name: str) -> str:
     return name.rpartition("_")[0] or name
 
 
-class _Lines:
+class _LineFinder:
     """A line and the user's line that led to it as one number; -1 is none."""
 
     def __init__(self, num_frames: int) -> None:

@@ -15,10 +15,9 @@ import numpy as np
 
 from tracer.analysis.kinds import Evidence, Kind, levels_by_kind
 from tracer.analysis.profiles.attribution import Attribution
-from tracer.analysis.profiles.block_facts import Facts, facts_of
+from tracer.analysis.profiles.block_facts import NONE, Facts
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.collectives import common_modules
-from tracer.analysis.profiles.conditions import NONE
 from tracer.analysis.profiles.torch_categories import Categories
 from tracer.analysis.rules import Rule, first_that_holds
 from tracer.arrays import ColumnTable, Int, Ints, PerBlock, at
@@ -168,9 +167,8 @@ def classify_blocks(
     """
     allocation = lifetimes.allocation
     category = _categories_at(recording, categories, lifetimes, time_ns)
-    kind, evidence = apply_rules(facts_of(recording, categories, attribution, lifetimes, category, known, time_ns))
-    observed = lifetimes.observed_as
-    names = known.name if known is not None else np.empty(0, np.int64)
+    facts = Facts(recording, categories, attribution, lifetimes, category, known, time_ns)
+    kind, evidence = apply_rules(facts)
     none = np.full(len(allocation), NONE, np.int64)
     return ClassifiedBlocks(
         size_bytes=lifetimes.size_bytes,
@@ -180,13 +178,13 @@ def classify_blocks(
         kind=kind,
         torch_category=category,
         evidence=evidence,
-        phase=at(attribution.allocation_phase, allocation, NONE),
+        phase=facts.made,
         step=_steps(attribution, lifetimes),
         module=_modules(recording, attribution, lifetimes, evidence),
-        op=at(recording.allocations.op, allocation, NONE),
+        op=facts.maker,
         frame=at(attribution.allocation_frame, allocation, NONE),
         caller=at(attribution.allocation_caller, allocation, NONE),
-        name=np.where(observed >= 0, names[observed], NONE) if len(names) else none,
+        name=at(facts.device.known.name, lifetimes.observed_as, NONE),
         requested_bytes=none,
         stack=none,
     )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tracer.analysis.kinds import Kind
-from tracer.analysis.profiles.source_lines import Place
+from tracer.analysis.profiles.source_lines import PlaceInCode
 from tracer.analysis.profiles.survivors import Site, Survivors
 
 _ENOUGH_STEPS = 4  # From so many on it is no chance that each of them left something
@@ -22,7 +22,7 @@ class GrowingPlace:
     """Growth by blocks of one kind from one place."""
 
     kind: Kind
-    place: Place
+    place: PlaceInCode
     bytes_per_step: int
 
 

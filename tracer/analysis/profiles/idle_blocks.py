@@ -18,11 +18,12 @@ import numpy as np
 
 from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.profiles.attribution import Phase
-from tracer.analysis.profiles.backward_passes import OutermostCalls, backward_passes, outermost_calls
+from tracer.analysis.profiles.backward_passes import OutermostCalls
+from tracer.analysis.profiles.block_facts import Facts
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.peak import peak_position
 from tracer.analysis.profiles.time_spans import TimeSpans, enclosing, merged
-from tracer.arrays import Bool, Bools, Int, Ints, PerBlock, PerEdge, PerKey, Rows, at
+from tracer.arrays import Bool, Bools, Int, Ints, PerBlock, PerEdge, Rows, at
 
 _FOREVER = np.iinfo(np.int64).max
 _NEVER = -1
@@ -83,65 +84,56 @@ def idle_blocks(cycle: CycleFindings) -> IdleBlocks:
     In a cycle that was cut short the future of its last step is not known: there only what is from earlier steps can be
     idle.
     """
-    return _Finder(cycle).run()
+    return _IdleFinder(cycle).run()
 
 
-class _Finder:
+class _IdleFinder:
     def __init__(self, cycle: CycleFindings) -> None:
         self.cycle = cycle
         recording, lifetimes = cycle.recording, cycle.lifetimes
         position = last_peak(cycle)
+        event = int(lifetimes.events[position])
+        self.peak_ns = int(recording.allocations.time_ns[event])
+        parts = (recording, cycle.categories, cycle.attribution, lifetimes, cycle.blocks.torch_category)
+        self.facts = Facts(*parts, None, self.peak_ns)  # Of all blocks [B]
         self.row = lifetimes.alive_at(position)
         self.key = lifetimes.key[self.row]
         self.kind = cycle.blocks.kind[self.row]
         self.evidence = cycle.blocks.evidence[self.row]
-        allocations, event = recording.allocations, int(lifetimes.events[position])
-        self.peak_ns = int(allocations.time_ns[event])
-        self.busy_since_ns = self._start_of_operator(int(allocations.op[event]))
-        self.made_ns = self._time_of(lifetimes.allocation[self.row], _NEVER)
-        end = len(lifetimes.events)
-        freed = lifetimes.freed_at[self.row]
-        self.lives_on = freed >= end
-        self.freed_ns = self._time_of(
-            np.where(self.lives_on, -1, lifetimes.events[np.minimum(freed, end - 1)]), _FOREVER
-        )
-        self.step_of_event = cycle.attribution.allocation_step
-        self.peak_step = int(self.step_of_event[event])
+        self.busy_since_ns = self._start_of_operator(int(recording.allocations.op[event]))
+        self.made_ns, self.freed_ns = self.facts.made_ns[self.row], self.facts.freed_ns[self.row]
+        self.last_used_ns = at(self.facts.uses.last_used_ns, self.key, _NEVER)
+        # Made in an earlier step than that of the peak, or before.
+        self.is_from_earlier = self.facts.step[self.row] < int(cycle.attribution.allocation_step[event])
+        # All of the step in which it was made was recorded, and so what it was for.
+        self.is_whole = np.asarray(cycle.is_whole | self.is_from_earlier, np.bool_)
         flow = recording.flow
         self.edge_ns: PerEdge[Int] = flow.node_time_ns[flow.edge_node]
         self.reads: PerEdge[Bool] = ~flow.edge_allocated & ~flow.edge_freed
         self.num_keys = len(recording.keys.id)
-        self.passes = backward_passes(recording, cycle.attribution)
-        self.is_compiled = cycle.attribution.origins is not None
 
     def run(self) -> IdleBlocks:
-        lifetimes = self.cycle.lifetimes
-        calls = outermost_calls(self.cycle.recording, self.cycle.attribution)
-        call = enclosing(calls.start_ns, calls.end_ns, self.made_ns)
-        is_idle = self._is_idle()
+        calls, call = self.facts.model_calls, self.facts.call[self.row]
         in_evaluation = (call >= 0) & at(calls.records_grad & ~calls.went_back, call, False)
         in_evaluation &= self.freed_ns > at(calls.end_ns, call, _FOREVER)
         return IdleBlocks(
             block=self.row,
             peak_ns=self.peak_ns,
-            is_idle=is_idle,
+            is_idle=self._is_idle(),
             kept_by_graph=self.evidence == Evidence.HELD_BY_GRAPH,
             call=call,
-            in_evaluation=in_evaluation & self._is_whole(),
-            outlives_step=self._outlives_step(),
+            in_evaluation=in_evaluation & self.is_whole,
+            outlives_step=self.facts.outlived_step[self.row],
             is_read_later=self._is_read_later(),
             outlives_backward=self._outlives_backward(),
             is_left_by_backward=self._is_left_by_backward(),
             is_idle_gradient=self._is_idle_gradient(),
-            is_unused_copy=self._is_unused_copy() & ~lifetimes.made_unseen[self.row],
+            is_unused_copy=self._is_unused_copy() & ~self.facts.is_made_unseen[self.row],
             is_widened=self._is_widened(),
             calls=calls,
         )
 
     # ------------------------------------------------------------------------------------------------------ moments
-    def _time_of(self, allocation: Rows, none: int) -> Ints:
-        return at(self.cycle.recording.allocations.time_ns, allocation, none)
-
     def _start_of_operator(self, op: int) -> int:
         """Start of the outermost operator around the peak, which may use its inputs until it ends."""
         ops = self.cycle.recording.ops
@@ -151,51 +143,24 @@ class _Finder:
             op = int(ops.parent[op])
         return int(ops.start_ns[op])
 
-    def _step_start(self) -> int:
-        """Start of the step that contains the peak."""
-        starts = self.cycle.recording.step_starts_ns
-        return int(starts[starts <= self.peak_ns].max(initial=_NEVER))
-
-    def _step(self) -> Ints:
-        """[I] index of the step in which each was made; -1 for what is from before."""
-        return at(self.step_of_event, self.cycle.lifetimes.allocation[self.row], _NEVER)
-
-    def _outlives_step(self) -> Bools:
-        lifetimes = self.cycle.lifetimes
-        end = len(lifetimes.events)
-        freed_in = at(self.step_of_event, np.where(self.lives_on, -1, lifetimes.events[np.minimum(
-            lifetimes.freed_at[self.row], end - 1)]), _FOREVER)  # fmt: skip
-        return np.asarray(freed_in > self._step(), np.bool_)
-
-    def _is_whole(self) -> Bools:
-        """[I] whether all of the step in which it was made was recorded, and so what it was for."""
-        return np.asarray(self.cycle.is_whole | (self._step() < self.peak_step), np.bool_)
-
     # --------------------------------------------------------------------------------------------------------- uses
-    def _last(self, chosen: PerEdge[Bool]) -> PerKey[Int]:
-        last_ns: PerKey[Int] = np.full(self.num_keys, _NEVER, np.int64)
-        np.maximum.at(last_ns, self.cycle.recording.flow.edge_key[chosen], self.edge_ns[chosen])
-        return last_ns
-
     def _is_idle(self) -> Bools:
-        last_ns = at(self._last(self.reads), self.key, _NEVER)
+        last_ns = self.last_used_ns
         is_other = ~np.isin(self.kind, (*_LASTING, Kind.GRADIENT))
-        is_seen = ~self.cycle.lifetimes.made_unseen[self.row] & ~self._is_of_compiled()
+        is_seen = ~self.facts.is_made_unseen[self.row] & ~self._is_of_compiled()
         is_made = self.made_ns < self.busy_since_ns
         # What was never used may be for a later step: a batch that was made ahead.
         is_for_later = (last_ns < 0) & (self.made_ns >= 0) & (self.kind == Kind.INPUT)
         # What an earlier step has made and each step reads, as a data set is, is read again when the cycle is over.
-        is_from_earlier = self._step() < self.peak_step
-        is_over = last_ns < np.where(is_from_earlier, self._step_start(), self.busy_since_ns)
-        is_over &= self._is_whole()
-        return np.asarray(is_other & is_seen & is_made & is_over & ~is_for_later, np.bool_)
+        is_over = last_ns < np.where(self.is_from_earlier, self.facts.step_start_ns, self.busy_since_ns)
+        return np.asarray(is_other & is_seen & is_made & is_over & self.is_whole & ~is_for_later, np.bool_)
 
     def _is_read_later(self) -> Bools:
         """[I] as a store is, of which each step takes something: whose turn has not come is idle and not waste."""
         blocks, lifetimes = self.cycle.blocks, self.cycle.lifetimes
         starts = self.cycle.recording.step_starts_ns
-        made_in = np.searchsorted(starts, self._time_of(lifetimes.allocation, _NEVER), side="right")
-        used_in = np.searchsorted(starts, at(self._last(self.reads), lifetimes.key, _NEVER), side="right")
+        made_in = np.searchsorted(starts, self.facts.made_ns, side="right")
+        used_in = np.searchsorted(starts, at(self.facts.uses.last_used_ns, lifetimes.key, _NEVER), side="right")
         _, place = np.unique(
             np.stack([at(self.cycle.recording.ops.name, blocks.op, _NEVER), blocks.frame]), axis=1, return_inverse=True
         )
@@ -214,25 +179,24 @@ class _Finder:
 
     def _used_in(self, key: PerBlock[Int]) -> PerBlock[Int]:
         """[B] the last backward pass that used each, or -1."""
-        flow = self.cycle.recording.flow
+        flow, last_ns = self.cycle.recording.flow, np.full(self.num_keys, _NEVER, np.int64)
         by_backward = self.reads & flow.node_backward[flow.edge_node]
-        return enclosing(*self.passes, at(self._last(by_backward), key, _NEVER))
+        np.maximum.at(last_ns, flow.edge_key[by_backward], self.edge_ns[by_backward])
+        return enclosing(*self.facts.passes, at(last_ns, key, _NEVER))
 
     def _outlives_backward(self) -> Bools:
         used_in = self._used_in(self.key)
-        return np.asarray((used_in >= 0) & (self.freed_ns > at(self.passes[1], used_in, _FOREVER)), np.bool_)
+        return np.asarray((used_in >= 0) & (self.freed_ns > at(self.facts.passes[1], used_in, _FOREVER)), np.bool_)
 
     def _is_left_by_backward(self) -> Bools:
         """[I] used by a backward pass that left most bytes of the activations that it used, and several of them."""
-        lifetimes, num_passes = self.cycle.lifetimes, len(self.passes[0])
+        lifetimes, passes = self.cycle.lifetimes, self.facts.passes
         is_activation = self.cycle.blocks.kind == Kind.ACTIVATION
         used_in = np.where(is_activation, self._used_in(lifetimes.key), _NEVER)
-        end = len(lifetimes.events)
-        freed = np.where(lifetimes.freed_at < end, lifetimes.events[np.minimum(lifetimes.freed_at, end - 1)], _NEVER)
-        is_left = (used_in >= 0) & (self._time_of(freed, _FOREVER) > at(self.passes[1], used_in, _FOREVER))
+        is_left = (used_in >= 0) & (self.facts.freed_ns > at(passes[1], used_in, _FOREVER))
 
         def of_passes(chosen: PerBlock[Bool], weight: PerBlock[Int]) -> Ints:
-            sums: Ints = np.zeros(num_passes, np.int64)
+            sums: Ints = np.zeros(len(passes[0]), np.int64)
             np.add.at(sums, used_in[chosen], weight[chosen])
             return sums
 
@@ -248,25 +212,15 @@ class _Finder:
         if not is_gradient.any():
             return is_gradient
         is_zeroing = enclosing(*self._spans_of(_ZEROING), self.edge_ns) >= 0
-        is_wanted = np.zeros(self.num_keys, bool)
-        is_wanted[self.key[is_gradient & (self.key >= 0)]] = True
-        edges = np.flatnonzero(self.reads & is_wanted[self.cycle.recording.flow.edge_key])
+        edge_key = self.cycle.recording.flow.edge_key
+        edges = np.flatnonzero(self.reads & np.isin(edge_key, self.key[is_gradient]))
         edges = edges[np.argsort(self.edge_ns[edges], kind="stable")]
         uses: dict[int, list[tuple[int, bool]]] = {}
-        for key, time_ns, zeroes in zip(
-            self.cycle.recording.flow.edge_key[edges].tolist(),
-            self.edge_ns[edges].tolist(),
-            is_zeroing[edges].tolist(),
-            strict=True,
-        ):
+        columns = (edge_key[edges], self.edge_ns[edges], is_zeroing[edges])
+        for key, time_ns, zeroes in zip(*(column.tolist() for column in columns), strict=True):
             uses.setdefault(key, []).append((time_ns, zeroes))
-        is_from_earlier = self._step() < self.peak_step
-        is_idle = [
-            bool(gradient) and self._is_idle_now(uses.get(key, []), earlier)
-            for gradient, key, earlier in zip(
-                is_gradient.tolist(), self.key.tolist(), is_from_earlier.tolist(), strict=True
-            )
-        ]
+        rows = zip(is_gradient.tolist(), self.key.tolist(), self.is_from_earlier.tolist(), strict=True)
+        is_idle = [gradient and self._is_idle_now(uses.get(key, []), earlier) for gradient, key, earlier in rows]
         return np.array(is_idle, np.bool_)
 
     def _is_idle_now(self, uses: list[tuple[int, bool]], is_from_earlier: bool) -> bool:
@@ -288,13 +242,13 @@ class _Finder:
     # ------------------------------------------------------------------------------------------------------- weights
     def _is_unused_copy(self) -> Bools:
         none = np.zeros(len(self.row), np.bool_)
-        if self.is_compiled:
+        if self.cycle.attribution.origins is not None:
             return none
-        used = at(self._last(self.reads), self.key, _NEVER) >= 0
+        used = self.last_used_ns >= 0
         sizes = self.cycle.lifetimes.size_bytes[self.row]
         is_parameter = self.kind == Kind.PARAMETER
         weights = Counter(sizes[is_parameter & used].tolist())
-        was_there = (self.made_ns < 0) | (self._step() < self.peak_step)
+        was_there = (self.made_ns < 0) | self.is_from_earlier
         others = ~used & was_there & ~np.isin(self.kind, _NO_COPIES)
         left = Counter(sizes[others].tolist())
         wanted: Counter[int] = Counter()
@@ -312,8 +266,7 @@ class _Finder:
     def _is_widened(self) -> Bools:
         """[I] made by a conversion, from something in 16 bits, and read by a loss."""
         recording, flow = self.cycle.recording, self.cycle.recording.flow
-        op = at(recording.allocations.op, self.cycle.lifetimes.allocation[self.row], _NEVER)
-        name = at(recording.ops.name, op, _NEVER)
+        name = at(recording.ops.name, self.facts.maker[self.row], _NEVER)
         sets = (_CONVERTING, _WIDE, _NARROW)
         converts, is_wide, is_narrow = (recording.is_text(texts.__contains__) for texts in sets)
         dtype = recording.keys.dtype

@@ -13,7 +13,7 @@ import numpy as np
 
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, Cycle
-from tracer.analysis.profiles.source_lines import Place, place_of
+from tracer.analysis.profiles.source_lines import PlaceInCode, place_of
 from tracer.analysis.profiles.torch_categories import Categories, Category
 from tracer.arrays import Int, PerKey, at, grouped
 from tracer.capture.recording import Recording
@@ -25,7 +25,7 @@ _NOT_KNOWN = (Kind.UNKNOWN, Kind.BEFORE_RECORDING)
 class LostTrack:
     """A line at which torch's categories stopped."""
 
-    place: Place  # What made the tensor without a category; without operator where it was there before the recording
+    place: PlaceInCode  # What made the tensor without a category; no operator where it was there before
     bytes: int  # Bytes at the peak that have no category of torch's because of it
     count: int
     known_bytes: int  # The part of these bytes whose kind is known all the same

@@ -12,7 +12,7 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_names import node_name
 
 
-class Place(NamedTuple):
+class PlaceInCode(NamedTuple):
     """An operator, the module that called it and a line of the user's or a library's; None for what is not known."""
 
     op: str | None
@@ -26,10 +26,10 @@ class Place(NamedTuple):
         return None if self.file is None or self.line is None else SourceLine(self.file, self.line)
 
 
-def place_of(recording: Recording, attribution: Attribution, op: int, module: int, frame: int) -> Place:
+def place_of(recording: Recording, attribution: Attribution, op: int, module: int, frame: int) -> PlaceInCode:
     """Return the place of an operator, a module and a frame, by their rows; -1 is none."""
     name = attribution.modules[module] if module >= 0 else None
-    return Place(recorded_op_name(recording, op), name, *(line_of_frame(recording, frame) or (None, None)))
+    return PlaceInCode(recorded_op_name(recording, op), name, *(line_of_frame(recording, frame) or (None, None)))
 
 
 def recorded_op_name(recording: Recording, op: int) -> str | None:

@@ -16,14 +16,14 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.classify_blocks import Cycle
-from tracer.analysis.profiles.source_lines import Place, place_of
+from tracer.analysis.profiles.source_lines import PlaceInCode, place_of
 from tracer.arrays import Ints, grouped
 
 # Known objects of the training, of which there are as many in one step as in another.
 _LASTING = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 
 
-Site = tuple[Kind, Place]  # The kind of blocks, and what made them
+Site = tuple[Kind, PlaceInCode]  # The kind of blocks, and what made them
 
 
 @dataclass(frozen=True, slots=True, eq=False)

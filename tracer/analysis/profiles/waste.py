@@ -17,7 +17,7 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.frame_ranks import Whose
 from tracer.analysis.profiles.idle_blocks import IdleBlocks, idle_blocks
-from tracer.analysis.profiles.source_lines import Place, line_of_frame, place_of
+from tracer.analysis.profiles.source_lines import PlaceInCode, line_of_frame, place_of
 from tracer.analysis.rules import all_hold
 from tracer.arrays import Rows, grouped
 from tracer.capture.recording import CallKind, Recording
@@ -119,7 +119,7 @@ class _Groups:
         self.findings = findings
         self.cycle, self.last = findings.worst, findings.cycles[-1]
         self.blocks, self.kinds = blocks, kinds
-        self.lines = _Lines(self.cycle)
+        self.lines = _LinesOfWaste(self.cycle)
 
     def found(self) -> tuple[Waste, ...]:
         sites = _sites(self.cycle, self.blocks.block)
@@ -133,7 +133,7 @@ class _Groups:
         causes = [self._waste(kind, line, rows, sites, living) for (kind, line), rows in groups.items()]
         return tuple(sorted(causes, key=lambda waste: -waste.bytes))
 
-    def _line(self, kind: WasteKind, at: int, place: Place) -> SourceLine | None:
+    def _line(self, kind: WasteKind, at: int, place: PlaceInCode) -> SourceLine | None:
         peak_ns = self.blocks.peak_ns
         if kind == WasteKind.GRADIENTS:
             return self.lines.of_function("zero_grad", peak_ns)
@@ -148,8 +148,8 @@ class _Groups:
         kind: WasteKind,
         line: SourceLine | None,
         rows: list[int],
-        sites: Sequence[Place],
-        living: Mapping[Place, list[tuple[int, int]]],
+        sites: Sequence[PlaceInCode],
+        living: Mapping[PlaceInCode, list[tuple[int, int]]],
     ) -> Waste:
         lifetimes = self.cycle.lifetimes
         blocks = self.blocks.block[np.array(rows, np.int64)]
@@ -169,19 +169,19 @@ class _Groups:
             is_batch=bool((self.cycle.blocks.kind[blocks] == Kind.INPUT).all()),
         )
 
-    def _living(self) -> dict[Place, list[tuple[int, int]]]:
+    def _living(self) -> dict[PlaceInCode, list[tuple[int, int]]]:
         """Addresses and sizes of what is alive at the end of the last cycle, by site, the oldest first."""
         lifetimes = self.last.lifetimes
         rows = np.flatnonzero((lifetimes.freed_at >= len(lifetimes.events)) & (lifetimes.allocation >= 0))
         rows = rows[np.argsort(lifetimes.made_at[rows], kind="stable")]
-        by_site: dict[Place, list[tuple[int, int]]] = {}
+        by_site: dict[PlaceInCode, list[tuple[int, int]]] = {}
         pairs = zip(lifetimes.address[rows].tolist(), lifetimes.size_bytes[rows].tolist(), strict=True)
         for site, pair in zip(_sites(self.last, rows), pairs, strict=True):
             by_site.setdefault(site, []).append(pair)
         return by_site
 
 
-def _sites(cycle: CycleFindings, rows: Rows) -> list[Place]:
+def _sites(cycle: CycleFindings, rows: Rows) -> list[PlaceInCode]:
     """Site of each of these blocks."""
     blocks = cycle.blocks.take(rows)
     line = np.where(blocks.caller >= 0, blocks.caller, blocks.frame)
@@ -189,7 +189,7 @@ def _sites(cycle: CycleFindings, rows: Rows) -> list[Place]:
     return [sites.keys[site] for site in sites.of_row.tolist()]
 
 
-class _Lines:
+class _LinesOfWaste:
     """Lines of the user that called something."""
 
     def __init__(self, cycle: CycleFindings) -> None:

@@ -85,7 +85,7 @@ _PRODUCTS: Final = frozenset({"Mm", "Bmm"})
 
 
 @dataclass(slots=True)
-class _Run:
+class _BackwardRun:
     """Blocks in a row that belong to the same name."""
 
     name: int
@@ -170,7 +170,7 @@ class BackwardLines:
         operation, node = self._frames.operation[stack[allocated]], self._frames.node[stack[freed]]
         forward = list(zip(allocated[operation >= 0].tolist(), operation[operation >= 0].tolist(), strict=True))
         backward = list(zip(freed[node >= 0].tolist(), node[node >= 0].tolist(), strict=True))[::-1]
-        return _Matching(self._lives, self._frames, forward, backward).run(is_open=is_open)
+        return _NodeMatching(self._lives, self._frames, forward, backward).run(is_open=is_open)
 
     def _between(self, start: int, end: int) -> Ints:
         low, high = np.searchsorted(self._begin, [max(start, 0), end])
@@ -178,7 +178,7 @@ class BackwardLines:
         return rows[~self._skipped[self._lives.stack[rows]]]
 
 
-class _Matching:
+class _NodeMatching:
     """A stretch of forward and its backward, whose operations are read from last to first."""
 
     def __init__(
@@ -239,7 +239,7 @@ class _Matching:
             by_name.setdefault(run.name, _Operations()).append(place, self._instances(run.rows))
         return by_name
 
-    def _shared_out(self, operations: _Operations, run: _Run, low: int, high: int) -> dict[int, int] | None:
+    def _shared_out(self, operations: _Operations, run: _BackwardRun, low: int, high: int) -> dict[int, int] | None:
         """The operation of each of backward's blocks, where it is certain; None if number or sizes contradict."""
         first, end = operations.range(low, high)
         name = self._names[run.name]
@@ -273,12 +273,12 @@ class _Matching:
         return len({int(self._call[self._stack[row]]) for row in operations}) == 1
 
 
-def _runs(blocks: Sequence[tuple[int, int]], wanted: set[int]) -> list[_Run]:
-    runs: list[_Run] = []
+def _runs(blocks: Sequence[tuple[int, int]], wanted: set[int]) -> list[_BackwardRun]:
+    runs: list[_BackwardRun] = []
     for row, name in blocks:
         if name in wanted:
             if not runs or runs[-1].name != name:
-                runs.append(_Run(name))
+                runs.append(_BackwardRun(name))
             runs[-1].rows.append(row)
     return runs
 

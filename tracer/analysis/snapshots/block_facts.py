@@ -1,270 +1,324 @@
-"""What the rules of `classify_blocks` look at: how each block was made and freed, and what ran in between.
+"""What the rules of `classify_blocks` ask of single blocks: how each was made and freed, and what ran in between.
+
+A fact is one function of the name that rules know, computed when it is first asked for and kept. What blocks say of
+each other is in `counting`.
 
 Shapes: L blocks of one device, E entries of its trace.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
 
 import numpy as np
 
-from tracer.analysis.snapshots.phases import FAR, Stretches, runs_of, steps_of, whole_steps_of, zero_grads_of
+from tracer.analysis.snapshots.phases import DevicePhases
 from tracer.analysis.snapshots.sites import Sites
-from tracer.analysis.snapshots.stack_facts import Fact, calls_backward, has
-from tracer.analysis.snapshots.workspaces import brief_workspaces, kept_workspaces
-from tracer.arrays import Bools, ColumnTable, Ints, at
-from tracer.snapshot.columns import DeviceState, Snapshot
+from tracer.analysis.snapshots.stack_facts import Fact, has
+from tracer.arrays import Bools, Ints, at
+from tracer.snapshot.actions import Action
+from tracer.snapshot.columns import DeviceState
 from tracer.snapshot.replay import BEFORE, Lives
 from tracer.snapshot.stacks import NO_STACK
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockFacts(ColumnTable):
-    """Facts of each block, columns [lives]."""
-
-    is_before: Bools
-    is_at_end: Bools
-    has_stack: Bools
-    in_workspace: Bools
-    # It has the size of cuBLAS's workspace, and nothing else happened while it was in use. Where other blocks of a
-    # common size stay, a layer made it, or it has no stack and there are such blocks of layers.
-    is_brief_workspace: Bools
-    # It has one of these sizes and is never freed; where the size is common, it is the only such block that its line
-    # made, behind the result of a layer's product.
-    is_workspace_kept: Bools
-    in_state_setup: Bools  # It is where torch's optimizers create their state
-    in_collective: Bools  # It is where FSDP, DDP or a pipeline makes the buffers of what is sent
-    in_accumulate: Bools  # It is in the node that writes .grad
-    in_module_setup: Bools  # It is where modules create or move parameters and buffers
-    in_parameter_copy: Bools  # It is where `copy.deepcopy` copies a Parameter
-    # The outermost constructor of the program's that it is in, and not in a module's call; -1 for none.
-    constructor: Ints
-    in_module: Bools
-    in_functional: Bools  # It is inside a function of torch.nn.functional
-    in_backward: Bools  # It is in a node that autograd evaluates
-    in_step: Bools
-    # It has no stack, in a recording of a training's Python frames alone: autograd's threads have none.
-    in_silence: Bools
-    is_of_grad_call: Bools  # Made in the backward that a call of `torch.autograd.grad` ran, which writes no .grad
-    freed_by_autograd: Bools  # Freed in a node that autograd evaluates, or as autograd let go of what it had saved
-    freed_as_saved: Bools  # Freed where autograd lets go of what an operation saved for backward
-    # By a known stack that is none of autograd's, of an optimizer's or of an assignment to .grad.
-    freed_by_program: Bools
-    freed_by_zero_grad: Bools
-    freed_in_step: Bools
-    freed_in_open_step: Bools  # Freed in a step that was not over when the recording ended
-    freed_in_silence: Bools  # Without a stack, likewise
-    data_was_set: Bools  # By an assignment to .data
-    buffer_was_set: Bools  # As a module's buffer got another tensor
-    outlives_step: Bools  # It was in use when the step that made it was over
-    meets_step: Bools  # It was in use when the next step began
-    meets_backward: Bools  # Backward ran while it was in use
-    is_long_lived: Bools  # Two or more steps began while it was in use
-    # The last layer with a weight before a backward made it, or it is the last that a call of a model left: a program
-    # may hold it as its output.
-    is_last_layers: Bools
-    # The call of a model that it was made in: the entries in modules that one line calls, with none outside of them in
-    # between; -1 for none.
-    call: Ints
-    is_called_again: Bools  # That line has called a model again since
-    # In use where the model has been called again, and all else that its call made was freed before any backward, eight
-    # blocks or more: an output that the program keeps.
-    is_kept_alone: Bools
-    # In use at the end, past a backward and a step; and of what forward had made for that backward at least eight times
-    # as many blocks were let go of by autograd.
-    is_held_of_few: Bools
-    # It was in use when a forward began, and made after the backward, step or zero_grad before that one; if it is the
-    # first forward, by the function that calls the model, or where a library's training loop moves a batch to the
-    # device: data sets are there before that too.
-    is_fed: Bools
-    has_cpp: Bools  # The recording has C++ frames, so that the absence of one means something
-    has_only_forward: Bools  # Modules were called in the recording, and neither backward nor an optimizer's step ran
-    may_meet_backward: Bools  # Backward may have run while it was in use: an entry of it, or one without a stack
-    # What every other block of the same stack is that is proved, as a `Kind`; -1 where they differ, and where it cannot
-    # be that, since what nobody frees is not temporary.
-    stack_kind: Ints
-    # In use where modules have made several blocks since, and at least a third of a dozen or more that were made as
-    # early are in use, or all of them: inference keeps the latest alone, and a cache.
-    is_kept_by_forward: Bools
-    stack_made_temporaries: Bools  # Some blocks of its stack and size were freed again before any backward ran
-    is_constructed: Bools  # Made by constructors, kept or freed by a step, and there are as many gradients of its size
-    is_replacing: Bools  # Made by the stack that made what took the place of a known parameter
-    # A line outside of steps put it in the place of what a module had set up, or of what an assignment to .data freed.
-    takes_parameters_place: Bools
-    takes_buffers_place: Bools  # It took the place of a buffer
-    has_size_of_staying: Bools  # A block of its size was there before and is never freed
-    is_as_many_as_gradients: Bools  # There before, never freed, and of a size of which there are as many gradients
-    # There before, never freed, of a size of which there are two or three for each gradient, and made first of them.
-    is_first_set: Bools
-    is_later_set: Bools  # The same, and made later
-    is_of_parameters_size: Bools  # A parameter has its size
-    layer: Ints  # The call of a layer with one weight that it is in, by its line and its callers'; -1 for none
-    # What was there before and is never freed is as many as the layers that forward calls, or has sizes of which none
-    # repeat as copies would.
-    is_one_set: Bools
-    # It was there before, is never freed and has no gradient of its size, and such blocks are as many as the layers
-    # that forward calls.
-    is_frozen_set: Bools
-    outlives_backward: Bools  # It was in use when the run of backward that made it was over
-    outlives_silence: Bools  # It was made in silence and in use when the thread that calls backward went on
-    is_left_by_backward: Bools  # Backward made it and nothing freed it, and its size is a parameter's and no other's
-    # Backward made it and was not over at the end, and nothing has its size then but backward's own blocks and those of
-    # modules and functions of torch.nn.
-    is_in_flight: Bools
-
-    @property
-    def outside(self) -> Bools:
-        """Made in the recording, by code that is seen to be neither backward's nor the optimizer's."""
-        return self.has_stack & ~self.in_backward & ~self.in_step & ~self.is_before
-
-    @property
-    def in_constructor(self) -> Bools:
-        """Made in a constructor of the program's."""
-        is_inside: Bools = self.constructor != -1
-        return is_inside
-
-    @property
-    def has_stack_kind(self) -> Bools:
-        """All that is proved of the other blocks of its stack is one kind."""
-        has_kind: Bools = self.stack_kind != -1
-        return has_kind
-
-
-_BY_COUNTING = (
-    "is_kept_alone", "is_held_of_few", "is_kept_by_forward", "stack_made_temporaries",
-    "is_constructed", "is_replacing", "takes_parameters_place", "takes_buffers_place",
-    "has_size_of_staying", "is_as_many_as_gradients", "is_of_parameters_size", "is_one_set", "is_frozen_set",
-    "is_left_by_backward", "is_in_flight", "is_first_set", "is_later_set",
-)  # fmt: skip
-"""Columns that `counting.with_counts` and `with_parameters` fill in; until then they are false."""
+NONE = -1
+# What torch gives cuBLAS to work in, 8.125 MiB; on Hopper and Blackwell 32 MiB, which many other blocks have too.
+# Source: ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize, of which `:4096:2:16:8` is the default.
+WORKSPACE_BYTES: Final = 8_519_680
+LARGE_WORKSPACE_BYTES: Final = 33_554_432
+# What cublasLt works in, where torch calls it for a linear layer with a bias.
+# Source: ATen/cuda/CUDABlas.cpp, `_parseChosenWorkspaceSize`.
+LT_WORKSPACE_BYTES: Final = 1_048_576
 _NOT_THE_PROGRAMS = (
     Fact.ENGINE, Fact.RELEASE_SAVED, Fact.BACKWARD_CALL, Fact.OPTIMIZER_STEP, Fact.ZERO_GRAD, Fact.SET_GRAD,
     Fact.SET_DATA, Fact.SET_BUFFER,
 )  # fmt: skip
 
 
-class DevicePhases:
-    """Steps and backward passes of one device, and what every entry's stack proves."""
+def truth(of: Callable[[LifeFacts], Bools]) -> cached_property[Bools]:
+    """A fact that is true of a block or not."""
+    return cached_property(of)
 
-    def __init__(self, snapshot: Snapshot, state: DeviceState, facts: Ints) -> None:
-        self._facts = facts
-        self.of_entry = facts[state.trace.stack]
-        stacked = has(self.of_entry, Fact.STACK)
-        self.steps = steps_of(snapshot, state, self.of_entry)
-        self.whole_steps = whole_steps_of(snapshot, state, self.of_entry)
-        self.zero_grads = zero_grads_of(snapshot, state, self.of_entry)
-        self.has_cpp = bool(has(facts, Fact.CPP).any())
-        trains = (
-            len(self.steps.start) or len(self.zero_grads.start) or has(facts, Fact.ENGINE, Fact.BACKWARD_CALL).any()
+
+def number(of: Callable[[LifeFacts], Ints]) -> cached_property[Ints]:
+    """A fact that is a number; -1 is none."""
+    return cached_property(of)
+
+
+def made_in(*wanted: Fact) -> cached_property[Bools]:
+    """Whether the stack that made a block proves one of these."""
+    return truth(lambda f: has(f.sites.facts[f.lives.stack], *wanted))
+
+
+def freed_in(*wanted: Fact) -> cached_property[Bools]:
+    """Whether the stack that freed a block proves one of these."""
+    return truth(lambda f: has(f.freed, *wanted))
+
+
+@dataclass(frozen=True, eq=False)
+class LifeFacts:
+    """Facts of each block by its stacks and its life, columns [lives]."""
+
+    state: DeviceState
+    lives: Lives
+    phases: DevicePhases
+    sites: Sites
+    freed: Ints  # Facts of the stacks that freed the blocks
+
+    def __len__(self) -> int:
+        return len(self.is_before)
+
+    begin = number(lambda f: f.lives.begin)
+    end = number(lambda f: f.lives.end)
+    is_before = truth(lambda f: f.begin == BEFORE)
+    is_at_end = truth(lambda f: f.end == len(f.state.trace))
+    has_stack = made_in(Fact.STACK)
+    # The recording has C++ frames, so that the absence of one means something
+    has_cpp = truth(lambda f: np.full(len(f), f.phases.has_cpp))
+    # Modules were called in the recording, and neither backward nor an optimizer's step ran
+    has_only_forward = truth(lambda f: np.full(len(f), f.phases.has_only_forward))
+    is_freed = truth(lambda f: f.lives.free_entry >= 0)
+
+    # ---- where it was made -------------------------------------------------------------------------------------------
+
+    in_workspace = made_in(Fact.WORKSPACE)
+    in_state_setup = made_in(Fact.OPTIMIZER_STATE)  # Where torch's optimizers create their state
+    in_collective = made_in(Fact.COLLECTIVE)  # Where FSDP, DDP or a pipeline makes the buffers of what is sent
+    in_accumulate = made_in(Fact.ACCUMULATE_GRAD)  # In the node that writes .grad
+    in_module_setup = made_in(Fact.MODULE_SETUP)  # Where modules create or move parameters and buffers
+    in_parameter_copy = made_in(Fact.PARAMETER_COPY)  # Where `copy.deepcopy` copies a Parameter
+    in_module = made_in(Fact.MODULE_FORWARD)
+    in_functional = made_in(Fact.FUNCTIONAL)  # In a function of torch.nn.functional
+    in_layer = made_in(Fact.LAYER)
+    in_convolution = made_in(Fact.CONVOLUTION)
+    in_backward = made_in(Fact.ENGINE)  # In a node that autograd evaluates
+    is_born_in_step = made_in(Fact.OPTIMIZER_STEP)
+    in_step = truth(lambda f: f.is_born_in_step | (f.has_stack & (f.phases.steps.containing(f.begin) >= 0)))
+    # Made in the recording, by code that is seen to be neither backward's nor the optimizer's
+    outside = truth(lambda f: f.has_stack & ~f.in_backward & ~f.in_step & ~f.is_before)
+    # Without a stack, in a recording of a training's Python frames alone: autograd's threads have none
+    in_silence = truth(lambda f: ~f.has_stack & ~f.is_before & f.phases.is_silence_autograd)
+    # In the backward that a call of `torch.autograd.grad` ran, which writes no .grad
+    is_of_grad_call = truth(lambda f: f.phases.is_of_grad_call(f.begin))
+    # The call of a layer with one weight that it is in, by its line and its callers'
+    layer = number(lambda f: np.where(f.is_before, NONE, f.sites.layers[f.lives.stack]))
+
+    runs_later = truth(lambda f: f.in_module | f.in_backward | f.in_step)
+    # The outermost constructor of the program's that it is in, and not in a module's call
+    constructor = number(lambda f: np.where(f.runs_later, NONE, f.sites.constructors[f.lives.stack]))
+    in_constructor = truth(lambda f: f.constructor != NONE)
+
+    @cached_property
+    def calls(self) -> tuple[Ints, Ints]:
+        """The calls of models, see `calls_of_models`."""
+        return calls_of_models(self.sites.model_calls[self.state.trace.stack])
+
+    # The call of a model that it was made in: the entries in modules that one line calls, with none outside of them in
+    # between
+    call = number(lambda f: np.where(f.in_module & ~f.is_before, at(f.calls[0], f.begin, NONE), NONE))
+
+    # ---- what cuBLAS works in, where no C++ frame says it ------------------------------------------------------------
+
+    size = number(lambda f: f.lives.requested_bytes)
+
+    @truth
+    def is_brief_workspace(self) -> Bools:
+        """One call of cuBLAS made and freed it again; torch before 2.15 keeps it instead.
+
+        It has the size of a workspace, and nothing else happened while it was in use. Where other blocks of a common
+        size stay, a layer made it, or it has no stack and there are such blocks of layers.
+        """
+        is_large, is_allocated = self.size == LARGE_WORKSPACE_BYTES, self.lives.alloc_entry >= 0
+        # The last one may be in use yet.
+        is_last = is_allocated & (self.lives.alloc_entry == _last_made(self.state)) & self.is_at_end
+        at_once = is_allocated & (self.lives.free_entry == self.lives.alloc_entry + 1)
+        large = at_once & is_large
+        of_lt = at_once & self.in_layer & self.is_after_result & (self.size == LT_WORKSPACE_BYTES)
+        if at_once[is_large & ~is_last & ~self.is_of_reduction].all():
+            large |= is_last & is_large & large.any()
+        else:
+            of_product = large & (self.in_layer | self.is_after_result)
+            large = of_product | (large & ~self.has_stack & (of_product | of_lt).any())
+        is_workspace: Bools = large | ((at_once | is_last) & (self.size == WORKSPACE_BYTES)) | of_lt
+        return is_workspace
+
+    @truth
+    def is_workspace_kept(self) -> Bools:
+        """The first call of cuBLAS made it and nothing freed it, as torch before 2.15 keeps it for each thread.
+
+        One of the uncommon size needs no other proof. One of a common size is the only one of its size that its line
+        ever made, right behind a product's result. In a layer that result is gone by now, or no line of a layer made
+        two blocks before; elsewhere it is gone, and its line has made it again since. In backward, where there is no
+        stack, it is the only one that is left. A convolution is no such layer: cuDNN keeps none.
+        """
+        is_at_end, is_large, has_cpp = self.is_at_end, self.size == LARGE_WORKSPACE_BYTES, self.phases.has_cpp
+        is_kept: Bools = is_at_end & (self.size == WORKSPACE_BYTES) & (~self.has_stack | (not has_cpp))
+        if has_cpp:
+            return is_kept
+        stack, in_layer, num_made = self.lives.stack, self.in_layer & ~self.in_convolution, self.num_of_its_line
+        of_layer = np.flatnonzero(in_layer & self.is_after_result)
+        first = stack[of_layer[np.argmin(self.begin[of_layer])]] if len(of_layer) else NO_STACK
+        is_common = is_large | (self.size == LT_WORKSPACE_BYTES)
+        once = is_at_end & is_common & self.is_after_result & (num_made == 1)
+        is_gone = ~is_at_end[self.made_before]
+        is_kept |= once & in_layer & (is_gone | (stack == first))
+        is_kept |= once & is_gone & (num_made[self.made_before] > 1)
+        silent = is_at_end & ~self.has_stack & ~self.is_before & is_large
+        if silent.sum() == 1 and (is_kept & is_large).any():
+            is_kept |= silent
+        return is_kept
+
+    @truth
+    def is_of_reduction(self) -> Bools:
+        """A reduction made it to sum in, which is no result's size: its counters come and go meanwhile, no more.
+
+        Source: ATen/native/cuda/Reduce.cuh, `gpu_reduce_kernel`: buffer and semaphores.
+        """
+        lives, before = self.lives, self.made_before
+        is_request = np.isin(self.state.trace.action, (Action.ALLOC, Action.FREE_REQUESTED))
+        place, made = np.concatenate([[0], np.cumsum(is_request)]), np.zeros(len(self), dtype=np.bool_)
+        made[before] = (
+            (lives.alloc_entry[before] >= 0)
+            & (place[lives.alloc_entry] == place[lives.alloc_entry[before]] + 1)
+            & (place[lives.free_entry] == place[lives.alloc_entry] + 1)
+            & (place[lives.free_entry[before]] == place[lives.free_entry] + 1)
+            & (lives.stack == lives.stack[before])
+            & (self.size < self.size[before])
         )
-        self.is_silence_autograd = bool(trains) and not self.has_cpp and bool(has(facts, Fact.STACK).any())
-        engine = has(self.of_entry, Fact.ENGINE)
-        self.backwards = runs_of(engine, stacked)
-        is_silent, goes_on = ~stacked & self.is_silence_autograd, calls_backward(snapshot.stacks, facts)
-        self.silences = runs_of(is_silent, is_silent | goes_on[state.trace.stack])
-        self.num_backward = _running_count(engine | (~stacked & self.is_silence_autograd))
-        self.num_maybe_backward = _running_count(engine | ~stacked)
-        self.next_forward = _next_forward(
-            has(self.of_entry, Fact.MODULE_FORWARD) & ~engine,
-            engine | has(self.of_entry, Fact.OPTIMIZER_STEP, Fact.ZERO_GRAD) | (~stacked & self.is_silence_autograd),
-        )
-        self.has_only_forward = bool(
-            has(self.of_entry, Fact.MODULE_FORWARD).any() and not len(self.steps.start) and not self.num_backward[-1]
-        )
+        return made
 
-    def is_of_grad_call(self, entry: Ints) -> Bools:
-        """Which entries are of a backward right behind an entry of `torch.autograd.grad`, which makes its root."""
-        is_called = np.append(has(self.of_entry, Fact.GRAD_CALL), False)
-        is_of_call = np.zeros(len(entry), dtype=np.bool_)
-        for runs in (self.backwards, self.silences):
-            run = runs.containing(entry)
-            is_of_call |= (run >= 0) & is_called[np.append(runs.start, 0)[run] - 1]
-        return is_of_call
+    @number
+    def num_of_its_line(self) -> Ints:
+        """How many blocks of its size the stack made."""
+        pairs = np.stack([self.lives.stack.astype(np.int64), self.size])
+        order = np.lexsort(pairs)
+        is_first = np.append(True, (np.diff(pairs[:, order]) != 0).any(axis=0))[: len(order)]
+        group = np.cumsum(is_first) - 1
+        number_of = np.empty(len(order), dtype=np.int64)
+        number_of[order] = np.bincount(group, minlength=1)[group]
+        return number_of
 
+    @number
+    def made_before(self) -> Ints:
+        """The block that was made before it; of the first, the last."""
+        order = np.argsort(self.lives.alloc_entry, kind="stable")
+        before = np.empty_like(order)
+        before[order] = np.roll(order, 1)
+        return before
 
-def _next_forward(is_forward: Bools, is_learning: Bools) -> Ints:
-    """Where the next forward begins after an entry that is between two; `FAR` after all others [entries + 1]."""
-    number = np.arange(len(is_forward) + 1)
-    rows, behind = np.append(is_forward, False), np.append(is_learning, False)
-    last = np.maximum.accumulate(np.where(rows, number, -1)), np.maximum.accumulate(np.where(behind, number, -1))
-    to_come = (np.append(np.flatnonzero(chosen), FAR)[_running_count(chosen)] for chosen in (is_forward, is_learning))
-    forward, learning = to_come
-    return np.where((last[0] <= last[1]) & (forward < learning), forward, FAR)
+    @truth
+    def is_after_result(self) -> Bools:
+        """Made right after another one of the same stack, as a product's result is, but for segments."""
+        trace = self.state.trace
+        allocs = trace.where(Action.ALLOC)
+        others = np.flatnonzero(~np.isin(trace.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)))
+        is_after = np.zeros(len(trace) + 1, dtype=np.bool_)
+        before = others[np.maximum(np.searchsorted(others, allocs) - 1, 0)]
+        is_same = (trace.action[before] == Action.ALLOC) & (trace.stack[before] == trace.stack[allocs])
+        is_after[allocs] = (before < allocs) & is_same
+        return self.has_stack & is_after[self.lives.alloc_entry]
 
+    # ---- where it was freed ------------------------------------------------------------------------------------------
 
-def _running_count(wanted: Bools) -> Ints:
-    return np.concatenate([[0], np.cumsum(wanted)])
-
-
-def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Sites, freed: Ints) -> BlockFacts:
-    """The facts that follow from stacks and lives; those of counting are False here, see `counting.with_counts`.
-
-    Args:
-        freed: Facts of the stacks that freed the blocks [lives].
-    """
-    born = sites.facts[lives.stack]
-    has_stack, begin, end = has(born, Fact.STACK), lives.begin, lives.end
-    in_step = has(born, Fact.OPTIMIZER_STEP) | (has_stack & (phases.steps.containing(begin) >= 0))
-    no = np.zeros(len(lives), dtype=np.bool_)
-    is_silent = no | phases.is_silence_autograd
-    runs_later = has(born, Fact.MODULE_FORWARD, Fact.ENGINE) | in_step
-    in_layer = has(born, Fact.LAYER)
-    is_brief = brief_workspaces(state, lives, has_stack, in_layer)
-    free_is_known = lives.free_entry >= 0
-    calls, lines = calls_of_models(sites.model_calls[state.trace.stack])
-    call = np.where(has(born, Fact.MODULE_FORWARD) & (begin > BEFORE), np.append(calls, -1)[np.maximum(begin, 0)], -1)
-    in_a_step = phases.steps.containing(lives.free_entry) >= 0
-    return BlockFacts(
-        is_before=begin == BEFORE,
-        is_at_end=end == len(state.trace),
-        has_stack=has_stack,
-        in_workspace=has(born, Fact.WORKSPACE),
-        is_brief_workspace=is_brief,
-        is_workspace_kept=kept_workspaces(
-            state, lives, has_stack, in_layer & ~has(born, Fact.CONVOLUTION), has_cpp=phases.has_cpp
-        ),
-        in_state_setup=has(born, Fact.OPTIMIZER_STATE),
-        in_collective=has(born, Fact.COLLECTIVE),
-        in_accumulate=has(born, Fact.ACCUMULATE_GRAD),
-        in_module_setup=has(born, Fact.MODULE_SETUP),
-        in_parameter_copy=has(born, Fact.PARAMETER_COPY),
-        constructor=np.where(runs_later, -1, sites.constructors[lives.stack]),
-        in_module=has(born, Fact.MODULE_FORWARD),
-        in_functional=has(born, Fact.FUNCTIONAL),
-        in_backward=has(born, Fact.ENGINE),
-        in_step=in_step,
-        in_silence=is_silent & ~has_stack & (begin > BEFORE),
-        is_of_grad_call=phases.is_of_grad_call(begin),
-        freed_by_autograd=has(freed, Fact.ENGINE, Fact.RELEASE_SAVED),
-        freed_as_saved=has(freed, Fact.RELEASE_SAVED),
-        freed_by_program=has(freed, Fact.STACK) & ~has(freed, *_NOT_THE_PROGRAMS),
-        freed_by_zero_grad=has(freed, Fact.ZERO_GRAD) | (phases.zero_grads.containing(lives.free_entry) >= 0),
-        freed_in_step=has(freed, Fact.OPTIMIZER_STEP) | (free_is_known & in_a_step),
-        freed_in_open_step=free_is_known & (phases.steps.end_after(lives.free_entry) > len(state.trace)) & in_a_step,
-        freed_in_silence=is_silent & free_is_known & (at(state.trace.stack, lives.free_entry, NO_STACK) == NO_STACK),
-        data_was_set=has(freed, Fact.SET_DATA),
-        buffer_was_set=has(freed, Fact.SET_BUFFER),
-        outlives_step=in_step & (end >= phases.whole_steps.end_after(begin)),
-        meets_step=end > phases.steps.next_start(begin),
-        meets_backward=_changes(phases.num_backward, begin, end),
-        is_long_lived=_num_started(phases.steps, end) - _num_started(phases.steps, begin) >= 2,
-        is_last_layers=_last_before(
-            phases.backwards, begin, has(born, Fact.LAYER) & ~has(born, Fact.ENGINE, Fact.WORKSPACE) & ~is_brief
-        )
-        | _last_of_calls(calls, call, begin, end),
-        call=call,
-        is_called_again=_are_called_again(lines)[call],
-        is_fed=_is_fed(state, lives, phases, sites),
-        has_cpp=no | phases.has_cpp,
-        has_only_forward=no | phases.has_only_forward,
-        may_meet_backward=_changes(phases.num_maybe_backward, begin, end),
-        stack_kind=np.full(len(lives), -1, dtype=np.int64),
-        layer=np.where(begin > BEFORE, sites.layers[lives.stack], -1),
-        outlives_backward=has(born, Fact.ENGINE) & (end >= phases.backwards.end_after(begin)),
-        outlives_silence=is_silent & ~has_stack & (begin > BEFORE) & (end >= phases.silences.end_after(begin)),
-        **dict.fromkeys(_BY_COUNTING, no),
+    freed_by_autograd = freed_in(Fact.ENGINE, Fact.RELEASE_SAVED)  # Or as autograd let go of what it had saved
+    freed_as_saved = freed_in(Fact.RELEASE_SAVED)  # Where autograd lets go of what an operation saved for backward
+    # By a known stack that is none of autograd's, of an optimizer's or of an assignment to .grad
+    freed_by_program = truth(lambda f: has(f.freed, Fact.STACK) & ~has(f.freed, *_NOT_THE_PROGRAMS))
+    freed_by_zero_grad = truth(
+        lambda f: has(f.freed, Fact.ZERO_GRAD) | (f.phases.zero_grads.containing(f.lives.free_entry) >= 0)
     )
+    freed_within_step = truth(lambda f: f.is_freed & (f.phases.steps.containing(f.lives.free_entry) >= 0))
+    freed_in_step = truth(lambda f: has(f.freed, Fact.OPTIMIZER_STEP) | f.freed_within_step)
+    # In a step that was not over when the recording ended
+    freed_in_open_step = truth(
+        lambda f: f.freed_within_step & (f.phases.steps.end_after(f.lives.free_entry) > len(f.state.trace))
+    )
+    data_was_set = freed_in(Fact.SET_DATA)  # By an assignment to .data
+    buffer_was_set = freed_in(Fact.SET_BUFFER)  # As a module's buffer got another tensor
+
+    @truth
+    def freed_in_silence(self) -> Bools:
+        """Without a stack, likewise."""
+        has_none: Bools = at(self.state.trace.stack, self.lives.free_entry, NO_STACK) == NO_STACK
+        return self.is_freed & has_none & self.phases.is_silence_autograd
+
+    # ---- what ran while it was in use --------------------------------------------------------------------------------
+
+    # When the step that made it was over
+    outlives_step = truth(lambda f: f.in_step & (f.end >= f.phases.whole_steps.end_after(f.begin)))
+    meets_step = truth(lambda f: f.end > f.phases.steps.next_start(f.begin))
+    meets_backward = truth(lambda f: f.meets(f.phases.num_backward))
+    # An entry of it, or one without a stack
+    may_meet_backward = truth(lambda f: f.meets(f.phases.num_maybe_backward))
+    # When the run of backward that made it was over
+    outlives_backward = truth(lambda f: f.in_backward & (f.end >= f.phases.backwards.end_after(f.begin)))
+    # When the thread that calls backward went on
+    outlives_silence = truth(lambda f: f.in_silence & (f.end >= f.phases.silences.end_after(f.begin)))
+
+    num_begun = number(lambda f: np.searchsorted(f.phases.steps.start, f.begin, side="right"))
+    # Two or more steps began while it was in use
+    is_long_lived = truth(lambda f: np.searchsorted(f.phases.steps.start, f.end, side="right") - f.num_begun >= 2)
+
+    @truth
+    def is_called_again(self) -> Bools:
+        """The line that called the model it was made in has called one since."""
+        _, line = self.calls
+        last = np.zeros(int(line.max(initial=-1)) + 1, dtype=np.int64)
+        last[line] = np.arange(len(line))
+        return np.append(last[line] > np.arange(len(line)), False)[self.call]
+
+    @truth
+    def is_last_before_backward(self) -> Bools:
+        """The last layer with a weight before a backward made it."""
+        rows = np.flatnonzero(self.in_layer & ~self.in_backward & ~self.in_workspace & ~self.is_brief_workspace)
+        rows = rows[np.argsort(self.begin[rows], kind="stable")]
+        place = np.searchsorted(self.begin[rows], self.phases.backwards.start) - 1
+        is_last = np.zeros(len(self), dtype=np.bool_)
+        is_last[rows[place[place >= 0]]] = True
+        return is_last
+
+    @truth
+    def is_last_of_call(self) -> Bools:
+        """The last block of a call of a model that is in use when that is over."""
+        (calls, _), call = self.calls, self.call
+        entries = np.flatnonzero(calls >= 0)
+        over = np.zeros(int(calls.max(initial=-1)) + 2, dtype=np.int64)
+        over[calls[entries]] = entries  # of one call, the last entry
+        rows = np.flatnonzero((call >= 0) & (self.end > over[call]))
+        rows = rows[np.argsort(self.begin[rows], kind="stable")]
+        last = np.zeros(len(over), dtype=np.int64)
+        last[call[rows]] = rows
+        is_last = np.zeros(len(call), dtype=np.bool_)
+        is_last[rows] = last[call[rows]] == rows
+        return is_last
+
+    # A program may hold it as its output
+    is_last_layers = truth(lambda f: f.is_last_before_backward | f.is_last_of_call)
+
+    @truth
+    def is_fed(self) -> Bools:
+        """It was in use when a forward began, and made after the backward, step or zero_grad before that one.
+
+        If it is the first forward, by the function that calls the model, or where a library's training loop moves a
+        batch to the device: data sets are there before that too.
+        """
+        lives, sites, next_forward = self.lives, self.sites, self.phases.next_forward
+        forward, first = next_forward[np.maximum(lives.begin, 0)], int(next_forward[0])
+        is_fed: Bools = lives.end > forward
+        for row in np.flatnonzero(is_fed & (forward == first) & ~self.is_before).tolist():
+            stack = int(lives.stack[row])
+            is_moved = bool(has(sites.facts[stack], Fact.BATCH_MOVE))
+            is_fed[row] = is_moved or sites.is_in_models_caller(stack, int(self.state.trace.stack[first]))
+        return is_fed
+
+    def meets(self, count: Ints) -> Bools:
+        """Whether something that is counted happened after the block was made and before it was freed."""
+        last = len(count) - 1
+        has_changed: Bools = count[np.minimum(self.end, last)] != count[np.clip(self.begin, 0, last)]
+        return has_changed
 
 
 def facts_of_frees(state: DeviceState, lives: Lives, facts: Ints) -> Ints:
@@ -278,27 +332,6 @@ def facts_of_frees(state: DeviceState, lives: Lives, facts: Ints) -> Ints:
     return np.where(is_repeated & are_all, 0, facts[stack])
 
 
-def _is_fed(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Sites) -> Bools:
-    forward = phases.next_forward[np.maximum(lives.begin, 0)]
-    is_fed: Bools = lives.end > forward
-    first = int(phases.next_forward[0])
-    for row in np.flatnonzero(is_fed & (forward == first) & (lives.begin > BEFORE)).tolist():
-        stack = int(lives.stack[row])
-        is_moved = bool(has(sites.facts[stack], Fact.BATCH_MOVE))
-        is_fed[row] = is_moved or sites.is_in_models_caller(stack, int(state.trace.stack[first]))
-    return is_fed
-
-
-def _last_before(stretches: Stretches, begin: Ints, chosen: Bools) -> Bools:
-    """Which of the chosen blocks were the last of them before a stretch."""
-    rows = np.flatnonzero(chosen)
-    rows = rows[np.argsort(begin[rows], kind="stable")]
-    place = np.searchsorted(begin[rows], stretches.start) - 1
-    is_last = np.zeros(len(begin), dtype=np.bool_)
-    is_last[rows[place[place >= 0]]] = True
-    return is_last
-
-
 def calls_of_models(line: Ints) -> tuple[Ints, Ints]:
     """The number of the call that each entry is in, or -1; and the line of each call [entries], [calls].
 
@@ -309,33 +342,11 @@ def calls_of_models(line: Ints) -> tuple[Ints, Ints]:
     return np.where(line >= 0, np.cumsum(begins) - 1, -1), line[begins]
 
 
-def _last_of_calls(calls: Ints, call: Ints, begin: Ints, end: Ints) -> Bools:
-    """Which blocks are the last ones of their calls of models that are in use when those are over."""
-    entries = np.flatnonzero(calls >= 0)
-    over = np.zeros(int(calls.max(initial=-1)) + 2, dtype=np.int64)
-    over[calls[entries]] = entries  # of one call, the last entry
-    rows = np.flatnonzero((call >= 0) & (end > over[call]))
-    rows = rows[np.argsort(begin[rows], kind="stable")]
-    last = np.zeros(len(over), dtype=np.int64)
-    last[call[rows]] = rows
-    is_last = np.zeros(len(call), dtype=np.bool_)
-    is_last[rows] = last[call[rows]] == rows
-    return is_last
-
-
-def _are_called_again(line: Ints) -> Bools:
-    """Which calls have another one of their line behind them; the last is for -1 [calls + 1]."""
-    last = np.zeros(int(line.max(initial=-1)) + 1, dtype=np.int64)
-    last[line] = np.arange(len(line))
-    return np.append(last[line] > np.arange(len(line)), False)
-
-
-def _changes(count: Ints, begin: Ints, end: Ints) -> Bools:
-    """Whether something that is counted happened after `begin` and before `end`."""
-    last = len(count) - 1
-    has_changed: Bools = count[np.minimum(end, last)] != count[np.clip(begin, 0, last)]
-    return has_changed
-
-
-def _num_started(stretches: Stretches, entry: Ints) -> Ints:
-    return np.searchsorted(stretches.start, entry, side="right")
+def _last_made(state: DeviceState) -> int:
+    """The last entry that made a block, if nothing but the free of that block was requested since; else -1."""
+    action, addr = state.trace.action, state.trace.addr
+    entry = int(np.flatnonzero(action == Action.ALLOC).max(initial=-1))
+    if entry < 0:
+        return -1
+    is_free = np.isin(action[entry + 1 :], (Action.FREE_REQUESTED, Action.FREE_COMPLETED))
+    return entry if (addr[entry + 1 :][is_free] == addr[entry]).all() else -1

@@ -11,7 +11,7 @@ import numpy as np
 
 from tracer.allocator.blocks import DEFAULT_POOL
 from tracer.allocator.history import Op
-from tracer.allocator.replay import Outcome, Program
+from tracer.allocator.replay import Need, Requests
 from tracer.allocator.settings import AllocatorSettings
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.modelled import Modelled, model_device
@@ -26,9 +26,9 @@ class Changed:
     """The requests of a replay, and the settings that they are made with."""
 
     settings: AllocatorSettings
-    program: Program
+    program: Requests
 
-    def outcome(self, modelled: Modelled) -> Outcome:
+    def outcome(self, modelled: Modelled) -> Need:
         """What comes of it with the memory that the recording had."""
         return modelled.at_capacity(self.settings, modelled.capacity, program=self.program)
 
@@ -65,7 +65,7 @@ def freeing_at_once(modelled: Modelled) -> Changed:
         if code != Op.COMPLETE_FREE or program.history.waits_at_start[operand]
     ]
     code, operand, entry = map(list, zip(*rows, strict=True))
-    return Changed(modelled.settings, Program(program.history, code, operand, entry))
+    return Changed(modelled.settings, Requests(program.history, code, operand, entry))
 
 
 def without_blocks(modelled: Modelled, rows: Ints) -> Changed:
@@ -81,7 +81,7 @@ def without_blocks(modelled: Modelled, rows: Ints) -> Changed:
     begin = np.where(dropped, _NEVER, lives.begin)
     return Changed(
         modelled.settings,
-        Program(
+        Requests(
             replace(program.history, lives=replace(lives, begin=begin)),
             code[is_kept].tolist(),
             operand[is_kept].tolist(),
@@ -118,7 +118,7 @@ def _with_operations(modelled: Modelled, op: Op, operand: Ints, entry: Ints) -> 
     entries = np.array(program.entry, dtype=np.int64)
     order = np.argsort(entry, kind="stable")
     at = np.searchsorted(entries, entry[order], side="left")
-    changed = Program(
+    changed = Requests(
         program.history,
         np.insert(np.array(program.code), at, int(op)).tolist(),
         np.insert(np.array(program.operand), at, operand[order]).tolist(),
@@ -131,12 +131,12 @@ Trial: TypeAlias = Literal["expandable segments", "split all", "one stream", "fr
 """Segments that grow in place; no block kept whole; one stream and one pool; no free that waits for a stream."""
 
 
-class Trials:
+class TriedRequests:
     """Replays one device's recording under changes, each once, and only if it is asked for."""
 
     def __init__(self, device: ReplayedDevice) -> None:
         self._device = device
-        self._found: dict[Trial, Outcome] = {}
+        self._found: dict[Trial, Need] = {}
 
     def serves(self, trial: Trial, entry: int) -> bool | None:
         """Whether the request that failed at an entry is served under a change.
@@ -161,7 +161,7 @@ class Trials:
         return None if modelled is None else modelled.as_it_failed
 
 
-def _fails(outcome: Outcome, entry: int) -> bool:
+def _fails(outcome: Need, entry: int) -> bool:
     return entry in outcome.unserved
 
 

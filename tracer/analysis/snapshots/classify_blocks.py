@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from tracer.analysis.kinds import Evidence, Kind
-from tracer.analysis.rules import Rule, first_that_holds
-from tracer.analysis.snapshots.block_facts import BlockFacts
+from tracer.analysis.rules import HasLength, Rule, first_that_holds
 from tracer.arrays import Ints
 
 # What stacks, annotations and lives prove.
@@ -114,6 +113,6 @@ LIKELY: Final[tuple[Rule, ...]] = (
 RULES: Final[tuple[Rule, ...]] = (*PROOFS, *LIKELY, Rule(Evidence.UNPROVED, Kind.UNKNOWN))
 
 
-def apply_rules(facts: BlockFacts, rules: Sequence[Rule] = RULES) -> tuple[Ints, Ints]:
+def apply_rules(facts: HasLength, rules: Sequence[Rule] = RULES) -> tuple[Ints, Ints]:
     """`Kind` [lives] and `Evidence` [lives] by the first rule that holds; what none knows is unproved."""
     return first_that_holds(rules, facts, otherwise=Evidence.UNPROVED)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.block_facts import BlockFacts
-from tracer.analysis.snapshots.size_sets import first_of_each, sets_of_sizes
+from tracer.analysis.rules import Rule
+from tracer.analysis.snapshots.block_facts import LARGE_WORKSPACE_BYTES, NONE, WORKSPACE_BYTES, LifeFacts
+from tracer.analysis.snapshots.classify_blocks import PROOFS, apply_rules
+from tracer.analysis.snapshots.size_sets import SizeSets, first_of_each, sets_of_sizes
 from tracer.analysis.snapshots.sizes import as_many_as, copies_of, has_size_of, is_one_set, most_at_once
-from tracer.analysis.snapshots.workspaces import LARGE_WORKSPACE_BYTES, WORKSPACE_BYTES
 from tracer.arrays import Bools, Ints
-from tracer.snapshot.columns import Int32s, Segments
-from tracer.snapshot.replay import Lives
+from tracer.snapshot.columns import Int32s
 from tracer.snapshot.stacks import NO_STACK
 
-NONE, SEVERAL = -1, -2
+SEVERAL = -2
 # To one parameter's .data in one step: weight decay, momentum, the update.
 _MAX_ASSIGNMENTS = 4
 _NUM_LATEST = 4
@@ -26,6 +27,7 @@ _LEAST_KEPT = 3  # One in so many of the earlier blocks is in use where a forwar
 _LEAST_SEEN = 12  # Of fewer, a cache of keys and values and what the first layer works with may be as many
 _GONE_PER_HELD = 8
 """Results that a program holds are few; of two models in a step, the second backward's activations are as many."""
+_OF_PLACES = {"takes_buffers_place", "takes_parameters_place", "is_replacing"}
 
 
 def kinds_of_stacks(stack: Int32s, kind: Ints, num_stacks: int) -> Ints:
@@ -52,305 +54,356 @@ def agreed(parts: Iterable[Ints]) -> Ints:
     return common
 
 
-def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints, segments: Segments) -> BlockFacts:
-    """The facts, and what counting adds to them."""
-    size = lives.requested_bytes
-    staying = _is_staying(facts, kind == Kind.UNKNOWN)
-    of_parameters = size[staying | (facts.is_at_end & (kind == Kind.PARAMETER))]
-    derives_twice = _derives_twice(facts, size, of_parameters)
-    is_left = _is_left_by_backward(facts, size, of_parameters) & ~_others_are_no_gradients(facts, lives, kind)
-    # Of a second derivative, what is not over is on its way, or saved for it.
-    is_left &= ~(facts.in_backward & ~facts.outlives_backward & derives_twice)
-    gradients = _gradients_at_once(facts, lives, np.where(is_left, Kind.GRADIENT, kind))
-    # A step that is not over has replaced a part of the state: what it has let go of counts too.
-    others = size[facts.is_before & facts.freed_in_open_step]
-    is_over = bool((facts.outlives_backward | (facts.in_silence & facts.meets_step)).any())
-    as_many = as_many_as(staying, size, *gradients, others=others, are_some=not is_over)
-    num_layers = _num_layers(facts, lives)
-    # What has no gradient once backward is over, where something else has.
-    frozen = staying & ~has_size_of(size, gradients[0]) & (is_over and len(gradients[0]) > 0 and num_layers > 0)
-    parameters = size[as_many | facts.is_constructed | (kind == Kind.PARAMETER)]
-    is_first_set, is_later_set = _of_sets(facts, lives, staying & is_over, gradients, segments)
-    return replace(
-        facts,
-        is_first_set=is_first_set,
-        is_later_set=is_later_set,
-        stack_kind=_stack_kinds(facts, np.maximum(stack_kind[lives.stack], NONE)),
-        is_kept_by_forward=_is_kept_by_forward(facts, lives),
-        stack_made_temporaries=facts.has_stack & _are_alike(lives, _is_freed_before_backward(facts, kind)),
-        is_left_by_backward=is_left,
-        is_in_flight=_is_in_flight(facts, size) & np.bool_(not derives_twice),
-        is_held_of_few=_is_held_of_few(facts, lives),
-        is_kept_alone=_is_kept_alone(facts),
-        has_size_of_staying=has_size_of(size, np.append(size[staying], parameters)),
-        is_as_many_as_gradients=as_many,
-        is_of_parameters_size=has_size_of(size, parameters),
-        is_one_set=staying & is_one_set(size, size[staying], num_layers),
-        is_frozen_set=frozen & is_one_set(size, size[frozen], num_layers),
-    )
+def truth(of: Callable[[BlockFacts], Bools]) -> cached_property[Bools]:
+    """A fact that is true of a block or not."""
+    return cached_property(of)
 
 
-def _of_sets(
-    facts: BlockFacts, lives: Lives, staying: Bools, gradients: tuple[Ints, Ints], segments: Segments
-) -> tuple[Bools, Bools]:
-    """Which blocks are of the first of two or three sets of the gradients' sizes, and which of a later one."""
-    size = lives.requested_bytes
-    sets = sets_of_sizes(size[staying], *gradients)
-    of_sets = staying & np.isin(size, sets.sizes)
-    is_first = np.zeros(len(facts), dtype=np.bool_)
-    if sets.times:
-        is_first[first_of_each(np.flatnonzero(of_sets), size, lives.addr, sets.times, segments)] = True
-    return is_first, (of_sets & ~is_first) | (staying & np.isin(size, sets.of_parts))
+def number(of: Callable[[BlockFacts], Ints]) -> cached_property[Ints]:
+    """A fact that is a number; -1 is none."""
+    return cached_property(of)
 
 
-def _is_staying(facts: BlockFacts, is_not_known: Bools) -> Bools:
-    """What was there before, is never freed, and may be of the model or of its optimizer."""
-    return facts.is_before & facts.is_at_end & is_not_known & ~facts.has_stack & ~facts.is_workspace_kept
+@dataclass(frozen=True, eq=False)
+class BlockFacts(LifeFacts):
+    """All facts of each block, columns [lives]."""
 
+    proofs: Sequence[Rule] = PROOFS
+    devices: list[BlockFacts] = field(default_factory=list)  # All of the snapshot, this one among them
 
-def _is_left_by_backward(facts: BlockFacts, size: Ints, of_parameters: Ints) -> Bools:
-    """What backward made and nobody freed, of a parameter's size; and of no result's of forward, while backward runs.
+    # ---- parameters as their constructors made them, and what took their place ---------------------------------------
 
-    Gradients of results are on their way to the next node then, and never freed where the recording ends.
-    """
-    candidates = (facts.in_backward | facts.in_silence) & ~facts.is_before & facts.is_at_end & ~facts.in_module
-    of_results = has_size_of(size, size[facts.outside & facts.in_module])
-    is_left: Bools = candidates & has_size_of(size, of_parameters) & (facts.outlives_backward | ~of_results)
-    return is_left
+    @truth
+    def is_constructed(self) -> Bools:
+        """Made by constructors, kept or freed by a step, and there are as many gradients of its size."""
+        constructed = self.in_constructor & (self.is_at_end | self.freed_in_step)
+        constructed &= ~has_size_of(self.size, self.size[self.in_module_setup])
+        constructed &= self._is_of_first_maker(constructed)
+        kind, _ = apply_rules(self, [rule for rule in self.proofs if not _OF_PLACES & {*rule.when}])
+        return as_many_as(constructed, self.size, *self.gradients_at_once(kind))
 
+    def _is_of_first_maker(self, chosen: Bools) -> Bools:
+        """Which blocks have the maker of the first block of their size: a model is made before its optimizer."""
+        size, maker, begin = self.size, self.constructor, self.begin
+        rows = np.flatnonzero(chosen)
+        rows = rows[np.argsort(begin[rows], kind="stable")]
+        sizes, first, rank = np.unique(size[rows], return_index=True, return_inverse=True)
+        is_of_first = np.zeros(len(size), dtype=np.bool_)
+        is_of_first[rows] = maker[rows] == maker[rows[first]][rank.reshape(-1)] if len(sizes) else False
+        return is_of_first
 
-def _derives_twice(facts: BlockFacts, size: Ints, of_parameters: Ints) -> bool:
-    """Whether a backward left something that autograd saved for another one, or that may be saved by its size."""
-    left = facts.in_backward & facts.outlives_backward
-    no_gradient = left & ~facts.in_accumulate & ~has_size_of(size, of_parameters) & (len(of_parameters) > 0)
-    return bool((no_gradient | (left & facts.freed_as_saved)).any())
+    @truth
+    def is_replacing(self) -> Bools:
+        """Made by the stack that made what took the place of a known parameter.
 
+        `p.data = p.data - ...` makes the new one and lets go of the old one right away: of the blocks of its size, the
+        last one made before the old one went is the new one.
+        """
+        set_anew = (self.data_was_set & ~self.in_backward) | self.in_module_setup | self.is_constructed
+        olds, stacks = np.flatnonzero(self.freed_in_step & set_anew), [np.zeros(0, dtype=np.int32)]
+        for _ in range(_MAX_ASSIGNMENTS):
+            news = self._made_before_free(olds)
+            news = news[(news >= 0) & (news != olds) & self.in_step[news]]
+            stacks.append(self.lives.stack[news[self.outlives_step[news]]])
+            # What was assigned and does not outlive the step was replaced in it: decay first, then the update.
+            olds = news[~self.outlives_step[news] & self.freed_in_step[news]]
+        distinct = np.unique(np.concatenate(stacks))
+        return self.outlives_step & np.isin(self.lives.stack, distinct[distinct != NO_STACK])
 
-def _others_are_no_gradients(facts: BlockFacts, lives: Lives, kind: Ints) -> Bools:
-    """Whether blocks of the same stack and size are proved to be temporary or saved, and none to be a gradient.
+    @truth
+    def takes_parameters_place(self) -> Bools:
+        """A line outside of steps put it in the place of what a module had set up, or of what `.data =` freed.
 
-    What a weight gets from its first use waits for the second one's, of the size of its gradient; not past the end of
-    backward: there the others were added to a gradient that was there.
-    """
-    pair, has_stack = _by_stack_and_size(lives), lives.stack != NO_STACK
-    temporary, saved, gradients = (
-        np.bincount(pair[has_stack & (kind == each)], minlength=len(pair))[pair] > 0
-        for each in (Kind.TEMPORARY, Kind.ACTIVATION, Kind.GRADIENT)
-    )
-    no_gradients: Bools = (saved | (temporary & ~facts.outlives_backward)) & ~gradients
-    return no_gradients
+        So does `weight.data = weight.data * 0.9`: it makes the new one and frees the old one.
+        """
+        of_setup = self.in_module_setup & self.freed_by_program & ~self.freed_in_step
+        return self._put_by_line(of_setup | self.data_was_set)
 
+    # It took the place of a buffer
+    takes_buffers_place = truth(lambda f: f._put_by_line(f.buffer_was_set & ~f.freed_by_autograd))
 
-def _is_in_flight(facts: BlockFacts, size: Ints) -> Bools:
-    """What backward was at work with when the recording ended; a gradient has its parameter's size, however made."""
-    of_forward = facts.outside & (facts.in_module | facts.in_functional)
-    others = facts.is_at_end & ~facts.in_backward & ~of_forward
-    made = facts.in_backward & facts.is_at_end & ~facts.is_before & ~facts.outlives_backward
-    is_in_flight: Bools = made & others.any() & ~has_size_of(size, size[others])
-    return is_in_flight
+    def _put_by_line(self, chosen: Bools) -> Bools:
+        """Which blocks a line put in the place of the chosen ones, and of those in turn."""
+        lives, is_new = self.lives, np.zeros(len(self), dtype=np.bool_)
+        olds = np.flatnonzero(chosen & ~self.freed_in_step & self.is_freed)
+        while len(olds):
+            news = self._made_before_free(olds)
+            may_be = (news != NONE) & (news != olds)
+            may_be[may_be] &= (self.outside & ~self.in_module_setup & ~is_new)[news[may_be]]
+            may_be[may_be] &= lives.end[news[may_be]] > lives.free_entry[olds[may_be]]
+            olds, news = olds[may_be], news[may_be]
+            freed, made = self.state.trace.stack[lives.free_entry[olds]].tolist(), lives.stack[news].tolist()
+            is_of_line = np.array([*map(self._is_of_line, freed, made)], dtype=np.bool_)
+            is_new[news[is_of_line]] = True
+            olds = np.unique(news[is_of_line])
+            olds = olds[(self.freed_by_program | self.data_was_set | self.buffer_was_set)[olds]]
+        return is_new
 
+    def _is_of_line(self, freed: int, made: int) -> bool:
+        """Whether two stacks are of one line of the program's own."""
+        lines = self.sites.users_lines
+        return lines(freed)[:1] == lines(made)[:1] != ()
 
-def _is_held_of_few(facts: BlockFacts, lives: Lives) -> Bools:
-    """What of a forward outlived its backward and a step, where autograd let go of almost all else of it."""
-    made = facts.outside & (facts.in_module | facts.in_functional) & facts.meets_backward
-    # Forwards are told apart by how many blocks of backward came before.
-    of_backward = np.sort(lives.begin[facts.in_backward | facts.in_silence])
-    forward = np.searchsorted(of_backward, lives.begin)
-    may_be_workspace = ~facts.has_cpp & np.isin(lives.requested_bytes, (WORKSPACE_BYTES, LARGE_WORKSPACE_BYTES))
-    kept = made & facts.meets_step & facts.is_at_end & ~facts.is_long_lived & ~may_be_workspace
-    gone = np.bincount(
-        forward[made & (facts.freed_by_autograd | facts.freed_in_silence)], minlength=len(of_backward) + 1
-    )
-    num_kept = np.bincount(forward[kept], minlength=len(of_backward) + 1)
-    is_held: Bools = kept & (num_kept * _GONE_PER_HELD <= gone)[forward]
-    return is_held
-
-
-def _is_kept_alone(facts: BlockFacts) -> Bools:
-    """What is in use of a call of a model whose other results are gone, where no backward ran."""
-    made = facts.outside & (facts.call != NONE) & ~facts.in_workspace & ~facts.is_brief_workspace
-    num_calls = int(facts.call.max(initial=NONE)) + 1
-    kept, gone = (
-        np.bincount(facts.call[chosen], minlength=num_calls + 1)[facts.call]
-        for chosen in (made & facts.is_at_end, made & ~facts.is_at_end & ~facts.may_meet_backward)
-    )
-    is_alone: Bools = made & facts.is_at_end & (kept == 1) & (gone >= _GONE_PER_HELD)
-    return is_alone & facts.is_called_again & ~facts.meets_backward
-
-
-def _is_kept_by_forward(facts: BlockFacts, lives: Lives) -> Bools:
-    """Which blocks of modules forward has kept since the last backward: not the latest ones.
-
-    Where none of several was freed, forward keeps the latest too.
-    """
-    last = lives.begin[facts.in_backward].max(initial=NONE)
-    is_result = facts.outside & facts.in_module & ~facts.in_collective
-    is_result &= ~facts.in_workspace & ~facts.is_brief_workspace
-    rows = np.flatnonzero(is_result & ~facts.meets_backward & (lives.begin > last))
-    rows = rows[np.argsort(lives.begin[rows], kind="stable")]
-    keeps_all = len(rows) > _NUM_LATEST and bool(facts.is_at_end[rows].all())
-    earlier = rows if keeps_all else rows[:-_NUM_LATEST]
-    is_kept = np.zeros(len(facts), dtype=np.bool_)
-    lasting = earlier[facts.is_at_end[earlier]]
-    are_enough = keeps_all or len(earlier) >= _LEAST_SEEN
-    is_kept[lasting] = are_enough and len(lasting) * _LEAST_KEPT >= len(earlier)
-    return is_kept
-
-
-def _num_layers(facts: BlockFacts, lives: Lives) -> float:
-    """How many layers of one weight each a forward calls, 0 where none is seen: by the calls of that which has fewest.
-
-    Of each line counts the size that it makes most often: a workspace may come with it.
-    """
-    rows = np.flatnonzero((facts.layer != NONE) & ~facts.in_workspace)
-    if not len(rows):
-        return 0.0
-    pairs, calls = np.unique(np.stack([facts.layer[rows], lives.requested_bytes[rows]]), axis=1, return_counts=True)
-    _, first = np.unique(pairs[0], return_index=True)
-    of_line = np.maximum.reduceat(calls, first)
-    return float(of_line.sum() / of_line.min())
-
-
-def _stack_kinds(facts: BlockFacts, stack_kind: Ints) -> Ints:
-    """What the others of each block's stack are, but for temporary where a block has outlived what made it."""
-    stays = facts.is_at_end & (facts.in_step | facts.outlives_backward | facts.meets_backward | facts.meets_step)
-    stays &= ~(facts.in_backward & ~facts.outlives_backward & ~facts.meets_step)
-    # What forward made and outlived backward and the step is held by somebody.
-    stays |= facts.outside & facts.meets_backward & facts.meets_step
-    stays |= facts.outlives_backward & facts.meets_step
-    # What a second derivative saved has outlived its backward; of a backward that is not over, that is not known.
-    is_open = facts.in_backward & ~facts.outlives_backward & ~facts.in_module
-    is_none = (stays & (stack_kind == Kind.TEMPORARY)) | (is_open & (stack_kind == Kind.ACTIVATION))
-    return np.where(facts.has_stack & ~is_none, stack_kind, NONE)
-
-
-def _are_alike(lives: Lives, chosen: Bools) -> Bools:
-    """Which blocks have the stack and the size of one of some; a line like `down(act(up(x)))` makes several."""
-    pair = _by_stack_and_size(lives)
-    are_alike: Bools = np.isin(pair, pair[chosen])
-    return are_alike
-
-
-def _by_stack_and_size(lives: Lives) -> Ints:
-    """A number for each stack and size [lives]: one key, since numpy sorts rows of several columns 20 times slower."""
-    sizes, size = np.unique(lives.requested_bytes, return_inverse=True)
-    _, pair = np.unique(lives.stack.astype(np.int64) * len(sizes) + size.reshape(-1), return_inverse=True)
-    numbers: Ints = pair.reshape(-1)
-    return numbers
-
-
-def _is_freed_before_backward(facts: BlockFacts, kind: Ints) -> Bools:
-    is_freed: Bools = facts.outside & ~facts.is_at_end & ~facts.may_meet_backward & (kind == Kind.UNKNOWN)
-    return is_freed
-
-
-def copies_per_gradient(facts: BlockFacts, lives: Lives, kind: Ints, is_not_known: Bools) -> tuple[int, int]:
-    """How many blocks from before the recording there are for each gradient of their size, and their bytes.
-
-    More than one are parameters and an optimizer's state of their size, which nothing tells apart; 0 and 0 where the
-    numbers are not the same for every size.
-
-    Args:
-        is_not_known: Whether nothing names each block: no rule, not the recording, not the program.
-    """
-    staying = _is_staying(facts, is_not_known)
-    return copies_of(lives.requested_bytes[staying], *_gradients_at_once(facts, lives, kind))
-
-
-def _gradients_at_once(facts: BlockFacts, lives: Lives, kind: Ints) -> tuple[Ints, Ints]:
-    """The sizes of gradients and the most of each that were in use at once, likely ones of Python's stacks too."""
-    rows = np.flatnonzero((kind == Kind.GRADIENT) | (facts.in_silence & facts.meets_step))
-    return most_at_once(lives.requested_bytes[rows], lives.begin[rows], lives.end[rows])
-
-
-def with_parameters(
-    facts: BlockFacts, lives: Lives, kind: Ints, is_of_line: Callable[[Ints, Ints], Bools]
-) -> BlockFacts:
-    """The facts, and which blocks are parameters as their constructors made them, and what took their place.
-
-    `p.data = p.data - ...` makes the new one and lets go of the old one right away: of the blocks of its size, the
-    last one made before the old one went is the new one. Arguments as of `with_counts`.
-
-    Args:
-        kind: What the rules say so far [lives].
-        is_of_line: Whether the program's own line that freed each of some rows made the row beside it.
-    """
-    size = lives.requested_bytes
-    constructed = (facts.constructor != NONE) & (facts.is_at_end | facts.freed_in_step)
-    constructed &= ~has_size_of(size, size[facts.in_module_setup])
-    constructed &= _is_of_first_maker(constructed, size, facts.constructor, lives.begin)
-    facts = replace(facts, is_constructed=as_many_as(constructed, size, *_gradients_at_once(facts, lives, kind)))
-    before = _LastMade(lives)
-    buffers = facts.buffer_was_set & ~facts.freed_by_autograd
-    of_setup = facts.in_module_setup & facts.freed_by_program & ~facts.freed_in_step
-    return replace(
-        facts,
-        is_replacing=_is_replacing(facts, before),
-        takes_parameters_place=_put_by_line(facts, lives, before, of_setup | facts.data_was_set, is_of_line),
-        takes_buffers_place=_put_by_line(facts, lives, before, buffers, is_of_line),
-    )
-
-
-def _put_by_line(
-    facts: BlockFacts, lives: Lives, before: _LastMade, chosen: Bools, is_of_line: Callable[[Ints, Ints], Bools]
-) -> Bools:
-    """Which blocks a line put in the place of the chosen ones, and of those in turn.
-
-    So does `weight.data = weight.data * 0.9`: it makes the new one and frees the old one.
-    """
-    is_new = np.zeros(len(facts), dtype=np.bool_)
-    olds = np.flatnonzero(chosen & ~facts.freed_in_step & (lives.free_entry >= 0))
-    while len(olds):
-        news = before.free_of(olds)
-        may_be = (news != NONE) & (news != olds)
-        may_be[may_be] &= (facts.outside & ~facts.in_module_setup & ~is_new)[news[may_be]]
-        may_be[may_be] &= lives.end[news[may_be]] > lives.free_entry[olds[may_be]]
-        olds, news = olds[may_be], news[may_be]
-        of_line = is_of_line(olds, news)
-        is_new[news[of_line]] = True
-        olds = np.unique(news[of_line])
-        olds = olds[(facts.freed_by_program | facts.data_was_set | facts.buffer_was_set)[olds]]
-    return is_new
-
-
-def _is_replacing(facts: BlockFacts, before: _LastMade) -> Bools:
-    set_anew = (facts.data_was_set & ~facts.in_backward) | facts.in_module_setup | facts.is_constructed
-    olds, stacks = np.flatnonzero(facts.freed_in_step & set_anew), [np.zeros(0, dtype=np.int32)]
-    for _ in range(_MAX_ASSIGNMENTS):
-        news = before.free_of(olds)
-        news = news[(news >= 0) & (news != olds) & facts.in_step[news]]
-        stacks.append(before.stack[news[facts.outlives_step[news]]])
-        # What was assigned and does not outlive the step was replaced in it: decay first, then the update.
-        olds = news[~facts.outlives_step[news] & facts.freed_in_step[news]]
-    distinct = np.unique(np.concatenate(stacks))
-    return facts.outlives_step & np.isin(before.stack, distinct[distinct != NO_STACK])
-
-
-def _is_of_first_maker(chosen: Bools, size: Ints, maker: Ints, begin: Ints) -> Bools:
-    """Which blocks have the maker of the first block of their size: a model is made before its optimizer."""
-    rows = np.flatnonzero(chosen)
-    rows = rows[np.argsort(begin[rows], kind="stable")]
-    sizes, first, rank = np.unique(size[rows], return_index=True, return_inverse=True)
-    is_of_first = np.zeros(len(size), dtype=np.bool_)
-    is_of_first[rows] = maker[rows] == maker[rows[first]][rank.reshape(-1)] if len(sizes) else False
-    return is_of_first
-
-
-class _LastMade:
-    """The last block of a size that was made before another one of it was freed."""
-
-    def __init__(self, lives: Lives) -> None:
-        self._lives, self.stack = lives, lives.stack
-        _, rank = np.unique(lives.requested_bytes, return_inverse=True)
-        self._rank, self._span = rank.reshape(-1), int(lives.end.max(initial=0)) + 2
-        key = self._rank * self._span + lives.begin + 1
-        self._order = np.argsort(key, kind="stable")
-        self._key = key[self._order]
-
-    def free_of(self, rows: Ints) -> Ints:
+    def _made_before_free(self, rows: Ints) -> Ints:
         """The last block of each row's size that was made before the row was freed, or `NONE`."""
         if not len(rows):
             return np.zeros(0, dtype=np.int64)
-        wanted = self._rank[rows] * self._span + self._lives.free_entry[rows] + 1
-        news = self._order[np.maximum(np.searchsorted(self._key, wanted) - 1, 0)]
-        return np.where(self._rank[news] == self._rank[rows], news, NONE)
+        rank, span, order, key = self._by_size_and_begin
+        wanted = rank[rows] * span + self.lives.free_entry[rows] + 1
+        news = order[np.maximum(np.searchsorted(key, wanted) - 1, 0)]
+        return np.where(rank[news] == rank[rows], news, NONE)
+
+    @cached_property
+    def _by_size_and_begin(self) -> tuple[Ints, int, Ints, Ints]:
+        """The rank of each block's size, a number beyond all entries, and the order and the keys by both."""
+        _, rank = np.unique(self.size, return_inverse=True)
+        rank, span = rank.reshape(-1), int(self.end.max(initial=0)) + 2
+        key = rank * span + self.begin + 1
+        order = np.argsort(key, kind="stable")
+        return rank, span, order, key[order]
+
+    # ---- what is proved, and what has the stack of that --------------------------------------------------------------
+
+    @cached_property
+    def proved(self) -> Ints:
+        """The `Kind` that a proof says of each block, or `Kind.UNKNOWN`."""
+        return apply_rules(self, self.proofs)[0]
+
+    @cached_property
+    def proved_of_stacks(self) -> Ints:
+        """What the blocks of each stack are proved to be on this device, see `kinds_of_stacks` [stacks]."""
+        return kinds_of_stacks(self.lives.stack, self.proved, len(self.sites.facts))
+
+    @cached_property
+    def stack_kind(self) -> Ints:
+        """What every other block of the same stack is that is proved, on all devices, as a `Kind`.
+
+        -1 where they differ, and where it cannot be that: temporary is nothing that has outlived what made it.
+        """
+        of_stacks = agreed(device.proved_of_stacks for device in self.devices or [self])
+        stack_kind = np.maximum(of_stacks[self.lives.stack], NONE)
+        stays = self.is_at_end & (self.in_step | self.outlives_backward | self.meets_backward | self.meets_step)
+        stays &= ~(self.in_backward & ~self.outlives_backward & ~self.meets_step)
+        # What forward made and outlived backward and the step is held by somebody.
+        stays |= self.outside & self.meets_backward & self.meets_step
+        stays |= self.outlives_backward & self.meets_step
+        # What a second derivative saved has outlived its backward; of a backward that is not over, that is not known.
+        is_open = self.in_backward & ~self.outlives_backward & ~self.in_module
+        is_none = (stays & (stack_kind == Kind.TEMPORARY)) | (is_open & (stack_kind == Kind.ACTIVATION))
+        return np.where(self.has_stack & ~is_none, stack_kind, NONE)
+
+    has_stack_kind = truth(lambda f: f.stack_kind != NONE)
+
+    @truth
+    def stack_made_temporaries(self) -> Bools:
+        """Some blocks of its stack and size were freed again before any backward ran.
+
+        A line like `down(act(up(x)))` makes several.
+        """
+        gone = self.outside & ~self.is_at_end & ~self.may_meet_backward & (self.proved == Kind.UNKNOWN)
+        return self.has_stack & np.isin(self.stack_and_size, self.stack_and_size[gone])
+
+    @cached_property
+    def stack_and_size(self) -> Ints:
+        """A number for each stack and size: one key, since numpy sorts rows of several columns 20 times slower."""
+        sizes, size = np.unique(self.size, return_inverse=True)
+        _, pair = np.unique(self.lives.stack.astype(np.int64) * len(sizes) + size.reshape(-1), return_inverse=True)
+        numbers: Ints = pair.reshape(-1)
+        return numbers
+
+    # ---- gradients, and as many parameters ---------------------------------------------------------------------------
+
+    def staying(self, is_not_known: Bools) -> Bools:
+        """What was there before, is never freed, and may be of the model or of its optimizer."""
+        return self.is_before & self.is_at_end & is_not_known & ~self.has_stack & ~self.is_workspace_kept
+
+    is_staying = truth(lambda f: f.staying(f.proved == Kind.UNKNOWN))
+    # By all that is proved, kept by a model or its optimizer: sizes of parameters
+    of_parameters = number(lambda f: f.size[f.is_staying | (f.is_at_end & (f.proved == Kind.PARAMETER))])
+
+    @cached_property
+    def derives_twice(self) -> bool:
+        """Whether a backward left something that autograd saved for another one, or that may be saved by its size."""
+        left, sizes = self.in_backward & self.outlives_backward, self.of_parameters
+        no_gradient = left & ~self.in_accumulate & ~has_size_of(self.size, sizes) & (len(sizes) > 0)
+        return bool((no_gradient | (left & self.freed_as_saved)).any())
+
+    @truth
+    def is_left_by_backward(self) -> Bools:
+        """Backward made it and nothing freed it, and its size is a parameter's and no other's.
+
+        Gradients of forward's results are on their way to the next node while backward runs, and never freed where the
+        recording ends. Of a second derivative, what is not over is on its way, or saved for it.
+        """
+        is_left = (self.in_backward | self.in_silence) & ~self.is_before & self.is_at_end & ~self.in_module
+        of_results = has_size_of(self.size, self.size[self.outside & self.in_module])
+        is_left &= has_size_of(self.size, self.of_parameters) & (self.outlives_backward | ~of_results)
+        is_left &= ~self.others_are_no_gradients
+        return is_left & ~(self.in_backward & ~self.outlives_backward & self.derives_twice)
+
+    @truth
+    def others_are_no_gradients(self) -> Bools:
+        """Blocks of the same stack and size are proved to be temporary or saved, and none to be a gradient.
+
+        What a weight gets from its first use waits for the second one's, of the size of its gradient; not past the end
+        of backward: there the others were added to a gradient that was there.
+        """
+        pair, has_stack = self.stack_and_size, self.lives.stack != NO_STACK
+        temporary, saved, gradients = (
+            np.bincount(pair[has_stack & (self.proved == each)], minlength=len(pair))[pair] > 0
+            for each in (Kind.TEMPORARY, Kind.ACTIVATION, Kind.GRADIENT)
+        )
+        no_gradients: Bools = (saved | (temporary & ~self.outlives_backward)) & ~gradients
+        return no_gradients
+
+    def gradients_at_once(self, kind: Ints) -> tuple[Ints, Ints]:
+        """The sizes of gradients and the most of each that were in use at once, likely ones of Python's stacks too."""
+        rows = np.flatnonzero((kind == Kind.GRADIENT) | (self.in_silence & self.meets_step))
+        return most_at_once(self.size[rows], self.begin[rows], self.end[rows])
+
+    @cached_property
+    def gradients(self) -> tuple[Ints, Ints]:
+        """The same of those that are proved and those that backward left."""
+        return self.gradients_at_once(np.where(self.is_left_by_backward, Kind.GRADIENT, self.proved))
+
+    @cached_property
+    def is_backward_over(self) -> bool:
+        """Whether some backward was."""
+        return bool((self.outlives_backward | (self.in_silence & self.meets_step)).any())
+
+    @truth
+    def is_as_many_as_gradients(self) -> Bools:
+        """There before, never freed, and of a size of which there are as many gradients.
+
+        A step that is not over has replaced a part of the state: what it has let go of counts too.
+        """
+        others = self.size[self.is_before & self.freed_in_open_step]
+        are_some = not self.is_backward_over
+        return as_many_as(self.is_staying, self.size, *self.gradients, others=others, are_some=are_some)
+
+    # Sizes of parameters by all that is known
+    of_known_parameters = number(
+        lambda f: f.size[f.is_as_many_as_gradients | f.is_constructed | (f.proved == Kind.PARAMETER)]
+    )
+    is_of_parameters_size = truth(lambda f: has_size_of(f.size, f.of_known_parameters))
+    # A block of its size was there before and is never freed
+    has_size_of_staying = truth(lambda f: f.is_of_parameters_size | has_size_of(f.size, f.size[f.is_staying]))
+
+    @cached_property
+    def sets(self) -> SizeSets:
+        """Two or three blocks for each gradient, of those that were there before."""
+        return sets_of_sizes(self.size[self.is_staying & self.is_backward_over], *self.gradients)
+
+    @truth
+    def is_first_set(self) -> Bools:
+        """There before, never freed, of a size of which there are two or three for each gradient, and made first."""
+        is_first = np.zeros(len(self), dtype=np.bool_)
+        if self.sets.times:
+            rows = np.flatnonzero(self.is_of_sets)
+            is_first[first_of_each(rows, self.size, self.lives.addr, self.sets.times, self.state.segments)] = True
+        return is_first
+
+    is_of_sets = truth(lambda f: f.is_staying & np.bool_(f.is_backward_over) & np.isin(f.size, f.sets.sizes))
+    is_of_parts = truth(lambda f: f.is_staying & np.bool_(f.is_backward_over) & np.isin(f.size, f.sets.of_parts))
+    is_later_set = truth(lambda f: (f.is_of_sets & ~f.is_first_set) | f.is_of_parts)  # The same, and made later
+
+    @cached_property
+    def num_layers(self) -> float:
+        """How many layers of one weight each a forward calls, by the calls of that which has fewest; 0: none is seen.
+
+        Of each line counts the size that it makes most often: a workspace may come with it.
+        """
+        rows = np.flatnonzero((self.layer != NONE) & ~self.in_workspace)
+        if not len(rows):
+            return 0.0
+        pairs, calls = np.unique(np.stack([self.layer[rows], self.size[rows]]), axis=1, return_counts=True)
+        _, first = np.unique(pairs[0], return_index=True)
+        of_line = np.maximum.reduceat(calls, first)
+        return float(of_line.sum() / of_line.min())
+
+    # There before and never freed, and such blocks are as many as the layers that forward calls, or have sizes of which
+    # none repeat as copies would
+    is_one_set = truth(lambda f: f.is_staying & is_one_set(f.size, f.size[f.is_staying], f.num_layers))
+
+    @truth
+    def is_frozen_set(self) -> Bools:
+        """The same of what has no gradient of its size once backward is over, where something else has."""
+        is_seen = self.is_backward_over and len(self.gradients[0]) > 0 and self.num_layers > 0
+        frozen = self.is_staying & ~has_size_of(self.size, self.gradients[0]) & is_seen
+        return frozen & is_one_set(self.size, self.size[frozen], self.num_layers)
+
+    def copies_per_gradient(self, is_not_known: Bools) -> tuple[int, int]:
+        """How many blocks from before the recording there are for each gradient of their size, and their bytes.
+
+        More than one are parameters and an optimizer's state of their size, which nothing tells apart; 0 and 0 where
+        the numbers are not the same for every size.
+
+        Args:
+            is_not_known: Whether nothing names each block: no rule, not the recording, not the program.
+        """
+        return copies_of(self.size[self.staying(is_not_known)], *self.gradients_at_once(self.proved))
+
+    # ---- what forward and backward were at work with -----------------------------------------------------------------
+
+    of_forward = truth(lambda f: f.outside & (f.in_module | f.in_functional))
+
+    @truth
+    def is_in_flight(self) -> Bools:
+        """Backward made it and was not over at the end, and nothing of another origin has its size then.
+
+        A gradient has its parameter's size, however made. Blocks of modules and of functions of torch.nn do not count.
+        """
+        others = self.is_at_end & ~self.in_backward & ~self.of_forward
+        made = self.in_backward & self.is_at_end & ~self.is_before & ~self.outlives_backward
+        is_in_flight = made & others.any() & ~has_size_of(self.size, self.size[others])
+        return is_in_flight & np.bool_(not self.derives_twice)
+
+    @truth
+    def is_held_of_few(self) -> Bools:
+        """In use at the end, past a backward and a step, where autograd let go of almost all else of its forward.
+
+        That is of eight times as many blocks at least.
+        """
+        made = self.of_forward & self.meets_backward
+        # Forwards are told apart by how many blocks of backward came before.
+        of_backward = np.sort(self.begin[self.in_backward | self.in_silence])
+        forward = np.searchsorted(of_backward, self.begin)
+        may_be_workspace = ~self.has_cpp & np.isin(self.size, (WORKSPACE_BYTES, LARGE_WORKSPACE_BYTES))
+        kept = made & self.meets_step & self.is_at_end & ~self.is_long_lived & ~may_be_workspace
+        gone = made & (self.freed_by_autograd | self.freed_in_silence)
+        num_kept, num_gone = (np.bincount(forward[rows], minlength=len(of_backward) + 1) for rows in (kept, gone))
+        return kept & (num_kept * _GONE_PER_HELD <= num_gone)[forward]
+
+    @truth
+    def is_kept_alone(self) -> Bools:
+        """In use where the model has been called again, and all else that its call made was freed before any backward.
+
+        That is eight blocks or more: an output that the program keeps.
+        """
+        made = self.outside & (self.call != NONE) & ~self.in_workspace & ~self.is_brief_workspace
+        num_calls = int(self.call.max(initial=NONE)) + 1
+        kept, gone = (
+            np.bincount(self.call[chosen], minlength=num_calls + 1)[self.call]
+            for chosen in (made & self.is_at_end, made & ~self.is_at_end & ~self.may_meet_backward)
+        )
+        is_alone: Bools = made & self.is_at_end & (kept == 1) & (gone >= _GONE_PER_HELD)
+        return is_alone & self.is_called_again & ~self.meets_backward
+
+    @truth
+    def is_kept_by_forward(self) -> Bools:
+        """In use where modules have made several blocks since, and so is a third of a dozen or more made as early.
+
+        Inference keeps the latest alone, and a cache. Where none of several was freed, forward keeps the latest too.
+        """
+        last = self.begin[self.in_backward].max(initial=NONE)
+        is_result = self.outside & self.in_module & ~self.in_collective
+        is_result &= ~self.in_workspace & ~self.is_brief_workspace
+        rows = np.flatnonzero(is_result & ~self.meets_backward & (self.begin > last))
+        rows = rows[np.argsort(self.begin[rows], kind="stable")]
+        keeps_all = len(rows) > _NUM_LATEST and bool(self.is_at_end[rows].all())
+        earlier = rows if keeps_all else rows[:-_NUM_LATEST]
+        is_kept = np.zeros(len(self), dtype=np.bool_)
+        lasting = earlier[self.is_at_end[earlier]]
+        are_enough = keeps_all or len(earlier) >= _LEAST_SEEN
+        is_kept[lasting] = are_enough and len(lasting) * _LEAST_KEPT >= len(earlier)
+        return is_kept

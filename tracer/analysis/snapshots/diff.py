@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from tracer.analysis.kinds import Kind
-from tracer.analysis.peak_diff import Change, PeakDiff, SavedPeak, largest_first
+from tracer.analysis.peak_diff import PeakChange, PeakDiff, SavedPeak, largest_first
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Sites
@@ -121,30 +121,30 @@ def _peak(device: int, side: PeakSide) -> SavedPeak:
     return SavedPeak(f"device {device}", sum(size for size, _ in side.by_key.values()), side.phase or None)
 
 
-def _change(old: Key | None, new: Key | None, before: PeakSide, after: PeakSide) -> Change:
+def _change(old: Key | None, new: Key | None, before: PeakSide, after: PeakSide) -> PeakChange:
     """What became of one stack; it has the frames of the second side where it is there."""
     (before_bytes, before_count) = before.by_key.get(old, (0, 0)) if old is not None else (0, 0)
     (after_bytes, after_count) = after.by_key.get(new, (0, 0)) if new is not None else (0, 0)
     key = old if new is None else new
     assert key is not None
     was, became = differing(old[1], new[1]) if old is not None and new is not None else ("", "")
-    change = Change((key[0], *key[1]), before_bytes, after_bytes, before_count, after_count, was, became)
+    change = PeakChange((key[0], *key[1]), before_bytes, after_bytes, before_count, after_count, was, became)
     if not before.own_peaks or not after.own_peaks:
         return change
     was_most = before.own_peaks[old] if old is not None else 0
     return replace(change, own_peaks=(was_most, after.own_peaks[new] if new is not None else 0))
 
 
-def _by_kind(changes: Iterable[Change]) -> Iterator[Change]:
-    of_kind: dict[str, list[Change]] = {}
+def _by_kind(changes: Iterable[PeakChange]) -> Iterator[PeakChange]:
+    of_kind: dict[str, list[PeakChange]] = {}
     for change in changes:
         of_kind.setdefault(change.name[0], []).append(change)
     for kind, group in of_kind.items():
         sums = (sum(map(attrgetter(name), group)) for name in _SUMMED)
-        yield Change((kind,), *sums)
+        yield PeakChange((kind,), *sums)
 
 
-def _with_own_peaks(change: Change, before: PeakSide, after: PeakSide) -> Change:
+def _with_own_peaks(change: PeakChange, before: PeakSide, after: PeakSide) -> PeakChange:
     """A whole kind's change with the kind's own peaks on both sides."""
     if not before.own_peaks or not after.own_peaks:
         return change

@@ -84,7 +84,7 @@ def first_changes(
     Returns:
         None where nothing can be replayed.
     """
-    if modelled is None or not modelled.history.num_allocations:
+    if modelled is None or not (modelled.history.num_allocations or modelled.history.failed):
         return None
     modelled = modelled.as_it_failed
     causes = causes_of(Case(replayed, device, in_evaluation), modelled)

@@ -11,20 +11,15 @@ import numpy as np
 
 from tracer.analysis.kinds import Evidence, Kind, kind_named
 from tracer.analysis.snapshots.backward_lines import BackwardLines
-from tracer.analysis.snapshots.block_facts import BlockFacts, DevicePhases, facts_of, facts_of_frees
-from tracer.analysis.snapshots.classify_blocks import PROOFS, apply_rules
-from tracer.analysis.snapshots.counting import (
-    agreed,
-    copies_per_gradient,
-    kinds_of_stacks,
-    with_counts,
-    with_parameters,
-)
+from tracer.analysis.snapshots.block_facts import facts_of_frees
+from tracer.analysis.snapshots.classify_blocks import apply_rules
+from tracer.analysis.snapshots.counting import BlockFacts
+from tracer.analysis.snapshots.phases import DevicePhases
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.stack_facts import Fact, has
-from tracer.arrays import Bools, Ints
+from tracer.arrays import Bools, Ints, at
 from tracer.snapshot.columns import DeviceState, Snapshot
-from tracer.snapshot.replay import BEFORE, Lives, Replay, as_it_failed
+from tracer.snapshot.replay import Lives, Replay, as_it_failed
 
 _UNSAID: Final = -1  # Instead of a kind, where a source says none
 
@@ -53,6 +48,8 @@ class KindFinder:
     Args:
         held: Kinds by address of what the program held when the history began.
         held_now: What it held when the snapshot was taken.
+        devices: The facts of all devices of the snapshot, to which this one's are added: what a stack allocates on one
+            of them counts on all.
     """
 
     def __init__(
@@ -64,25 +61,18 @@ class KindFinder:
         *,
         held: Mapping[int, str] | None = None,
         held_now: HeldNow = NOTHING_HELD,
+        devices: list[BlockFacts],
     ) -> None:
         self._held_now = held_now
         self._snapshot, self._sites, self._is_at_end = snapshot, sites, lives.end == len(state.trace)
         self._state, self._lives = as_it_failed(state, lives)
         # As an exception frees what it passes, autograd lets go of what it had saved, which says what that was.
         freed, is_known = facts_of_frees(state, lives, sites.facts), self._lives.free_entry == lives.free_entry
-        self._freed = np.where(is_known, freed, freed & int(Fact.RELEASE_SAVED))
+        freed = np.where(is_known, freed, freed & int(Fact.RELEASE_SAVED))
         self._held = {address: kind_named(words) for address, words in (held or {}).items()}
         self._phases = DevicePhases(snapshot, self._state, sites.facts)
-        self._together = _SharedStackKinds([self], sites)
-
-    def learn_from(self, together: _SharedStackKinds) -> None:
-        """Let all devices of the snapshot say what stacks make; before anything is asked."""
-        self._together = together
-
-    @cached_property
-    def proved_of_stacks(self) -> Ints:
-        """What the blocks of each stack are proved to be on this device, see `kinds_of_stacks` [stacks]."""
-        return kinds_of_stacks(self._lives.stack, self._proved, len(self._sites.facts))
+        self.facts = BlockFacts(self._state, self._lives, self._phases, sites, freed, devices=devices)
+        devices.append(self.facts)
 
     @property
     def backward_runs(self) -> tuple[Ints, Ints]:
@@ -110,7 +100,7 @@ class KindFinder:
     @property
     def met_backward(self) -> Bools:
         """Whether backward ran while each block was in use [lives]."""
-        return self._facts.meets_backward
+        return self.facts.meets_backward
 
     @cached_property
     def backward_lines(self) -> BackwardLines:
@@ -122,9 +112,9 @@ class KindFinder:
     @property
     def copies_per_gradient(self) -> tuple[int, int]:
         """How many blocks from before the recording there are for each gradient, and their bytes; 0 if that varies."""
-        kind, _ = self.kinds_and_evidence(np.arange(len(self._lives.begin)))
+        kind, _ = self._kinds_and_evidence
         is_not_known = (kind == Kind.UNKNOWN) | (kind == Kind.BEFORE_RECORDING)
-        return copies_per_gradient(self._facts, self._lives, self._proved, is_not_known)
+        return self.facts.copies_per_gradient(is_not_known)
 
     def of(self, rows: Ints) -> Ints:
         """The `Kind` of each of these rows."""
@@ -132,70 +122,43 @@ class KindFinder:
 
     def kinds_and_evidence(self, rows: Ints) -> tuple[Ints, Ints]:
         """`Kind` and `Evidence` of each row: the recording's word, the program's, or a rule's."""
-        kind, evidence = (column[rows] for column in self._kinds_and_evidence)
-        for known, how in (
-            (self._held_kinds(rows), Evidence.HELD_BY_PROGRAM),
-            (self._recorded_kinds(rows), Evidence.SAID_BY_RECORDING),
-        ):
-            evidence = np.where(known == _UNSAID, evidence, how)
-            kind = np.where(known == _UNSAID, kind, known)
-        self._add_held_now(rows, kind, evidence)
-        is_from_before = (kind == Kind.UNKNOWN) & (self._lives.begin[rows] == BEFORE) & (len(self._state.trace) > 0)
-        kind[is_from_before], evidence[is_from_before] = Kind.BEFORE_RECORDING, Evidence.SEEN_BEFORE
-        return kind, evidence
-
-    def _add_held_now(self, rows: Ints, kind: Ints, evidence: Ints) -> None:
-        """Write over both columns what the program held when the snapshot was taken."""
-        held = self._held_now
-        if held is NOTHING_HELD:
-            return
-        for at in np.flatnonzero(self._is_at_end[rows]).tolist():
-            address = int(self._lives.addr[rows[at]])
-            if (proved := held.proved(address)) is not None:
-                kind[at], evidence[at] = proved
-            elif kind[at] == Kind.UNKNOWN and address in held.reached:
-                kind[at], evidence[at] = Kind.HELD, Evidence.REACHED
+        kind, evidence = self._kinds_and_evidence
+        return kind[rows], evidence[rows]
 
     @cached_property
     def _kinds_and_evidence(self) -> tuple[Ints, Ints]:
-        """`Kind` and `Evidence` of every block, by the table of rules."""
-        of_stacks = self._together.kinds_of_stacks
-        return apply_rules(with_counts(self._facts, self._lives, self._proved, of_stacks, self._state.segments))
+        kind, evidence = apply_rules(self.facts)
+        for said, how in (
+            (self._held_kinds(), Evidence.HELD_BY_PROGRAM),
+            (self._recorded_kinds(), Evidence.SAID_BY_RECORDING),
+        ):
+            evidence = np.where(said == _UNSAID, evidence, how)
+            kind = np.where(said == _UNSAID, kind, said)
+        for row in np.flatnonzero(self._is_at_end).tolist() if self._held_now is not NOTHING_HELD else ():
+            address = int(self._lives.addr[row])
+            if (proved := self._held_now.proved(address)) is not None:
+                kind[row], evidence[row] = proved
+            elif kind[row] == Kind.UNKNOWN and address in self._held_now.reached:
+                kind[row], evidence[row] = Kind.HELD, Evidence.REACHED
+        is_from_before = (kind == Kind.UNKNOWN) & self.facts.is_before & (len(self._state.trace) > 0)
+        kind[is_from_before], evidence[is_from_before] = Kind.BEFORE_RECORDING, Evidence.SEEN_BEFORE
+        return kind, evidence
 
-    @cached_property
-    def _facts(self) -> BlockFacts:
-        facts = facts_of(self._state, self._lives, self._phases, self._sites, self._freed)
-        return with_parameters(facts, self._lives, apply_rules(facts, PROOFS)[0], self._is_of_line)
-
-    def _is_of_line(self, olds: Ints, news: Ints) -> Bools:
-        """Whether the program's own line that freed each of the first made the block beside it."""
-        freed, made = self._state.trace.stack[self._lives.free_entry[olds]], self._lives.stack[news]
-        lines = self._sites.users_lines
-        pairs = zip(freed.tolist(), made.tolist(), strict=True)
-        return np.array([lines(old)[:1] == lines(new)[:1] != () for old, new in pairs], dtype=np.bool_)
-
-    @cached_property
-    def _proved(self) -> Ints:
-        return apply_rules(self._facts, PROOFS)[0]
-
-    def _recorded_kinds(self, rows: Ints) -> Ints:
-        """The `Kind` that the recording itself gives each row, or `_UNSAID`."""
-        lives = self._lives
-        entry, category = lives.alloc_entry[rows], self._state.trace.category
-        kind = self._together.labels_of_stacks[lives.stack[rows]]
+    def _recorded_kinds(self) -> Ints:
+        """The `Kind` that the recording itself gives each block, or `_UNSAID`."""
+        lives, category = self._lives, self._state.trace.category
+        kind = self._sites.labels[lives.stack]
         if len(category) and (category >= 0).any():
             of_text = np.array([*map(_category_kind, self._snapshot.texts), _UNSAID], np.int64)
-            recorded = of_text[np.where(entry >= 0, category[np.maximum(entry, 0)], -1)]
-            kind = np.where(kind == _UNSAID, recorded, kind)
+            kind = np.where(kind == _UNSAID, of_text[at(category, lives.alloc_entry, -1)], kind)
         return kind
 
-    def _held_kinds(self, rows: Ints) -> Ints:
+    def _held_kinds(self) -> Ints:
         """The `Kind` of what the program held when the history began, or `_UNSAID`."""
-        lives = self._lives
-        kind = np.full(len(rows), _UNSAID, dtype=np.int64)
+        kind = np.full(len(self._lives), _UNSAID, dtype=np.int64)
         if self._held:
-            before = np.flatnonzero(lives.begin[rows] == BEFORE)
-            kind[before] = [_or_unsaid(self._held.get(place)) for place in lives.addr[rows[before]].tolist()]
+            before = np.flatnonzero(self.facts.is_before)
+            kind[before] = [_or_unsaid(self._held.get(place)) for place in self._lives.addr[before].tolist()]
         return kind
 
 
@@ -222,32 +185,19 @@ def kind_finders(
 
     `held_now` is by the device's index.
     """
-    now = held_now or {}
-    finders = tuple(
-        KindFinder(snapshot, state, lives, sites, held=held, held_now=now.get(state.device, NOTHING_HELD))
+    now, devices_facts = held_now or {}, list[BlockFacts]()
+    return tuple(
+        KindFinder(
+            snapshot,
+            state,
+            lives,
+            sites,
+            held=held,
+            held_now=now.get(state.device, NOTHING_HELD),
+            devices=devices_facts,
+        )
         for state, lives in devices
     )
-    together = _SharedStackKinds(finders, sites)
-    for finder in finders:
-        finder.learn_from(together)
-    return finders
-
-
-class _SharedStackKinds:
-    """What the devices of a snapshot know in common, worked out once for all of them."""
-
-    def __init__(self, finders: Sequence[KindFinder], sites: Sites) -> None:
-        self._finders, self._sites = finders, sites
-
-    @cached_property
-    def kinds_of_stacks(self) -> Ints:
-        """What each stack makes, on whichever device [stacks]."""
-        return agreed(finder.proved_of_stacks for finder in self._finders)
-
-    @cached_property
-    def labels_of_stacks(self) -> Ints:
-        """The `Kind` that our own label on top of each stack gives, also that nothing is known; else `_UNSAID`."""
-        return np.array([_or_unsaid(kind_named(word)) for word in self._sites.labels], dtype=np.int64)
 
 
 def _or_unsaid(kind: Kind | None) -> int:

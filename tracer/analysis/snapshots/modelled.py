@@ -11,7 +11,7 @@ import numpy as np
 
 from tracer.allocator.blocks import State
 from tracer.allocator.history import History, read_history
-from tracer.allocator.replay import Outcome, Program, program_of, replay
+from tracer.allocator.replay import Need, Requests, program_of, replay
 from tracer.allocator.reproduce import Reproduction, reproduce
 from tracer.allocator.settings import AllocatorSettings, recorded_settings
 from tracer.allocator.start_state import StartState, find_start
@@ -69,7 +69,7 @@ class Modelled:
         return NEWEST_TORCH if self.reproduction.has_counters else OLDER_TORCH
 
     @cached_property
-    def program(self) -> Program:
+    def program(self) -> Requests:
         """What the program asked for."""
         return program_of(self.history, self.reproduction.releases_by_program)
 
@@ -88,7 +88,7 @@ class Modelled:
         return least if self.at_capacity(self.settings, least).failure is None else most
 
     @cached_property
-    def baseline(self) -> Outcome:
+    def baseline(self) -> Need:
         """What the program reserves at the recorded settings and capacity."""
         return self.at_capacity(self.settings, self.capacity)
 
@@ -110,13 +110,13 @@ class Modelled:
         return self.baseline.failure is None and len(self.baseline.unserved) == len(self.history.failed)
 
     @cached_property
-    def unlimited(self) -> Outcome:
+    def unlimited(self) -> Need:
         """The same on a device without limit."""
         return self.baseline if self.capacity is None else self.at_capacity(self.settings, None)
 
     def at_capacity(
-        self, settings: AllocatorSettings, capacity: int | None, *, program: Program | None = None
-    ) -> Outcome:
+        self, settings: AllocatorSettings, capacity: int | None, *, program: Requests | None = None
+    ) -> Need:
         """A replay under some settings; a request that failed in the recording may fail again.
 
         Args:

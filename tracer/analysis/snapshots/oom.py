@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.changed_requests import Trials
+from tracer.analysis.snapshots.changed_requests import TriedRequests
 from tracer.analysis.snapshots.fragmentation import fragmentation_after, usable_after
 from tracer.analysis.snapshots.groups import Group, group_rows
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
@@ -72,7 +72,7 @@ def in_evaluation(event: OutOfMemory) -> OutOfMemory:
 
 def explain_ooms(device: ReplayedDevice) -> tuple[OutOfMemory, ...]:
     """Explain the out-of-memory events of one device, in order, the first `MAX_EXPLAINED` of them."""
-    trials = Trials(device)
+    trials = TriedRequests(device)
     return tuple(
         _explain(device, entry, trials) for entry in device.state.trace.where(Action.OOM)[:MAX_EXPLAINED].tolist()
     )
@@ -81,7 +81,7 @@ def explain_ooms(device: ReplayedDevice) -> tuple[OutOfMemory, ...]:
 def last_out_of_memory(device: ReplayedDevice) -> OutOfMemory:
     """Explain the last out-of-memory event of one device, which has one."""
     entry = int(device.state.trace.where(Action.OOM)[-1])
-    return _explain(device, entry, Trials(device))
+    return _explain(device, entry, TriedRequests(device))
 
 
 def distinct_failures(events: Sequence[OutOfMemory]) -> tuple[OutOfMemory, ...]:
@@ -117,12 +117,12 @@ def _site_of_failure(device: ReplayedDevice, entry: int) -> Site:
         if has(sites.facts[stack], Fact.BACKWARD_CALL):
             called = sites.site(stack)
             return Site("backward", called.file, called.line)
-        if not sites.labels[stack]:  # which are of what autograd's thread made
+        if sites.labels[stack] < 0:  # which are of what autograd's thread made
             break
     return site
 
 
-def _explain(device: ReplayedDevice, entry: int, trials: Trials) -> OutOfMemory:
+def _explain(device: ReplayedDevice, entry: int, trials: TriedRequests) -> OutOfMemory:
     state, replay, sites, settings = device.state, device.replay, device.sites, device.snapshot.settings
     trace = state.trace
     asked_bytes, device_free = int(trace.size[entry]), int(trace.addr[entry])

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from tracer.analysis.snapshots.stack_facts import Fact, has
+from tracer.analysis.snapshots.stack_facts import Fact, calls_backward, has
 from tracer.arrays import Bools, Ints
 from tracer.snapshot.columns import DeviceState, Snapshot
 
@@ -114,3 +114,56 @@ def _annotated(snapshot: Snapshot, state: DeviceState, prefix: str) -> Stretches
     end = np.searchsorted(trace.time_us, ends, side="right")
     after = np.searchsorted(ends, starts, side="left")
     return Stretches(start=start, end=np.append(end, len(trace) + 1)[np.minimum(after, len(end))])
+
+
+class DevicePhases:
+    """Steps and backward passes of one device, and what every entry's stack proves."""
+
+    def __init__(self, snapshot: Snapshot, state: DeviceState, facts: Ints) -> None:
+        self._facts = facts
+        self.of_entry = facts[state.trace.stack]
+        stacked = has(self.of_entry, Fact.STACK)
+        self.steps = steps_of(snapshot, state, self.of_entry)
+        self.whole_steps = whole_steps_of(snapshot, state, self.of_entry)
+        self.zero_grads = zero_grads_of(snapshot, state, self.of_entry)
+        self.has_cpp = bool(has(facts, Fact.CPP).any())
+        trains = (
+            len(self.steps.start) or len(self.zero_grads.start) or has(facts, Fact.ENGINE, Fact.BACKWARD_CALL).any()
+        )
+        self.is_silence_autograd = bool(trains) and not self.has_cpp and bool(has(facts, Fact.STACK).any())
+        engine = has(self.of_entry, Fact.ENGINE)
+        self.backwards = runs_of(engine, stacked)
+        is_silent, goes_on = ~stacked & self.is_silence_autograd, calls_backward(snapshot.stacks, facts)
+        self.silences = runs_of(is_silent, is_silent | goes_on[state.trace.stack])
+        self.num_backward = _running_count(engine | (~stacked & self.is_silence_autograd))
+        self.num_maybe_backward = _running_count(engine | ~stacked)
+        self.next_forward = _next_forward(
+            has(self.of_entry, Fact.MODULE_FORWARD) & ~engine,
+            engine | has(self.of_entry, Fact.OPTIMIZER_STEP, Fact.ZERO_GRAD) | (~stacked & self.is_silence_autograd),
+        )
+        self.has_only_forward = bool(
+            has(self.of_entry, Fact.MODULE_FORWARD).any() and not len(self.steps.start) and not self.num_backward[-1]
+        )
+
+    def is_of_grad_call(self, entry: Ints) -> Bools:
+        """Which entries are of a backward right behind an entry of `torch.autograd.grad`, which makes its root."""
+        is_called = np.append(has(self.of_entry, Fact.GRAD_CALL), False)
+        is_of_call = np.zeros(len(entry), dtype=np.bool_)
+        for runs in (self.backwards, self.silences):
+            run = runs.containing(entry)
+            is_of_call |= (run >= 0) & is_called[np.append(runs.start, 0)[run] - 1]
+        return is_of_call
+
+
+def _next_forward(is_forward: Bools, is_learning: Bools) -> Ints:
+    """Where the next forward begins after an entry that is between two; `FAR` after all others [entries + 1]."""
+    number = np.arange(len(is_forward) + 1)
+    rows, behind = np.append(is_forward, False), np.append(is_learning, False)
+    last = np.maximum.accumulate(np.where(rows, number, -1)), np.maximum.accumulate(np.where(behind, number, -1))
+    to_come = (np.append(np.flatnonzero(chosen), FAR)[_running_count(chosen)] for chosen in (is_forward, is_learning))
+    forward, learning = to_come
+    return np.where((last[0] <= last[1]) & (forward < learning), forward, FAR)
+
+
+def _running_count(wanted: Bools) -> Ints:
+    return np.concatenate([[0], np.cumsum(wanted)])

@@ -40,7 +40,7 @@ class ReservedRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class SegmentHolder:
     """Lines whose blocks keep free memory in segments that could be given back without them."""
 
     sites: tuple[Site, ...]  # The lines; none where blocks of more than three lines share the segments
@@ -57,7 +57,7 @@ class Reserved:
     entry: int | None  # The entry after which; -1 for the start of the recording, None for when the snapshot was taken
     bytes: int
     rows: tuple[ReservedRow, ...]  # By pool, stream and reason; they sum to the bytes
-    holders: tuple[Holder, ...]  # What keeps the free memory of `HELD` rows, and they sum to those; largest first
+    holders: tuple[SegmentHolder, ...]  # What keeps the free memory of `HELD` rows; they sum to those, largest first
 
 
 def reserved_at_peak(modelled: Modelled, sites: Sites) -> Reserved | None:
@@ -245,6 +245,6 @@ def _pool_name(pool: PoolId, is_small: bool) -> str:
     return half if pool == DEFAULT_POOL else f"{half} of {pool_words(f'{pool[0]},{pool[1]}')}"
 
 
-def _holders(sums: Mapping[tuple[Site, ...], list[int]]) -> tuple[Holder, ...]:
-    holders = (Holder(sites, *numbers) for sites, numbers in sums.items())
+def _holders(sums: Mapping[tuple[Site, ...], list[int]]) -> tuple[SegmentHolder, ...]:
+    holders = (SegmentHolder(sites, *numbers) for sites, numbers in sums.items())
     return tuple(sorted(holders, key=lambda holder: (-holder.free_bytes, str(holder.sites))))

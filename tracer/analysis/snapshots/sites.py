@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from tracer.analysis.kinds import kind_named
 from tracer.analysis.snapshots.autograd_frames import AutogradFrames, autograd_frames
 from tracer.analysis.snapshots.frames import (
     LABEL,
@@ -106,15 +107,13 @@ class Sites:
         return is_captured
 
     @cached_property
-    def labels(self) -> list[str]:
-        """The kind in our own label on top of every stack, as `optimizer_state`; empty where there is none [stacks]."""
+    def labels(self) -> Ints:
+        """The `Kind` in our own label on top of every stack, also that nothing is known; -1 for none [stacks]."""
         matches = (LABEL.match(frame.file) for frame in self._stacks.frames)
-        of_frame = ["" if match is None else match.group(1) for match in matches]
-        deep = np.flatnonzero(np.diff(self._stacks.offset))
-        top = self._stacks.frame_of[self._stacks.offset[deep]]
-        labels = [""] * len(self._stacks)
-        for stack, frame in zip(deep.tolist(), top.tolist(), strict=True):
-            labels[stack] = of_frame[frame]
+        kinds = (None if match is None else kind_named(match.group(1)) for match in matches)
+        of_frame = np.array([-1 if kind is None else kind for kind in kinds], np.int64)
+        labels, deep = np.full(len(self._stacks), -1, np.int64), np.flatnonzero(np.diff(self._stacks.offset))
+        labels[deep] = of_frame[self._stacks.frame_of[self._stacks.offset[deep]]]
         return labels
 
     def site(self, stack: int) -> Site:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tracer.allocator.caching_allocator import CachingAllocator
-from tracer.allocator.replay import FailedRequest, Outcome, Program, smallest_capacity
+from tracer.allocator.replay import FailedRequest, Need, Requests, smallest_capacity
 from tracer.allocator.replay import replay as replay_program
 from tracer.allocator.settings import AllocatorSettings, parse_settings
 from tracer.analysis.snapshots.modelled import Modelled
@@ -36,9 +36,9 @@ class SettingsOutcome:
     """Memory that the history needs under some settings."""
 
     settings: str  # As they were spelled; empty for the recorded ones
-    outcome: Outcome  # What came of a replay with what the recording had, see `WhatIf.capacity`
+    outcome: Need  # What came of a replay with what the recording had, see `WhatIf.capacity`
     saved_bytes: int  # How much less was reserved at the peak than under the recorded settings; below zero for more
-    on_gpu: Outcome | None  # What came of a replay on the GPU asked about; None if there was none
+    on_gpu: Need | None  # What came of a replay on the GPU asked about; None if there was none
     smallest_gpu_bytes: int | None  # The least memory on which the history runs; None if it was not asked for
     remarks: tuple[str, ...]  # What is known to go wrong with these settings, and what they do not do here
 
@@ -155,17 +155,15 @@ def _has_limit(settings: AllocatorSettings) -> bool:
 
 
 def _on_gpu(
-    program: Program, settings: AllocatorSettings, gpu_memory: int, unlimited: Outcome, version: tuple[int, int]
-) -> Outcome:
+    program: Requests, settings: AllocatorSettings, gpu_memory: int, unlimited: Need, version: tuple[int, int]
+) -> Need:
     """On that much memory; where the replay without limit stays below, nothing would differ."""
     if unlimited.reserved_peak_bytes <= gpu_memory and not _has_limit(settings):
         return unlimited
     return replay_program(program, settings, capacity=gpu_memory, torch_version=version)
 
 
-def _smallest(
-    program: Program, settings: AllocatorSettings, unlimited: Outcome, version: tuple[int, int]
-) -> int | None:
+def _smallest(program: Requests, settings: AllocatorSettings, unlimited: Need, version: tuple[int, int]) -> int | None:
     """A memory fraction leaves a share of the device to the allocator, and that share is what has to suffice."""
     if not settings.per_process_memory_fraction:
         return None
@@ -179,14 +177,14 @@ def _smallest(
     return int(-(-least // settings.per_process_memory_fraction))
 
 
-def _search_step(program: Program, unlimited: Outcome) -> int:
+def _search_step(program: Requests, unlimited: Need) -> int:
     """A segment's step; of long histories a thousandth, see `_LONG_HISTORY`."""
     is_long = len(program.code) > _LONG_HISTORY
     return max(unlimited.reserved_peak_bytes >> 10, SEGMENT_STEP_BYTES) if is_long else SEGMENT_STEP_BYTES
 
 
 def _remarks(
-    text: str, settings: AllocatorSettings, outcome: Outcome, modelled: Modelled, gpu_memory: int | None
+    text: str, settings: AllocatorSettings, outcome: Need, modelled: Modelled, gpu_memory: int | None
 ) -> list[str]:
     remarks, baseline = [], modelled.baseline
     if "large_segment_size_mb" in text:

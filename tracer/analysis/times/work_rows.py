@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from tracer.analysis.profiles.attribution import Attribution, Phase
-from tracer.analysis.profiles.source_lines import Place, place_of
+from tracer.analysis.profiles.source_lines import PlaceInCode, place_of
 from tracer.analysis.times.step_times import HostWaits
 from tracer.arrays import Grouped, Ints, at, grouped
 from tracer.capture.recording import Recording
@@ -19,7 +19,7 @@ from tracer.trace.device_work import DeviceWork
 class WorkRow:
     """Equal launches: nanoseconds on the device by phase, copies and collectives too; overlapping ones add up."""
 
-    launcher: Place
+    launcher: PlaceInCode
     forward_ns: int  # Time of work launched in forward
     backward_ns: int  # Time of work launched in backward
     other_ns: int  # Time of work launched in the optimizer, or outside of all of these
@@ -37,7 +37,7 @@ class KernelRow:
     """Kernels of one name from one place."""
 
     name: str  # As its library calls it
-    launcher: Place
+    launcher: PlaceInCode
     total_ns: int
     longest_ns: int
     count: int
@@ -80,7 +80,7 @@ def work_rows(
     )
 
 
-def _kernel_rows(work: DeviceWork, launchers: Grouped[Place]) -> tuple[KernelRow, ...]:
+def _kernel_rows(work: DeviceWork, launchers: Grouped[PlaceInCode]) -> tuple[KernelRow, ...]:
     kernels = grouped(
         (launchers.of_row, work.name), lambda launcher, name: (work.names[name], launchers.keys[launcher])
     )

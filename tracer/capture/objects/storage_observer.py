@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tracer.arrays import Interned
 from tracer.capture.device.device_blocks import DeviceBlocks
 from tracer.capture.device.mapped_files import file_at, gaps, mapped_files
 from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
@@ -37,14 +38,6 @@ _Row = tuple[int, int, int, int, int, int]
 _Found = dict[tuple[int, int], tuple[_Row, torch.UntypedStorage]]
 """By address and the number of the device."""
 _OWNED = (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.OPTIMIZER_STATE, Role.LEAF)
-
-
-class _Numbered(dict[str, int]):
-    """A number for each text, in the order of the first look."""
-
-    def __missing__(self, text: str) -> int:
-        number = self[text] = len(self)
-        return number
 
 
 class _WatchedStorage(weakref.ref[torch.UntypedStorage]):
@@ -74,8 +67,8 @@ class StorageObserver:
         self.sees_transforms = False
         self.lines: dict[str, SourceLine] = {}
         self._rows: list[_Row] = []
-        self._names = _Numbered()
-        self._devices = _Numbered()
+        self._names = Interned()
+        self._devices = Interned()
         self._walks_ns: list[int] = []
         self._idle: dict[int, tuple[tuple[int, int], ...]] = {}
         self._watched: dict[tuple[int, int], _WatchedStorage] = {}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tracer.arrays import Ints
+from tracer.arrays import Interned, Ints
 from tracer.capture.profiler.allocation_numbers import WIDTH as _ALLOCATION_WIDTH
 from tracer.capture.profiler.allocation_numbers import number_in_time
 from tracer.capture.profiler.inline_operators import TextOf, place_inline_operators
@@ -28,14 +28,6 @@ _CALL_WIDTH, _SPAN_WIDTH = 9, 4
 ALLOCATION_ROW, OP_ROW, CALL_ROW, SPAN_ROW = (
     Struct(f"{width}q").pack for width in (_ALLOCATION_WIDTH, _OP_WIDTH, _CALL_WIDTH, _SPAN_WIDTH)
 )
-
-
-class Interned(dict[Any, int]):
-    """Distinct values, numbered in order of appearance; a subscript gives the number."""
-
-    def __missing__(self, value: Any) -> int:
-        number = self[value] = len(self)
-        return number
 
 
 class EventTables:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from tracer.arrays import Interned
 from tracer.capture.profiler.event_columns import (
     ALLOCATED,
     ALLOCATION_ROW,
@@ -24,7 +25,6 @@ from tracer.capture.profiler.event_columns import (
     UNKNOWN,
     WRITTEN,
     EventTables,
-    Interned,
     to_columns,
 )
 from tracer.capture.profiler.kernel_events import read_kernels
@@ -68,7 +68,7 @@ def read_recording(profiler: Any) -> Recording:
     torch_profiler.check_event_types()
     results = torch_profiler.kineto_results(profiler)
     with paused_gc():
-        reader = _Reader()
+        reader = _TreeReader()
         reader.read(results.experimental_event_tree())
         recording = to_columns(reader)
         if all(name == "cpu" for name in recording.devices):
@@ -113,7 +113,7 @@ class _DeviceTexts(dict[Any, str]):
         return text
 
 
-class _Reader(EventTables):
+class _TreeReader(EventTables):
     """A walk over the event tree that fills the tables."""
 
     def __init__(self) -> None:

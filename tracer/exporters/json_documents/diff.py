@@ -10,7 +10,7 @@ from tracer.command_line import this_command
 from tracer.exporters.json_documents.header import json_header
 
 if TYPE_CHECKING:
-    from tracer.analysis.peak_diff import Change, PeakDiff
+    from tracer.analysis.peak_diff import PeakChange, PeakDiff
 
 VERSION = 1
 
@@ -22,7 +22,7 @@ def peak_diffs_json(diffs: Sequence[PeakDiff], *, before: str, after: str) -> st
     return json.dumps({**header, "before": before, "after": after, "devices": devices}, indent=1)
 
 
-def change_values(change: Change, gathered_by: str) -> dict[str, Any]:
+def change_values(change: PeakChange, gathered_by: str) -> dict[str, Any]:
     """The name, and what it has on both sides."""
     name: dict[str, Any] = {"name": list(change.name)}
     if gathered_by in ("kind", "stack"):

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from tracer.analysis.peak_diff import Change
+from tracer.analysis.peak_diff import PeakChange
 from tracer.analysis.snapshots.job import JobFinding, RankPeak
 from tracer.command_line import this_command
 from tracer.exporters.json_documents.header import json_header
@@ -41,7 +41,7 @@ def job_json(finding: JobFinding) -> str:
     return json.dumps(values, indent=2)
 
 
-def _change(change: Change) -> dict[str, object]:
+def _change(change: PeakChange) -> dict[str, object]:
     kind, *stack = change.name
     values = asdict(change)
     del values["name"]

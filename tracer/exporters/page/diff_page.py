@@ -13,7 +13,7 @@ from tracer.exporters.screen.diff import growth_sentences
 from tracer.units import format_bytes, format_growth
 
 if TYPE_CHECKING:
-    from tracer.analysis.peak_diff import Change, PeakDiff
+    from tracer.analysis.peak_diff import PeakChange, PeakDiff
 
 _MOST_NAMED = 3
 # Columns of the names in a list of changes; of any other that of its own name.
@@ -91,12 +91,12 @@ def _answer(diff: PeakDiff) -> tuple[str, ...]:
     return tuple(sentence for sentence in (first, most and f"What changed most: {most}.", where) if sentence)
 
 
-def _sizes(change: Change) -> tuple[Cell, ...]:
+def _sizes(change: PeakChange) -> tuple[Cell, ...]:
     blocks = f"{change.before_count:,} -> {change.after_count:,}"
     return change.bytes, change.before_bytes, change.after_bytes, format_growth(change.growth), blocks
 
 
-def _stack_cells(change: Change) -> tuple[str, ...]:
+def _stack_cells(change: PeakChange) -> tuple[str, ...]:
     kind, innermost, *callers = change.name
     moved = f" (was {change.was})" if change.was else ""
     return kind, f"{innermost}{moved}", callers[0] if callers else ""

@@ -10,7 +10,7 @@ import numpy as np
 
 from tracer.analysis.kinds import Evidence
 from tracer.analysis.operators.run_times import RunTimes
-from tracer.analysis.peak_diff import Change, PeakDiff
+from tracer.analysis.peak_diff import PeakChange, PeakDiff
 from tracer.analysis.profiles.caveats import counted, graph_sentences, growth_sentences, left_out, not_recorded, unseen
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, memory_by_kind
 from tracer.analysis.profiles.compiled_words import compiled_sentences
@@ -166,7 +166,7 @@ def _eager_section(diff: PeakDiff) -> Section:
     """What compiling changes at the peak."""
     sizes = ("change", "without compilation", "compiled")
 
-    def table(title: str, names: tuple[str, ...], changes: Sequence[Change]) -> Table:
+    def table(title: str, names: tuple[str, ...], changes: Sequence[PeakChange]) -> Table:
         rows: list[tuple[Cell, ...]] = [
             (change.bytes, change.before_bytes, change.after_bytes, *change.name) for change in changes
         ]

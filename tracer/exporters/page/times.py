@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracer.analysis.profiles.source_lines import Place
+from tracer.analysis.profiles.source_lines import PlaceInCode
 from tracer.analysis.times.cause import cause
 from tracer.analysis.times.findings import TraceTimes
 from tracer.analysis.times.step_times import StepTimes
@@ -77,7 +77,7 @@ def _kernels(times: TraceTimes) -> Table:
     return Table("The longest kernels, by who launched them", columns, rows)
 
 
-def _place(launcher: Place) -> tuple[Cell, ...]:
+def _place(launcher: PlaceInCode) -> tuple[Cell, ...]:
     words = launcher.op or "no operator"
     place: Cell = FileCell(words, launcher.file, launcher.line) if launcher.file else words
     return place, launcher.module or ""

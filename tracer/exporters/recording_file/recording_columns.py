@@ -121,7 +121,7 @@ def recording_from(columns: Columns, prefix: str, *, num_events: int) -> Recordi
     Args:
         prefix: Before the names of this recording's, as `recording_columns` was given it.
     """
-    reader = _Reader(columns, prefix)
+    reader = _TableReader(columns, prefix)
     tables: dict[str, Any] = {name: reader.table(name, kind) for name, kind in TABLES.items() if name != "kernels"}
     has_kernels = f"{prefix}.kernels.launched_ns" in columns
     recording = Recording(
@@ -138,7 +138,7 @@ def recording_from(columns: Columns, prefix: str, *, num_events: int) -> Recordi
     return recording
 
 
-class _Reader:
+class _TableReader:
     """Takes the tables of one cycle."""
 
     def __init__(self, columns: Columns, prefix: str) -> None:

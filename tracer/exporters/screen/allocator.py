@@ -10,7 +10,7 @@ from rich.text import Text
 from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
 from tracer.analysis.snapshots.first_changes import FirstChanges
 from tracer.analysis.snapshots.modelled import Modelled
-from tracer.analysis.snapshots.reserved import Holder, Reserved
+from tracer.analysis.snapshots.reserved import Reserved, SegmentHolder
 from tracer.analysis.snapshots.what_if import AS_RECORDED, SettingsOutcome, WhatIf, where_it_fails
 from tracer.exporters.screen.paths import shorten_paths
 from tracer.exporters.screen.snapshot import place
@@ -61,7 +61,7 @@ def _with_share(size: int, moment: Reserved) -> tuple[str, str]:
     return format_bytes(size), f"{100 * size / moment.bytes:.1f} %" if moment.bytes else ""
 
 
-def _print_holders(holders: Sequence[Holder], console: Console, top: int) -> None:
+def _print_holders(holders: Sequence[SegmentHolder], console: Console, top: int) -> None:
     if not holders:
         return
     grid = table("would be free", "held", "segments", "blocks")

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tracer.analysis.kinds import words_of
-from tracer.analysis.peak_diff import Change, PeakDiff
+from tracer.analysis.peak_diff import PeakChange, PeakDiff
 from tracer.exporters.screen.text import exact, print_table, say, say_wrapped, signed, table
 from tracer.units import format_bytes, format_growth, some
 
@@ -95,7 +95,7 @@ def phase_words(phase: str | None) -> str:
 def _print_changes(
     title: str,
     columns: tuple[str, ...],
-    changes: Sequence[Change],
+    changes: Sequence[PeakChange],
     console: Console,
     top: int,
     sides: tuple[str, str] = ("before", "after"),
@@ -121,12 +121,12 @@ def _counted(title: str, num_changed: int, num_all: int) -> str:
     return f"{title} ({some(same, 'row')} without a change left out)" if same else title
 
 
-def _sizes(changes: Sequence[Change]) -> tuple[str, str, str]:
+def _sizes(changes: Sequence[PeakChange]) -> tuple[str, str, str]:
     before, after = sum(c.before_bytes for c in changes), sum(c.after_bytes for c in changes)
     return signed(after - before), format_bytes(before), format_bytes(after)
 
 
-def _moved(change: Change) -> str:
+def _moved(change: PeakChange) -> str:
     """The frame that differs between two stacks of the same code."""
     if not change.was and not change.became:
         return ""

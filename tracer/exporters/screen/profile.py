@@ -35,7 +35,7 @@ _PART_WIDTH = 36  # Characters, so that the table fits into 80 columns
 NUM_SHORT_LINES = 3
 
 
-class Explained(Protocol):
+class SummedRows(Protocol):
     """Bytes with the rows that sum to them."""
 
     @property
@@ -78,7 +78,7 @@ def print_peak(
         say_wrapped(console, words)
 
 
-def print_rows(peak: Explained, console: Console, top: int, *, categories: bool = True) -> None:
+def print_rows(peak: SummedRows, console: Console, top: int, *, categories: bool = True) -> None:
     """Print the peak by category, module and line."""
     if categories:
         print_categories(peak, console)
@@ -108,7 +108,7 @@ def _line_totals(rows: Iterable[PeakRow]) -> list[tuple[str, int]]:
     return [(name, size) for name, (size, _) in totals_by(rows, line_name).items()][:NUM_SHORT_LINES]
 
 
-def _print_modules(peak: Explained, console: Console, top: int) -> None:
+def _print_modules(peak: SummedRows, console: Console, top: int) -> None:
     """The largest modules as a tree: each line holds what is below it, and the outermost ones sum to the peak."""
     root = module_tree(peak.rows)
     smallest = peak.peak_bytes // 50
@@ -248,13 +248,13 @@ def _three_sizes(peak: PeakReport, allocator: AllocatorPeak, graph_bytes: int) -
     )
 
 
-def print_categories(peak: Explained, console: Console, *, title: str = "What filled it") -> None:
+def print_categories(peak: SummedRows, console: Console, *, title: str = "What filled it") -> None:
     """Print the peak by category."""
     by_category = [(name, *total) for name, total in totals_by(peak.rows, lambda row: words_of(row.category)).items()]
     _print_bytes(title, "category", by_category, peak.peak_bytes, console, meaning=meaning_of)
 
 
-def print_lines(peak: Explained, console: Console, top: int) -> None:
+def print_lines(peak: SummedRows, console: Console, top: int) -> None:
     """Print the peak by line; below a library's line, the user's line that led to it."""
     if peak.rows and not any(row.file for row in peak.rows):
         console.print()

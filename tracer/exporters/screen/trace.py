@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rich.console import Console
 
-from tracer.analysis.profiles.source_lines import Place
+from tracer.analysis.profiles.source_lines import PlaceInCode
 from tracer.analysis.times.cause import cause
 from tracer.analysis.times.findings import TraceTimes
 from tracer.analysis.times.ranks import JobTimes, RankRow
@@ -109,7 +109,7 @@ def _print_kernels(kernels: tuple[KernelRow, ...], console: Console, top: int) -
     print_rows("The longest kernels", ("ms", "longest", "times"), rows, console, words=("kernel",))
 
 
-def _launcher(launcher: Place) -> str:
+def _launcher(launcher: PlaceInCode) -> str:
     if launcher.op is None:
         return "(no operator)"
     place = source_place(launcher.file, launcher.line) if launcher.file else ""

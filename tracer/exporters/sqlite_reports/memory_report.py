@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracer.exporters.sqlite_reports.sqlite_file import Rows, write_database
+from tracer.exporters.sqlite_reports.sqlite_file import Rows, table, write_database
 
 if TYPE_CHECKING:
     from tracer.analysis.operators.memory_report import MemoryReport
@@ -59,30 +59,14 @@ TABLES = (
 
 FORMAT, VERSION = "torch-timeline memory report", 1  # Of the tables that are not the originals'
 EXTRA_TABLES = (
-    """CREATE TABLE weight_details (
-  weight_id INTEGER PRIMARY KEY,
-  module TEXT NOT NULL
-)""",
-    """CREATE TABLE activation_details (
-  activation_id INTEGER PRIMARY KEY,
-  module TEXT,
-  phase TEXT NOT NULL,
-  invocation INTEGER NOT NULL,
-  invocations INTEGER NOT NULL,
-  input_shapes TEXT NOT NULL,
-  num_storages INTEGER NOT NULL,
-  input_bytes INTEGER NOT NULL,
-  unread_bytes INTEGER NOT NULL
-)""",
-    """CREATE TABLE peak_by_category (
-  category TEXT PRIMARY KEY,
-  size_bytes INTEGER NOT NULL
-)""",
-    """CREATE TABLE total_sizes (
-  name TEXT PRIMARY KEY,
-  size_bytes INTEGER NOT NULL
-)""",
-)
+    table("weight_details", "weight_id INTEGER PRIMARY KEY", "module TEXT NOT NULL"),
+    table(
+        "activation_details", "activation_id INTEGER PRIMARY KEY", "module TEXT", "phase TEXT NOT NULL", "invocation",
+        "invocations", "input_shapes TEXT NOT NULL", "num_storages", "input_bytes", "unread_bytes",
+    ),
+    table("peak_by_category", "category TEXT PRIMARY KEY", "size_bytes"),
+    table("total_sizes", "name TEXT PRIMARY KEY", "size_bytes"),
+)  # fmt: skip
 
 VIEWS = (
     """CREATE VIEW weights_with_source AS

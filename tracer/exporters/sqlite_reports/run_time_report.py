@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tracer.analysis.operators.run_times import RunTimeRow, RunTimes, StepTime
 from tracer.exporters.sqlite_reports.memory_report import RelativeName, project_frames
-from tracer.exporters.sqlite_reports.sqlite_file import write_database
+from tracer.exporters.sqlite_reports.sqlite_file import table, write_database
 from tracer.units import ms
 
 USER_VERSION = 1
@@ -33,45 +33,23 @@ TABLES = (
 
 FORMAT, VERSION = "torch-timeline run-time report", 1  # Of the tables that are not the originals'
 EXTRA_TABLES = (
-    """CREATE TABLE run_time_details (
-  entry_id INTEGER PRIMARY KEY,
-  module TEXT,
-  phase TEXT NOT NULL,
-  invocation INTEGER NOT NULL,
-  invocations INTEGER NOT NULL,
-  input_shapes TEXT NOT NULL,
-  num_steps INTEGER NOT NULL,
-  host_forward_ms REAL NOT NULL,
-  host_backward_ms REAL,
-  recompute_ms REAL NOT NULL
-)""",
-    """CREATE TABLE bookkeeping_operations (
-  operation_name TEXT PRIMARY KEY,
-  num_calls INTEGER NOT NULL,
-  forward_ms REAL NOT NULL,
-  backward_ms REAL NOT NULL
-)""",
-    """CREATE TABLE step_times (
-  cycle INTEGER NOT NULL,
-  step TEXT NOT NULL,
-  step_ms REAL NOT NULL,
-  forward_ms REAL NOT NULL,
-  forward_entries_ms REAL NOT NULL,
-  forward_bookkeeping_ms REAL NOT NULL,
-  forward_python_ms REAL NOT NULL,
-  backward_ms REAL NOT NULL,
-  backward_entries_ms REAL NOT NULL,
-  backward_bookkeeping_ms REAL NOT NULL,
-  backward_unclaimed_ms REAL NOT NULL,
-  optimizer_ms REAL NOT NULL,
-  rest_ms REAL NOT NULL,
-  PRIMARY KEY (cycle, step)
-)""",
-    """CREATE TABLE device_time (
-  part TEXT PRIMARY KEY,
-  ms REAL NOT NULL
-)""",
-)
+    table(
+        "run_time_details", "entry_id INTEGER PRIMARY KEY", "module TEXT", "phase TEXT NOT NULL", "invocation",
+        "invocations", "input_shapes TEXT NOT NULL", "num_steps", "host_forward_ms REAL NOT NULL",
+        "host_backward_ms REAL", "recompute_ms REAL NOT NULL",
+    ),
+    table(
+        "bookkeeping_operations", "operation_name TEXT PRIMARY KEY", "num_calls INTEGER NOT NULL", "forward_ms",
+        "backward_ms", of="REAL",
+    ),
+    table(
+        "step_times", "cycle INTEGER NOT NULL", "step TEXT NOT NULL", "step_ms", "forward_ms", "forward_entries_ms",
+        "forward_bookkeeping_ms", "forward_python_ms", "backward_ms", "backward_entries_ms",
+        "backward_bookkeeping_ms", "backward_unclaimed_ms", "optimizer_ms", "rest_ms", "PRIMARY KEY (cycle, step)",
+        of="REAL",
+    ),
+    table("device_time", "part TEXT PRIMARY KEY", "ms", of="REAL"),
+)  # fmt: skip
 
 VIEWS = (
     """CREATE VIEW run_times_with_source AS

@@ -8,76 +8,31 @@ from pathlib import Path
 from tracer.analysis.snapshots.memory_report import SnapshotReport
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.exporters.sqlite_reports.memory_report import ACTIVATION, TABLES, USER_VERSION, WEIGHT, entry_rows
-from tracer.exporters.sqlite_reports.sqlite_file import write_database
+from tracer.exporters.sqlite_reports.sqlite_file import table, write_database
 
 FORMAT, VERSION = "torch-timeline snapshot report", 1  # Of the tables that are not the originals'
 EXTRA_TABLES = (
-    """CREATE TABLE entry_counts (
-  entry_type INTEGER NOT NULL,
-  entry_id INTEGER NOT NULL,
-  num_blocks INTEGER NOT NULL,
-  PRIMARY KEY (entry_type, entry_id)
-)""",
-    """CREATE TABLE peak_by_category (
-  category TEXT PRIMARY KEY,
-  size_bytes INTEGER NOT NULL
-)""",
-    """CREATE TABLE devices (
-  device INTEGER PRIMARY KEY,
-  is_reported INTEGER NOT NULL,
-  entries INTEGER NOT NULL,
-  peak_entry INTEGER NOT NULL,
-  peak_time_us INTEGER NOT NULL,
-  peak_requested_bytes INTEGER NOT NULL,
-  peak_allocated_bytes INTEGER NOT NULL,
-  reserved_at_peak_bytes INTEGER NOT NULL,
-  before_recording_bytes INTEGER NOT NULL,
-  start_requested_bytes INTEGER NOT NULL,
-  end_requested_bytes INTEGER NOT NULL,
-  reserved_end_bytes INTEGER NOT NULL
-)""",
-    """CREATE TABLE peak_groups (
-  id INTEGER PRIMARY KEY,
-  device INTEGER NOT NULL,
-  kind TEXT NOT NULL,
-  evidence TEXT NOT NULL,
-  is_before_recording INTEGER NOT NULL,
-  size_bytes INTEGER NOT NULL,
-  num_blocks INTEGER NOT NULL,
-  function TEXT NOT NULL,
-  file_path TEXT,
-  line_number INTEGER,
-  stack TEXT NOT NULL
-)""",
-    """CREATE TABLE out_of_memory (
-  id INTEGER PRIMARY KEY,
-  device INTEGER NOT NULL,
-  entry INTEGER NOT NULL,
-  time_us INTEGER NOT NULL,
-  asked_bytes INTEGER NOT NULL,
-  device_free_bytes INTEGER,
-  requested_bytes INTEGER NOT NULL,
-  allocated_bytes INTEGER NOT NULL,
-  reserved_bytes INTEGER NOT NULL,
-  unallocated_bytes INTEGER NOT NULL,
-  largest_free_bytes INTEGER NOT NULL,
-  usable_free_bytes INTEGER NOT NULL,
-  pending_free_bytes INTEGER NOT NULL,
-  fits_without_fragmentation INTEGER NOT NULL,
-  function TEXT NOT NULL,
-  file_path TEXT,
-  line_number INTEGER,
-  cause TEXT NOT NULL,
-  advice TEXT NOT NULL
-)""",
-    """CREATE TABLE timeline (
-  entry INTEGER PRIMARY KEY,
-  time_us INTEGER NOT NULL,
-  requested_bytes INTEGER NOT NULL,
-  allocated_bytes INTEGER NOT NULL,
-  reserved_bytes INTEGER NOT NULL
-)""",
-)
+    table("entry_counts", "entry_type", "entry_id", "num_blocks", "PRIMARY KEY (entry_type, entry_id)"),
+    table("peak_by_category", "category TEXT PRIMARY KEY", "size_bytes"),
+    table(
+        "devices", "device INTEGER PRIMARY KEY", "is_reported", "entries", "peak_entry", "peak_time_us",
+        "peak_requested_bytes", "peak_allocated_bytes", "reserved_at_peak_bytes", "before_recording_bytes",
+        "start_requested_bytes", "end_requested_bytes", "reserved_end_bytes",
+    ),
+    table(
+        "peak_groups", "id INTEGER PRIMARY KEY", "device", "kind TEXT NOT NULL", "evidence TEXT NOT NULL",
+        "is_before_recording", "size_bytes", "num_blocks", "function TEXT NOT NULL", "file_path TEXT",
+        "line_number INTEGER", "stack TEXT NOT NULL",
+    ),
+    table(
+        "out_of_memory", "id INTEGER PRIMARY KEY", "device", "entry", "time_us", "asked_bytes",
+        "device_free_bytes INTEGER", "requested_bytes", "allocated_bytes", "reserved_bytes", "unallocated_bytes",
+        "largest_free_bytes", "usable_free_bytes", "pending_free_bytes", "fits_without_fragmentation",
+        "function TEXT NOT NULL", "file_path TEXT", "line_number INTEGER", "cause TEXT NOT NULL",
+        "advice TEXT NOT NULL",
+    ),
+    table("timeline", "entry INTEGER PRIMARY KEY", "time_us", "requested_bytes", "allocated_bytes", "reserved_bytes"),
+)  # fmt: skip
 
 
 def write_snapshot_report(report: SnapshotReport, path: Path) -> None:

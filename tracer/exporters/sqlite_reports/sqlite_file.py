@@ -22,6 +22,12 @@ _OF_EVERY_FILE = (
 )
 
 
+def table(name: str, *columns: str, of: str = "INTEGER") -> str:
+    """The statement that makes a table; of a column that is named alone each row has a value, of this type."""
+    typed = (column if " " in column else f"{column} {of} NOT NULL" for column in columns)
+    return f"CREATE TABLE {name} (\n  " + ",\n  ".join(typed) + "\n)"
+
+
 def write_database(
     path: Path,
     statements: Iterable[str],
@@ -48,9 +54,9 @@ def write_database(
                 connection.execute(f"PRAGMA user_version = {user_version:d}")
                 for statement in (*statements, *_OF_EVERY_FILE):
                     connection.execute(statement)
-                for table, values in {**rows, "format": [of], "settings": texts}.items():
-                    num_columns = len(connection.execute(f"PRAGMA table_info({table})").fetchall())
-                    connection.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * num_columns)})", values)
+                for name, values in {**rows, "format": [of], "settings": texts}.items():
+                    num_columns = len(connection.execute(f"PRAGMA table_info({name})").fetchall())
+                    connection.executemany(f"INSERT INTO {name} VALUES ({', '.join('?' * num_columns)})", values)
                 connection.execute("COMMIT")
         except sqlite3.OperationalError as error:
             raise OutputError(f"{path} cannot be written: {error}.", hint="Name another folder.") from error

@@ -48,7 +48,7 @@ The dispatcher cannot hand such a tensor to a kernel in Python. So the other is 
 """
 
 
-class _Calls(threading.local):
+class _CallsOfThread(threading.local):
     """The operators that are running on this thread, outermost first."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class _Calls(threading.local):
         self.script: deque[bool] | None = None
 
 
-class Kernels:
+class ValueKernels:
     """The kernels in place of torch's, until `remove`."""
 
     def __init__(self, values: DeviceValues, log: ReadLog, answer_reads: Callable[[int | None], None]) -> None:
@@ -70,7 +70,7 @@ class Kernels:
         """
         self.values, self.log, self.compute = values, log, Compute(values)
         self._sized = SizedResults(values, log, self.compute, answer_reads)
-        self._calls = _Calls()
+        self._calls = _CallsOfThread()
         self._replaced: set[str] = set()
         self._libraries: dict[str, Any] = {}
         self._special: dict[str, Callable[[str, Kernel], Kernel]] = {

@@ -14,7 +14,7 @@ from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.values.answers import Answer
 from tracer.null_gpu.values.device_reads import DeviceRead, Guard, ReadLog
 from tracer.null_gpu.values.device_values import DeviceValues
-from tracer.null_gpu.values.kernels import Kernels
+from tracer.null_gpu.values.kernels import ValueKernels
 
 _SEED = 67_280_421_310_721
 """Of the device's generators in a program that sets none: torch would take another in each run."""
@@ -49,7 +49,7 @@ class HostValues:
             torch.cuda.manual_seed_all(_SEED)  # a seed that the program sets comes after it
         self._log = ReadLog(answers or {}, guard or Guard())
         self._values = DeviceValues()
-        self._kernels = Kernels(self._values, self._log, answer_reads)
+        self._kernels = ValueKernels(self._values, self._log, answer_reads)
         self._num_compiled_buffers = 0
         self._end_watch = torch_compile.watch_compiled_buffers(self._forget_compiled)
         self._end_draws = torch_modules.around_truncated_draws(self._kernels.truncated_draw)

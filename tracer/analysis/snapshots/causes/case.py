@@ -80,6 +80,11 @@ class Case:
         return int(self.failures[-1]) if self.has_failed else self.device.replay.peak_entry
 
     @property
+    def last_entry(self) -> int:
+        """The last entry that tells of what has come to be: that of the failure, else the recording's last."""
+        return self.entry if self.has_failed else len(self.state.trace) - 1
+
+    @property
     def asked_bytes(self) -> int:
         """Bytes that were asked for then; 0 at a peak."""
         return int(self.state.trace.size[self.entry]) if self.has_failed else 0

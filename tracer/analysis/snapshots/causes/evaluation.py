@@ -72,7 +72,7 @@ def _kept_for_nothing(case: Case) -> Ints:
         # It may be a training whose first backward is still to come, for one call or for the sum of several losses:
         # certain is a line that has let go of what its calls before had kept.
         size = case.lives.requested_bytes
-        held = rows[case.lives.end[rows] > case.entry]
+        held = rows[case.lives.end[rows] > case.last_entry]
         kept_bytes, held_bytes = (np.bincount(call[of], size[of], minlength=len(lines)) for of in (rows, held))
         has_let_go = idle & (held_bytes < _KEPT_SHARE * kept_bytes)
         idle &= np.isin(calls.line, calls.line[has_let_go])
@@ -81,11 +81,11 @@ def _kept_for_nothing(case: Case) -> Ints:
 
 def _calls(case: Case, call: Ints, lines: Ints) -> _Calls:
     lives, number = case.lives, len(lines)
-    rows = np.flatnonzero(call >= 0)
-    first, last = np.full(number, case.entry + 1), np.zeros(number, np.int64)
+    rows = np.flatnonzero((call >= 0) & ~case.stays)  # a workspace is neither kept nor let go of
+    first, last = np.full(number, case.last_entry + 1), np.zeros(number, np.int64)
     np.minimum.at(first, call[rows], lives.begin[rows])
     np.maximum.at(last, call[rows], lives.begin[rows])
-    last = np.minimum(last + 1, case.entry)
+    last = np.minimum(last + 1, case.last_entry)
     stays = rows[lives.end[rows] > last[call[rows]]]
     size = lives.requested_bytes
     made = np.bincount(call[rows], size[rows], minlength=number)
@@ -99,7 +99,7 @@ def _learns(case: Case, line: Ints, first: Ints) -> Bools:
     """Whether a backward began behind each call and before the same line's next one."""
     starts = np.concatenate([case.device.kinds.backward_runs[0], case.device.kinds.silent_runs[0]])
     starts = np.sort(starts)
-    until = np.full(len(first), case.entry + 1)
+    until = np.full(len(first), case.last_entry + 1)
     for number in np.unique(line).tolist():
         mine = np.flatnonzero(line == number)
         mine = mine[np.argsort(first[mine])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -17,15 +18,17 @@ from tracer.analysis.snapshots.causes.case import Case
 from tracer.analysis.snapshots.causes.cause import Cause, GivesUp
 from tracer.analysis.snapshots.changed_requests import with_earlier_frees
 from tracer.analysis.snapshots.frames import is_python, torch_file
+from tracer.analysis.snapshots.sites import Site
 from tracer.arrays import Ints
 from tracer.snapshot.columns import Frame
 from tracer.units import format_bytes
 
 _LEAST_PARTS: Final = 2
 _MODULES: Final = "nn/modules/module.py"
+_MOST_TIMES: Final = 8
+_UNEVEN: Final = 0.1
 _ALIKE: Final = 0.9
-"""Of the blocks of one call of a part, made by the same lines as those of the next."""
-_MOST_TRIED: Final = 256
+"""Of the distances between calls of a part, in blocks: as many differ from the usual one by a tenth at most."""
 _LEAST_PERCENT: Final = 10
 """Of what is in use, that a checkpoint of each part lets go of."""
 _OWN_SWITCHES: Final = {
@@ -37,11 +40,12 @@ _OWN_SWITCHES: Final = {
 
 
 class _Part(NamedTuple):
-    """A forward that modules' calls run, and how many of the same one are around it."""
+    """A function that a model's forward runs, such as the forward of a layer."""
 
-    name: str  # Of its class, where the source is here; else of the function
+    name: str  # Of its class, where the source is here and it is a forward; else its own
     file: str
-    level: int
+    caller: tuple[str, int]  # The line that calls it, where its class is not known
+    level: int  # How many of the same are around it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,47 +74,56 @@ def repeated_parts(case: Case) -> Iterator[Cause]:
         f"{case.words(best.held)}{case.lines(best.held)}, some {each} each, beside the input of each.",
         f"{_switch(best.part.file)}, so that each is computed again when backward comes to it",
         lambda modelled: with_earlier_frees(modelled, best.rows, best.ends),
-        case.largest_site(best.held),
+        Site(best.part.name, best.part.file, best.line),
         GivesUp.TIME_OR_SIZE,
     )
 
 
 def _parts(case: Case) -> dict[_Part, dict[int, int]]:
-    """For each part the stacks inside of it, and for each of these a line of the part's forward."""
+    """For each part the stacks inside of it, and for each of these a line of the part; outer ones first."""
     parts: dict[_Part, dict[int, int]] = {}
     kept = case.in_use[(case.kind[case.in_use] == Kind.ACTIVATION) & case.in_model[case.in_use]]
     calls = np.unique(case.calls[0][kept])
     made = np.flatnonzero(np.isin(case.calls[0], calls[calls >= 0]))
     for stack in np.unique(case.stack[made]).tolist():
-        levels: dict[tuple[str, str], int] = {}
-        for frame in _forwards(case.stacks[stack]):
-            name = _class_around(frame.file, frame.line) or frame.name
-            level = levels[name, frame.file] = levels.get((name, frame.file), -1) + 1
-            parts.setdefault(_Part(name, frame.file, level), {})[stack] = frame.line
+        levels: Counter[_Part] = Counter()
+        for part, number in _around(case.stacks[stack]):
+            parts.setdefault(part._replace(level=levels[part]), {})[stack] = number
+            levels[part] += 1
     return parts
 
 
-def _forwards(frames: list[Frame]) -> Iterator[Frame]:
-    """The frames of the forwards that modules' calls run, the outermost first; what wraps one is passed over."""
+def _around(frames: list[Frame]) -> Iterator[tuple[_Part, int]]:
+    """The parts of a model that a stack is in, the outermost first, each with its line."""
     outer = [frame for frame in reversed(frames) if is_python(frame)]
-    for is_calls, inside in itertools.groupby(outer, lambda frame: torch_file(frame) == _MODULES):
-        run = list(inside)
-        if not is_calls and run[0] is not outer[0]:
-            yield next((frame for frame in run if frame.name == "forward"), run[0])
+    inside = itertools.dropwhile(lambda frame: torch_file(frame) != _MODULES, outer)
+    caller, is_called = ("", 0), False
+    for frame in inside:
+        file = torch_file(frame)
+        if file == _MODULES:
+            is_called = True
+            continue
+        if is_called or file is None:
+            kind = _class_around(frame.file, frame.line) if frame.name == "forward" else ""
+            yield _Part(kind or frame.name, frame.file, ("", 0) if kind else caller, 0), frame.line
+        caller, is_called = (frame.file, frame.line), False
 
 
 def _repeated(case: Case, part: _Part, lines: dict[int, int]) -> _Repeated | None:
-    """The calls of a part, told apart by what they make in the same order; None where it does not repeat."""
+    """The calls of a part, told apart by the order in which they make blocks; None where it does not repeat."""
     call, lives = case.calls[0], case.lives
-    rows = np.flatnonzero((call >= 0) & np.isin(case.stack, list(lines)) & (lives.begin <= case.entry))
+    rows = np.flatnonzero((call >= 0) & np.isin(case.stack, list(lines)))
     rows = rows[np.argsort(lives.begin[rows], kind="stable")]
-    latest = case.stack[rows[call[rows] == call[rows].max()]]
-    period = _period(latest)
-    if not period or (num_calls := -(-len(latest) // period)) < _LEAST_PARTS:
+    until_now = rows[lives.begin[rows] <= case.entry]
+    latest = case.stack[until_now[call[until_now] == call[until_now].max()]]
+    first, times = int(latest[0]), _times_in_each(latest)
+    if not times or (num_calls := -(-int((latest == first).sum()) // times)) < _LEAST_PARTS:
         return None
-    is_first = np.append(True, np.diff(call[rows]) != 0)
-    start = np.flatnonzero(is_first)[np.cumsum(is_first) - 1]
-    is_first = (np.arange(len(rows)) - start) % period == 0
+    begins_call = np.append(True, np.diff(call[rows]) != 0)
+    count = np.cumsum(case.stack[rows] == first)
+    before = np.where(begins_call, count - (case.stack[rows] == first), 0)
+    nth = count - np.maximum.accumulate(before) - 1  # of this one's call of the model
+    is_first = begins_call | ((case.stack[rows] == first) & (nth % times == 0))
     number = np.cumsum(is_first) - 1
     begins = lives.begin[rows[is_first]]
     is_followed = np.append(np.diff(call[rows[is_first]]) == 0, False)  # by another one of the same model's call
@@ -121,14 +134,16 @@ def _repeated(case: Case, part: _Part, lines: dict[int, int]) -> _Repeated | Non
     is_inner = np.append(number[1:] == number[:-1], False)[: len(rows)]
     rows, end = rows[is_inner], end[is_inner]
     held = case.held(rows)
-    return _Repeated(part, lines[int(latest[0])], num_calls, rows, end, held) if len(held) else None
+    return _Repeated(part, lines[first], num_calls, rows, end, held) if len(held) else None
 
 
-def _period(stack: Ints) -> int:
-    """After how many blocks the same lines make the next ones; 0 where they do not repeat."""
-    for period in np.flatnonzero(stack == stack[0])[1 : _MOST_TRIED + 1].tolist():
-        if float((stack[period:] == stack[:-period]).mean()) >= _ALIKE:
-            return int(period)
+def _times_in_each(stack: Ints) -> int:
+    """How often the first stack is in each call of a part, by even distances; 0 where there are none."""
+    places = np.flatnonzero(stack == stack[0])
+    for times in range(1, _MOST_TIMES + 1):
+        gaps = np.diff(places[::times])
+        if len(gaps) and float((np.abs(gaps - np.median(gaps)) <= _UNEVEN * np.median(gaps)).mean()) >= _ALIKE:
+            return times
     return 0
 
 
