@@ -62,7 +62,7 @@ def find_held_waste(findings: Findings, *, error: BaseException | None = None) -
     due = [
         waste for waste in wastes if waste.kind in _HELD and waste.addresses and waste.bytes * _NUM_SEARCHED >= least
     ]
-    search = _HolderSearch(findings, due[:_NUM_SEARCHED], error) if due else None
+    search = _UnneededSearch(findings, due[:_NUM_SEARCHED], error) if due else None
     named = wastes if search is None else [part for waste in wastes for part in search.named(waste)]
     certain = merge_waste(filter(_is_certain, named))
     if search is not None:
@@ -93,7 +93,7 @@ def _is_data(waste: Waste) -> bool:
     return waste.kind == WasteKind.TENSORS and waste.line is None
 
 
-class _HolderSearch:
+class _UnneededSearch:
     """A search for what holds the blocks of some findings."""
 
     def __init__(self, findings: Findings, wastes: Sequence[Waste], error: BaseException | None) -> None:
