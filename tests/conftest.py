@@ -93,9 +93,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions do not see what other tests of this process keep alive: a walk finds only what is named anyway."""
     from tracer.capture.objects.live_tensors import LiveTensors
 
-    monkeypatch.setattr(
-        "tracer.sessions.profile_session.live_tensors", lambda models: LiveTensors((), is_complete=True)
-    )
+    monkeypatch.setattr("tracer.sessions.observations.live_tensors", lambda models: LiveTensors((), is_complete=True))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -41,7 +41,7 @@ def loop(model: nn.Module, optimizer: torch.optim.Optimizer, session: ProfileSes
 
 
 FAULTS: dict[str, tuple[Any, str]] = {
-    "a walk over live tensors": ("tracer.sessions.profile_session.live_tensors", "live_tensors"),
+    "a walk over live tensors": ("tracer.sessions.observations.live_tensors", "live_tensors"),
     "an observation in a hook": (StorageObserver, "observe"),
     "keeping what a cycle recorded": (TimelineTracer, "__call__"),
     "switching the profiler on": (torch.profiler.profile, "step"),
@@ -131,7 +131,7 @@ def test_what_fails_while_switching_on_switches_everything_off(monkeypatch: pyte
 
 
 def test_the_command_lines_run_keeps_the_traceback_of_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracer.sessions.profile_session.live_tensors", boom)
+    monkeypatch.setattr("tracer.sessions.observations.live_tensors", boom)
     with pytest.warns(UserWarning, match="Profiling has stopped"):
         results = run_profile(Pieces(), schedule=Schedule(1, 1, 1, 1), timing=False)
     assert results.failure is not None

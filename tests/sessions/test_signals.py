@@ -19,6 +19,7 @@ from tracer.capture.device.counter_reading import CounterReading
 from tracer.capture.torch_private import torch_profiler
 from tracer.errors import Terminated
 from tracer.exporters.recording_file.kept_run_file import load_kept_run
+from tracer.sessions import observations
 from tracer.sessions import output_files as outputs
 from tracer.sessions import profile_session as session
 from tracer.sessions.output_files import OUTPUTS
@@ -40,7 +41,7 @@ WITHIN = {
     "reading the counter": (CounterReading, "now"),
     "analysis": (timeline_tracer, "find_in_cycle"),
     "who holds what": (session, "find_held_waste"),
-    "walk": (session, "live_tensors"),
+    "walk": (observations, "live_tensors"),
 }
 FILES = [output.name for output in OUTPUTS if output.file.switch_help and output.name != "cuda-timing"]
 

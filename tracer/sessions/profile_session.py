@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.profiler import ProfilerAction
 
 from tracer.analysis.profiles.failed_allocation import FailedAllocation
@@ -22,25 +20,21 @@ from tracer.analysis.profiles.waste import Waste
 from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory, recorded_from_start
-from tracer.capture.device.device_blocks import device_blocks
 from tracer.capture.graph_captures import GRAPH_CAPTURES, LivePool
 from tracer.capture.ignored_warnings import ignored
 from tracer.capture.objects.call_hooks import CallHooks
-from tracer.capture.objects.gradients_seen import GradientsSeen
-from tracer.capture.objects.known_storages import KnownStorages, Role
-from tracer.capture.objects.live_tensors import live_tensors
-from tracer.capture.objects.moved_parameters import MovedParameters
-from tracer.capture.objects.storage_observer import Observed, StorageObserver, input_tensors
+from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.objects.storage_observer import Observed
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
-from tracer.capture.torch_private import torch_graph, torch_profiler, torch_tensors
-from tracer.collector import paused_gc
+from tracer.capture.torch_private import torch_profiler, torch_tensors
 from tracer.errors import RecordingError, UsageError
 from tracer.results.failure import is_out_of_memory
 from tracer.results.null_run import caveat_of
 from tracer.results.run_history import RunHistory
 from tracer.sessions.first_step import FirstStep, only_the_first
+from tracer.sessions.observations import Observations, has_closure
 from tracer.sessions.recording_cost import LoadedModules, RecordingCost
 from tracer.sessions.session import Session, fault_text, warn_at_users_line
 from tracer.sessions.unneeded_memory import find_held_waste
@@ -154,20 +148,17 @@ class ProfileSession(Session):
         self.schedule = replace(schedule, is_apart=True) if steps_are_found else schedule
         self._may_have_one_step = steps_are_found
         self.device_of_failure = self.device
-        self._gradients_seen = GradientsSeen()
         self._is_timed = not caveat_of(self.device)
         self.history = AllocatorHistory(self.device, is_timed=self._is_timed)
-        self._observer = StorageObserver()
+        self._observed = Observations(lambda: self._objects, lambda: self._is_recording)
+        self.module_names = self._observed.module_names
         self._graph_pools: tuple[LivePool, ...] = ()
-        self._moved = MovedParameters()
         self._compile_watch = CompileWatch()
-        self.module_names = objects.module_names()
-        self._others_named: Set[int] = frozenset()
         self._tracer = TimelineTracer(
             device=self.device if self.device_is_named else None,
             probable_device=self.device,
             module_names=self.module_names,
-            known=self._observer.observations,
+            known=self._observed.storages.observations,
             keep_traces=trace,
             compiled=self._compile_watch.code,
         )
@@ -185,19 +176,13 @@ class ProfileSession(Session):
         self._joined: tuple[Findings, RunHistory] | None = None
         self._run_history = RunHistory(None)
         self._history_since = 0  # Steps that had ended when the allocator's history began
-        self._walks_were_cut = False
-        self._has_stepped = False
         self._peak_alone = peak_alone
         self._records_shapes = True
         self._keeps_wrapped = self._is_on_meta = False
         self.waste: tuple[Waste, ...] = ()
-        # The optimizer that steps and was given a closure, and how often it has called the model so far.
-        self._asking: torch.optim.Optimizer | None = None
-        self._num_evaluations = 0
         self._looked_for_waste = self._failed_in_evaluation = False
         self._cost, self._has_enough = RecordingCost(), False
         self._loaded = LoadedModules(self._is_loading_module)
-        self._arguments: list[weakref.ref[Tensor]] = []
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
         """Return the hooks that tell of optimizers' steps."""
@@ -318,7 +303,7 @@ class ProfileSession(Session):
             self._guarded(lambda: self._look_where_memory_ran_out(error))
             self._guarded(self._note_evaluation)
             if is_out_of_memory(error) and not is_recorded:
-                self._guarded(lambda: self._observe_everything(is_walk=True, batch=self._called_with()))
+                self._guarded(lambda: self._observe_everything(is_walk=True, batch=self._observed.living_arguments()))
         if profiler is not None:
             kind, trace = (type(error), error.__traceback__) if error is not None else (None, None)
             self._guarded(lambda: profiler.__exit__(kind, error, trace))
@@ -330,7 +315,7 @@ class ProfileSession(Session):
         self._guarded(self._loaded.stop)
         self._guarded(self.history.stop)
         self._guarded(self._quiet.close)
-        self._guarded(self._observer.stop)
+        self._guarded(self._observed.storages.stop)
 
     def _switch_off_in_child(self) -> None:
         """The profiler is kept, since it must not be stopped here."""
@@ -341,7 +326,7 @@ class ProfileSession(Session):
         self._loaded.stop()
         self._compile_watch.stop()
         self._quiet.close()
-        self._observer.stop()
+        self._observed.storages.stop()
 
     def _end(self, error: BaseException | None) -> None:
         super()._end(error)
@@ -387,10 +372,10 @@ class ProfileSession(Session):
         self._hooks.renew()
         self._note_transforms()
         now, after = (self._action_after(more) for more in (0, 1))
-        self._observe_moved_parameters()
-        if self._is_recording and not self._has_stepped:
-            self._observe_gradients_left()
-        self._step_begins()
+        self._observed.moved_parameters()
+        if self._is_recording and not self._observed.has_stepped:
+            self._observed.all_gradients(are_due=False)
+        self._observed.step_begins()
         if self._has_to_begin:
             self._begin_behind_first()
             return
@@ -518,19 +503,12 @@ class ProfileSession(Session):
 
         What is being recorded has begun with them.
         """
-        self._observer.sees_transforms |= torch_tensors.is_inside_transform()
-        if self._observer.sees_transforms and self._records_shapes:
+        self._observed.storages.sees_transforms |= torch_tensors.is_inside_transform()
+        if self._observed.storages.sees_transforms and self._records_shapes:
             self._records_shapes = False
             self.leave_first_step()
             self._keeps_wrapped = self._is_recording
             torch_profiler.record_no_shapes(self._profiler)
-
-    def _step_begins(self) -> None:
-        """Forget what was noted of the step before."""
-        self._has_stepped = False
-        self._asking = None
-        if self._objects is not None:
-            self._objects.forget_names()
 
     def _action_after(self, num_steps: int) -> ProfilerAction:
         """Return the profiler's action after so many more steps."""
@@ -565,136 +543,41 @@ class ProfileSession(Session):
 
     # ---------------------------------------------------------------------------------------------------- observations
     def _observe_everything(self, *, is_walk: bool, batch: Iterable[Observed] = ()) -> None:
-        """Look at model and optimizer; in a walk, at all that Python holds.
-
-        There is a walk at the beginning of a cycle, and one where memory ran out in a step that was not recorded.
-        """
-        if self._objects is None:
-            return
-        with paused_gc():
-            held = live_tensors(self._objects.models) if is_walk else None
-            if held is not None:
-                self._name_other_modules(held.module_names)
-            self._walks_were_cut |= held is not None and not held.is_complete
-            rest = held.tensors if held is not None else ()
-            self._observer.observe(
-                itertools.chain(self._objects.tensors(), batch, rest),
-                is_walk=is_walk,
-                blocks={str(self.device): device_blocks(self.device, bucket_bytes=held.bucket_bytes if held else ())},
-            )
-            self._observer.lines.update(self._objects.lines())
-
-    def _name_other_modules(self, names: Mapping[int, str]) -> None:
-        """Add names of modules that models have got since, and of those in no model of the session.
-
-        The `id()` of earlier ones may be other modules' by now.
-        """
-        for number in self._others_named:
-            self.module_names.pop(number, None)
-        if self._objects is not None:
-            self.module_names.update(self._objects.module_names())
-        self._others_named = names.keys() - self.module_names.keys()
-        self.module_names.update((number, names[number]) for number in self._others_named)
-
-    def _called_with(self) -> Iterator[Observed]:
-        """Return the living arguments of a model's last call, in a step that is not recorded."""
-        there = ((reference(), "batch") for reference in self._arguments)
-        return ((Role.ARGUMENT, name, tensor) for tensor, name in there if tensor is not None)
+        self._observed.look(self.device, is_walk=is_walk, batch=batch)
 
     @property
     def _is_recording(self) -> bool:
         return self._profiler is not None and self._profiler.current_action in _RECORDING
 
-    def _note_thread(self) -> None:
-        """Remember the thread that calls the model if it is not the one that the profiler records."""
-        if threading.get_ident() != self._thread:
-            self._observer.threads[threading.current_thread().name] = None
-
     def observe_batch(self, batch: object) -> None:
         """Say that these tensors are the step's inputs."""
         if self._is_recording:
             with self._never_the_loops_fault():
-                self._observer.observe(input_tensors(batch))
+                self._observed.batch(batch)
 
     def observe_gradients(self) -> None:
         """Look at the gradients, which are all there now. At an optimizer's step this happens by itself."""
-        self._gradients_seen.judge(self._observe_gradients(self._wanting_gradients()))
+        self._observed.all_gradients(are_due=True)
 
     @property
     def unused_parameters(self) -> tuple[str, ...] | None:
         """Parameters that want a gradient and never had one when their optimizer stepped; None if nobody looked."""
-        return self._gradients_seen.missing
-
-    def _observe_gradients_left(self) -> None:
-        """At the end of a step in which no optimizer was seen: what there is; that there is none says nothing."""
-        self._gradients_seen.note(self._observe_gradients(self._wanting_gradients()))
-
-    def _observe_moved_parameters(self) -> None:
-        """The models' parameters that have got other memory since the last look."""
-        if self._objects is not None and self._is_recording:
-            self._observer.observe(self._moved.among(self._objects.parameters_of_now()))
-
-    def _wanting_gradients(self) -> list[tuple[str, Tensor]]:
-        """The models' parameters that want a gradient; asked anew, since a loop may replace its parameters."""
-        return self._objects.trained() if self._objects is not None else []
-
-    def _observe_gradients(self, parameters: Collection[tuple[str, Tensor]]) -> dict[str, bool]:
-        """Note where gradients lie; whether each parameter has one, by name."""
-        names, tensors = [name for name, _ in parameters], [parameter for _, parameter in parameters]
-        gradients = torch_graph.gradients_of(tensors)
-        if self._is_recording:
-            pairs = zip(names, gradients, strict=True)
-            self._observer.observe(
-                [(Role.GRADIENT, name, gradient) for name, gradient in pairs if gradient is not None]
-            )
-        # What FSDP has flattened is empty where this rank's shard has no part of it, and then receives nothing.
-        return {
-            name: gradient is not None
-            for name, tensor, gradient in zip(names, tensors, gradients, strict=True)
-            if gradient is not None or tensor.numel()
-        }
+        return self._observed.gradients.missing
 
     def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         with self._never_the_loops_fault():
-            if self._objects is not None:
-                self._objects.saw_stepping(optimizer)
-                if self._is_recording:  # of its own alone: there may be an optimizer for each parameter
-                    self._observer.observe(self._moved.among(self._objects.parameters_of(optimizer)))
-            if not _has_closure(args, kwargs):
-                self._observe_gradients_of(optimizer)
-            elif self._is_recording:
-                self._asking, self._num_evaluations = optimizer, 0
+            self._observed.before_step(optimizer, has_closure=has_closure(args, kwargs))
 
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """A closure makes the gradients during the optimizer's step, as LBFGS's does, or Lightning's."""
-        self._asking = None
-        if _has_closure(args, kwargs):
+        if has_closure(args, kwargs):
             with self._never_the_loops_fault():
-                self._observe_gradients_of(optimizer)
-
-    def _observe_state_between_evaluations(self) -> None:
-        """Observe an optimizer's state within its step, such as LBFGS's directions: from its second evaluation on."""
-        optimizer = self._asking
-        if optimizer is not None and self._objects is not None:
-            self._num_evaluations += 1
-            if self._num_evaluations > 1:
-                self._observer.observe(self._objects.state_of(optimizer))
-
-    def _observe_gradients_of(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._objects is not None:
-            self._has_stepped = True
-            named = [
-                (name, parameter)
-                for name, parameter in self._objects.parameters_of(optimizer)
-                if parameter.requires_grad
-            ]
-            self._gradients_seen.judge(self._observe_gradients(named))
+                self._observed.after_evaluations(optimizer)
 
     # --------------------------------------------------------------------------------------------------------- results
     @property
     def known(self) -> KnownStorages:
         """Return the storages observed so far."""
-        return self._observer.observations()
+        return self._observed.storages.observations()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -706,13 +589,13 @@ class ProfileSession(Session):
                 "What torch.compile generated could not be read, so its memory has the name of its region: "
                 f"{type(fault).__name__}: {fault}"
             )
-        if kinds := self._observer.unobserved:
+        if kinds := self._observed.storages.unobserved:
             sentences.append(
                 f"Tensors without an address of their own are known only by what operators did: {', '.join(kinds)}."
             )
         if (fault := GRAPH_CAPTURES.fault) is not None:
             sentences.append(f"The capture of a CUDA graph could not be recorded: {type(fault).__name__}: {fault}")
-        if self._observer.sees_transforms:
+        if self._observed.storages.sees_transforms:
             sentences.append(_KEEPS_WRAPPED if self._keeps_wrapped else _RECORDS_NO_SHAPES)
         if note := self._cost.note:
             sentences.append(note)
@@ -722,9 +605,9 @@ class ProfileSession(Session):
             sentences.append(lacking)
         if findings is not None and findings.other_devices:
             sentences.append(_other_devices(findings.device, findings.other_devices, named=self.device_is_named))
-        if sum(self._observer.mapped_bytes.values()) >= _LEAST_MAPPED_BYTES:
-            sentences.append(_mapped_files(self._observer.mapped_bytes))
-        if self._walks_were_cut:
+        if sum(self._observed.storages.mapped_bytes.values()) >= _LEAST_MAPPED_BYTES:
+            sentences.append(_mapped_files(self._observed.storages.mapped_bytes))
+        if self._observed.are_cut:
             sentences.append("More graphs are alive than were examined: part of what they keep may be missing.")
         return tuple(sentences)
 
@@ -796,11 +679,6 @@ class ProfileSession(Session):
             RecordingError: Nothing was recorded.
         """
         return self._tracer.trace_of(self.findings.worst)
-
-
-def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an optimizer's `step(closure)` was given one; the optimizer itself is the first argument."""
-    return any(value is not None for value in (*args[1:2], kwargs.get("closure")))
 
 
 def _mapped_files(mapped_bytes: Mapping[str, int]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,9 +14,7 @@ from torch import nn
 from tracer.analysis.peak_row import PeakRow
 from tracer.capture.device.devices import peak_allocated_bytes
 from tracer.capture.objects.call_hooks import CallHooks
-from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.parameter_origins import Parameter, describe_parameters
-from tracer.capture.objects.storage_observer import input_tensors
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.sources.project_files import project_root
 from tracer.errors import OutputError, RecordingError, Terminated, TracerError, UsageError
@@ -251,15 +248,13 @@ class TrainingProfile(ProfileSession):
             self._note_transforms()
             given = [value for _, value in leaves([args, kwargs], torch.Tensor) if not value.requires_grad]
             if not self._is_recording:
-                self._arguments = [weakref.ref(value) for value in given]
+                self._observed.unrecorded_call(given)
                 return
             if not torch.is_grad_enabled() and not self._records_first and self._cost.is_long_evaluation():
                 self._end_costly_recording()
                 return
-            self._note_thread()
-            self._observe_moved_parameters()
-            self._observe_state_between_evaluations()
-            self._observer.observe(input_tensors(given, role=Role.ARGUMENT))
+            self._observed.thread(self._thread)
+            self._observed.call(given)
 
     def _finish(self, error: BaseException | None) -> None:
         """Explain, write, and say it; an exception from the loop goes on its way, whatever becomes of the files."""

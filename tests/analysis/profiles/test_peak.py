@@ -120,7 +120,7 @@ WEIGHT_BYTES = 32 * 32 * 5 * 8
 def run_alone(workload: Any, schedule: Schedule) -> Findings | None:
     """A run that does not see what other tests of this process keep alive."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tracer.sessions.profile_session.live_tensors", lambda models: LiveTensors((), is_complete=True))
+        patch.setattr("tracer.sessions.observations.live_tensors", lambda models: LiveTensors((), is_complete=True))
         return run_profile(workload, schedule=schedule, timing=False).findings
 
 

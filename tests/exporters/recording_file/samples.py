@@ -36,7 +36,7 @@ SETTINGS = {"batch_size": 8, "data_size": (8, 8), "inputs": ("3x4", "5"), "odd":
 def on_cpu() -> RunResults:
     """A run with its timing pass, its trace and settings of every kind, alone in its process as far as it sees."""
     nothing_else = LiveTensors((), is_complete=True)
-    with mock.patch("tracer.sessions.profile_session.live_tensors", lambda models: nothing_else):
+    with mock.patch("tracer.sessions.observations.live_tensors", lambda models: nothing_else):
         return run_profile(Pieces(), schedule=SHORT, settings=SETTINGS, trace=True, keep_recording=True)
 
 
