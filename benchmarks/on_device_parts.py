@@ -29,7 +29,7 @@ from tracer.capture.device import devices
 from tracer.capture.device.phase_timing import time_phases
 from tracer.capture.torch_private import torch_history
 from tracer.null_gpu.process import is_active
-from tracer.sessions.session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession, Schedule
 
 PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=2, num_repeats=1)
 _RECORDED = (2, 3)

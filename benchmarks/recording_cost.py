@@ -42,8 +42,8 @@ from benchmarks.engine import (
     step_of,
 )
 from tracer import timeline_tracer
-from tracer.sessions.session import ProfileSession, Schedule
-from tracer.sessions.training import TrainingProfile
+from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.training_profile import TrainingProfile
 
 MODES = ("alone", "torch.profiler", "ours")
 PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=3, num_repeats=2)

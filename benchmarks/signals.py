@@ -105,10 +105,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _load() -> None:
     """Import what each program would, once for all; nothing that has threads begins."""
-    import tracer.commands.run
-    import tracer.sessions.output_files
-    import tracer.sessions.voices
-    import tracer.sessions.watch  # noqa: F401
 
 
 def _run(name: str, on: str | None, folder: Path, signal_name: str | None, after_s: float) -> Trial:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.process import restart_on
-from tracer.sessions.watch import MAX_ENTRIES, TrainingWatch
+from tracer.sessions.training_watch import MAX_ENTRIES, TrainingWatch
 
 DEVICE = torch.device("cuda", 0)
 STEP_S = 0.020

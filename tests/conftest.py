@@ -93,7 +93,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions do not see what other tests of this process keep alive: a walk finds only what is named anyway."""
     from tracer.capture.objects.live_tensors import LiveTensors
 
-    monkeypatch.setattr("tracer.sessions.session.live_tensors", lambda models: LiveTensors((), is_complete=True))
+    monkeypatch.setattr("tracer.sessions.observations.live_tensors", lambda models: LiveTensors((), is_complete=True))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -151,7 +151,7 @@ def _of_the_process() -> dict[str, Any]:
 def no_look_for_waste() -> Iterator[None]:
     """What other tests of this process keep alive is no waste of a run's; tests of the look take a fresh process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tracer.sessions.session.find_held_waste", lambda findings, error=None: ())
+        patch.setattr("tracer.sessions.profile_session.find_held_waste", lambda findings, error=None: ())
         yield
 
 

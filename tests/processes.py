@@ -37,7 +37,7 @@ FOLDER_VARIABLE = "TEST_PROCESSES"
 # What an optimizer loads when it is made, what the commands load, and the tests' own programs.
 _LOADED = (
     *("torch._dynamo", "torch._functorch.aot_autograd", "torch.distributed.fsdp", "pydantic", "tests.truth.running"),
-    *("tracer.commands.app", "tracer.sessions.training", "tracer.sessions.output_files"),
+    *("tracer.commands.app", "tracer.sessions.training_profile", "tracer.sessions.output_files"),
 )
 
 

@@ -18,9 +18,9 @@ import tracer
 from tracer.errors import TracerError, UsageError
 from tracer.exporters import notebook
 from tracer.integrations.notebook import memory_timeline
-from tracer.sessions.session import Schedule
-from tracer.sessions.training import profile_training
-from tracer.sessions.watch import watch_training
+from tracer.sessions.profile_session import Schedule
+from tracer.sessions.training_profile import profile_training
+from tracer.sessions.training_watch import watch_training
 
 ROOT = Path(tracer.__file__).parent.parent
 NEEDS = ("ipykernel", "nbclient", "nbconvert", "pandas")

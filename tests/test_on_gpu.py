@@ -13,7 +13,7 @@ from models.fno_workload import build_fno_workload
 from tracer.analysis.kinds import Kind
 from tracer.results.run_results import RunResults
 from tracer.sessions.output_files import OUTPUTS, write_outputs
-from tracer.sessions.session import Schedule
+from tracer.sessions.profile_session import Schedule
 from tracer.sessions.workload_run import run_profile
 from tracer.snapshot.load import load_snapshot
 from tracer.snapshot.replay import replay

@@ -60,9 +60,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tracer.analysis.profiles.memory_timeline import MemoryTimeline
     from tracer.errors import TracerError
-    from tracer.sessions.session import ProfileSession, Schedule
-    from tracer.sessions.training import profile_training
-    from tracer.sessions.watch import watch_training
+    from tracer.sessions.profile_session import ProfileSession, Schedule
+    from tracer.sessions.training_profile import profile_training
+    from tracer.sessions.training_watch import watch_training
     from tracer.timeline_tracer import TimelineTracer
 
 __version__ = "0.2.0.dev0"
@@ -78,12 +78,12 @@ __all__ = [
 
 _HOMES = {
     "MemoryTimeline": "tracer.analysis.profiles.memory_timeline",
-    "ProfileSession": "tracer.sessions.session",
-    "Schedule": "tracer.sessions.session",
+    "ProfileSession": "tracer.sessions.profile_session",
+    "Schedule": "tracer.sessions.profile_session",
     "TimelineTracer": "tracer.timeline_tracer",
     "TracerError": "tracer.errors",
-    "profile_training": "tracer.sessions.training",
-    "watch_training": "tracer.sessions.watch",
+    "profile_training": "tracer.sessions.training_profile",
+    "watch_training": "tracer.sessions.training_watch",
 }
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tracer.errors import UsageError
-from tracer.sessions.session import Schedule
-from tracer.sessions.training import TrainingProfile, profile_training
+from tracer.sessions.profile_session import Schedule
+from tracer.sessions.training_profile import TrainingProfile, profile_training
 
 
 def trained(folder: Path, log_to: object) -> TrainingProfile:

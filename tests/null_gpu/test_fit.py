@@ -16,7 +16,7 @@ from tracer.changes.script_changes import FUSED, changes_of
 from tracer.commands.fit_trials import ScriptTrials
 from tracer.null_gpu.cards import devices_of
 from tracer.sessions.jobs.run_ranks import Job
-from tracer.sessions.trials.trial_channel import SharedStart, TrialRequest
+from tracer.sessions.trials.trial_channel import TrialRequest, TrialServer
 
 pytestmark = pytest.mark.slow
 
@@ -246,7 +246,7 @@ def test_trials_are_forks_although_the_script_asks_for_a_gpu_first(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, str(ROOT / "main.py"), "fit", "--on", "h100", "train.py"])
     answered = []
-    with SharedStart() as start:
+    with TrialServer() as start:
         for number in range(2):
             (folder := tmp_path / str(number)).mkdir()
             answered.append(start.answers(TrialRequest((), str(folder))))

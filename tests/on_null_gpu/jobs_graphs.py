@@ -18,9 +18,9 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.exporters.json_documents.peak import graph_pool_document
 from tracer.exporters.recording_file.kept_run_file import load_kept_run, save_kept_run
 from tracer.exporters.screen.profile import print_peak
-from tracer.sessions.session import Schedule
+from tracer.sessions.profile_session import Schedule
 from tracer.sessions.stored_results import kept_run, results_of
-from tracer.sessions.training import profile_training
+from tracer.sessions.training_profile import profile_training
 
 WIDTH, BATCH = 512, 4096
 LATE = Schedule(4, 1, 1, 1)

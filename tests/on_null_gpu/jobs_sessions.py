@@ -28,9 +28,9 @@ from tracer.analysis.profiles.reserved_ranges import reserved_ranges
 from tracer.capture.device.allocator_history import record_from_start
 from tracer.capture.torch_private.torch_history import allocator_history_enabled
 from tracer.exporters.screen.failure import failure_lines
-from tracer.sessions.session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession, Schedule
 from tracer.sessions.stored_results import kept_run, results_of
-from tracer.sessions.training import TrainingProfile, profile_training
+from tracer.sessions.training_profile import TrainingProfile, profile_training
 
 PLAN = Schedule(1, 1, 2, 1)
 DEVICES = ("cuda:0", "cuda:1")

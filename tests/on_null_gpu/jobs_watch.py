@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tests.on_null_gpu.small_cards import leave_bytes
 from tests.snapshot.explained import explain_snapshot
 from tracer.capture.torch_private.torch_history import allocator_history_enabled
-from tracer.sessions.watch import TrainingWatch, watch_training
+from tracer.sessions.training_watch import TrainingWatch, watch_training
 from tracer.snapshot.load import load_snapshot
 
 DEVICE = "cuda:0"
@@ -134,7 +134,7 @@ def caught() -> dict[str, Any]:
 
 def caught_untold() -> dict[str, Any]:
     """The same where the allocator tells nobody before it raises, as other backends' do not."""
-    with patch("tracer.sessions.watch._watch_out_of_memory", lambda device, watch: None):
+    with patch("tracer.sessions.training_watch._watch_out_of_memory", lambda device, watch: None):
         return caught()
 
 

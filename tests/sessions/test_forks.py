@@ -15,9 +15,9 @@ from torch import nn
 
 from tests.processes import run_python
 from tracer.sessions.folder import OwnFolder
-from tracer.sessions.session import Schedule
-from tracer.sessions.training import profile_training
-from tracer.sessions.watch import watch_training
+from tracer.sessions.profile_session import Schedule
+from tracer.sessions.training_profile import profile_training
+from tracer.sessions.training_watch import watch_training
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=2, num_repeats=1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tracer.analysis.kinds import Kind
 from tracer.capture.device.mapped_files import MappedFile, file_at, gaps, mapped_files
-from tracer.sessions.session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession, Schedule
 
 SIDE = 512
 WEIGHT_BYTES = 4 * SIDE * SIDE

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from tracer import timeline_tracer
-from tracer.sessions.session import Schedule
-from tracer.sessions.training import TrainingProfile, profile_training
+from tracer.sessions.profile_session import Schedule
+from tracer.sessions.training_profile import TrainingProfile, profile_training
 
 PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=2, num_repeats=2)
 

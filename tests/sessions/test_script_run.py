@@ -6,6 +6,7 @@ import gc
 import re
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -16,10 +17,12 @@ from torch import nn
 
 from tests.truth.isolate import value_in_fresh_process
 from tracer.errors import TracerError
+from tracer.sessions.profile_session import Schedule
 from tracer.sessions.script_run import ScriptProfile, named
-from tracer.sessions.session import Schedule
-from tracer.sessions.training import TrainingProfile
+from tracer.sessions.training_profile import TrainingProfile
 from tracer.sessions.voices import ScriptVoice
+
+SESSION = partial(TrainingProfile, voice=ScriptVoice(), screen="none")
 
 
 def num_steps(profile: ScriptProfile) -> int:
@@ -81,9 +84,7 @@ def test_no_recording_begins_in_the_operator_in_which_another_ended(
 
     def make_session(models: Any, optimizers: Any) -> TrainingProfile:
         schedule = Schedule(0, 0, 1, 3)
-        sessions.append(
-            TrainingProfile(models, optimizers, voice=ScriptVoice(), save_dir=tmp_path, schedule=schedule, screen=False)
-        )
+        sessions.append(SESSION(models, optimizers, save_dir=tmp_path, schedule=schedule))
         return sessions[0]
 
     model = nn.Linear(2, 2)
@@ -107,9 +108,7 @@ def layers_called_while_the_model_is_made(folder: Path) -> tuple[list[str | None
 
     def make_session(models: Any, optimizers: Any) -> TrainingProfile:
         schedule = Schedule(1, 0, 1, 1)
-        sessions.append(
-            TrainingProfile(models, optimizers, voice=ScriptVoice(), save_dir=folder, schedule=schedule, screen="none")
-        )
+        sessions.append(SESSION(models, optimizers, save_dir=folder, schedule=schedule))
         return sessions[-1]
 
     with ScriptProfile(make_session) as profile:
@@ -210,12 +209,7 @@ def test_without_an_optimizer_steps_end_where_gradients_were_cleared() -> None:
 def optimizers_that_step_in_backward(folder: Path) -> tuple[str, bool, int]:
     """One for each parameter, called by hooks as in torch's tutorial, and none behind backward."""
 
-    def make_session(models: Any, optimizers: Any) -> TrainingProfile:
-        return TrainingProfile(
-            models, optimizers, voice=ScriptVoice(), save_dir=folder, schedule=Schedule(1, 1, 2, 1), screen="none"
-        )
-
-    with ScriptProfile(make_session) as profile:
+    with ScriptProfile(partial(SESSION, save_dir=folder, schedule=Schedule(1, 1, 2, 1))) as profile:
         model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
         optimizers = {parameter: torch.optim.SGD([parameter], 0.1) for parameter in model.parameters()}
 
@@ -262,12 +256,7 @@ class Learner:
 
 
 def modules_of_a_learner(folder: Path) -> tuple[dict[str | None, int], int]:
-    def make_session(models: Any, optimizers: Any) -> TrainingProfile:
-        return TrainingProfile(
-            models, optimizers, voice=ScriptVoice(), save_dir=folder, schedule=Schedule(1, 1, 2, 1), screen="none"
-        )
-
-    with ScriptProfile(make_session) as profile:
+    with ScriptProfile(partial(SESSION, save_dir=folder, schedule=Schedule(1, 1, 2, 1))) as profile:
         learner = Learner()
         for _ in range(8):
             learner.update(torch.ones(4096, 64))
@@ -305,12 +294,7 @@ def modules_made_late(folder: Path) -> set[str | None]:
                 self.target = Branch().requires_grad_(False)
             return self.online(x) * self.target(x)  # type: ignore[no-any-return]
 
-    def make_session(models: Any, optimizers: Any) -> TrainingProfile:
-        return TrainingProfile(
-            models, optimizers, voice=ScriptVoice(), save_dir=folder, schedule=Schedule(1, 1, 2, 1), screen="none"
-        )
-
-    with ScriptProfile(make_session) as profile:
+    with ScriptProfile(partial(SESSION, save_dir=folder, schedule=Schedule(1, 1, 2, 1))) as profile:
         model = Lazy()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for _ in range(8):
@@ -331,12 +315,7 @@ def training_without_ends_of_steps(folder: Path) -> tuple[bool, int, str, int]:
     now_s = 0.0
     time.process_time = lambda: now_s  # type: ignore[assignment]
 
-    def make_session(models: Any, optimizers: Any) -> TrainingProfile:
-        return TrainingProfile(
-            models, optimizers, voice=ScriptVoice(), save_dir=folder, schedule=Schedule(0, 1, 2, 1), screen="none"
-        )
-
-    with ScriptProfile(make_session) as profile:
+    with ScriptProfile(partial(SESSION, save_dir=folder, schedule=Schedule(0, 1, 2, 1))) as profile:
         model = nn.Linear(64, 64)
         for _ in range(20):
             model(torch.ones(64, 64)).sum().backward()

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from tests.pieces import Pieces, raising
-from tests.sessions.test_training import SHORT, net, train_step
+from tests.sessions.test_training_profile import SHORT, net, train_step
 from tracer import profile_training
 from tracer.capture.objects.storage_observer import StorageObserver
-from tracer.sessions.session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession, Schedule
 from tracer.sessions.workload_run import run_profile
 from tracer.timeline_tracer import TimelineTracer
 
@@ -41,7 +41,7 @@ def loop(model: nn.Module, optimizer: torch.optim.Optimizer, session: ProfileSes
 
 
 FAULTS: dict[str, tuple[Any, str]] = {
-    "a walk over live tensors": ("tracer.sessions.session.live_tensors", "live_tensors"),
+    "a walk over live tensors": ("tracer.sessions.observations.live_tensors", "live_tensors"),
     "an observation in a hook": (StorageObserver, "observe"),
     "keeping what a cycle recorded": (TimelineTracer, "__call__"),
     "switching the profiler on": (torch.profiler.profile, "step"),
@@ -74,7 +74,7 @@ def test_a_fault_of_ours_in_a_step_is_one_warning_and_the_loop_goes_on(
 def test_a_fault_in_looking_for_holders_costs_the_holders_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tracer.sessions.session.find_held_waste", boom)
+    monkeypatch.setattr("tracer.sessions.profile_session.find_held_waste", boom)
     model, optimizer = net()
     with (
         pytest.warns(UserWarning, match=r"Holders of unneeded memory were not found[\s\S]*ZeroDivisionError: ours"),
@@ -88,7 +88,7 @@ def test_a_fault_in_looking_for_holders_costs_the_holders_alone(
 
 @pytest.mark.parametrize("name", ["write_outputs", "describe_parameters"])
 def test_a_fault_of_ours_at_the_end_is_a_warning(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"tracer.sessions.training.{name}", boom)
+    monkeypatch.setattr(f"tracer.sessions.training_profile.{name}", boom)
     model, optimizer = net()
     with (
         pytest.warns(UserWarning, match=r"The profile is not complete[\s\S]*ZeroDivisionError: ours") as caught,
@@ -101,7 +101,7 @@ def test_a_fault_of_ours_at_the_end_is_a_warning(name: str, tmp_path: Path, monk
 
 
 def test_a_fault_of_ours_never_hides_the_users_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracer.sessions.training.write_outputs", boom)
+    monkeypatch.setattr("tracer.sessions.training_profile.write_outputs", boom)
     model, optimizer = net()
     with (
         pytest.raises(KeyError, match="mine") as caught,
@@ -131,7 +131,7 @@ def test_what_fails_while_switching_on_switches_everything_off(monkeypatch: pyte
 
 
 def test_the_command_lines_run_keeps_the_traceback_of_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracer.sessions.session.live_tensors", boom)
+    monkeypatch.setattr("tracer.sessions.observations.live_tensors", boom)
     with pytest.warns(UserWarning, match="Profiling has stopped"):
         results = run_profile(Pieces(), schedule=Schedule(1, 1, 1, 1), timing=False)
     assert results.failure is not None

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tracer import profile_training
-from tracer.sessions.session import Schedule
-from tracer.sessions.training import TrainingProfile
+from tracer.sessions.profile_session import Schedule
+from tracer.sessions.training_profile import TrainingProfile
 
 SHORT = Schedule(1, 1, 2, 1)
 

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 import main
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
-from tracer.sessions.session import Schedule
-from tracer.sessions.training import profile_training
+from tracer.sessions.profile_session import Schedule
+from tracer.sessions.training_profile import profile_training
 
 ROOT = Path(main.__file__).parent
 LEVEL = "KINETO_LOG_LEVEL"
@@ -146,7 +146,7 @@ def test_an_import_changes_nothing() -> None:
     program = """
 import importlib, os, sys, warnings, numpy, rich, torch, torch.profiler, typer
 before = dict(os.environ), list(warnings.filters), list(sys.path)
-for module in ("tracer.timeline_tracer", "tracer.sessions.training", "tracer.commands.app", "main"):
+for module in ("tracer.timeline_tracer", "tracer.sessions.training_profile", "tracer.commands.app", "main"):
     importlib.import_module(module)
     assert before == (dict(os.environ), list(warnings.filters), list(sys.path)), module
 """

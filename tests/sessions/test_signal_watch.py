@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from tracer.sessions import signal_watch
-from tracer.sessions.session import Schedule
+from tracer.sessions.profile_session import Schedule
 from tracer.sessions.signal_watch import Handling, SignalWatch
 from tracer.sessions.termination import Termination
-from tracer.sessions.training import profile_training
+from tracer.sessions.training_profile import profile_training
 
 pytestmark = pytest.mark.usefixtures("usual_signals")
 PATIENCE_S = 60.0

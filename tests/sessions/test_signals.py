@@ -19,15 +19,16 @@ from tracer.capture.device.counter_reading import CounterReading
 from tracer.capture.torch_private import torch_profiler
 from tracer.errors import Terminated
 from tracer.exporters.recording_file.kept_run_file import load_kept_run
+from tracer.sessions import observations
 from tracer.sessions import output_files as outputs
-from tracer.sessions import session
-from tracer.sessions.loop_session import LoopSession
+from tracer.sessions import profile_session as session
 from tracer.sessions.output_files import OUTPUTS
-from tracer.sessions.session import Schedule
+from tracer.sessions.profile_session import Schedule
+from tracer.sessions.session import Session
 from tracer.sessions.termination import WritingInterrupted
-from tracer.sessions.training import TrainingProfile, profile_training
+from tracer.sessions.training_profile import TrainingProfile, profile_training
+from tracer.sessions.training_watch import watch_training
 from tracer.sessions.voices import ScriptVoice
-from tracer.sessions.watch import watch_training
 
 pytestmark = pytest.mark.usefixtures("usual_signals")
 
@@ -40,7 +41,7 @@ WITHIN = {
     "reading the counter": (CounterReading, "now"),
     "analysis": (timeline_tracer, "find_in_cycle"),
     "who holds what": (session, "find_held_waste"),
-    "walk": (session, "live_tensors"),
+    "walk": (observations, "live_tensors"),
 }
 FILES = [output.name for output in OUTPUTS if output.file.switch_help and output.name != "cuda-timing"]
 
@@ -177,7 +178,7 @@ def test_a_signal_at_the_first_instruction_of_the_end_waits(tmp_path: Path, monk
         send(signal.SIGINT)
         leave(self, *args)
 
-    __exit__.__globals__["__name__"], before = "tracer.sessions.training", __exit__.__globals__["__name__"]
+    __exit__.__globals__["__name__"], before = "tracer.sessions.training_profile", __exit__.__globals__["__name__"]
     monkeypatch.setattr(profile_training, "__exit__", __exit__)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -225,7 +226,7 @@ def test_a_loop_that_catches_what_its_handler_raises_goes_on_and_is_recorded(
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters())
     caught = 0
-    monkeypatch.setattr(LoopSession, "_note_mode", lambda session: send(limit) if session.num_steps_done > 1 else None)
+    monkeypatch.setattr(Session, "_note_mode", lambda session: send(limit) if session.num_steps_done > 1 else None)
     with profile_training(model, optimizer, save_dir=tmp_path, schedule=PLAN, screen="none") as running:
         for _ in range(PLAN.num_steps):
             model(torch.randn(4, 8)).sum().backward()

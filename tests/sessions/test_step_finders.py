@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from tracer.results.run_results import RunResults
+from tracer.sessions.profile_session import Schedule
 from tracer.sessions.script_run import NO_CALL, NO_MODEL, ScriptProfile
-from tracer.sessions.session import Schedule
 from tracer.sessions.step_finders import StepsOfCalls
-from tracer.sessions.training import TrainingProfile
+from tracer.sessions.training_profile import TrainingProfile
 from tracer.sessions.voices import ScriptVoice
 
 
@@ -54,11 +55,8 @@ def test_each_outermost_call_is_a_step() -> None:
 
 
 def recorded(folder: Path, calls: Any, **options: Any) -> tuple[ScriptProfile, RunResults | None]:
-    def make_session(models: Any, optimizers: Any) -> TrainingProfile:
-        return TrainingProfile(
-            models, optimizers, voice=ScriptVoice(), save_dir=folder, schedule=Schedule(0, 0, 5, 1), screen=False
-        )
-
+    plan = Schedule(0, 0, 5, 1)
+    make_session = partial(TrainingProfile, voice=ScriptVoice(), save_dir=folder, schedule=plan, screen=False)
     profile = ScriptProfile(make_session, **options)
     with profile:
         calls()

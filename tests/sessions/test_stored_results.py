@@ -22,7 +22,7 @@ from tracer.exporters.screen.failure import failure_lines
 from tracer.results.run_results import RunResults
 from tracer.sessions.output_files import OUTPUTS, run_description, write_outputs
 from tracer.sessions.stored_results import kept_run, results_of
-from tracer.sessions.training import profile_training
+from tracer.sessions.training_profile import profile_training
 from tracer.sessions.workload_run import run_profile
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tracer.errors import TracerError
-from tracer.sessions.session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession, Schedule
 
 
 def test_tensors_in_no_module_are_parameters_of_their_optimizer() -> None:

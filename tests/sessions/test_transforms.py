@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from tracer.sessions.output_files import OUTPUTS
-from tracer.sessions.session import Schedule
-from tracer.sessions.training import TrainingProfile, profile_training
+from tracer.sessions.profile_session import Schedule
+from tracer.sessions.training_profile import TrainingProfile, profile_training
 
 BATCH, WIDTH = 256, 64
 ACTIVATION_BYTES = BATCH * WIDTH * 4

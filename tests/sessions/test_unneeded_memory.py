@@ -18,8 +18,8 @@ from tracer.changes.unneeded import LARGE_SHARE, unneeded_memory, unneeded_sente
 from tracer.exporters.screen.run import short_lines
 from tracer.results.run_results import RunResults
 from tracer.sessions.output_files import unneeded_of
-from tracer.sessions.session import ProfileSession, Schedule
-from tracer.sessions.training import TrainingProfile
+from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.training_profile import TrainingProfile
 
 SCHEDULE = Schedule(1, 1, 2, 1)
 FILES = ("max-mem", "memory-timeline", "peak-json", "memory-report", "run-time-report", "memory-snapshot")

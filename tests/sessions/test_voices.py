@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -14,11 +15,11 @@ from torch import nn
 
 from tracer.commands.script import run_script
 from tracer.sessions import script_run
+from tracer.sessions.profile_session import Schedule
 from tracer.sessions.script_run import ScriptProfile
-from tracer.sessions.session import Schedule
-from tracer.sessions.training import TrainingProfile
+from tracer.sessions.training_profile import TrainingProfile
+from tracer.sessions.training_watch import TrainingWatch
 from tracer.sessions.voices import ScriptVoice, larger_elsewhere
-from tracer.sessions.watch import TrainingWatch
 
 GIB = 1 << 30
 
@@ -55,9 +56,7 @@ def train(profile: ScriptProfile, num_steps: int, *, fails: bool = False) -> Non
 
 def profiled(folder: Path, later: MagicMock | Exception) -> ScriptProfile:
     return ScriptProfile(
-        lambda models, optimizers: TrainingProfile(
-            models, optimizers, voice=ScriptVoice(), save_dir=folder, schedule=Schedule(0, 0, 2, 1), screen=False
-        ),
+        partial(TrainingProfile, voice=ScriptVoice(), save_dir=folder, schedule=Schedule(0, 0, 2, 1), screen=False),
         make_later=MagicMock(side_effect=[later]),
     )
 
@@ -137,9 +136,7 @@ def test_the_report_of_a_watched_script_comes_once_and_last_and_knows_its_variab
     monkeypatch.setattr("tracer.capture.device.memory_counters.resident_bytes", lambda: next(seen) << 23)
     gc.collect()
     (tmp_path / "train.py").write_text(f"last = {last}\n{LEAKS}")
-    profile = ScriptProfile(
-        lambda models, optimizers: TrainingWatch(models, optimizers, voice=ScriptVoice(), save_dir=tmp_path / "out")
-    )
+    profile = ScriptProfile(partial(TrainingWatch, voice=ScriptVoice(), save_dir=tmp_path / "out"))
     assert run_script(profile, str(tmp_path / "train.py"), []) == (last < 0)
     captured = capfd.readouterr()
     lines = captured.err.splitlines()

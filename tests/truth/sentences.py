@@ -17,7 +17,7 @@ from tests.truth.catalogue import entry_of
 from tests.truth.program import PROGRAMS, Program, Provable
 from tests.truth.running import Loop, begin, num_steps_of, plan_of
 from tests.truth.storages import storages_in
-from tracer.sessions.training import TrainingProfile
+from tracer.sessions.training_profile import TrainingProfile
 
 _LEAST, _MOST = 0.99, 1.67
 """What is freed, of what was said: a container that grows in every step has one thing more when the step is over."""

@@ -25,7 +25,7 @@ from tests.truth.catalogue import entry_of, names
 from tests.truth.isolate import value_in_fresh_process
 from tests.truth.program import PROGRAMS
 from tests.truth.verdict import judge
-from tracer.sessions.training import profile_training
+from tracer.sessions.training_profile import profile_training
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COLUMNS = ("crash", "changed", "kept", "wrong_sum", "wrong_peak", "false")

@@ -14,10 +14,10 @@ from tracer.commands.report import report
 from tracer.commands.run import CONTEXT, run
 from tracer.commands.snapshot import snapshot
 from tracer.commands.trace import trace
-from tracer.commands.usage import Command, Program
+from tracer.commands.usage import Command, CommandGroup
 
 app = typer.Typer(
-    cls=Program,
+    cls=CommandGroup,
     no_args_is_help=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

@@ -22,7 +22,7 @@ from tracer.null_gpu.job.earlier import earlier_ranks_are_asked_for
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.results.fit import FitReport, FitTrial, RankTrial
 from tracer.sessions.jobs.child_processes import ChildProcesses
-from tracer.sessions.trials.trial_channel import SharedStart, TrialRequest, history_name
+from tracer.sessions.trials.trial_channel import TrialRequest, TrialServer, history_name
 
 if TYPE_CHECKING:
     from tracer.analysis.snapshots.explanation import Explanation
@@ -44,13 +44,13 @@ class ScriptTrials:
     usable_bytes: int  # Of the card
     job: Job | None = None  # The job that the script is, if it is one
     _end: ExitStack = field(default_factory=ExitStack)
-    _starts: dict[int, SharedStart] = field(default_factory=dict)  # By rank; a script of one process is rank 0
+    _starts: dict[int, TrialServer] = field(default_factory=dict)  # By rank; a script of one process is rank 0
     _beginning: ThreadPoolExecutor | None = None  # Begins the processes of ranks, which end with its thread
 
     def __enter__(self) -> Self:
         """Share a start from here on."""
         if self.job is None:
-            self._starts[0] = self._end.enter_context(SharedStart())
+            self._starts[0] = self._end.enter_context(TrialServer())
         else:
             self._beginning = self._end.enter_context(ThreadPoolExecutor(1))
             folder = self._end.enter_context(tempfile.TemporaryDirectory(prefix="null-gpu-job-"))
@@ -139,7 +139,7 @@ class ScriptTrials:
             if len(self._starts) >= _MOST_SHARED:
                 return False
             may_wait = partial(earlier_ranks_are_asked_for, place.folder)
-            start = self._end.enter_context(SharedStart(place.variables, variables, rank=place.rank, may_wait=may_wait))
+            start = self._end.enter_context(TrialServer(place.variables, variables, rank=place.rank, may_wait=may_wait))
             self._starts[place.rank] = start
             assert self._beginning is not None
             self._beginning.submit(start.begin).result()

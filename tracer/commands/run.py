@@ -119,9 +119,9 @@ def run(
     from tracer.results.null_run import USE_CUDA, elsewhere
     from tracer.sessions.script_run import ScriptProfile
     from tracer.sessions.termination import Termination
-    from tracer.sessions.training import TrainingProfile
+    from tracer.sessions.training_profile import TrainingProfile
+    from tracer.sessions.training_watch import TrainingWatch
     from tracer.sessions.voices import ScriptVoice
-    from tracer.sessions.watch import TrainingWatch
 
     here, ended = on_null_gpu(on, save_dir, quiet=screen.quiet), closing(Termination())
     with errors_for_people(), kept_import_path(), here, _made(changes) as notes, ended as termination:

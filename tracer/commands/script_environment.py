@@ -50,7 +50,7 @@ def set_environment_of(script: str, *, is_module: bool) -> tuple[str, ...]:
     """
     if "torch" in sys.modules:
         return ()
-    reader = _Reader(Path() if is_module else Path(script).parent)
+    reader = _StatementReader(Path() if is_module else Path(script).parent)
     for file in _files_of_module(script) if is_module else [Path(script)]:
         if reader.reads(file):
             break
@@ -74,7 +74,7 @@ def _files_of_module(name: str) -> Iterator[Path]:
         yield Path(path[0], "__main__.py")
 
 
-class _Reader:
+class _StatementReader:
     """Follows statements in the order in which they run.
 
     Attributes:

@@ -158,7 +158,7 @@ def _answer_job(
             say_all(after_job(worst, paths, has_page=html is not None))
 
 
-def _next(shown: Explained, path: Path, *, has_page: bool) -> tuple[str, ...]:
+def _next(shown: ExplainedSnapshot, path: Path, *, has_page: bool) -> tuple[str, ...]:
     devices = shown.finding.failed_first
     return after_snapshot(
         path,
@@ -259,7 +259,7 @@ class Questions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Explained:
+class ExplainedSnapshot:
     """A snapshot, and what was found in it."""
 
     replayed: ReplayedSnapshot  # The snapshot
@@ -291,7 +291,7 @@ def show_snapshot(
     settings: Sequence[str] = (),
     search_settings: bool = False,
     gpu_memory: str | None = None,
-) -> Explained:
+) -> ExplainedSnapshot:
     """Explain a snapshot on a console, as text or as JSON, and in files.
 
     A page and a database are about one device: the one named, or else the worst, see `SnapshotFinding.worst`.
@@ -333,7 +333,7 @@ class _Tries:
     gpu_memory: int | None
 
 
-def _explained(path: Path, device: int | None, questions: Questions, tries: _Tries) -> Explained:
+def _explained(path: Path, device: int | None, questions: Questions, tries: _Tries) -> ExplainedSnapshot:
     """Read a snapshot and answer everything that is asked of it."""
     before_oom = _checked_size(questions.before_oom, "Write how much to look at as 5GiB or 512MiB.")
     snapshot = load_snapshot(snapshot_path(path))
@@ -346,7 +346,7 @@ def _explained(path: Path, device: int | None, questions: Questions, tries: _Tri
         replayed, settings=tries.settings, search_settings=tries.searches, gpu_memory=tries.gpu_memory
     )
     finding = with_causes(explain_replayed(replayed), {one.device: one.first for one in allocator})
-    return Explained(
+    return ExplainedSnapshot(
         replayed,
         with_allocated(finding, {one.device: one.modelled for one in allocator}),
         allocator,
@@ -354,7 +354,7 @@ def _explained(path: Path, device: int | None, questions: Questions, tries: _Tri
     )
 
 
-def _print_json(explained: Explained, console: Console, path: Path) -> None:
+def _print_json(explained: ExplainedSnapshot, console: Console, path: Path) -> None:
     from tracer.command_line import this_command
     from tracer.exporters.json_documents.snapshot import moments_values, snapshot_json
 
@@ -368,7 +368,7 @@ def _print_json(explained: Explained, console: Console, path: Path) -> None:
     console.file.write(text + "\n")
 
 
-def _print(explained: Explained, console: Console, path: Path, top: int) -> None:
+def _print(explained: ExplainedSnapshot, console: Console, path: Path, top: int) -> None:
     from tracer.exporters.screen.allocator import print_allocator, print_first_changes
     from tracer.exporters.screen.snapshot import print_moments, print_snapshot
 
@@ -475,7 +475,7 @@ def _check_outputs(paths: Sequence[Path], outputs: Sequence[Path]) -> None:
         check_folder(out.parent)
 
 
-def _write(explained: Explained, *, html: Path | None, sqlite: Path | None, file: Path) -> None:
+def _write(explained: ExplainedSnapshot, *, html: Path | None, sqlite: Path | None, file: Path) -> None:
     replayed, finding = explained.replayed, explained.finding
     shown = finding.worst
     if shown is None:

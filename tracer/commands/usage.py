@@ -105,7 +105,7 @@ class Command(_HelpFormatting, TyperCommand):
     """A command of the program."""
 
 
-class Program(_HelpFormatting, TyperGroup):
+class CommandGroup(_HelpFormatting, TyperGroup):
     """The program, which has commands, and profiles without one."""
 
     def format_options(self: Any, ctx: Any, formatter: Any) -> None:

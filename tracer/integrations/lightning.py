@@ -7,8 +7,8 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from tracer.sessions.training import TrainingProfile
-from tracer.sessions.watch import TrainingWatch
+from tracer.sessions.training_profile import TrainingProfile
+from tracer.sessions.training_watch import TrainingWatch
 
 
 class TimelineCallback(Callback):  # type: ignore[misc, unused-ignore]  # untyped where missing

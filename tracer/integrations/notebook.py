@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 from tracer.errors import UsageError
 from tracer.exporters.notebook import Paragraph, display_in_notebook
 from tracer.exporters.screen.terminal import show, visible
+from tracer.sessions.profile_session import Schedule
 from tracer.sessions.script_run import ScriptProfile
-from tracer.sessions.session import Schedule
-from tracer.sessions.training import TrainingProfile
+from tracer.sessions.training_profile import TrainingProfile
 from tracer.sessions.voices import ScriptVoice
 
 _DEFAULT = Schedule(0, 1, 3, 2)

@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from tracer.sessions.training import TrainingProfile
-from tracer.sessions.watch import TrainingWatch
+from tracer.sessions.training_profile import TrainingProfile
+from tracer.sessions.training_watch import TrainingWatch
 
 
 class TimelineCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  # untyped where missing

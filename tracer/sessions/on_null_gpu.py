@@ -62,7 +62,7 @@ def _seed() -> None:
 
 
 def values_read() -> ValuesRead | None:
-    """What the program has read so far; None where values are off."""
+    """Return the values that the program has read so far; None where values are off."""
     return read_by_program(_switched_on[-1].report()) if _switched_on else None
 
 

@@ -69,7 +69,7 @@ def _has_timings(results: RunResults) -> bool:
 
 
 def _can_be_kept(results: RunResults) -> bool:
-    """Whatever there is."""
+    """Whether anything can be kept."""
     return _has_snapshot(results) or _has_timings(results)
 
 
@@ -152,12 +152,12 @@ class Output:
 
     @property
     def read_with(self) -> str:
-        """What to open it with."""
+        """Return the program that opens it."""
         return self.file.read_with
 
 
 def run_description(results: RunResults) -> dict[str, str | int | float]:
-    """What a reader wants to know of the run: when, where, with what."""
+    """Describe the run for a reader: when, where, with which settings."""
     described: dict[str, str | int | float] = {"computed": results.origin.caveat} if not results.computed else {}
     described |= {
         "command": results.origin.command,
@@ -229,7 +229,7 @@ def _slow_modules(material: Material, findings: Findings) -> tuple[SlowModule, .
 
 
 def unneeded_of(results: RunResults) -> tuple[UnneededMemory, ...]:
-    """What nobody needs of a run's peak, as advice; where changes were tried, with what these save."""
+    """Return the unneeded memory of a run's peak as advice; where changes were tried, with what these save."""
     if results.advice is not None and results.advice.found:
         return results.advice.found
     device = results.findings.device if results.findings is not None else results.device
@@ -361,7 +361,7 @@ OUTPUTS = (
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of one output: its path, with what there is to say of it, or the error that prevented it."""
+    """One output after writing: its path and details, or the error that prevented it."""
 
     output: Output
     path: Path
@@ -439,7 +439,7 @@ def write_output(results: RunResults, name: str, path: Path) -> None:
 
 
 def written_lines(written: Written) -> tuple[str, ...]:
-    """What a person is told of one output."""
+    """Return the lines for a person about one output."""
     error = written.error
     if error is None:
         detail = f"; {written.detail}" if written.detail else ""
@@ -450,7 +450,7 @@ def written_lines(written: Written) -> tuple[str, ...]:
 
 
 def teller(say: Callable[[str], None], *, complain: Callable[[str], None]) -> Callable[[Written], None]:
-    """What says of each output, as soon as it is written, where it is, and complains of one that could not be.
+    """Return a function that says where each output is as soon as it is written, and complains of a failed one.
 
     Args:
         say: Takes a line on what was written.
@@ -475,7 +475,7 @@ def left_from_earlier(save_dir: Path, written: Collection[Written]) -> tuple[Pat
 
 
 def left_sentence(left: Collection[Path]) -> str:
-    """What there is to say of them."""
+    """Return the sentence about files of an earlier run."""
     is_one = len(left) == 1
     names = ", ".join(path.name for path in left)
     folder = next(iter(left)).parent

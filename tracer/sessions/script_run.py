@@ -26,12 +26,12 @@ from tracer.capture.torch_private.torch_graph import running_node
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
 from tracer.results.failure import is_out_of_memory
-from tracer.sessions.loop_session import fault_text
 from tracer.sessions.on_null_gpu import share_with_ranks
+from tracer.sessions.session import fault_text
 from tracer.sessions.step_finders import StepsByHand, StepsOfCalls, StepsOfOptimizers
 from tracer.sessions.termination import signals_deferred
-from tracer.sessions.training import TrainingProfile
-from tracer.sessions.watch import TrainingWatch
+from tracer.sessions.training_profile import TrainingProfile
+from tracer.sessions.training_watch import TrainingWatch
 
 NO_MODEL = "No training was found: no model with parameters to be trained was called, and no optimizer made a step."
 NO_CALL = "No model was called."
@@ -58,13 +58,13 @@ class CountedSteps:
         return cls(parameters[0].device if parameters else torch.device("cpu"))
 
     def __enter__(self) -> Self:
-        """There is nothing to switch on."""
+        """No-op: nothing is switched on."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """There is nothing to switch off."""
+        """No-op: nothing is switched on."""
 
     def wait_for_next_step(self) -> None:
         """No-op: nothing is recorded."""
@@ -80,13 +80,13 @@ class CountedSteps:
         self.num_steps_done += 1
 
 
-Session = TrainingProfile | TrainingWatch | CountedSteps
-MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], Session]
+ScriptSession = TrainingProfile | TrainingWatch | CountedSteps
+MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], ScriptSession]
 MakeLater = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], TrainingWatch]
 
 
 class FirstStepsDone(BaseException):
-    """Ends a script of which nobody wants more than its first steps; no `except Exception` of its own stops it."""
+    """Raised to stop a script early. Derives from BaseException so that the script cannot catch it."""
 
 
 class ScriptProfile:
@@ -125,7 +125,7 @@ class ScriptProfile:
         self._of_calls: StepsOfCalls | None = None
         self._has_called = False
         self._is_enough = is_enough
-        self.session: Session | None = None
+        self.session: ScriptSession | None = None
         self.later: TrainingWatch | None = None
         self._make_session, self._make_later = make_session, make_later
         self._unhook_modules: Callable[[], None] = _nothing
@@ -160,7 +160,7 @@ class ScriptProfile:
 
     @property
     def _of_inference(self) -> str:
-        """What to do where models were called all the same."""
+        """Return a hint where models were called without being trained."""
         sentence = " It called a model without training it: with --inference, `run` explains such calls."
         return sentence if self._has_called else ""
 

@@ -20,7 +20,7 @@ from tracer.results.null_run import caveat_of, notes_of
 from tracer.results.run_results import RunResults
 from tracer.sessions.on_null_gpu import values_read
 from tracer.sessions.output_files import Written, write_outputs
-from tracer.sessions.session import ProfileSession
+from tracer.sessions.profile_session import ProfileSession
 
 
 class ShownResults(RunResults):
@@ -29,7 +29,7 @@ class ShownResults(RunResults):
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
+        """Return the HTML for a notebook."""
         return self.html()
 
     def html(self, *, notes: Sequence[str] = (), page: Path | None = None) -> str:
@@ -55,7 +55,7 @@ class ShownResults(RunResults):
         return write_outputs(self, Path(folder))
 
     def __repr__(self) -> str:
-        """What plain Python and IPython show of it: the answer in a line, and where the rest is."""
+        """Return the answer in a line, and where the rest is, for Python and IPython."""
         found = "nothing was recorded" if self.findings is None else headline(self.findings, self.num_steps)
         return f"<RunResults: {' '.join([self.origin.caveat, found]).strip().rstrip('.')}; .rows, .to_pandas()>"
 

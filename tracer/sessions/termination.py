@@ -1,4 +1,4 @@
-"""What ends a program from outside, so that results are written all the same, and Ctrl-C leaves no half of them.
+"""Signals that end a program: results are written all the same, and Ctrl-C leaves no half of them.
 
 SIGTERM, by which torchrun and batch systems end a program, and SIGHUP, which ends it with its terminal, unwind it like
 Ctrl-C. All wait while our own code is at work, as does every handler of the program's own: a recording that is half
@@ -93,7 +93,7 @@ class Termination:
             deferred_handlers.deliver()
 
     def close(self) -> None:
-        """Listen no longer; what has waited is for who listened before, and is raised where nobody did."""
+        """Restore the previous listener and deliver a pending signal to it, or raise it where there is none."""
         due = self.forget()
         try:
             if due is not None:

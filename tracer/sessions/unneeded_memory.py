@@ -41,7 +41,7 @@ _NUM_ADDRESSES = 64
 _LEAST_BYTES = 1 << 16
 """Less is not worth that look, nor a sentence, however small the peak is."""
 _MOST_MORE = 4
-"""What a container frees beyond this is something else that the program uses."""
+"""Factor: a container that frees more than so many times its bytes holds something else that the program uses."""
 _ROUNDED_BYTES = 1 << 20
 """By so much a device's block may be larger than the tensor in it."""
 _HELD = (WasteKind.WEIGHTS, WasteKind.GRAPH, WasteKind.RETAINED, WasteKind.TENSORS)
@@ -49,7 +49,7 @@ _COPIES = re.compile(r"copy|clone|state_dict")
 
 
 def find_held_waste(findings: Findings, *, error: BaseException | None = None) -> tuple[Waste, ...]:
-    """What the largest peak holds that nobody needs, the largest first.
+    """Find memory of the largest peak that nobody needs, the largest first.
 
     To be asked while the program's objects are as they were at the end of the last recorded cycle: an address at which
     something else lies by now says nothing. Nothing is kept alive by it.
@@ -62,7 +62,7 @@ def find_held_waste(findings: Findings, *, error: BaseException | None = None) -
     due = [
         waste for waste in wastes if waste.kind in _HELD and waste.addresses and waste.bytes * _NUM_SEARCHED >= least
     ]
-    search = _HolderSearch(findings, due[:_NUM_SEARCHED], error) if due else None
+    search = _UnneededSearch(findings, due[:_NUM_SEARCHED], error) if due else None
     named = wastes if search is None else [part for waste in wastes for part in search.named(waste)]
     certain = merge_waste(filter(_is_certain, named))
     if search is not None:
@@ -93,7 +93,7 @@ def _is_data(waste: Waste) -> bool:
     return waste.kind == WasteKind.TENSORS and waste.line is None
 
 
-class _HolderSearch:
+class _UnneededSearch:
     """A search for what holds the blocks of some findings."""
 
     def __init__(self, findings: Findings, wastes: Sequence[Waste], error: BaseException | None) -> None:

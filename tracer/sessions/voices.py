@@ -1,4 +1,4 @@
-"""What a session says, and when: to a program that calls it, or of a script that knows nothing of it."""
+"""The words of sessions: to a program that calls one, or of a script that knows nothing of it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import ClassVar
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.exporters.notebook import Paragraph, display_in_notebook
 from tracer.exporters.screen.terminal import say
-from tracer.sessions.loop_session import warn_at_users_line
+from tracer.sessions.session import warn_at_users_line
 from tracer.units import format_bytes
 
 _MUCH_MORE = 1.01
 
 
 class Voice:
-    """What a session says to a program that calls it: at once, and with a warning at the program's line."""
+    """Words to a program that calls the session: at once, and with warnings at the program's line."""
 
     is_of_script: ClassVar[bool] = False  # Whether hooks find the steps, and the answer waits for the script's end
     to_record_the_first: ClassVar[str] = "schedule=Schedule(0, 0, 1, 1) records from the first one"

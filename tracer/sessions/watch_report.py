@@ -71,7 +71,7 @@ def watch_report(moment: Moment) -> WatchReport:
 
 
 def limit_of(device: torch.device) -> int | None:
-    """What this process can have in all: what it has reserved and what the device has left, or the host's memory."""
+    """Return the memory that this process can have: reserved and free on the device, or the host's."""
     if not is_accelerator(device):
         return host_total_bytes()
     memory, counters = device_memory(device), read_counters(device)
@@ -120,7 +120,7 @@ class _Explanation:
         )
 
     def _or_note(self, answer: Callable[[], _Answer]) -> _Answer | None:
-        """What is asked, or a note in its place: the report is what is left of a run."""
+        """Return the answer, or add a note in its place: unreadable parts do not end the report."""
         try:
             return answer()
         except SnapshotError as error:

@@ -21,11 +21,11 @@ from tracer.capture.sources.project_files import project_root
 from tracer.errors import RecordingError
 from tracer.results.failure import Failure, is_out_of_memory
 from tracer.results.null_run import caveat_of
-from tracer.sessions.loop_session import fault_text
-from tracer.sessions.session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.session import fault_text
 from tracer.sessions.session_results import ShownResults, failure_of, run_results
 from tracer.sessions.termination import Termination
-from tracer.sessions.watch import TrainingWatch
+from tracer.sessions.training_watch import TrainingWatch
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.module_tensors import all_tensors
 from tracer.workloads.workload import Workload, num_micro_batches, train_step
@@ -142,7 +142,7 @@ def _timed(
 
 
 def _findings(session: ProfileSession, failure: Failure | None, notes: list[str]) -> Findings | None:
-    """What was recorded, explained; a run that failed before anything was allocated is told by its failure."""
+    """Explain the recording; a run that failed before anything was allocated is told by its failure."""
     if not session.has_recording:
         return None
     try:

@@ -19,7 +19,7 @@ from tracer.analysis.profiles.findings import Findings, find_in_cycle
 from tracer.analysis.profiles.peak import PeakReport
 from tracer.capture.objects.live_tensors import LiveTensors
 from tracer.capture.recording import Recording
-from tracer.sessions.session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession, Schedule
 from tracer.sessions.workload_run import run_profile
 
 
@@ -120,7 +120,7 @@ WEIGHT_BYTES = 32 * 32 * 5 * 8
 def run_alone(workload: Any, schedule: Schedule) -> Findings | None:
     """A run that does not see what other tests of this process keep alive."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tracer.sessions.session.live_tensors", lambda models: LiveTensors((), is_complete=True))
+        patch.setattr("tracer.sessions.observations.live_tensors", lambda models: LiveTensors((), is_complete=True))
         return run_profile(workload, schedule=schedule, timing=False).findings
 
 

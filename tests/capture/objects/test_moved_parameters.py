@@ -12,7 +12,7 @@ from tests.truth.catalogue import entry_of
 from tracer.analysis.kinds import Kind
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.moved_parameters import MovedParameters
-from tracer.sessions.session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession, Schedule
 
 
 def names(moved: MovedParameters, model: nn.Module) -> list[str]:

@@ -17,7 +17,7 @@ import torch
 import main
 import models.fno
 import tests.training_steps
-import tracer.sessions.session
+import tracer.sessions.profile_session
 from tests.training_steps import build_workload, record
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.sources import source_files
@@ -93,7 +93,7 @@ def test_models_and_scripts_are_the_users(module: object) -> None:
         np.__file__,
         pytest.__file__,
         json.__file__,
-        tracer.sessions.session.__file__,
+        tracer.sessions.profile_session.__file__,
     ],
     ids=["torch", "torch.nn", "numpy", "pytest", "stdlib", "this program"],
 )

@@ -23,7 +23,7 @@ from tracer.exporters.memory_snapshot import snapshot_of_recording
 from tracer.results.failure import Failure
 from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
-from tracer.sessions.session import Schedule
+from tracer.sessions.profile_session import Schedule
 from tracer.sessions.stored_results import kept_run
 from tracer.sessions.workload_run import run_profile
 from tracer.snapshot.load import snapshot_in_memory
@@ -36,7 +36,7 @@ SETTINGS = {"batch_size": 8, "data_size": (8, 8), "inputs": ("3x4", "5"), "odd":
 def on_cpu() -> RunResults:
     """A run with its timing pass, its trace and settings of every kind, alone in its process as far as it sees."""
     nothing_else = LiveTensors((), is_complete=True)
-    with mock.patch("tracer.sessions.session.live_tensors", lambda models: nothing_else):
+    with mock.patch("tracer.sessions.observations.live_tensors", lambda models: nothing_else):
         return run_profile(Pieces(), schedule=SHORT, settings=SETTINGS, trace=True, keep_recording=True)
 
 

@@ -37,7 +37,7 @@ from tracer.sessions.jobs.ranks import (
     write_summary,
 )
 from tracer.sessions.jobs.ranks import leave as leave_words
-from tracer.sessions.session import Schedule
+from tracer.sessions.profile_session import Schedule
 from tracer.sessions.termination import Termination
 from tracer.sessions.workload_run import run_profile
 

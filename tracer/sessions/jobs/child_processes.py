@@ -60,7 +60,7 @@ class IdleLimit:
 
     @property
     def sentence(self) -> str:
-        """What has happened."""
+        """Return the sentence that is said when it is over."""
         return f"A process used no processor for {self._limit_s:.0f} s and is ended: it waits for what does not come."
 
 

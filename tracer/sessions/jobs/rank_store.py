@@ -1,4 +1,4 @@
-"""What ranks tell each other through the process group's own store, while it lives: nodes need no common folder."""
+"""Messages of ranks through the process group's own store, while it lives: nodes need no common folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RankStore:
         self._in_time(lambda: self._store.set(self._key(index), text), None)
 
     def read(self, indices: Iterable[int]) -> dict[int, str]:
-        """What these ranks have left, by rank; those that have left nothing are not there."""
+        """Return the texts of these ranks, by rank; a rank without one is missing."""
 
         def work() -> dict[int, str]:
             keys = {index: self._key(index) for index in indices}
@@ -58,7 +58,7 @@ class RankStore:
         return f"{self._prefix}/rank{index}"
 
     def _in_time(self, work: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
-        """What is done by a thread that may be left behind: a call into the store cannot be given up."""
+        """Call in a thread that may be left behind: a call into the store cannot be given up."""
         if not self.is_alive:
             return otherwise
         answers: list[_Answer] = []

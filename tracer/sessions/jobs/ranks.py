@@ -226,7 +226,7 @@ def peak_of(rank: Rank, results: RunResults) -> RankMessage:
 
 
 def ran_out_later(rank: Rank, failure: str, allocated_bytes: int) -> RankMessage:
-    """What a rank of a job has to say whose memory ended behind its recorded steps.
+    """Return the message of a rank of a job whose memory ended after its recorded steps.
 
     Returns:
         That it does not fit. Of that later time nobody knows kinds, so none are said.
@@ -294,7 +294,7 @@ def write_ranks(summary: RanksSummary, save_dir: Path) -> None:
 
 
 def read_ranks(save_dir: Path, world_size: int, *, run: str, store: RankStore | None = None) -> RanksSummary:
-    """What the ranks have left so far, in the store or in a file; the last words of each count.
+    """Return the last message of each rank so far, from the store or its file.
 
     Args:
         run: Name of this start of the program; files of other starts are ignored.
@@ -321,7 +321,7 @@ def _text_of(save_dir: Path, index: int) -> str | None:
 
 
 def _parsed(text: str | None, run: str) -> RankMessage | None:
-    """What a rank of this start has left; None if it is another's, or none at all."""
+    """Return the message if it is of this start of the program; else None."""
     try:
         peak = RankMessage(**json.loads(text)) if text is not None else None
     except (ValueError, TypeError):
@@ -417,7 +417,7 @@ def leave_failure(error: BaseException) -> None:
 
 
 def failure_left(folder: Path, rank: int) -> RankFailure | None:
-    """What ended a rank's script; None if it came to its end, or the process was killed."""
+    """Return what ended a rank's script; None if it came to its end, or the process was killed."""
     path = _failure_path(folder, rank)
     return RankFailure(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 

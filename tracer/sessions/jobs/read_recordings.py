@@ -23,8 +23,8 @@ from tracer.snapshot.load import load_snapshot
 SUFFIXES = (".pkl", ".pickle", ".pkl.gz", ".pickle.gz", ".json", ".zst")
 _PACKED = (".gz", ".zst", ".xz", ".bz2")
 BYTES_PER_FILE_BYTE, BYTES_PER_PACKED_BYTE = 8, 80
-"""What reading a file is taken to need at most, beside what every process needs. A synthetic recording of a million
-entries took 4.3 bytes for each of its own, and 28 packed by gzip; real ones pack better than its random stacks do."""
+"""Most memory taken for reading a file, beside what every process needs. A synthetic recording of a million entries
+took 4.3 bytes for each of its own, and 28 packed by gzip; real ones pack better than its random stacks do."""
 CONNECT_S = 10.0
 """How long a Dask scheduler may take to answer."""
 Reader = Callable[[str, int | None], RankPeak]
@@ -202,7 +202,7 @@ def executor_for(dask: str | None, num_processes: int) -> Iterator[Executor]:
 
 
 def answer_of() -> tuple[str, ...]:
-    """What a rank's answer is made of, there where it is asked: another version of this program may have another."""
+    """Return the fields of a rank's answer where it is called: another version of this program may have others."""
     return tuple(field.name for field in fields(RankPeak))
 
 

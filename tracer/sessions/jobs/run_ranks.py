@@ -59,7 +59,7 @@ class Job:
 
 @contextmanager
 def as_this_rank() -> Iterator[None]:
-    """Meanwhile the program finds the job that this process is a rank of; nothing where it is none."""
+    """Within the block the program finds the job that this process is a rank of; no-op where it is none."""
     place = RankPlace.here()
     if place is None:
         yield

@@ -24,7 +24,7 @@ from tracer.null_gpu.cudnn import cudnn_of
 from tracer.null_gpu.limit import WITHOUT_END_BYTES, limited_to
 from tracer.rehearsal.cpu_kernels import CpuKernels
 from tracer.results.null_run import caveat_of
-from tracer.sessions.session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession, Schedule
 from tracer.sessions.workload_run import random_states_kept, run_step
 from tracer.units import NS_PER_MS
 from tracer.workloads.workload import Workload, num_micro_batches, train_step
@@ -55,7 +55,7 @@ def advise_on(
     verify: bool = False,
     progress: _Progress = lambda done, total: None,
 ) -> AdviceReport:
-    """What would lower the peak of a workload, which itself is not touched; neither is a random state.
+    """Advise on a workload's peak, without touching the workload or a random state.
 
     Args:
         build_there: Makes it anew on that device, to be run; by default `build`.

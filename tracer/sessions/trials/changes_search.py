@@ -11,7 +11,7 @@ from tracer.results.fit import FitTrial
 
 Changes = tuple[ScriptChange, ...]
 MakeTrial = Callable[[Changes], FitTrial]
-"""Makes a trial; a costly one, for the script runs anew."""
+"""Run one trial (reruns the script)."""
 
 
 def least_that_fits(
@@ -146,7 +146,7 @@ def search(make_trial: MakeTrialWith, values: Sequence[Arguments]) -> list[FitTr
 
 
 def cheapest_first(trials: Iterable[FitTrial]) -> list[FitTrial]:
-    """What fits, by what its changes give up, then in the order of its values, the fewest changes first.
+    """Order trials that fit by what their changes give up, then by their values, the fewest changes first.
 
     Behind it what does not fit.
     """

@@ -58,7 +58,7 @@ class ForkedTrials:
         self.applied = AppliedChanges((), choose=self._choose)
 
     def __enter__(self) -> Self:
-        """Nothing is looked out for yet."""
+        """No-op: see `look_out`."""
         return self
 
     def look_out(self) -> None:
@@ -84,7 +84,7 @@ class ForkedTrials:
         self.applied.__exit__(kind, error, trace)
 
     def _choose(self) -> tuple[ScriptChange, ...]:
-        """The changes of the trial that this process is from here on."""
+        """Fork for each requested trial; in the child, return its changes."""
         self._end.close()
         asked = self._fork_for_each() if _is_alone(self._channel) else self._channel.next()
         if asked is None:

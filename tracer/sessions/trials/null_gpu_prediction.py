@@ -25,9 +25,9 @@ from tracer.results.prediction import OutOfMemoryAt, Prediction, ShapeNeed, Size
 from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
 from tracer.sessions.output_files import OUTPUTS
+from tracer.sessions.profile_session import Schedule
 from tracer.sessions.script_run import ScriptProfile
-from tracer.sessions.session import Schedule
-from tracer.sessions.training import TrainingProfile
+from tracer.sessions.training_profile import TrainingProfile
 from tracer.sessions.trials.largest_fitting import Trial
 from tracer.sessions.trials.rehearsed_prediction import NUM_STEPS, on_card
 from tracer.sessions.trials.script_trial import MOST_STEPS, StepRequests, fullest_sizes, sizes_of
@@ -89,7 +89,7 @@ def trial(build: Build, card: Card, *, num_steps: int = NUM_STEPS) -> Trial:
 
 
 def steps_need(build: Build, *, num_steps: int = NUM_STEPS) -> Sizes:
-    """What some steps take where memory does not end, without explaining it."""
+    """Return the peaks of some steps where memory does not end, without explaining them."""
     with _without_limit(1):
         _train(build, num_steps)
         return sizes_of("cuda:0")
@@ -115,7 +115,7 @@ def _without_limit(num_devices: int) -> Iterator[None]:
 
 
 def _start_anew() -> None:
-    """Nothing allocated or reserved, and counters that know of nothing: what was built before is gone."""
+    """Free all that was built before, and reset the counters."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

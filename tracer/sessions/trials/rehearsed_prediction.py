@@ -126,7 +126,7 @@ def _place(rehearsal: Rehearsal, memory: DeviceMemory) -> OutOfMemoryAt | None:
 
 
 def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None, cudnn_version: int) -> list[str]:
-    """What counts for this program: what it was told, what a rule left out, and for which GPU."""
+    """Return the assumptions of this program: its options, what a rule left out, and the GPU."""
     sentences = [
         f"{rehearsal.num_steps} steps rehearsed with torch {torch.__version__}; every step is like the second."
     ]
@@ -182,7 +182,7 @@ def of_model(model: torch.nn.Module, *, is_rehearsed: bool) -> list[str]:
 
 
 def shape_need(build: Build, inputs: tuple[str, ...], *, card: Card | None, device: str) -> ShapeNeed:
-    """What a workload of one shape needs."""
+    """Return the memory that a workload of one shape needs."""
     rehearsal, _ = _rehearsed(build(), card, device, NUM_STEPS)
     return ShapeNeed(inputs, rehearsal.memory.peak_allocated_bytes, rehearsal.memory.peak_reserved_bytes)
 

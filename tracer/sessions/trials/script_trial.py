@@ -134,7 +134,7 @@ def fullest_sizes() -> Sizes:
 
 
 def sizes_of(device: str) -> Sizes:
-    """What the counters of a device have seen at most."""
+    """Return the peaks of a device's counters."""
     counters = torch.cuda.memory_stats(torch.device(device))
     return Sizes(
         peak_allocated_bytes=counters.get("allocated_bytes.all.peak", 0),

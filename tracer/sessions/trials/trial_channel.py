@@ -80,7 +80,7 @@ class Channel:
         os.close(self.replies)
 
 
-class SharedStart:
+class TrialServer:
     """A process on the null GPU that makes trials in forks, see `ForkedTrials`; begun with the first of them."""
 
     def __init__(
@@ -103,7 +103,7 @@ class SharedStart:
         self._is_over = False
 
     def __enter__(self) -> Self:
-        """Nothing has begun."""
+        """No-op: the process begins with the first trial."""
         return self
 
     def __exit__(

@@ -18,8 +18,8 @@ from tracer.capture.torch_private.torch_history import on_out_of_memory
 from tracer.exporters.memory_snapshot import write_memory_snapshot
 from tracer.null_gpu.limit import WITHOUT_END_BYTES, limited_to
 from tracer.null_gpu.writes import own_files
+from tracer.sessions.training_watch import MAX_ENTRIES
 from tracer.sessions.trials.trial_channel import TrialRequest
-from tracer.sessions.watch import MAX_ENTRIES
 
 LIMIT_S = 300
 """Of a processor, for the script as it is where memory does not end: it may never come to the end of a step."""
@@ -29,7 +29,7 @@ class TrialMemory:
     """Sets the limit and records the history that a trial asks for, from `begin` until the block ends."""
 
     def __init__(self, num_devices: int) -> None:
-        """Nothing is asked for yet, and memory ends as the card's does."""
+        """Prepare; memory ends as the card's does."""
         self._num_devices = num_devices
         self._end = ExitStack()
         self._history: AllocatorHistory | None = None
@@ -65,7 +65,7 @@ class TrialMemory:
                 write_memory_snapshot(self._history.snapshot, path)
 
     def __enter__(self) -> Self:
-        """Nothing changes before `begin`."""
+        """No-op: see `begin`."""
         return self
 
     def __exit__(

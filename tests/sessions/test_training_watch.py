@@ -28,7 +28,7 @@ from tracer.errors import OutputError, Terminated
 from tracer.exporters.json_documents.watch import watch_values
 from tracer.exporters.screen.watch import ledger_lines, short_watch_lines, watch_lines
 from tracer.results.watch_report import END_OF_RUN, Event, OutlivedMemory
-from tracer.sessions.watch import TrainingWatch
+from tracer.sessions.training_watch import TrainingWatch
 
 MIB = 1 << 20
 
@@ -168,7 +168,7 @@ def test_what_ends_the_run_is_explained_and_goes_on_its_way(
         raise error
     values = saved(tmp_path)
     assert (values["event"]["what"], values["event"]["step"], values["error"]) == (what, 1, said)
-    assert Path(values["error_file"]).name == "test_watch.py"
+    assert Path(values["error_file"]).name == "test_training_watch.py"
     assert (tmp_path / "watch.txt").read_text().startswith("Step 2, ")
 
 

@@ -18,10 +18,10 @@ from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.profiles.attribution import Phase
 from tracer.capture.objects.known_storages import Role
 from tracer.errors import OutputError, TracerError
-from tracer.sessions.session import Schedule
-from tracer.sessions.training import Screen, TrainingProfile, profile_training
+from tracer.sessions.profile_session import Schedule
+from tracer.sessions.training_profile import Screen, TrainingProfile, profile_training
+from tracer.sessions.training_watch import TrainingWatch
 from tracer.sessions.voices import ScriptVoice
-from tracer.sessions.watch import TrainingWatch
 
 SHORT = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
 

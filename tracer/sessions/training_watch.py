@@ -44,7 +44,7 @@ from tracer.results.null_run import caveat_of
 from tracer.results.watch_report import END_OF_RUN, Event, WatchReport
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import RankMessage, peak_of_watched, ran_out_later
-from tracer.sessions.loop_session import LoopSession
+from tracer.sessions.session import Session
 from tracer.sessions.voices import Voice
 from tracer.sessions.watch_report import Moment, limit_of, watch_report
 
@@ -59,7 +59,7 @@ _BASELINE_STEP: Final = 3
 _FIRST_LOOK, _LOOK_AGAIN = 32, 2
 
 
-class TrainingWatch(LoopSession):
+class TrainingWatch(Session):
     """Watches any training, without a profiler, and explains its memory when something happens.
 
         with watch_training(model, optimizer, save_dir="watch") as watch:
@@ -193,7 +193,7 @@ class TrainingWatch(LoopSession):
         """Explain what has ended the run."""
         self._write_if_asked()
         if self._is_on:
-            self._ours(lambda: self._last_words(error))
+            self._guarded(lambda: self._last_words(error))
         super()._end(error)
 
     def _last_words(self, error: BaseException | None) -> None:
@@ -488,7 +488,7 @@ def _watch_out_of_memory(device: torch.device, watch: TrainingWatch) -> None:
 
 
 def _tell_all() -> None:
-    """Nothing that goes wrong here may reach the allocator, which is in the middle of a request."""
+    """Tell every watch; an error must not reach the allocator, which is in the middle of a request."""
     try:
         for watch in list(_watched):
             watch.out_of_memory()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,9 +14,7 @@ from torch import nn
 from tracer.analysis.peak_row import PeakRow
 from tracer.capture.device.devices import peak_allocated_bytes
 from tracer.capture.objects.call_hooks import CallHooks
-from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.parameter_origins import Parameter, describe_parameters
-from tracer.capture.objects.storage_observer import input_tensors
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.sources.project_files import project_root
 from tracer.errors import OutputError, RecordingError, Terminated, TracerError, UsageError
@@ -31,7 +28,7 @@ from tracer.results.run_results import RunResults
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import Rank, announce, peak_of
 from tracer.sessions.output_files import Written, left_from_earlier, left_sentence, write_outputs, written_lines
-from tracer.sessions.session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession, Schedule
 from tracer.sessions.session_results import ShownResults, failure_of, run_results
 from tracer.sessions.voices import Voice, larger_elsewhere
 from tracer.units import some
@@ -123,7 +120,7 @@ class TrainingProfile(ProfileSession):
         assert self._objects is not None
         # The program may have let go of its models when the files are written.
         self._parameters: tuple[Parameter, ...] = ()
-        self._ours(self._describe_parameters)
+        self._guarded(self._describe_parameters)
         self.voice.of_optimizers(self._objects)
         self._project_root = project_root(next(iter(self._objects.models.values()), None))
         self._folder = SessionFolder(save_dir)
@@ -153,7 +150,7 @@ class TrainingProfile(ProfileSession):
 
     @property
     def rows(self) -> tuple[PeakRow, ...]:
-        """What filled the device at the largest peak, the largest first; `pandas.DataFrame(session.rows)` is a table.
+        """Rows of the largest peak, the largest first; `pandas.DataFrame(session.rows)` is a table.
 
         Raises:
             TracerError: The block has not ended.
@@ -189,7 +186,7 @@ class TrainingProfile(ProfileSession):
         return repr(self.results)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the answer, and the page in a frame."""
+        """Return the answer and the page in a frame, for a notebook."""
         if self.results is None:
             return f"<p>Profiling: {some(self.num_steps_done, 'step')} so far.</p>"
         notes = [] if self.results.findings is not None else [self._what_is_missing()]
@@ -251,15 +248,13 @@ class TrainingProfile(ProfileSession):
             self._note_transforms()
             given = [value for _, value in leaves([args, kwargs], torch.Tensor) if not value.requires_grad]
             if not self._is_recording:
-                self._arguments = [weakref.ref(value) for value in given]
+                self._observed.unrecorded_call(given)
                 return
             if not torch.is_grad_enabled() and not self._records_first and self._cost.is_long_evaluation():
                 self._end_costly_recording()
                 return
-            self._note_thread()
-            self._observe_moved_parameters()
-            self._observe_state_between_evaluations()
-            self._observer.observe(input_tensors(given, role=Role.ARGUMENT))
+            self._observed.thread(self._thread)
+            self._observed.call(given)
 
     def _finish(self, error: BaseException | None) -> None:
         """Explain, write, and say it; an exception from the loop goes on its way, whatever becomes of the files."""
@@ -405,7 +400,7 @@ class TrainingProfile(ProfileSession):
 
     @property
     def _if_too_short(self) -> str:
-        """What to do about a loop that ended before anything was recorded; nothing where somebody else says it."""
+        """Return a hint for a loop that ended before anything was recorded; "" for a script without steps."""
         return self.voice.if_too_short if self.num_steps_done or not self.voice.is_of_script else ""
 
 

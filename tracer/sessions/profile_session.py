@@ -1,0 +1,703 @@
+"""Profiles any training loop: schedule, profiler, allocator history, observations, and all of it off at the end."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerAction
+
+from tracer.analysis.profiles.failed_allocation import FailedAllocation
+from tracer.analysis.profiles.findings import Findings, without_wrapped
+from tracer.analysis.profiles.graph_pools import graph_pools
+from tracer.analysis.profiles.waste import Waste
+from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
+from tracer.capture.device import devices
+from tracer.capture.device.allocator_history import AllocatorHistory, recorded_from_start
+from tracer.capture.graph_captures import GRAPH_CAPTURES, LivePool
+from tracer.capture.ignored_warnings import ignored
+from tracer.capture.objects.call_hooks import CallHooks
+from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.objects.storage_observer import Observed
+from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
+from tracer.capture.profiler.profiler_trace import ProfilerTrace
+from tracer.capture.profiler.quiet_profiler import quiet_profiler
+from tracer.capture.torch_private import torch_profiler, torch_tensors
+from tracer.errors import RecordingError, UsageError
+from tracer.results.failure import is_out_of_memory
+from tracer.results.null_run import caveat_of
+from tracer.results.run_history import RunHistory
+from tracer.sessions.first_step import FirstStep, only_the_first
+from tracer.sessions.observations import Observations, has_closure
+from tracer.sessions.recording_cost import LoadedModules, RecordingCost
+from tracer.sessions.session import Session, fault_text, warn_at_users_line
+from tracer.sessions.unneeded_memory import find_held_waste
+from tracer.timeline_tracer import TimelineTracer
+from tracer.units import MIB, format_bytes, some
+
+_MOST_STEPS_OF_HISTORY = 10
+"""Where the allocator's history has more steps as a cycle begins, it begins anew with it."""
+_LEAST_MAPPED_BYTES = MIB
+"""Of mapped files: less is no sentence."""
+_ON_META = (
+    "Parameters of the model are on the meta device, where nothing is allocated: what a step takes elsewhere is not in "
+    "the peak. predict says what it would be."
+)
+_KEEPS_WRAPPED = (
+    "torch.profiler keeps what grad and vmap of torch.func wrap alive until the first cycle has ended: its peak is "
+    "larger by that than without a profiler. With a step before it, as by default, that is known in time and avoided."
+)
+_RECORDS_NO_SHAPES = (
+    "The step uses grad, vmap or jvp of torch.func. torch.profiler would keep what they wrap alive, so that it did not "
+    "record which tensors operators use: kinds go by when memory was made and freed. What functional_call puts in the "
+    "place of parameters it does keep, from the first recorded step until the cycle has ended, so that a peak may be "
+    "larger by that than without a profiler."
+)
+_RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Numbers of steps: `repeats` cycles of wait, warmup and active steps."""
+
+    num_wait_steps: int = 1
+    num_warmup_steps: int = 1
+    num_active_steps: int = 3
+    num_repeats: int = 2
+    # Whether a step that is not recorded separates cycles even without wait and warmup. It has to where steps end
+    # inside an operator, as in an optimizer's own hook: what is open when a recording ends writes, at its own end, into
+    # that recording's freed memory once the next has begun.
+    is_apart: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.num_wait_steps < 0 or self.num_warmup_steps < 0:
+            raise UsageError("The numbers of wait and warmup steps cannot be negative.", hint="Use 0 or more.")
+        if self.num_active_steps < 1 or self.num_repeats < 1:
+            raise UsageError("A run needs at least 1 active step and 1 repeat.", hint="Use 1 or more.")
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of a whole run: all cycles, and one more, so that the last one is complete whatever torch's version."""
+        cycle = self.num_wait_steps + self.num_warmup_steps + self.num_active_steps
+        return self.num_repeats * cycle + (self.num_repeats - 1) * self._num_steps_apart + 1
+
+    @property
+    def _num_steps_apart(self) -> int:
+        """Between two cycles."""
+        return int(self.is_apart and self.num_wait_steps == self.num_warmup_steps == 0)
+
+    def for_torch(self) -> Any:
+        """The same schedule for `torch.profiler.profile`."""
+        with ignored("Profiler won't be using warmup"):  # the first step is slower then, which no size depends on
+            return torch.profiler.schedule(
+                wait=self.num_wait_steps + self._num_steps_apart,
+                warmup=self.num_warmup_steps,
+                active=self.num_active_steps,
+                repeat=self.num_repeats,
+                skip_first_wait=self._num_steps_apart,
+            )
+
+
+class ProfileSession(Session):
+    """Profiles any training loop: `with ProfileSession(model, optimizer) as session: ... session.step()`.
+
+    Beside the profiler's recording it notes where parameters, buffers, gradients, optimizer state and batches lie, by
+    address only, and records the allocator's history, where it has one, during the profiled steps. All of it is
+    switched off when the block ends, also by an exception, and model and optimizer are let go.
+
+    Attributes:
+        device: The run's device; where none was named, the likeliest, and `findings.device` is the right one.
+        device_of_failure: The device that had no memory left, if one had none.
+        module_names: Dotted names by `id()` of the model's modules, and of other models' that were alive.
+        waste: What the peak held that nobody needs; there when all is recorded, or the block has ended.
+    """
+
+    def __init__(
+        self,
+        model: Models,
+        optimizer: Optimizers = None,
+        *,
+        device: torch.device | str | None = None,
+        schedule: Schedule = Schedule(),
+        trace: bool = False,
+        peak_alone: bool = False,
+        steps_are_found: bool = False,
+    ) -> None:
+        """Prepare; nothing is switched on.
+
+        Args:
+            model: The model, as the loop calls it; several by name.
+            optimizer: One, several or none; one that is not named is found when it steps.
+            device: What the run is about; by default it is found out.
+            schedule: Which steps are recorded.
+            trace: Whether the profiler's traces are kept.
+            peak_alone: Whether nobody asks for more than the size of the peak: lines are not recorded then, and nobody
+                looks for what is not needed.
+            steps_are_found: Whether `step` is called by hooks, where torch may have begun to record an operator, and
+                there may be one step alone: the first is recorded too, until a second one has ended.
+        """
+        objects = TrainingObjects(model, optimizer)
+        super().__init__(objects, device=device)
+        self.device_is_named = device is not None
+        self.schedule = replace(schedule, is_apart=True) if steps_are_found else schedule
+        self._may_have_one_step = steps_are_found
+        self.device_of_failure = self.device
+        self._is_timed = not caveat_of(self.device)
+        self.history = AllocatorHistory(self.device, is_timed=self._is_timed)
+        self._observed = Observations(lambda: self._objects, lambda: self._is_recording)
+        self.module_names = self._observed.module_names
+        self._graph_pools: tuple[LivePool, ...] = ()
+        self._compile_watch = CompileWatch()
+        self._tracer = TimelineTracer(
+            device=self.device if self.device_is_named else None,
+            probable_device=self.device,
+            module_names=self.module_names,
+            known=self._observed.storages.observations,
+            keep_traces=trace,
+            compiled=self._compile_watch.code,
+        )
+        self._profiler: Any = None
+        self._first: FirstStep | None = None
+        self._has_to_begin = False
+        self._others: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._stop_hearing: Callable[[], None] = lambda: None
+        self._num_steps_waited = 0
+        self._of_parent: Any = None
+        self._quiet = ExitStack()
+        self._hooks = self._call_hooks(objects)
+        self._thread = threading.get_ident()
+        self._findings: Findings | None = None
+        self._joined: tuple[Findings, RunHistory] | None = None
+        self._run_history = RunHistory(None)
+        self._history_since = 0  # Steps that had ended when the allocator's history began
+        self._peak_alone = peak_alone
+        self._records_shapes = True
+        self._keeps_wrapped = self._is_on_meta = False
+        self.waste: tuple[Waste, ...] = ()
+        self._looked_for_waste = self._failed_in_evaluation = False
+        self._cost, self._has_enough = RecordingCost(), False
+        self._loaded = LoadedModules(self._is_loading_module)
+
+    def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
+        """Return the hooks that tell of optimizers' steps."""
+        return CallHooks(
+            optimizers=objects.optimizers,
+            before_step=self._before_optimizer_step,
+            after_step=self._after_optimizer_step,
+        )
+
+    # ------------------------------------------------------------------------------------------------- the life cycle
+    def _switch_on(self) -> None:
+        self._thread = threading.get_ident()
+        self._quiet.enter_context(quiet_profiler())
+        self._others.update(torch_profiler.prepared_profilers())
+        if self._is_another_at_work and not self.schedule.num_wait_steps:
+            self._num_steps_waited = 1
+        self._profiler = self._new_profiler()
+        if self._records_first_too:
+            self._first, self._has_to_begin = FirstStep(self._profiler_with), True
+            self._profiler = self._first.profiler
+        self._stop_hearing = torch_profiler.on_preparing(self._another_begins)
+        self._compile_watch.start()
+        GRAPH_CAPTURES.start()
+        self._loaded.start()
+        self._hooks.start()
+        self._cycle_begins(is_recorded=self._action_after(0) in _RECORDING)
+        (self._first or self._profiler).__enter__()
+        self._cost.begin_step()
+
+    def wait_for_next_step(self) -> None:
+        """Begin no recording in the optimizer's step that is under way.
+
+        Where another recording has ended in it, its end would be written into that one's memory, which is free.
+        """
+        self._num_steps_waited = 1 if self.schedule.num_wait_steps else 2
+
+    def _new_profiler(self) -> Any:
+        """torch's, whose schedule begins behind the steps that were waited for."""
+        schedule = self.schedule.for_torch()
+
+        def action(step: int) -> ProfilerAction:
+            own = step - self._num_steps_waited
+            if self._has_enough:
+                return ProfilerAction.NONE
+            return ProfilerAction(schedule(own)) if own >= 0 else ProfilerAction.NONE
+
+        return self._profiler_with(action)
+
+    def _profiler_with(self, schedule: Callable[[int], ProfilerAction]) -> Any:
+        return torch.profiler.profile(
+            activities=devices.profiler_activities(self.device),
+            schedule=schedule,
+            record_shapes=self._records_shapes,
+            profile_memory=True,
+            with_stack=not self._peak_alone,
+            on_trace_ready=self._first_ended if schedule is only_the_first else self._cycle_ended,
+        )
+
+    @property
+    def _is_another_at_work(self) -> bool:
+        """True if another profiler is active; starting ours would stop it."""
+        return torch_profiler.is_recorded_by_profiler() or any(map(torch_profiler.is_prepared, self._others))
+
+    def _another_begins(self, profiler: Any) -> None:
+        """A profiler prepares to record. Where it is not ours, it goes first: the loop would get torch's error."""
+        if self._profiler is None or profiler is self._profiler.profiler:
+            return
+        self._others.add(profiler)
+        if self._is_off:
+            return
+        if self._profiler.current_action != ProfilerAction.NONE:
+            with self._never_the_loops_fault():
+                self._make_way()
+
+    def _end_costly_recording(self) -> None:
+        """End the recording within a step; where it has no whole step, another one begins later."""
+        if self._cost.has_step:
+            self._end_within_step()
+        else:
+            self._make_way(num_more_steps=int(self.schedule.is_apart))
+
+    def _is_loading_module(self) -> None:
+        # The only step of a program is recorded whatever it costs.
+        if self._is_recording and not self._records_first and threading.get_ident() == self._thread:
+            with self._never_the_loops_fault():
+                if self._cost.loads_many():
+                    self._end_costly_recording()
+
+    def _make_way(self, *, num_more_steps: int = 0) -> None:
+        """Drop the cycle that is under way, and begin anew, at once or when another profiler has ended.
+
+        Args:
+            num_more_steps: Steps before the new beginning.
+        """
+        self._has_to_begin = False
+        profiler, self._profiler = self._profiler, None
+        profiler.on_trace_ready = None
+        profiler.__exit__(None, None, None)
+        self.history.stop()
+        self._num_steps_waited = profiler.step_num + 1 + num_more_steps
+        torch_profiler.let_go_of(profiler)
+        self._profiler = self._new_profiler()
+        self._profiler.step_num = profiler.step_num
+        self._profiler.__enter__()
+
+    def _switch_off(self, error: BaseException | None) -> None:
+        """Switch all off, whatever each of them raises; the first such thing is the session's fault."""
+        is_recorded = self._is_recording
+        profiler, self._profiler = None if self._is_off else self._profiler, None
+        if self._first is not None:
+            self._first.stop()
+        if error is not None:
+            if is_out_of_memory(error):
+                if not self.history.is_offered and (device := recorded_from_start()):  # it began on the CPU, say
+                    self.history = AllocatorHistory(device, is_timed=not caveat_of(device))
+                    self._guarded(self.history.start)
+                self._guarded(lambda: self.history.dump(self._tracer.num_cycles if is_recorded else None))
+            self._guarded(lambda: self._look_where_memory_ran_out(error))
+            self._guarded(self._note_evaluation)
+            if is_out_of_memory(error) and not is_recorded:
+                self._guarded(lambda: self._observe_everything(is_walk=True, batch=self._observed.living_arguments()))
+        if profiler is not None:
+            kind, trace = (type(error), error.__traceback__) if error is not None else (None, None)
+            self._guarded(lambda: profiler.__exit__(kind, error, trace))
+            torch_profiler.let_go_of(profiler)
+        if self.history.snapshot is None and self._tracer.num_cycles:  # the first step was recorded alone
+            self._guarded(lambda: self.history.dump(self._tracer.num_cycles - 1))
+        self._guarded(self._stop_hearing)
+        self._guarded(self._hooks.stop)
+        self._guarded(self._compile_watch.stop)
+        self._guarded(GRAPH_CAPTURES.stop)
+        self._guarded(self._loaded.stop)
+        self._guarded(self.history.stop)
+        self._guarded(self._quiet.close)
+        self._guarded(self._observed.storages.stop)
+
+    def _switch_off_in_child(self) -> None:
+        """The profiler is kept, since it must not be stopped here."""
+        if self._first is not None:
+            self._first.stop()
+        self._of_parent, self._profiler = self._profiler, None
+        self._hooks.stop()
+        self._loaded.stop()
+        self._compile_watch.stop()
+        self._quiet.close()
+        self._observed.storages.stop()
+
+    def _end(self, error: BaseException | None) -> None:
+        super()._end(error)
+        self._guarded(lambda: self._look_for_waste(error))
+        self._look_for_meta()
+
+    def _look_where_memory_ran_out(self, error: BaseException) -> None:
+        """Make the device that ran out of memory the run's device, unless one was named."""
+        index = self.run_history.device_out_of_memory if isinstance(error, torch.OutOfMemoryError) else None
+        if index is None:
+            return
+        self.device_of_failure = torch.device(self.history.device.type, index)
+        if not self.device_is_named:
+            self.device = self.device_of_failure
+            self._tracer.preferred = str(self.device)
+
+    def _note_evaluation(self) -> None:
+        """Whether what is trained was in evaluation mode when the loop failed."""
+        self._failed_in_evaluation = self._is_evaluating()
+
+    def _look_for_meta(self) -> None:
+        """Whether the model has parameters without memory."""
+        if self._objects is not None:
+            self._is_on_meta = any(parameter.is_meta for _, parameter in self._objects.parameters())
+
+    def step(self) -> None:
+        """End a step. Call it once per step of training, after the optimizer's step.
+
+        Raises:
+            TracerError: The block has not begun.
+        """
+        self._check_begun()
+        self.num_steps_done += 1
+        if self._profiler is None:
+            return
+        with self._never_the_loops_fault():
+            is_recorded = self._is_recording
+            self._end_step(is_last=not self._records_first and self._cost.end_step(is_recorded=is_recorded))
+            self._cost.begin_step()
+
+    def _end_step(self, *, is_last: bool) -> None:
+        self._note_mode()
+        self._hooks.renew()
+        self._note_transforms()
+        now, after = (self._action_after(more) for more in (0, 1))
+        self._observed.moved_parameters()
+        if self._is_recording and not self._observed.has_stepped:
+            self._observed.all_gradients(are_due=False)
+        self._observed.step_begins()
+        if self._has_to_begin:
+            self._begin_behind_first()
+            return
+        if now in _RECORDING:
+            self._forget_first()
+        if now == ProfilerAction.NONE != after and self._is_another_at_work:
+            self._num_steps_waited += 1
+            self._profiler.step_num += 1
+            return
+        if after in _RECORDING and now not in _RECORDING:
+            self._cycle_begins(is_recorded=True)
+        if is_last:
+            self._has_enough = True
+            self._profiler.current_action = ProfilerAction.RECORD_AND_SAVE
+        self._cost.begin_reading()
+        self._profiler.step()
+        if self._is_all_recorded:
+            self._look_for_waste()
+
+    @property
+    def _is_all_recorded(self) -> bool:
+        """Whether nothing more will be recorded."""
+        return self._has_enough or self._tracer.num_cycles == self.schedule.num_repeats
+
+    def end_endless_step(self) -> None:
+        """End the recording if no step has ended for long, where ends of steps may not be found."""
+        if self._is_recording and self._cost.is_endless():
+            with self._never_the_loops_fault():
+                self._end_within_step()
+
+    def _end_within_step(self) -> None:
+        self._has_enough = True
+        profiler, self._profiler = self._profiler, None
+        profiler.__exit__(None, None, None)
+        torch_profiler.let_go_of(profiler)
+        self._look_for_waste()
+
+    # ------------------------------------------------------------------------------------------------- the first step
+    @property
+    def _records_first_too(self) -> bool:
+        """Whether to record the first step although the schedule skips it.
+
+        Not with DTensor, which finds the way of each operator in it: in a million Python calls, some 8 GB.
+        """
+        is_skipped = self._may_have_one_step and self._action_after(0) not in _RECORDING
+        if not is_skipped or self._is_another_at_work or self._num_steps_waited or self._objects is None:
+            return False
+        return not any(torch_tensors.is_made_of_tensors(parameter) for _, parameter in self._objects.parameters())
+
+    @property
+    def _records_first(self) -> bool:
+        """Whether the first step is being recorded beside the schedule."""
+        return self._first is not None and self._profiler is self._first.profiler
+
+    @property
+    def _is_off(self) -> bool:
+        """Whether the schedule's profiler has still to begin, and the first step's has ended."""
+        return self._has_to_begin and not self._records_first
+
+    def leave_first_step(self) -> None:
+        """Do not record the first step beside the schedule, if that is being done."""
+        if self._first is not None and self._records_first:
+            self._first.end(is_kept=False)
+            self._profiler = self._new_profiler()
+
+    def _begin_behind_first(self) -> None:
+        """A step has ended, and the schedule's profiler has still to begin: now if it does not record the next step.
+
+        Else as soon as nothing is open any more that was recorded of the first step; where that does not happen until
+        the next one has ended, with a step between.
+        """
+        assert self._first is not None
+        if self._records_first:
+            self._first.end(is_kept=True)
+        self._profiler = self._new_profiler()
+        if self._action_after(1) not in _RECORDING:
+            self._begin_schedule()
+        elif self.num_steps_done == 1:
+            self._first.when_closed(self._begin_between_steps)
+        else:
+            self._begin_schedule(self.num_steps_done)
+
+    def _begin_between_steps(self) -> None:
+        """The same, called while the program is at work."""
+        with self._never_the_loops_fault():
+            self._begin_schedule()
+
+    def _begin_schedule(self, num_steps_waited: int = 0) -> None:
+        """Have the schedule's profiler begin with the next step."""
+        self._has_to_begin = False
+        if self._first is not None:
+            self._first.stop()
+        self._num_steps_waited = num_steps_waited or int(self._is_another_at_work) * (self.num_steps_done + 1)
+        torch_profiler.begin_at(self._profiler, self.num_steps_done)
+        self._cycle_begins(is_recorded=self._is_recording)
+        self._profiler.__enter__()
+
+    def _forget_first(self) -> None:
+        """Another step than the first one has been recorded."""
+        first, self._first = self._first, None
+        if first is not None and first.is_kept:
+            self._tracer.forget_first()
+
+    def _first_ended(self, profiler: Any) -> None:
+        """The first step was recorded, to its end or to that of the block."""
+        self.module_names.update(compiled_wrapper_names(self.module_names))
+        self._tracer(profiler)
+        torch_profiler.let_go_of_recording(profiler)
+        self._look_for_meta()
+        self._observe_everything(is_walk=False)
+
+    def _look_for_waste(self, error: BaseException | None = None) -> None:
+        """Find what holds unneeded memory, while the loop's variables are those of the last cycle's end."""
+        if self._looked_for_waste or self._peak_alone or self._keeps_wrapped or not self.has_recording:
+            return
+        self._looked_for_waste = True
+        try:
+            with suppress(RecordingError):  # nothing was allocated meanwhile
+                self.waste = find_held_waste(self.findings, error=error)
+        except Exception as fault:  # the recording is whole without it
+            warn_at_users_line(f"Holders of unneeded memory were not found: {fault_text(fault)}")
+
+    def _note_transforms(self) -> None:
+        """torch.profiler, if it records shapes, keeps what torch.func wraps alive: from now on it records none.
+
+        What is being recorded has begun with them.
+        """
+        self._observed.storages.sees_transforms |= torch_tensors.is_inside_transform()
+        if self._observed.storages.sees_transforms and self._records_shapes:
+            self._records_shapes = False
+            self.leave_first_step()
+            self._keeps_wrapped = self._is_recording
+            torch_profiler.record_no_shapes(self._profiler)
+
+    def _action_after(self, num_steps: int) -> ProfilerAction:
+        """Return the profiler's action after so many more steps."""
+        return ProfilerAction(self._profiler.schedule(self._profiler.step_num + num_steps))
+
+    def _cycle_begins(self, *, is_recorded: bool) -> None:
+        """The next step is the first of all or will be recorded, and nothing is recording yet.
+
+        The allocator's history is on in all steps, for one that fails.
+        """
+        if self.num_steps_done - self._history_since > _MOST_STEPS_OF_HISTORY:
+            self.history.stop()
+            self._history_since = self.num_steps_done
+        self.history.start()
+        self._observe_everything(is_walk=is_recorded)
+
+    def _cycle_ended(self, profiler: Any) -> None:
+        """The profiler has stopped recording, for now or for good."""
+        is_next_recorded = profiler.schedule(profiler.step_num) in _RECORDING
+        self.module_names.update(compiled_wrapper_names(self.module_names))
+        self._tracer(profiler)
+        torch_profiler.let_go_of_recording(profiler)
+        if not is_next_recorded and not self._is_all_recorded:
+            self._has_enough = self._cost.is_reading_long()
+        self._look_for_meta()
+        self._observe_everything(is_walk=is_next_recorded and self._profiler is not None)
+        self._graph_pools = GRAPH_CAPTURES.pools(self.device)
+        if self.history.is_of_higher_peak:
+            self.history.dump(self._tracer.num_cycles - 1)
+        if self._is_all_recorded:
+            self.history.stop()
+
+    # ---------------------------------------------------------------------------------------------------- observations
+    def _observe_everything(self, *, is_walk: bool, batch: Iterable[Observed] = ()) -> None:
+        self._observed.look(self.device, is_walk=is_walk, batch=batch)
+
+    @property
+    def _is_recording(self) -> bool:
+        return self._profiler is not None and self._profiler.current_action in _RECORDING
+
+    def observe_batch(self, batch: object) -> None:
+        """Say that these tensors are the step's inputs."""
+        if self._is_recording:
+            with self._never_the_loops_fault():
+                self._observed.batch(batch)
+
+    def observe_gradients(self) -> None:
+        """Look at the gradients, which are all there now. At an optimizer's step this happens by itself."""
+        self._observed.all_gradients(are_due=True)
+
+    @property
+    def unused_parameters(self) -> tuple[str, ...] | None:
+        """Parameters that want a gradient and never had one when their optimizer stepped; None if nobody looked."""
+        return self._observed.gradients.missing
+
+    def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        with self._never_the_loops_fault():
+            self._observed.before_step(optimizer, has_closure=has_closure(args, kwargs))
+
+    def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if has_closure(args, kwargs):
+            with self._never_the_loops_fault():
+                self._observed.after_evaluations(optimizer)
+
+    # --------------------------------------------------------------------------------------------------------- results
+    @property
+    def known(self) -> KnownStorages:
+        """Return the storages observed so far."""
+        return self._observed.storages.observations()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on what could not be observed."""
+        findings = self._found()
+        sentences = [*self.run_history.notes, *self._hooks.refused]
+        if (fault := self._compile_watch.fault) is not None:
+            sentences.append(
+                "What torch.compile generated could not be read, so its memory has the name of its region: "
+                f"{type(fault).__name__}: {fault}"
+            )
+        if kinds := self._observed.storages.unobserved:
+            sentences.append(
+                f"Tensors without an address of their own are known only by what operators did: {', '.join(kinds)}."
+            )
+        if (fault := GRAPH_CAPTURES.fault) is not None:
+            sentences.append(f"The capture of a CUDA graph could not be recorded: {type(fault).__name__}: {fault}")
+        if self._observed.storages.sees_transforms:
+            sentences.append(_KEEPS_WRAPPED if self._keeps_wrapped else _RECORDS_NO_SHAPES)
+        if note := self._cost.note:
+            sentences.append(note)
+        if self._is_on_meta:
+            sentences.append(_ON_META)
+        if (lacking := self._lacking(findings)) is not None:
+            sentences.append(lacking)
+        if findings is not None and findings.other_devices:
+            sentences.append(_other_devices(findings.device, findings.other_devices, named=self.device_is_named))
+        if sum(self._observed.storages.mapped_bytes.values()) >= _LEAST_MAPPED_BYTES:
+            sentences.append(_mapped_files(self._observed.storages.mapped_bytes))
+        if self._observed.are_cut:
+            sentences.append("More graphs are alive than were examined: part of what they keep may be missing.")
+        return tuple(sentences)
+
+    def _lacking(self, findings: Findings | None) -> str | None:
+        """Return a sentence on what the device does not offer; None if it lacks nothing."""
+        cycles = findings.cycles if findings is not None else ()
+        has_kernels = not self._is_timed or not cycles or any(cycle.recording.kernels is not None for cycle in cycles)
+        return devices.lacks(self.device_of(findings), has_history=self.history.is_offered, has_kernels=has_kernels)
+
+    @property
+    def has_recording(self) -> bool:
+        """Whether at least one step was recorded."""
+        return self._tracer.num_cycles > 0
+
+    @property
+    def findings(self) -> Findings:
+        """The analysis of the recorded cycles; it runs when first asked for.
+
+        Raises:
+            RecordingError: Nothing was recorded.
+        """
+        alone, history = self._tracer.findings, self.run_history
+        if self._joined != (alone, history):
+            self._joined = alone, history
+            joined = history.joined(without_wrapped(alone) if self._keeps_wrapped else alone, self.known)
+            self._findings = self._with_graph_pools(joined)
+        assert self._findings is not None
+        return self._findings
+
+    def _with_graph_pools(self, findings: Findings) -> Findings:
+        if not self._graph_pools or findings.device != str(self.device):
+            return findings
+        pools = graph_pools(self._graph_pools, findings, known=self.known, module_names=self.module_names)
+        return replace(findings, graph_pools=pools)
+
+    @property
+    def failed_allocation(self) -> FailedAllocation | None:
+        """The last allocation that a device had no memory for, explained from the allocator's history."""
+        findings = self._found()
+        device = str(self.device_of(findings))
+        return self.run_history.failed_allocation(
+            findings, self.known, device, was_evaluating=self._failed_in_evaluation
+        )
+
+    def device_of(self, findings: Findings | None) -> torch.device:
+        """The device that findings are about; where there are none, the one that the run is likely to be about."""
+        return self.device if findings is None else torch.device(findings.device)
+
+    def _found(self) -> Findings | None:
+        """The findings; None where nothing was recorded, or nothing was allocated meanwhile."""
+        with suppress(RecordingError):
+            return self.findings
+        return None
+
+    @property
+    def run_history(self) -> RunHistory:
+        """The allocator's history so far, to be read and joined."""
+        if self._run_history.snapshot is not self.history.snapshot:
+            cycle, num_cycles = self.history.cycle, self._tracer.num_cycles
+            num_later = max(0, num_cycles - 1 - cycle) if cycle is not None else None
+            self._run_history = RunHistory(self.history.snapshot, num_later)
+        return self._run_history
+
+    @property
+    def trace(self) -> ProfilerTrace | None:
+        """The profiler's trace of the cycle with the largest peak; None if it was not asked for.
+
+        Raises:
+            RecordingError: Nothing was recorded.
+        """
+        return self._tracer.trace_of(self.findings.worst)
+
+
+def _mapped_files(mapped_bytes: Mapping[str, int]) -> str:
+    """A sentence on the mapped files that tensors of no model show."""
+    largest = max(mapped_bytes, key=mapped_bytes.__getitem__)
+    name = Path(largest).name + (f" and {some(len(mapped_bytes) - 1, 'other')}" if len(mapped_bytes) > 1 else "")
+    return (
+        f"{format_bytes(sum(mapped_bytes.values()))} in tensors outside of models are mapped from files ({name}). "
+        "Mapped files are not allocated, and are not counted."
+    )
+
+
+def _other_devices(device: str, others: Mapping[str, int], *, named: bool) -> str:
+    """A sentence on the other devices that the run used."""
+    listed = ", ".join(f"{name} up to {format_bytes(most)}" for name, most in others.items())
+    why = "which was named" if named else "which held most or ran out of memory"
+    return (
+        f"Screen and files are about {device}, {why}; the page has the others too. Other devices of the run held, each "
+        f"at its own peak: {listed}."
+    )
