@@ -56,7 +56,9 @@ def group_lives(device: ReplayedDevice, rows: Ints) -> tuple[tuple[Group, ...], 
     )
 
 
-def _gathered(device: ReplayedDevice, rows: Ints) -> tuple[list[list[_Part]], Sequence[tuple[Kind, Site, bool]], Ints]:
+def _gathered(
+    device: ReplayedDevice, rows: Ints
+) -> tuple[list[list[_StackPart]], Sequence[tuple[Kind, Site, bool]], Ints]:
     """The parts of each group, what its blocks have in common, and the number of the group of each row."""
     lives, kinds = device.replay.lives, device.kinds
     columns = (
@@ -67,22 +69,22 @@ def _gathered(device: ReplayedDevice, rows: Ints) -> tuple[list[list[_Part]], Se
     )
     by_stack = grouped(columns, lambda *values: values)
     sums = zip(by_stack.keys, by_stack.sums(lives.requested_bytes[rows]), by_stack.counts(), strict=True)
-    parts = [_Part(size, count, *values) for values, size, count in sums]
+    parts = [_StackPart(size, count, *values) for values, size, count in sums]
     groups = grouped([np.arange(len(parts))], lambda part: _key(parts[part], device.sites))
-    members: list[list[_Part]] = [[] for _ in groups.keys]
+    members: list[list[_StackPart]] = [[] for _ in groups.keys]
     for part, group in zip(parts, groups.of_row.tolist(), strict=True):
         members[group].append(part)
     return members, groups.keys, groups.of_row[by_stack.of_row]
 
 
-def _key(part: _Part, sites: Sites) -> tuple[Kind, Site, bool]:
+def _key(part: _StackPart, sites: Sites) -> tuple[Kind, Site, bool]:
     site = sites.site_of_backward(part.stack, part.forward)
     is_unknown = part.is_before and site.frame == NO_FRAMES
     return Kind(part.kind), Site(BEFORE_RECORDING) if is_unknown else site, part.is_before
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _StackPart:
     """Rows that share stack, kind and evidence, and of backward the stack of their operation of forward, else -1."""
 
     bytes: int
@@ -94,12 +96,12 @@ class _Part:
     evidence: int
 
 
-def _called(part: _Part) -> tuple[int, int, int]:
+def _called(part: _StackPart) -> tuple[int, int, int]:
     """The stack to look at, of backward that of its operation of forward; bytes and number of blocks."""
     return part.stack if part.forward < 0 else part.forward, part.bytes, part.count
 
 
-def _group(key: tuple[Kind, Site, bool], parts: list[_Part], sites: Sites) -> Group:
+def _group(key: tuple[Kind, Site, bool], parts: list[_StackPart], sites: Sites) -> Group:
     kind, site, is_before = key
     largest = max(parts, key=lambda part: part.bytes)
     return Group(
