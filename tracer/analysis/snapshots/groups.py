@@ -19,7 +19,7 @@ IN_RECORDING: Final = "in the recording"
 
 
 @dataclass(frozen=True, slots=True)
-class Group(PeakRow):
+class SnapshotRow(PeakRow):
     """A row of a snapshot: blocks of one kind that one line allocated, and the bytes that they were asked for."""
 
     # The stack of the most bytes, innermost frame first, without unwinder, allocator and interpreter.
@@ -55,7 +55,7 @@ class Group(PeakRow):
         return f"{self.kind.words}, {BEFORE_RECORDING}" if is_unsaid else self.kind.words
 
 
-def group_rows(device: ReplayedDevice, rows: Ints) -> tuple[Group, ...]:
+def group_rows(device: ReplayedDevice, rows: Ints) -> tuple[SnapshotRow, ...]:
     """Gather rows by kind, line, and whether they were there before the recording; largest first."""
     members, keys, _ = _gathered(device, rows)
     groups = [
@@ -65,7 +65,7 @@ def group_rows(device: ReplayedDevice, rows: Ints) -> tuple[Group, ...]:
     return tuple(sorted(groups, key=lambda g: (-g.bytes, g.kind, g.site.frame, g.site.file or "", g.site.line or 0)))
 
 
-def group_lives(device: ReplayedDevice, rows: Ints) -> tuple[tuple[Group, ...], Ints]:
+def group_lives(device: ReplayedDevice, rows: Ints) -> tuple[tuple[SnapshotRow, ...], Ints]:
     """The same without callers, and the number of the group of each row."""
     members, keys, group_of_row = _gathered(device, rows)
     return largest_first([_group(key, mine, device) for key, mine in zip(keys, members, strict=True)], group_of_row)
@@ -115,10 +115,10 @@ def _called(part: _StackPart) -> tuple[int, int, int]:
     return part.stack if part.forward < 0 else part.forward, part.bytes, part.count
 
 
-def _group(key: tuple[Kind, Site, bool], parts: list[_StackPart], device: ReplayedDevice) -> Group:
+def _group(key: tuple[Kind, Site, bool], parts: list[_StackPart], device: ReplayedDevice) -> SnapshotRow:
     kind, site, is_before = key
     largest = max(parts, key=lambda part: part.bytes)
-    return Group(
+    return SnapshotRow(
         bytes=sum(part.bytes for part in parts),
         count=sum(part.count for part in parts),
         category=kind.name,
