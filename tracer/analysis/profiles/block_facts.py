@@ -43,7 +43,7 @@ _FOREVER = np.iinfo(np.int64).max
 _SMALL = 1 << 20
 _ADDS = ("aten::add_", "aten::add")
 _ELEMENT_BYTES = (1, 2, 4, 8, 16)
-_KIND_OF_ROLE = {
+KIND_OF_ROLE = {
     Role.PARAMETER: Kind.PARAMETER,
     Role.BUFFER: Kind.BUFFER,
     Role.GRADIENT: Kind.GRADIENT,
@@ -169,7 +169,7 @@ class Facts:
     def kind_of_role(self) -> PerBlock[Int]:
         """A leaf of nobody's is a parameter if the program trains it, else points that it was called with."""
         of_role = np.full(max(Role) + 1, Kind.UNKNOWN, np.int64)
-        for role, kind in _KIND_OF_ROLE.items():
+        for role, kind in KIND_OF_ROLE.items():
             of_role[role] = kind
         of_leaf = np.where(self.is_trained, int(Kind.PARAMETER), int(Kind.INPUT))
         return np.where(self.role == Role.LEAF, of_leaf, of_role[self.role])

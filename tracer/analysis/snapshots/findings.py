@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
 from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.analysis.snapshots.kind_finder import HeldNow, KindFinder, ReplayedDevice, kind_finders
@@ -95,7 +96,7 @@ def replay_snapshot(
     snapshot: Snapshot,
     *,
     device: int | None = None,
-    held: Mapping[int, str] | None = None,
+    held: Mapping[int, Kind] | None = None,
     held_now: Mapping[int, HeldNow] | None = None,
 ) -> ReplayedSnapshot:
     """Replay the devices of a loaded snapshot.
