@@ -8,7 +8,6 @@ Shapes: B blocks, K storages, O operators.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -24,6 +23,7 @@ from tracer.analysis.profiles.observed_storages import DeviceRecording
 from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
 from tracer.analysis.profiles.time_spans import TimeSpans, enclosing, merged
 from tracer.analysis.profiles.torch_categories import Categories, Category
+from tracer.analysis.rules import FactsOf
 from tracer.arrays import Bool, Bools, Int, PerBlock, PerKey, at
 from tracer.block_sizes import MIN_BLOCK_BYTES
 from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
@@ -52,15 +52,7 @@ KIND_OF_ROLE = {
     Role.ARGUMENT: Kind.INPUT,
 }
 
-
-def truth(of: Callable[[Facts], PerBlock[Bool]]) -> cached_property[PerBlock[Bool]]:
-    """A fact that is true of a block or not."""
-    return cached_property(of)
-
-
-def number(of: Callable[[Facts], PerBlock[Int]]) -> cached_property[PerBlock[Int]]:
-    """A fact that is a number; -1 is none."""
-    return cached_property(of)
+truth, number = FactsOf["Facts"].truth, FactsOf["Facts"].number
 
 
 @dataclass(frozen=True, eq=False)
