@@ -20,7 +20,7 @@ from tracer.analysis.profiles.backward_passes import OutermostCalls, backward_pa
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.collectives import given_to_reducer
 from tracer.analysis.profiles.observed_storages import DeviceRecording
-from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
+from tracer.analysis.profiles.storage_uses import StorageUses
 from tracer.analysis.profiles.time_spans import TimeSpans, enclosing, merged
 from tracer.analysis.profiles.torch_categories import Categories, Category
 from tracer.analysis.rules import FactsOf
@@ -86,7 +86,7 @@ class Facts:
     @cached_property
     def uses(self) -> StorageUses:
         """What operators did with each storage."""
-        return storage_uses(self.recording, self.categories, self.attribution)
+        return StorageUses(self.recording, self.categories, self.attribution)
 
     @cached_property
     def passes(self) -> TimeSpans:
