@@ -11,7 +11,7 @@ from tracer.analysis.operators.invocations import OpInstances, op_instances
 from tracer.analysis.operators.memory_report import memory_report
 from tracer.analysis.operators.run_times import RunTimes, run_times
 from tracer.analysis.profiles.findings import Findings, find_on_other_device
-from tracer.analysis.profiles.held_now import held_at_failure
+from tracer.analysis.profiles.held_now import held_at_failure, last_seen
 from tracer.analysis.profiles.labels import labels_of
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.oom import device_out_of_memory
@@ -246,7 +246,7 @@ def _write_page_of_history(material: Material, path: Path) -> None:
         state.device: held_at_failure(results.known, f"{kind}:{state.device}", results.findings)
         for state in columns.devices
     }
-    replayed = replay_snapshot(columns, held=results.known.words_at(), held_now=now)
+    replayed = replay_snapshot(columns, held=last_seen(results.known), held_now=now)
     finding = explain_replayed(replayed)
     if finding.worst is None:
         raise OutputError(

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tracer.analysis.kinds import meaning_of
 from tracer.analysis.snapshots.findings import DeviceFinding, PinnedLine, SnapshotFinding
-from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.analysis.snapshots.moments import Between, Moments, StepLevel, entry_words
 from tracer.analysis.snapshots.oom import OutOfMemory, distinct_failures
 from tracer.analysis.snapshots.peak import Peak, Share
@@ -102,7 +102,7 @@ def _print_device(
     _print_growth(device, console, top)
 
 
-def _rows(groups: Sequence[Group]) -> tuple[tuple[object, ...], ...]:
+def _rows(groups: Sequence[SnapshotRow]) -> tuple[tuple[object, ...], ...]:
     """What a table of groups shows."""
     return tuple((group.bytes, group.count, group.kind_words, group.site) for group in groups)
 
@@ -121,7 +121,7 @@ def since_start(time_us: int, first_time_us: int) -> str:
     return f", {(time_us - first_time_us) / 1e6:,.3f} s after the first"
 
 
-def print_groups(title: str, groups: Sequence[Group], console: Console, top: int) -> None:
+def print_groups(title: str, groups: Sequence[SnapshotRow], console: Console, top: int) -> None:
     """Print groups of blocks by line and kind; what those beyond the top hold together is said."""
     grid = table("bytes", "blocks")
     grid.add_column("kind", overflow="fold")
@@ -135,7 +135,7 @@ def print_groups(title: str, groups: Sequence[Group], console: Console, top: int
     print_table(title, grid, console)
 
 
-def _add_callers(grid: Table, group: Group) -> None:
+def _add_callers(grid: Table, group: SnapshotRow) -> None:
     """Below a group's row, who called its line: what the first frame that tells its stacks apart says."""
     for share in group.callers[:_MOST_CALLERS]:
         where = "from elsewhere" if share.site is None else f"from {place(share.site)}"
