@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from tracer.analysis.profiles.failed_allocation import FailedAllocation, failed_allocation
 from tracer.analysis.profiles.findings import CycleFindings, Findings, with_allocator_history
+from tracer.analysis.profiles.held_now import last_seen
 from tracer.analysis.profiles.labels import label_snapshot, labels_of
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.first_changes import FirstChanges, first_changes
@@ -110,7 +111,7 @@ class RunHistory:
         columns = self.columns if labelled is self.snapshot else snapshot_in_memory(labelled or {})
         assert columns is not None
         index = int(findings.device.partition(":")[2] or 0)
-        replayed = replay_snapshot(columns, device=index, held=known.words_at(findings.device))
+        replayed = replay_snapshot(columns, device=index, held=last_seen(known, findings.device))
         (device,) = replayed.devices
         peak_bytes = findings.worst.peak.peak_bytes
         if abs(int(device.replay.requested_bytes.max()) - peak_bytes) > _SAME_PEAK * peak_bytes:
