@@ -119,7 +119,7 @@ def _most_grown(case: Case) -> Grown | None:
 def _iterations(case: Case) -> Iterator[tuple[Ints, bool]]:
     """First entries of iterations, in several ways, and whether these are steps."""
     kinds = case.device.kinds
-    for runs in (kinds.optimizer_runs, kinds.backward_runs, kinds.silent_runs):
+    for runs in (kinds.phases.steps, kinds.phases.backwards, kinds.phases.silences):
         starts = _of_one_line(case, _behind_forwards(case, runs[0][runs[0] <= case.entry]))
         if len(starts) >= _LEAST_ITERATIONS:
             yield starts, True
