@@ -83,6 +83,7 @@ STATE_ON_HOST = ScriptChange(
     "state-on-host",
     Group.COMPUTE,
     "optimizer state is on the device only during the optimizer's steps, a part at a time",
+    against=("optimizer state",),
 )
 FROZEN_ON_HOST = ScriptChange(
     "frozen-on-host", Group.COMPUTE, "weights of blocks that are not trained are on the device only while they are used"
@@ -95,11 +96,13 @@ BF16_STATE = ScriptChange(
     "bf16-state",
     Group.ARITHMETIC,
     "optimizer state is bfloat16 between steps, rounded at random so that small changes are not lost",
+    against=("optimizer state",),
 )
 STATE_IN_8_BITS = ScriptChange(
     "8-bit-state",
     Group.ARITHMETIC,
     "Adam's state is in 8 bits, by an optimizer of bitsandbytes or torchao, whichever is installed",
+    against=("optimizer state",),
 )
 BF16_WEIGHTS = ScriptChange(
     "bf16-weights",

@@ -420,3 +420,37 @@ def test_two_optimizers_that_step_in_turn_make_one_iteration() -> None:
             program.free(program.make(1, step), step)
     program.fail(230, [line(2)])
     assert "each of 8 steps left 20.00 MiB, 160.00 MiB in 16 blocks" in first(program).sentence
+
+
+def test_the_state_of_a_first_step_that_is_still_to_come() -> None:
+    """Ten gradients of 10 MiB; of 200 MiB of state 110 are there, and in one piece there is room for 80 more."""
+    program = Recorded(capacity=420)
+    for _ in range(10):
+        program.make(10, MOVING)
+    kept = [program.make(10, layer(7)) for _ in range(10)]
+    for block in kept:
+        program.free(block, BACKWARD)
+        program.make(10, [frame("torch::autograd::AccumulateGrad::apply(x)", "??", 0), *BACKWARD])
+    second = [frame("_init_group", f"{TORCH}/optim/adam.py", 6), *STEP]
+    between = []
+    for number in range(11):
+        between.append(program.make(8, [line(2)]))
+        program.make(10, STATE if number % 2 == 0 else second)
+    for block in between:
+        program.free(block, [line(2)])
+    program.fail(50, second)
+    found = program.changes()
+    assert "110.00 MiB of 200.00 MiB are there" in found["optimizer state"].sentence
+    assert next(iter(found)) == "optimizer state"
+
+
+def test_calls_of_a_line_that_makes_blocks_of_several_sizes() -> None:
+    """Each of 20 calls of a cell makes 4, 2 and 2 MiB by one line, and keeps them."""
+    cell = [frame("forward", f"{TORCH}/nn/modules/rnn.py", 9), MODULE_CALL, *layer(7)]
+    program = Recorded(capacity=200)
+    for _ in range(20):
+        for size in (4, 2, 2):
+            program.make(size, cell)
+    program.fail(60, layer(8))
+    change = first(program)
+    assert change.cause == "repeated parts" and change.sentence.startswith("20 parts that are alike, of the model called at")

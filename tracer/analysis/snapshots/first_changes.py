@@ -103,12 +103,11 @@ def first_changes(
     tried = [(cause, _tried(cause, modelled)) for cause in causes]
     helping = [(cause, change) for cause, change in tried if change is not None and _helps(change, modelled)]
     most = max((change.saved_bytes for cause, change in helping if cause.gives_up < GivesUp.UNKNOWN), default=0)
-    grows = any(cause.grows and (change.num_served or change.saved_bytes >= _MUCH * most) for cause, change in helping)
-    helping.sort(key=lambda pair: _rank(*pair, grows=grows, most_bytes=most, capacity=modelled.capacity))
+    growing = (cause.grows for cause, change in helping if change.num_served or change.saved_bytes >= _MUCH * most)
+    grows = next(filter(None, growing), "")
+    helping.sort(key=lambda pair: _rank(*pair, grows=bool(grows), most_bytes=most, capacity=modelled.capacity))
     changes = tuple(
-        replace(change, words=f"{change.words} (memory grows: that is for a while)")
-        if cause.postpones and grows
-        else change
+        replace(change, words=f"{change.words} ({grows}: that is for a while)") if cause.postpones and grows else change
         for cause, change in helping
         if not (cause.gives_up is GivesUp.UNKNOWN and _is_said(change, helping))
     )

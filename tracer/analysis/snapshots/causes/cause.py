@@ -34,5 +34,5 @@ class Cause:
     make: Callable[[Modelled], Changed]  # The recorded program with that change
     site: Site | None = None  # The line that it is about; None for none in particular
     gives_up: GivesUp = GivesUp.NOTHING
-    grows: bool = False  # Memory grows from one iteration to the next
-    postpones: bool = False  # Where memory grows, the change serves this request alone
+    grows: str = ""  # Why more memory will be wanted than what this request asks for, as `memory grows`
+    postpones: bool = False  # Where that is so, the change serves this request alone

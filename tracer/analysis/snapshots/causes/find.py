@@ -24,6 +24,7 @@ from tracer.analysis.snapshots.causes.optimizer import (
     gradients_beside_buckets,
     gradients_freed_late,
     optimizer_temporaries,
+    state_to_come,
 )
 from tracer.analysis.snapshots.causes.outputs import logits
 from tracer.analysis.snapshots.causes.repeated_parts import repeated_parts
@@ -42,6 +43,7 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     gradients_freed_late,
     logits,
     optimizer_temporaries,
+    state_to_come,
     attention_matrix,
     decoding_at_full_size,
     copies_of_weights,

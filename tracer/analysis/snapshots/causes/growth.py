@@ -83,7 +83,7 @@ def growth(case: Case) -> Iterator[Cause]:
             _detached(case, grown, what),
             lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
             site,
-            grows=True,
+            grows="memory grows",
         )
         return
     yield Cause(
@@ -93,7 +93,7 @@ def growth(case: Case) -> Iterator[Cause]:
         + _in_its_library(case, grown.rows),
         lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
         site,
-        grows=True,
+        grows="memory grows",
     )
 
 
@@ -256,7 +256,7 @@ def grown_by_cat(case: Case) -> Iterator[Cause]:
             lambda modelled: _in_place(modelled, case, chosen),
             site,
             GivesUp.TIME_OR_SIZE,
-            grows=True,
+            grows="memory grows",
         )
         return
     yield Cause(
@@ -265,7 +265,7 @@ def grown_by_cat(case: Case) -> Iterator[Cause]:
         "move each result to the host (.cpu()) and gather there" + _in_its_library(case, held),
         lambda modelled: without_blocks(modelled, all_rows),
         site,
-        grows=True,
+        grows="memory grows",
     )
 
 

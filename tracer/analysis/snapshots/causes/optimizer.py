@@ -10,14 +10,53 @@ import numpy as np
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.causes.case import Case
 from tracer.analysis.snapshots.causes.cause import Cause, GivesUp
-from tracer.analysis.snapshots.changed_requests import with_earlier_frees, without_blocks
-from tracer.analysis.snapshots.frames import is_python, torch_file
+from tracer.analysis.snapshots.changed_requests import with_earlier_frees, with_smaller_blocks, without_blocks
+from tracer.analysis.snapshots.frames import is_label, is_python, torch_file
 from tracer.snapshot.columns import Frame
 from tracer.units import format_bytes, some
 
 _FUSED: Final = ("adam.py", "adamw.py", "sgd.py", "adagrad.py")
 """Optimizers of torch.optim that have `fused=True`."""
+_LEAST_BYTES: Final = 1024
+"""Of a block of state: an optimizer also counts its steps."""
+_FEWER_BITS: Final = 4
 _DDP: Final = "nn/parallel/distributed.py"
+
+
+def state_to_come(case: Case) -> Iterator[Cause]:
+    """The optimizer's state, where memory runs out in the first step, as the state is made parameter by parameter."""
+    makes = case.stacks_with([*map(_makes_state, case.frames)])
+    if not case.has_failed or not makes[case.asked_stack]:
+        return
+    gradients = case.bytes(case.in_use[case.kind[case.in_use] == Kind.GRADIENT])
+    rows = np.flatnonzero((case.kind == Kind.OPTIMIZER_STATE) & (case.lives.requested_bytes >= _LEAST_BYTES))
+    held = case.held(rows)
+    lines = {_innermost(case, stack) for stack in np.unique(case.lives.stack[held]).tolist()}
+    lines.add(_innermost(case, case.asked_stack))
+    whole = len(lines) * gradients
+    to_come = whole - case.bytes(held)
+    if to_come <= 0 or not case.is_much(held):
+        return
+    yield Cause(
+        "optimizer state",
+        f"Memory ran out in the optimizer's first step, which makes its state, {some(len(lines), 'block')} for each "
+        f"parameter: {format_bytes(case.bytes(held))} of {format_bytes(whole)} are there, and no batch is small enough "
+        f"to be without the {format_bytes(to_come)} to come.",
+        "keep the state in fewer bits (8-bit AdamW of bitsandbytes or torchao), on the host, or in parts on several "
+        "GPUs (FSDP, ZeRO): this is with a quarter of it",
+        lambda modelled: with_smaller_blocks(modelled, rows, _FEWER_BITS, with_last_failure=True),
+        gives_up=GivesUp.TIME_OR_SIZE,
+        grows="more of the state is to come",
+    )
+
+
+def _makes_state(frame: Frame) -> bool:
+    return is_python(frame) and frame.name == "_init_group" and (torch_file(frame) or "").startswith("optim/")
+
+
+def _innermost(case: Case, stack: int) -> tuple[str, int]:
+    """The line of torch's optimizer that made a block."""
+    return next((frame.file, frame.line) for frame in case.stacks[stack] if is_python(frame) and not is_label(frame))
 
 
 def optimizer_temporaries(case: Case) -> Iterator[Cause]:

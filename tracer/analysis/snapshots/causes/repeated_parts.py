@@ -29,6 +29,8 @@ _MOST_TIMES: Final = 8
 _UNEVEN: Final = 0.1
 _ALIKE: Final = 0.9
 """Of the distances between calls of a part, in blocks: as many differ from the usual one by a tenth at most."""
+_SHARED: Final = 0.6
+"""Of what makes blocks in a call of a part, as a share that another call has too."""
 _LEAST_PERCENT: Final = 10
 """Of what is in use, that a checkpoint of each part lets go of."""
 _OWN_SWITCHES: Final = {
@@ -70,7 +72,7 @@ def repeated_parts(case: Case) -> Iterator[Cause]:
     each = format_bytes(case.bytes(best.held) // (best.num_calls - 1))
     yield Cause(
         "repeated parts",
-        f"{best.num_calls} calls of {_named(case, best)} keep their activations for backward, all at once: "
+        f"{_named(case, best)} keep their activations for backward, all at once: "
         f"{case.words(best.held)}{case.lines(best.held)}, some {each} each, beside the input of each.",
         f"{_switch(best.part.file)}, so that each is computed again when backward comes to it",
         lambda modelled: with_earlier_frees(modelled, best.rows, best.ends),
@@ -105,26 +107,44 @@ def _around(frames: list[Frame]) -> Iterator[tuple[_Part, int]]:
             continue
         if is_called or file is None:
             kind = _class_around(frame.file, frame.line) if frame.name == "forward" else ""
-            yield _Part(kind or frame.name, frame.file, ("", 0) if kind else caller, 0), frame.line
+            is_told = kind and file is None  # as a container of torch's is not
+            yield _Part(kind or frame.name, frame.file, ("", 0) if is_told else caller, 0), frame.line
         caller, is_called = (frame.file, frame.line), False
 
 
 def _repeated(case: Case, part: _Part, lines: dict[int, int]) -> _Repeated | None:
     """The calls of a part, told apart by the order in which they make blocks; None where it does not repeat."""
-    call, lives = case.calls[0], case.lives
+    call = case.calls[0]
     rows = np.flatnonzero((call >= 0) & np.isin(case.stack, list(lines)))
-    rows = rows[np.argsort(lives.begin[rows], kind="stable")]
-    until_now = rows[lives.begin[rows] <= case.entry]
-    latest = case.stack[until_now[call[until_now] == call[until_now].max()]]
+    rows = rows[np.argsort(case.lives.begin[rows], kind="stable")]
+    # A line that makes several blocks, as an LSTM's cell does, makes them of several sizes.
+    _, of_size = np.unique(np.stack([case.stack[rows], case.lives.requested_bytes[rows]]), axis=1, return_inverse=True)
+    found = (_told_apart(case, part, lines, rows, by) for by in (case.stack[rows], of_size.reshape(-1)))
+    return next((repeated for repeated in found if repeated is not None), None)
+
+
+def _told_apart(case: Case, part: _Part, lines: dict[int, int], rows: Ints, made_by: Ints) -> _Repeated | None:
+    """The same, where one number is made in each call as the first.
+
+    Args:
+        rows: Blocks of the part, in order.
+        made_by: A number for what made each of these [rows].
+    """
+    call, lives = case.calls[0], case.lives
+    is_past = lives.begin[rows] <= case.entry
+    latest = made_by[is_past & (call[rows] == call[rows[is_past]].max())]
     first, times = int(latest[0]), _times_in_each(latest)
     if not times or (num_calls := -(-int((latest == first).sum()) // times)) < _LEAST_PARTS:
         return None
     begins_call = np.append(True, np.diff(call[rows]) != 0)
-    count = np.cumsum(case.stack[rows] == first)
-    before = np.where(begins_call, count - (case.stack[rows] == first), 0)
+    count = np.cumsum(made_by == first)
+    before = np.where(begins_call, count - (made_by == first), 0)
     nth = count - np.maximum.accumulate(before) - 1  # of this one's call of the model
-    is_first = begins_call | ((case.stack[rows] == first) & (nth % times == 0))
+    is_first = begins_call | ((made_by == first) & (nth % times == 0))
+    line = lines[int(case.stack[rows[np.flatnonzero(made_by == first)[0]]])]
     number = np.cumsum(is_first) - 1
+    if not _are_alike(latest, number[is_past & (call[rows] == call[rows[is_past]].max())]):
+        return None
     begins = lives.begin[rows[is_first]]
     is_followed = np.append(np.diff(call[rows[is_first]]) == 0, False)  # by another one of the same model's call
     end = np.append(begins[1:], -1)[number]
@@ -134,7 +154,20 @@ def _repeated(case: Case, part: _Part, lines: dict[int, int]) -> _Repeated | Non
     is_inner = np.append(number[1:] == number[:-1], False)[: len(rows)]
     rows, end = rows[is_inner], end[is_inner]
     held = case.held(rows)
-    return _Repeated(part, lines[first], num_calls, rows, end, held) if len(held) else None
+    return _Repeated(part, line, num_calls, rows, end, held) if len(held) else None
+
+
+def _are_alike(made_by: Ints, number: Ints) -> bool:
+    """Whether calls of a part have much the same blocks; the last one, which may not be over, has no others.
+
+    Args:
+        number: The call that each block is of.
+    """
+    *whole, last = (set(mine.tolist()) for mine in np.split(made_by, np.flatnonzero(np.diff(number)) + 1))
+    if not whole or len(last - set().union(*whole)) > (1 - _ALIKE) * len(last):
+        return False
+    alike = [len(part & whole[0]) >= _SHARED * max(len(part), len(whole[0])) for part in whole]
+    return sum(alike) >= _ALIKE * len(alike)
 
 
 def _times_in_each(stack: Ints) -> int:
@@ -148,11 +181,11 @@ def _times_in_each(stack: Ints) -> int:
 
 
 def _named(case: Case, repeated: _Repeated) -> str:
-    """A part by its class and its line; one of torch's by the line that calls the model."""
+    """How many calls of which part; of one of torch's own, by the line that calls the model."""
     part, model = repeated.part, case.model_call(int(repeated.held[0]))
     if model is not None and _is_torchs(repeated):
-        return f"{part.name} in the model called at {model.file}:{model.line}"
-    return f"{part.name} ({part.file}:{repeated.line})"
+        return f"{repeated.num_calls} parts that are alike, of the model called at {model.file}:{model.line},"
+    return f"{repeated.num_calls} calls of {part.name} ({part.file}:{repeated.line})"
 
 
 def _is_torchs(repeated: _Repeated) -> bool:
