@@ -22,7 +22,7 @@ import main
 from tests.processes import run_python
 from tests.snapshot.explained import explain_snapshot
 from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.exporters.recording_file.kept_run_file import load_kept_run
 from tracer.sessions.stored_results import results_of
@@ -135,18 +135,18 @@ def requested(row: dict[str, Any]) -> int:
     return int(row["bytes"] if row["requested_bytes"] is None else row["requested_bytes"])
 
 
-def of_groups(groups: Sequence[Group], key: Callable[[Group], Any]) -> Counter[Any]:
+def of_groups(groups: Sequence[SnapshotRow], key: Callable[[SnapshotRow], Any]) -> Counter[Any]:
     sums: Counter[Any] = Counter()
     for group in groups:
         sums[key(group)] += group.bytes
     return sums
 
 
-def kind_of(group: Group) -> str:
+def kind_of(group: SnapshotRow) -> str:
     return group.kind.words
 
 
-def place_of(group: Group) -> Place:
+def place_of(group: SnapshotRow) -> Place:
     return group.kind.words, group.site.file, group.site.line
 
 

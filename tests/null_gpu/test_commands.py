@@ -235,6 +235,28 @@ def test_memory_that_ends_where_nothing_is_recorded_is_explained(program: str, c
     assert "used more than the peak below" not in run.stderr
 
 
+EVALUATES = """
+import torch
+from torch import nn
+net = nn.Sequential(*(nn.Sequential(nn.Linear(1000, 1000), nn.GELU()) for _ in range(10))).cuda()
+for number in range(5):
+    answer = net(torch.randn(4000, 1000, device="cuda"))
+"""
+
+
+def test_a_run_that_fits_says_with_its_peak_what_to_change(tmp_path: Path) -> None:
+    (tmp_path / "evaluate.py").write_text(EVALUATES, "utf-8")
+    run = called(tmp_path, "run", "--on", "h100", "--save-dir", "out", "evaluate.py")
+    assert run.returncode == 0, run.stderr
+    said = " ".join(run.stdout.split())
+    change = "Evaluate under `with torch.no_grad():` (or torch.inference_mode()): in a replay"
+    assert said.index("Peak: ") < said.index(change) < said.index("What filled it")
+    assert peak_of(tmp_path / "out")["first_changes"][0]["cause"] == "gradients in evaluation"
+    assert change in (tmp_path / "out" / "memory_timeline.html").read_text("utf-8")
+    again = called(tmp_path, "snapshot", "out/memory_snapshot.pkl")
+    assert change in " ".join(again.stdout.split())
+
+
 def test_out_of_memory_is_torchs_own_and_explained(tmp_path: Path) -> None:
     run = called(tmp_path, "--on", "h100:1GiB", "--batch-size", "64", "--save-dir", "out")
     assert run.returncode == 1

@@ -80,4 +80,5 @@ def test_the_files_join_nothing_anew_and_find_the_invocations_of_each_cycle_once
     calls.clear()
     monkeypatch.setattr("tracer.analysis.profiles.allocator_join.join_entries", None)
     assert [one.error for one in write_outputs(results, tmp_path)] == [None] * 9
-    assert calls == {"op_instances": len(results.findings.cycles)}
+    # Once as it is, and once more with what the blocks are.
+    assert calls == {"op_instances": len(results.findings.cycles), "snapshot_in_memory": 2}

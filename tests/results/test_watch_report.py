@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from tests.watched import report_of
 from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.groups import Group
-from tracer.analysis.snapshots.sites import Site
+from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.results.watch_report import WatchReport
 
 
-def group(kind: Kind, size: int) -> Group:
-    return Group(size, 1, kind, "", False, Site("f", "a.py", 1), ())
+def group(kind: Kind, size: int) -> SnapshotRow:
+    return SnapshotRow(size, 1, kind.name, None, "", "", None, "f", "a.py", 1)
 
 
 def test_kinds_sum_to_the_groups_the_largest_first() -> None:

@@ -6,9 +6,10 @@ column of truths, `in_backward`, or of its negation, `not in_step`; of several j
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -16,12 +17,27 @@ from tracer.analysis.kinds import Evidence, Kind
 from tracer.arrays import Bool, Int, PerBlock
 
 OR, NOT = " or ", "not "
+_Table = TypeVar("_Table")
 
 
 class HasLength(Protocol):
     """A table whose columns are attributes."""
 
     def __len__(self) -> int: ...
+
+
+class FactsOf(Generic[_Table]):
+    """Makers of a table's facts: columns of one function each, computed when asked for and kept."""
+
+    @staticmethod
+    def truth(of: Callable[[_Table], PerBlock[Bool]]) -> cached_property[PerBlock[Bool]]:
+        """A fact that is true of a block or not."""
+        return cached_property(of)
+
+    @staticmethod
+    def number(of: Callable[[_Table], PerBlock[Int]]) -> cached_property[PerBlock[Int]]:
+        """A fact that is a number; -1 is none."""
+        return cached_property(of)
 
 
 @dataclass(frozen=True, slots=True)

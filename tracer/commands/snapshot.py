@@ -387,7 +387,12 @@ def _print(explained: ExplainedSnapshot, console: Console, path: Path, top: int)
         if index not in failed:
             print_first(index)
 
-    print_snapshot(explained.finding, console, file=str(path), top=top, more=print_more, behind_failure=print_first)
+    def why(index: int) -> str:
+        return changes.much_is_saved if (changes := first.get(index)) is not None else ""
+
+    print_snapshot(
+        explained.finding, console, file=str(path), top=top, more=print_more, behind_failure=print_first, why=why
+    )
 
 
 def _moments(

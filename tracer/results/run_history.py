@@ -8,7 +8,11 @@ from typing import Any, TypeVar
 
 from tracer.analysis.profiles.failed_allocation import FailedAllocation, failed_allocation
 from tracer.analysis.profiles.findings import CycleFindings, Findings, with_allocator_history
+from tracer.analysis.profiles.held_now import last_seen
 from tracer.analysis.profiles.labels import label_snapshot, labels_of
+from tracer.analysis.snapshots.findings import replay_snapshot
+from tracer.analysis.snapshots.first_changes import FirstChanges, first_changes
+from tracer.analysis.snapshots.modelled import model_device
 from tracer.analysis.snapshots.oom import device_out_of_memory
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.errors import SnapshotError
@@ -16,6 +20,8 @@ from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import snapshot_in_memory
 
 _Answer = TypeVar("_Answer")
+_SAME_PEAK = 0.05
+"""By how much the peaks of a history and of a recording differ at most, where one rounds sizes up."""
 
 
 class RunHistory:
@@ -34,6 +40,7 @@ class RunHistory:
         """Prepare; nothing is read."""
         self.snapshot, self.num_later = snapshot, num_later
         self._labelled: tuple[CycleFindings, dict[str, Any]] | None = None
+        self._first: tuple[Findings, FirstChanges | None] | None = None
         self.notes: list[str] = []
 
     @cached_property
@@ -87,6 +94,29 @@ class RunHistory:
             return failed_allocation(columns, findings, known, device_type=kind, was_evaluating=was_evaluating)
 
         return self._or_note(explained)
+
+    def first_changes(self, findings: Findings, known: KnownStorages) -> FirstChanges | None:
+        """What to try first against the largest peak, replayed; None where the history is of another peak.
+
+        It is read as memory_snapshot.pkl would be, so that the file tells the same.
+        """
+        if self.columns is None:
+            return None
+        if self._first is None or self._first[0] is not findings:
+            self._first = findings, self._or_note(lambda: self._changes_at_peak(findings, known))
+        return self._first[1]
+
+    def _changes_at_peak(self, findings: Findings, known: KnownStorages) -> FirstChanges | None:
+        labelled = self.labelled(findings, known)
+        columns = self.columns if labelled is self.snapshot else snapshot_in_memory(labelled or {})
+        assert columns is not None
+        index = int(findings.device.partition(":")[2] or 0)
+        replayed = replay_snapshot(columns, device=index, held=last_seen(known, findings.device))
+        (device,) = replayed.devices
+        peak_bytes = findings.worst.peak.peak_bytes
+        if abs(int(device.replay.requested_bytes.max()) - peak_bytes) > _SAME_PEAK * peak_bytes:
+            return None
+        return first_changes(replayed, device, model_device(device))
 
     def _or_note(self, answer: Callable[[], _Answer]) -> _Answer | None:
         try:

@@ -29,6 +29,7 @@ from tracer.results.run_history import RunHistory
 from tracer.working_folder import working_folder
 
 if TYPE_CHECKING:
+    from tracer.analysis.snapshots.first_changes import FirstChanges
     from tracer.capture.objects.parameter_origins import Parameter
 
 
@@ -78,6 +79,13 @@ class RunResults:
         if self.eager is None or self.findings is None:
             return None
         return compared_with_eager(self.findings, self.eager)
+
+    @property
+    def first_changes(self) -> FirstChanges | None:
+        """What to try first, replayed on the allocator's history; None where there is none of the peak."""
+        if self.failed_allocation is not None:
+            return self.failed_allocation.first
+        return None if self.findings is None else self.history.first_changes(self.findings, self.known)
 
     @property
     def rows(self) -> tuple[PeakRow, ...]:

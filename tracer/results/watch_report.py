@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.steps.step_findings import StepFindings
 from tracer.arrays import totals_by
@@ -68,7 +68,7 @@ class WatchReport:
     reserved_bytes: int | None  # Held from the driver at that moment; likewise
     # The last allocation that failed, explained; None if none did, or there is no history.
     out_of_memory: OutOfMemory | None
-    groups: tuple[Group, ...]  # What was in use then, by line and kind; of the allocator's history
+    groups: tuple[SnapshotRow, ...]  # What was in use then, by line and kind; of the allocator's history
     outlived: tuple[OutlivedMemory, ...]  # What outlived the step after its own and is of no kind that stays
     ledger: DeviceLedger | None  # The whole device; None where its driver does not say
     history_steps: int | None  # How many of the last steps the history has in full

@@ -11,7 +11,7 @@ from tracer.analysis.operators.invocations import OpInstances, op_instances
 from tracer.analysis.operators.memory_report import memory_report
 from tracer.analysis.operators.run_times import RunTimes, run_times
 from tracer.analysis.profiles.findings import Findings, find_on_other_device
-from tracer.analysis.profiles.held_now import held_at_failure
+from tracer.analysis.profiles.held_now import held_at_failure, last_seen
 from tracer.analysis.profiles.labels import labels_of
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.oom import device_out_of_memory
@@ -198,6 +198,7 @@ def _write_page(material: Material, path: Path) -> None:
         notes=notes,
         slow_modules=_slow_modules(material, findings),
         failed=results.failed_allocation,
+        first=results.first_changes,
         known=known,
         against_eager=results.against_eager,
         advice=results.advice,
@@ -245,14 +246,14 @@ def _write_page_of_history(material: Material, path: Path) -> None:
         state.device: held_at_failure(results.known, f"{kind}:{state.device}", results.findings)
         for state in columns.devices
     }
-    replayed = replay_snapshot(columns, held=results.known.words_at(), held_now=now)
+    replayed = replay_snapshot(columns, held=last_seen(results.known), held_now=now)
     finding = explain_replayed(replayed)
     if finding.worst is None:
         raise OutputError(
             "The allocator's history has no device with memory, so there is no page.", hint="Record a later step."
         )
     failing = device_out_of_memory(columns)
-    tried = results.failed_allocation.first if results.failed_allocation is not None else None
+    tried = results.first_changes
     first = {failing: tried} if failing is not None and tried is not None else {}
     caveat = results.origin.caveat
     write_snapshot_page(replayed, finding, path, run=run_description(results), caveat=caveat, first=first)
@@ -338,6 +339,7 @@ def _write_peak_json(material: Material, path: Path) -> None:
         values_read=results.values_read,
         graph_pools=findings.graph_pools,
         failed=results.failed_allocation,
+        first=results.first_changes,
     )
     write_json(path, document)
 

@@ -9,7 +9,7 @@ import torch
 from tracer.analysis.peak_diff import SavedPeak
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.results.null_run import caveat_of
 from tracer.snapshot.load import snapshot_in_memory
@@ -60,7 +60,7 @@ def _counted(counter: str, device: torch.device) -> int:
 
 def _rows(history: AllocatorHistory, size_bytes: int) -> tuple[PeakRow, ...]:
     """Rows by kind and line, and what the allocator has rounded up, which sum to the peak."""
-    groups: tuple[Group, ...] = ()
+    groups: tuple[SnapshotRow, ...] = ()
     if history.snapshot is not None and size_bytes:
         columns = snapshot_in_memory(dict(history.snapshot))
         if any(state.device == history.device.index for state in columns.devices):
@@ -71,7 +71,7 @@ def _rows(history: AllocatorHistory, size_bytes: int) -> tuple[PeakRow, ...]:
     return (*rows, PeakRow(rest, 1, ROUNDING, None, "", "", None, None, None, None)) if rest else tuple(rows)
 
 
-def _row(group: Group) -> PeakRow:
+def _row(group: SnapshotRow) -> PeakRow:
     site = group.site
     return PeakRow(
         group.bytes, group.count, group.kind.words, None, group.evidence, "", None, site.frame, site.file, site.line

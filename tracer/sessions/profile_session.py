@@ -308,6 +308,8 @@ class ProfileSession(Session):
             kind, trace = (type(error), error.__traceback__) if error is not None else (None, None)
             self._guarded(lambda: profiler.__exit__(kind, error, trace))
             torch_profiler.let_go_of(profiler)
+        if self.history.snapshot is None and self._tracer.num_cycles:  # the first step was recorded alone
+            self._guarded(lambda: self.history.dump(self._tracer.num_cycles - 1))
         self._guarded(self._stop_hearing)
         self._guarded(self._hooks.stop)
         self._guarded(self._compile_watch.stop)

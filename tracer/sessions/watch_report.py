@@ -13,7 +13,7 @@ from torch import Tensor
 from tracer.analysis.profiles.held_now import held_now
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.first_changes import first_changes, with_cause
-from tracer.analysis.snapshots.groups import Group, group_rows
+from tracer.analysis.snapshots.groups import SnapshotRow, group_rows
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.modelled import model_device
 from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory, in_evaluation
@@ -247,7 +247,7 @@ class _History:
     """The allocator's history of the watched device, replayed."""
 
     device: ReplayedDevice
-    groups: tuple[Group, ...]
+    groups: tuple[SnapshotRow, ...]
     out_of_memory: OutOfMemory | None
     num_steps: int | None
 

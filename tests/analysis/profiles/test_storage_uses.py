@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.training_steps import record
 from tracer.analysis.profiles.attribution import attribute
-from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
+from tracer.analysis.profiles.storage_uses import StorageUses
 from tracer.analysis.profiles.torch_categories import categorize
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
@@ -19,7 +19,7 @@ from tracer.capture.recording import Recording
 
 def uses_of(step: Callable[[], object]) -> tuple[Recording, StorageUses]:
     recording = read_recording(record(step)[0])
-    return recording, storage_uses(recording, categorize(recording), attribute(recording))
+    return recording, StorageUses(recording, categorize(recording), attribute(recording))
 
 
 def keys_of(recording: Recording, tensor: Tensor) -> list[int]:

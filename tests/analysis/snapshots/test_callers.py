@@ -13,7 +13,7 @@ from tests.analysis.snapshots.test_findings import BASE, MALLOC, MIB, TORCH, UNW
 from tests.snapshot.dumps import Row, block, entry, frame, segment, snapshot, write
 from tests.snapshot.explained import explain_snapshot
 from tracer.analysis.snapshots.findings import SnapshotFinding
-from tracer.analysis.snapshots.groups import CallerShare, Group
+from tracer.analysis.snapshots.groups import CallerShare, SnapshotRow
 from tracer.exporters.json_documents.header import record_values
 from tracer.snapshot.load import load_snapshot
 
@@ -38,12 +38,12 @@ def finding_of(path: Path, *stacks: list[Row]) -> SnapshotFinding:
     return explain_snapshot(load(path, snapshot(trace, [segment(BASE, 64 * MIB * len(stacks), blocks)])))
 
 
-def group_of(path: Path, *stacks: list[Row]) -> Group:
+def group_of(path: Path, *stacks: list[Row]) -> SnapshotRow:
     (group,) = finding_of(path, *stacks).devices[0].peak.groups
     return group
 
 
-def shown(group: Group) -> list[tuple[int | None, int, int]]:
+def shown(group: SnapshotRow) -> list[tuple[int | None, int, int]]:
     return [(_line(share), share.bytes // MIB, share.count) for share in group.callers]
 
 

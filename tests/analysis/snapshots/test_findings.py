@@ -271,9 +271,9 @@ def test_parameters_and_state_from_before_are_a_ratio(tmp_path: Path) -> None:
     assert any(said in note for note in device.notes)
     assert {group.kind.words for group in device.peak.groups if group.is_before_recording} == {"before recording"}
     # Whoever recorded it knew what it held: then something does tell them apart.
-    known = {each["address"]: "parameter" if i % 3 == 0 else "optimizer state" for i, each in enumerate(held)}
+    known = {each["address"]: Kind.PARAMETER if i % 3 == 0 else Kind.OPTIMIZER_STATE for i, each in enumerate(held)}
     (device,) = explain_replayed(replay_snapshot(loaded, held=known)).devices
-    assert {group.kind.words for group in device.peak.groups if group.is_before_recording} == set(known.values())
+    assert {group.kind for group in device.peak.groups if group.is_before_recording} == set(known.values())
     assert not any("gradient of their size" in note for note in device.notes)
 
 

@@ -23,7 +23,6 @@ from tests.analysis.snapshots.test_findings import (
 from tests.snapshot.dumps import Row, block, entry, freed, segment, snapshot
 from tests.snapshot.explained import explain_snapshot
 from tracer.allocator.reserving import OutOfMemoryError
-from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.findings import DeviceFinding
 from tracer.analysis.snapshots.first_changes import FirstChange, FirstChanges, with_cause
 from tracer.analysis.snapshots.oom import OutOfMemory, in_evaluation
@@ -240,7 +239,8 @@ def test_a_missing_number_is_not_zero(tmp_path: Path) -> None:
 def test_what_an_evaluation_keeps_is_said_from_a_fifth_on(kept: int, is_said: bool, tmp_path: Path) -> None:
     (event,) = TestOutOfMemory().explain(tmp_path, asked=2 * MIB, free=0).oom
     (group,) = event.groups
-    groups = (replace(group, kind=Kind.ACTIVATION, bytes=kept), replace(group, kind=Kind.PARAMETER, bytes=100 - kept))
+    kinds = (("ACTIVATION", kept), ("PARAMETER", 100 - kept))
+    groups = tuple(replace(group, category=kind, bytes=size) for kind, size in kinds)
     found = in_evaluation(replace(event, groups=groups, requested_bytes=100))
     assert found.in_evaluation is is_said
     assert found.advice.endswith(event.advice) and ("torch.no_grad()" in found.advice) is is_said

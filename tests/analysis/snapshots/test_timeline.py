@@ -22,9 +22,11 @@ from tests.analysis.snapshots.test_findings import (
     ZERO,
     load,
 )
+from tests.histories import known_of
 from tests.snapshot.dumps import REAL_FILES, Row, block, entry, freed, segment, snapshot
 from tests.snapshot.explained import allocated_after
-from tracer.analysis.kinds import LAYERS
+from tracer.analysis.kinds import LAYERS, Kind
+from tracer.analysis.profiles.held_now import last_seen
 from tracer.analysis.snapshots.findings import ReplayedSnapshot, explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.timeline import DeviceTimeline, device_timeline, forward_runs
@@ -59,13 +61,8 @@ def check(replayed: ReplayedSnapshot) -> None:
         )
 
 
-NAMELESS = (Role.HELD, Role.ARGUMENT, Role.SAVED, Role.LEAF, Role.IDLE)
-OF_BUCKETS = {Role.BUCKET: "communication"}
-ROLES = [OF_BUCKETS.get(role, role.name.lower().replace("_", " ")) for role in Role if role not in NAMELESS]
-
-
-@pytest.mark.parametrize("word", ROLES)
-def test_what_was_held_is_the_same_in_the_curves_the_peak_and_the_page(word: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", last_seen(known_of(*((0, int(role), 8, role, "") for role in Role))).values())
+def test_what_was_held_is_the_same_in_the_curves_the_peak_and_the_page(kind: Kind, tmp_path: Path) -> None:
     """A run whose first step has no memory left: 512 bytes from before, of which only the program knows what they are.
 
     Every role that a session observes has a kind and a category.
@@ -74,18 +71,18 @@ def test_what_was_held_is_the_same_in_the_curves_the_peak_and_the_page(word: str
     pieces = [block(BASE, 512), block(BASE + 4096, 100)]
     objects = snapshot([made], [segment(piece["address"], piece["size"], [piece]) for piece in pieces])
     loaded = load(tmp_path / "snapshot.pkl", objects)
-    replayed = replay_snapshot(loaded, held={BASE: word, BASE + 4096: "parameter"})
+    replayed = replay_snapshot(loaded, held={BASE: kind, BASE + 4096: Kind.PARAMETER})
     check(replayed)
     (one,), finding = replayed.devices, explain_replayed(replayed)
     curves = {kind.words: level.tolist() for kind, level in timeline_of(replayed, one).levels.items()}
-    assert curves == {word: [512, 512], "not known": [0, 100]}  # what was made since lies elsewhere
+    assert curves == {kind.words: [512, 512], "not known": [0, 100]}  # what was made since lies elsewhere
     kinds = {group.kind.words: group.evidence for group in finding.devices[0].peak.groups}
-    assert kinds[word] == "address of a live, named tensor when the recording began"
+    assert kinds[kind.words] == "address of a live, named tensor when the recording began"
     page = snapshot_page(replayed, finding, 0, timeline_of(replayed, one), run={})
     assert page.peak is not None
     in_page = {series.name: int(series.values_bytes[-1]) for series in page.series}
     assert in_page == {share.name: share.bytes for share in page.peak.breakdown}
-    assert in_page == {word.upper().replace(" ", "_"): 512, "UNKNOWN": 100}
+    assert in_page == {kind.name: 512, "UNKNOWN": 100}
 
 
 def test_by_hand(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.histories import known_of
 from tracer.analysis.kinds import Kind
-from tracer.analysis.profiles.held_now import held_now
+from tracer.analysis.profiles.held_now import held_now, last_seen
 from tracer.capture.device.device_blocks import DeviceBlocks
 from tracer.capture.objects import storage_observer
 from tracer.capture.objects.known_storages import KnownStorages, Role
@@ -173,7 +173,7 @@ def test_a_workspace_is_where_no_tensor_lies() -> None:
     found = rows(observer.observations())
     assert [(name, role) for name, role, *_ in found] == [("tensor", Role.HELD), ("cuBLAS", Role.WORKSPACE)]
     assert found[1][2:4] == (1 << 20, 8519680)
-    assert observer.observations().words_at() == {}
+    assert last_seen(observer.observations()) == {}
 
 
 def test_a_bucket_of_gradients_is_where_nothing_lies_that_has_a_name() -> None:
@@ -202,7 +202,7 @@ def test_a_tensor_in_idle_memory_holds_nothing_until_a_look_says_otherwise() -> 
     assert rows(observer.observations()) == [("x1", Role.INPUT, used.data_ptr(), 16, "cpu"), piece]
     observer.observe(inputs(idle), blocks={"cpu": DeviceBlocks()})
     assert rows(observer.observations())[2:] == [("x0", Role.INPUT, begin, 16, "cpu")]
-    assert observer.observations().words_at() == {begin: "input", used.data_ptr(): "input"}
+    assert last_seen(observer.observations()) == {begin: Kind.INPUT, used.data_ptr(): Kind.INPUT}
 
 
 def test_a_storage_takes_what_the_allocators_block_does() -> None:

@@ -8,7 +8,6 @@ Shapes: B blocks, K storages, O operators.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -21,9 +20,10 @@ from tracer.analysis.profiles.backward_passes import OutermostCalls, backward_pa
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.collectives import given_to_reducer
 from tracer.analysis.profiles.observed_storages import DeviceRecording
-from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
+from tracer.analysis.profiles.storage_uses import StorageUses
 from tracer.analysis.profiles.time_spans import TimeSpans, enclosing, merged
 from tracer.analysis.profiles.torch_categories import Categories, Category
+from tracer.analysis.rules import FactsOf
 from tracer.arrays import Bool, Bools, Int, PerBlock, PerKey, at
 from tracer.block_sizes import MIN_BLOCK_BYTES
 from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
@@ -43,7 +43,7 @@ _FOREVER = np.iinfo(np.int64).max
 _SMALL = 1 << 20
 _ADDS = ("aten::add_", "aten::add")
 _ELEMENT_BYTES = (1, 2, 4, 8, 16)
-_KIND_OF_ROLE = {
+KIND_OF_ROLE = {
     Role.PARAMETER: Kind.PARAMETER,
     Role.BUFFER: Kind.BUFFER,
     Role.GRADIENT: Kind.GRADIENT,
@@ -52,15 +52,7 @@ _KIND_OF_ROLE = {
     Role.ARGUMENT: Kind.INPUT,
 }
 
-
-def truth(of: Callable[[Facts], PerBlock[Bool]]) -> cached_property[PerBlock[Bool]]:
-    """A fact that is true of a block or not."""
-    return cached_property(of)
-
-
-def number(of: Callable[[Facts], PerBlock[Int]]) -> cached_property[PerBlock[Int]]:
-    """A fact that is a number; -1 is none."""
-    return cached_property(of)
+truth, number = FactsOf["Facts"].truth, FactsOf["Facts"].number
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +86,7 @@ class Facts:
     @cached_property
     def uses(self) -> StorageUses:
         """What operators did with each storage."""
-        return storage_uses(self.recording, self.categories, self.attribution)
+        return StorageUses(self.recording, self.categories, self.attribution)
 
     @cached_property
     def passes(self) -> TimeSpans:
@@ -169,7 +161,7 @@ class Facts:
     def kind_of_role(self) -> PerBlock[Int]:
         """A leaf of nobody's is a parameter if the program trains it, else points that it was called with."""
         of_role = np.full(max(Role) + 1, Kind.UNKNOWN, np.int64)
-        for role, kind in _KIND_OF_ROLE.items():
+        for role, kind in KIND_OF_ROLE.items():
             of_role[role] = kind
         of_leaf = np.where(self.is_trained, int(Kind.PARAMETER), int(Kind.INPUT))
         return np.where(self.role == Role.LEAF, of_leaf, of_role[self.role])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tracer.analysis.profiles.findings import Findings
-from tracer.analysis.profiles.held_now import held_at_failure
+from tracer.analysis.profiles.held_now import held_at_failure, last_seen
 from tracer.analysis.profiles.peak import PeakReport
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.first_changes import FirstChanges, first_changes, with_cause
@@ -53,7 +53,7 @@ def failed_allocation(
         return None
     device = f"{device_type}:{index}"
     now = held_at_failure(known, device, findings)
-    replayed = replay_snapshot(snapshot, device=index, held=known.words_at(device), held_now={index: now})
+    replayed = replay_snapshot(snapshot, device=index, held=last_seen(known, device), held_now={index: now})
     (one,) = replayed.devices
     event = last_out_of_memory(one)
     if was_evaluating:

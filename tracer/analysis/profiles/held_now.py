@@ -5,17 +5,27 @@ from __future__ import annotations
 from typing import Final
 
 from tracer.analysis.kinds import Kind
+from tracer.analysis.profiles.block_facts import KIND_OF_ROLE
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.snapshots.kind_finder import NOTHING_HELD, HeldNow
 from tracer.arrays import Rows
-from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
+from tracer.capture.objects.known_storages import KnownStorages, Role
 
-_KINDS: Final = {
-    **{role: Kind[role.name] for role in (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.OPTIMIZER_STATE)},
-    Role.WORKSPACE: Kind.WORKSPACE,
-    Role.BUCKET: Kind.COMMUNICATION,
-    **dict.fromkeys(BATCH, Kind.INPUT),
-}
+_KINDS: Final = {**KIND_OF_ROLE, Role.WORKSPACE: Kind.WORKSPACE, Role.BUCKET: Kind.COMMUNICATION}
+
+
+def last_seen(known: KnownStorages, device: str | None = None) -> dict[int, Kind]:
+    """The kind of the tensor that lay at each address when it was last observed.
+
+    Args:
+        device: Name; None is all, whose addresses differ under CUDA.
+    """
+    columns = zip(known.address.tolist(), known.role.tolist(), known.device.tolist(), strict=True)
+    return {
+        address: _KINDS[Role(role)]
+        for address, role, at in columns
+        if role in _KINDS and role != Role.WORKSPACE and device in (None, known.devices[at])
+    }
 
 
 def held_now(known: KnownStorages, device: str, rows: Rows | None = None) -> HeldNow:

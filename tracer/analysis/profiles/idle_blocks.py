@@ -102,15 +102,14 @@ class _IdleFinder:
         self.evidence = cycle.blocks.evidence[self.row]
         self.busy_since_ns = self._start_of_operator(int(recording.allocations.op[event]))
         self.made_ns, self.freed_ns = self.facts.made_ns[self.row], self.facts.freed_ns[self.row]
-        self.last_used_ns = at(self.facts.uses.last_used_ns, self.key, _NEVER)
+        self.uses = self.facts.uses
+        self.last_used_ns = at(self.uses.last_used_ns, self.key, _NEVER)
         # Made in an earlier step than that of the peak, or before.
         self.is_from_earlier = self.facts.step[self.row] < int(cycle.attribution.allocation_step[event])
         # All of the step in which it was made was recorded, and so what it was for.
         self.is_whole = np.asarray(cycle.is_whole | self.is_from_earlier, np.bool_)
         flow = recording.flow
         self.edge_ns: PerEdge[Int] = flow.node_time_ns[flow.edge_node]
-        self.reads: PerEdge[Bool] = ~flow.edge_allocated & ~flow.edge_freed
-        self.num_keys = len(recording.keys.id)
 
     def run(self) -> IdleBlocks:
         calls, call = self.facts.model_calls, self.facts.call[self.row]
@@ -160,7 +159,7 @@ class _IdleFinder:
         blocks, lifetimes = self.cycle.blocks, self.cycle.lifetimes
         starts = self.cycle.recording.step_starts_ns
         made_in = np.searchsorted(starts, self.facts.made_ns, side="right")
-        used_in = np.searchsorted(starts, at(self.facts.uses.last_used_ns, lifetimes.key, _NEVER), side="right")
+        used_in = np.searchsorted(starts, at(self.uses.last_used_ns, lifetimes.key, _NEVER), side="right")
         _, place = np.unique(
             np.stack([at(self.cycle.recording.ops.name, blocks.op, _NEVER), blocks.frame]), axis=1, return_inverse=True
         )
@@ -179,9 +178,7 @@ class _IdleFinder:
 
     def _used_in(self, key: PerBlock[Int]) -> PerBlock[Int]:
         """[B] the last backward pass that used each, or -1."""
-        flow, last_ns = self.cycle.recording.flow, np.full(self.num_keys, _NEVER, np.int64)
-        by_backward = self.reads & flow.node_backward[flow.edge_node]
-        np.maximum.at(last_ns, flow.edge_key[by_backward], self.edge_ns[by_backward])
+        last_ns = self.uses.last_ns(self.uses.reads & self.uses.of_backward)
         return enclosing(*self.facts.passes, at(last_ns, key, _NEVER))
 
     def _outlives_backward(self) -> Bools:
@@ -213,7 +210,7 @@ class _IdleFinder:
             return is_gradient
         is_zeroing = enclosing(*self._spans_of(_ZEROING), self.edge_ns) >= 0
         edge_key = self.cycle.recording.flow.edge_key
-        edges = np.flatnonzero(self.reads & np.isin(edge_key, self.key[is_gradient]))
+        edges = np.flatnonzero(self.uses.reads & np.isin(edge_key, self.key[is_gradient]))
         edges = edges[np.argsort(self.edge_ns[edges], kind="stable")]
         uses: dict[int, list[tuple[int, bool]]] = {}
         columns = (edge_key[edges], self.edge_ns[edges], is_zeroing[edges])
@@ -274,12 +271,9 @@ class _IdleFinder:
         if not candidates.any():
             return candidates
         of_loss = enclosing(*self._spans_of(_OF_LOSSES), self.edge_ns) >= 0
-        in_loss = np.zeros(self.num_keys, bool)
-        in_loss[flow.edge_key[self.reads & of_loss]] = True
-        narrow_nodes = np.zeros(len(flow.node_time_ns), bool)
-        narrow_nodes[flow.edge_node[self.reads & is_narrow[dtype[flow.edge_key]]]] = True
-        from_narrow = np.zeros(self.num_keys, bool)
-        from_narrow[flow.edge_key[flow.edge_allocated & narrow_nodes[flow.edge_node]]] = True
+        in_loss = self.uses.keys_of(self.uses.reads & of_loss)
+        narrow_nodes = self.uses.nodes_with(self.uses.reads & is_narrow[dtype[flow.edge_key]])
+        from_narrow = self.uses.keys_of(flow.edge_allocated & narrow_nodes[flow.edge_node])
         in_forward = self.cycle.blocks.phase[self.row] == Phase.FORWARD
         return np.asarray(candidates & in_forward & at(in_loss & from_narrow, self.key, False), np.bool_)
 

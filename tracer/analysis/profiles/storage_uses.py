@@ -13,6 +13,7 @@ from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.backward_passes import loader_calls
 from tracer.analysis.profiles.time_spans import enclosing
 from tracer.analysis.profiles.torch_categories import Categories
+from tracer.analysis.rules import FactsOf
 from tracer.arrays import Bool, Int, PerEdge, PerKey, PerNode, at
 from tracer.capture.recording import DataFlow, Recording
 
@@ -25,163 +26,146 @@ _MOVES = _PUTS_TOGETHER | frozenset(
 _MAX_NODES_FOLLOWED = 1000
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+truth, number = FactsOf["StorageUses"].truth, FactsOf["StorageUses"].number
+
+
+@dataclass(frozen=True, eq=False)
 class StorageUses:
-    """Uses of each storage, as columns [K]."""
+    """Uses of each storage, as columns [K]; -1 is none."""
 
-    used_by_backward: PerKey[Bool]  # An autograd node, or Python code that it called, used it or let go of it
-    last_used_by_backward_ns: PerKey[Int]  # When one did for the last time; -1 for none
-    last_used_ns: PerKey[Int]  # When an operator used it for the last time; -1 for none
-    # Made in the recording by a module, or by an operator out of other tensors: neither read from somewhere, nor drawn
-    # at random, nor put together of what was there.
-    is_computed: PerKey[Bool]
-    # Made outside of modules, out of nothing or of tensors that were there before the step, and no mere piece of
-    # another such one.
-    is_source: PerKey[Bool]
-    is_trained: PerKey[Bool]  # An operator that was given other tensors wrote to it
-    # There before the recording, and of those that forward uses: beside a parameter, or, like a target, with what
-    # parameters have made and behind the last of them.
-    is_target: PerKey[Bool]
+    recording: Recording
+    categories: Categories
+    attribution: Attribution
 
+    # ---- what they are made of ---------------------------------------------------------------------------------------
 
-def storage_uses(recording: Recording, categories: Categories, attribution: Attribution) -> StorageUses:
-    """Find what operators did with each storage."""
-    return _Uses(recording, categories, attribution).run()
+    @property
+    def num_keys(self) -> int:
+        """Storages."""
+        return len(self.recording.keys.id)
 
+    def keys_of(self, chosen: PerEdge[Bool]) -> PerKey[Bool]:
+        """Storages that have one of some edges."""
+        has_edge: PerKey[Bool] = np.zeros(self.num_keys, bool)
+        has_edge[self.recording.flow.edge_key[chosen]] = True
+        return has_edge
 
-class _Uses:
-    def __init__(self, recording: Recording, categories: Categories, attribution: Attribution) -> None:
-        self.recording, self.categories, self.attribution = recording, categories, attribution
-        flow = recording.flow
-        self.num_keys, self.num_nodes = len(recording.keys.id), len(flow.node_time_ns)
-        self.uses: PerEdge[Bool] = ~flow.edge_allocated
-        self.edge_ns: PerEdge[Int] = flow.node_time_ns[flow.edge_node]
-        self.allocation = self._allocations()
+    def nodes_with(self, chosen: PerEdge[Bool]) -> PerNode[Bool]:
+        """Nodes that have one of some edges."""
+        has_edge: PerNode[Bool] = np.zeros(len(self.recording.flow.node_time_ns), bool)
+        has_edge[self.recording.flow.edge_node[chosen]] = True
+        return has_edge
 
-    def run(self) -> StorageUses:
+    def last_ns(self, chosen: PerEdge[Bool]) -> PerKey[Int]:
+        """Time of the last of some edges."""
+        last: PerKey[Int] = np.full(self.num_keys, -1, np.int64)
         edges = self.recording.flow
-        by_backward = self.uses & edges.node_backward[edges.edge_node]
-        reads = self.uses & ~edges.edge_freed
-        last_backward_ns = self._last(by_backward)
-        is_given, moves, puts_together = self._makers(reads)
-        is_inside = at(self.attribution.allocation_module, self.allocation, -1) >= 0
-        was_allocated = self.allocation >= 0
-        from_loader = was_allocated & (enclosing(*loader_calls(self.recording), self._made_ns()) >= 0)
-        return StorageUses(
-            used_by_backward=last_backward_ns >= 0,
-            last_used_by_backward_ns=last_backward_ns,
-            last_used_ns=self._last(reads),
-            is_computed=was_allocated & (is_inside | (is_given & ~moves)) & ~from_loader,
-            is_source=self._sources(was_allocated & ~is_inside, is_given, moves, puts_together, from_loader, reads),
-            is_trained=self._trained(reads),
-            is_target=self._targets(~was_allocated, reads),
-        )
+        np.maximum.at(last, edges.edge_key[chosen], edges.node_time_ns[edges.edge_node[chosen]])
+        return last
 
-    # ------------------------------------------------------------------------------------------------ who made it
-    def _allocations(self) -> PerKey[Int]:
-        """[K] row of the allocation that made it, or -1."""
+    def made_by(self, operators: frozenset[str]) -> PerKey[Bool]:
+        """Whether one of these operators made it."""
+        name = at(self.recording.ops.name, at(self.recording.allocations.op, self.allocation, -1), -1)
+        return self.recording.is_text(lambda text: text.removeprefix("aten::") in operators)[name]
+
+    @number
+    def allocation(self) -> PerKey[Int]:
+        """Row of the allocation that made it."""
         allocations = self.recording.allocations
         allocation_of_key: PerKey[Int] = np.full(self.num_keys, -1, np.int64)
         rows = np.flatnonzero((allocations.key >= 0) & (allocations.size_bytes > 0))
         allocation_of_key[allocations.key[rows]] = rows
         return allocation_of_key
 
-    def _made_ns(self) -> PerKey[Int]:
-        return at(self.recording.allocations.time_ns, self.allocation, -1)
+    reads = truth(lambda f: ~f.recording.flow.edge_allocated & ~f.recording.flow.edge_freed)  # [X]
+    of_backward = truth(lambda f: f.recording.flow.node_backward[f.recording.flow.edge_node])  # [X]
+    made_ns = number(lambda f: at(f.recording.allocations.time_ns, f.allocation, -1))
+    is_inside = truth(lambda f: at(f.attribution.allocation_module, f.allocation, -1) >= 0)  # Made by a module
+    from_loader = truth(lambda f: (f.allocation >= 0) & (enclosing(*loader_calls(f.recording), f.made_ns) >= 0))
 
-    def _makers(self, reads: PerEdge[Bool]) -> tuple[PerKey[Bool], PerKey[Bool], PerKey[Bool]]:
-        """[K] whether what made it was given tensors, only moves elements, and puts several tensors together."""
-        edges, ops = self.recording.flow, self.recording.ops
-        has_inputs = np.bincount(edges.edge_node[reads], minlength=self.num_nodes) > 0
-        is_given: PerKey[Bool] = np.zeros(self.num_keys, bool)
-        is_given[edges.edge_key[edges.edge_allocated]] = has_inputs[edges.edge_node[edges.edge_allocated]]
-        op = at(self.recording.allocations.op, self.allocation, -1)
-        name = at(ops.name, op, -1)
-        moves = self.recording.is_text(lambda text: text.removeprefix("aten::") in _MOVES)
-        puts = self.recording.is_text(lambda text: text.removeprefix("aten::") in _PUTS_TOGETHER)
-        return is_given, moves[name], puts[name]
-
-    def _last(self, chosen: PerEdge[Bool]) -> PerKey[Int]:
-        """[K] time of the last of some edges."""
-        last: PerKey[Int] = np.full(self.num_keys, -1, np.int64)
-        np.maximum.at(last, self.recording.flow.edge_key[chosen], self.edge_ns[chosen])
-        return last
-
-    def _trained(self, reads: PerEdge[Bool]) -> PerKey[Bool]:
+    @truth
+    def is_given(self) -> PerKey[Bool]:
+        """What made it was given tensors."""
         edges = self.recording.flow
-        given_several = np.bincount(edges.edge_node[reads], minlength=self.num_nodes) > 1
-        written = reads & edges.edge_mutated & ~edges.edge_allocated & given_several[edges.edge_node]
-        is_trained: PerKey[Bool] = np.zeros(self.num_keys, bool)
-        is_trained[edges.edge_key[written]] = True
-        return is_trained
+        return self.keys_of(edges.edge_allocated & self.nodes_with(self.reads)[edges.edge_node])
 
-    # ------------------------------------------------------------------------------------------------ data from outside
-    def _sources(
-        self,
-        outside: PerKey[Bool],
-        is_given: PerKey[Bool],
-        moves: PerKey[Bool],
-        puts_together: PerKey[Bool],
-        from_loader: PerKey[Bool],
-        reads: PerEdge[Bool],
-    ) -> PerKey[Bool]:
+    # ---- uses --------------------------------------------------------------------------------------------------------
+
+    # When an autograd node, or Python code that it called, used it or let go of it for the last time
+    last_used_by_backward_ns = number(lambda f: f.last_ns(~f.recording.flow.edge_allocated & f.of_backward))
+    used_by_backward = truth(lambda f: f.last_used_by_backward_ns >= 0)
+    last_used_ns = number(lambda f: f.last_ns(f.reads))  # When an operator did
+    # Made in the recording by a module, or by an operator out of other tensors: neither read from somewhere, nor drawn
+    # at random, nor put together of what was there
+    is_computed = truth(
+        lambda f: (f.allocation >= 0) & (f.is_inside | (f.is_given & ~f.made_by(_MOVES))) & ~f.from_loader
+    )
+
+    @truth
+    def is_trained(self) -> PerKey[Bool]:
+        """An operator that was given other tensors wrote to it."""
+        edges = self.recording.flow
+        given_several = np.bincount(edges.edge_node[self.reads], minlength=len(edges.node_time_ns)) > 1
+        return self.keys_of(self.reads & edges.edge_mutated & given_several[edges.edge_node])
+
+    @truth
+    def is_source(self) -> PerKey[Bool]:
+        """Made outside of modules, out of nothing or of tensors that were there before the step.
+
+        And no mere piece of another such one.
+        """
         phase = at(self.attribution.allocation_phase, self.allocation, Phase.OTHER)
-        outside = outside & ((phase == Phase.OTHER) | (phase == Phase.FORWARD))
+        outside = (self.allocation >= 0) & ~self.is_inside & ((phase == Phase.OTHER) | (phase == Phase.FORWARD))
         edges = self.recording.flow
         step = at(self.attribution.allocation_step, self.allocation, -1)
         maker: PerKey[Int] = np.full(self.num_keys, -1, np.int64)
         maker[edges.edge_key[edges.edge_allocated]] = edges.edge_node[edges.edge_allocated]
-        node_step: PerNode[Int] = np.full(self.num_nodes + 1, -1, np.int64)
+        node_step: PerNode[Int] = np.full(len(edges.node_time_ns) + 1, -1, np.int64)
         node_step[maker[maker >= 0]] = step[maker >= 0]
         was_there = step[edges.edge_key] < node_step[edges.edge_node]
-        is_source = outside & (~is_given | from_loader)
-        moved = outside & is_given & moves & ~is_source
+        is_source: PerKey[Bool] = outside & (~self.is_given | self.from_loader)
+        moved = outside & self.is_given & self.made_by(_MOVES) & ~is_source
         while True:
-            strange = reads & ~was_there & ~is_source[edges.edge_key]
-            is_pure: PerNode[Bool] = np.append(
-                np.bincount(edges.edge_node[strange], minlength=self.num_nodes) == 0, False
-            )
+            strange = self.reads & ~was_there & ~is_source[edges.edge_key]
+            is_pure: PerNode[Bool] = np.append(~self.nodes_with(strange), False)
             new = moved & is_pure[maker] & ~is_source
             if not new.any():
-                return is_source & ~self._pieces(is_source & puts_together, maker, reads)
+                return is_source & ~self._pieces(is_source & self.made_by(_PUTS_TOGETHER), maker)
             is_source = is_source | new
 
-    def _pieces(self, wholes: PerKey[Bool], maker: PerKey[Int], reads: PerEdge[Bool]) -> PerKey[Bool]:
-        """[K] whether nothing was done with it but to put it together with others."""
+    def _pieces(self, wholes: PerKey[Bool], maker: PerKey[Int]) -> PerKey[Bool]:
+        """Whether nothing was done with it but to put it together with others."""
         edges = self.recording.flow
-        puts_together: PerNode[Bool] = np.zeros(self.num_nodes, bool)
+        puts_together: PerNode[Bool] = np.zeros(len(edges.node_time_ns), bool)
         puts_together[maker[wholes]] = True
         of_whole = puts_together[edges.edge_node]
         # Views and looks at a size or a value make nothing and write nothing.
-        does_something = self._nodes_with((edges.edge_allocated & ~edges.edge_freed) | edges.edge_mutated)
-        is_piece, is_used_otherwise = (np.zeros(self.num_keys, bool) for _ in range(2))
-        is_piece[edges.edge_key[reads & of_whole]] = True
-        is_used_otherwise[edges.edge_key[reads & ~of_whole & does_something[edges.edge_node]]] = True
-        return np.asarray(is_piece & ~is_used_otherwise, np.bool_)
+        does_something = self.nodes_with((edges.edge_allocated & ~edges.edge_freed) | edges.edge_mutated)
+        is_used_otherwise = self.keys_of(self.reads & ~of_whole & does_something[edges.edge_node])
+        return self.keys_of(self.reads & of_whole) & ~is_used_otherwise
 
-    def _targets(self, before: PerKey[Bool], reads: PerEdge[Bool]) -> PerKey[Bool]:
-        edges, recording = self.recording.flow, self.recording
-        forward = reads & ~edges.node_backward[edges.edge_node]
+    @truth
+    def is_target(self) -> PerKey[Bool]:
+        """There before the recording, and of those that forward uses.
+
+        Beside a parameter, or, like a target, with what parameters have made and behind the last of them.
+        """
+        edges, before = self.recording.flow, self.allocation < 0
+        forward = self.reads & ~self.of_backward
         is_parameter: PerKey[Bool] = np.zeros(self.num_keys, bool)
-        is_parameter[recording.parameter_keys] = True
-        with_parameter = self._nodes_with(forward & is_parameter[edges.edge_key])
+        is_parameter[self.recording.parameter_keys] = True
+        with_parameter = self.nodes_with(forward & is_parameter[edges.edge_key])
         depends = self.categories.depends_on_parameter
-        with_result = self._nodes_with(forward & depends[edges.edge_key])
-        is_target: PerKey[Bool] = np.zeros(self.num_keys, bool)
+        with_result = self.nodes_with(forward & depends[edges.edge_key])
         mine = forward & before[edges.edge_key] & ~depends[edges.edge_key]
-        is_target[edges.edge_key[mine & with_parameter[edges.edge_node]]] = True
+        is_target = self.keys_of(mine & with_parameter[edges.edge_node])
         rows = np.flatnonzero(mine & with_result[edges.edge_node] & ~is_target[edges.edge_key])
         if len(rows):
-            followed = _Followed(recording.flow, forward)
+            followed = _Followed(edges, forward)
             for row in rows.tolist():
                 if not followed.leads_to(int(edges.edge_node[row]), with_parameter):
                     is_target[edges.edge_key[row]] = True
         return is_target
-
-    def _nodes_with(self, chosen: PerEdge[Bool]) -> PerNode[Bool]:
-        has_edge: PerNode[Bool] = np.zeros(self.num_nodes, bool)
-        has_edge[self.recording.flow.edge_node[chosen]] = True
-        return has_edge
 
 
 class _Followed:

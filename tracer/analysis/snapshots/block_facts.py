@@ -8,13 +8,13 @@ Shapes: L blocks of one device, E entries of its trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
+from tracer.analysis.rules import FactsOf
 from tracer.analysis.snapshots.phases import DevicePhases
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.stack_facts import Fact, has
@@ -37,15 +37,7 @@ _NOT_THE_PROGRAMS = (
     Fact.SET_DATA, Fact.SET_BUFFER,
 )  # fmt: skip
 
-
-def truth(of: Callable[[LifeFacts], Bools]) -> cached_property[Bools]:
-    """A fact that is true of a block or not."""
-    return cached_property(of)
-
-
-def number(of: Callable[[LifeFacts], Ints]) -> cached_property[Ints]:
-    """A fact that is a number; -1 is none."""
-    return cached_property(of)
+truth, number = FactsOf["LifeFacts"].truth, FactsOf["LifeFacts"].number
 
 
 def made_in(*wanted: Fact) -> cached_property[Bools]:

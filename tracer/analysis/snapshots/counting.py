@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from tracer.analysis.kinds import Kind
-from tracer.analysis.rules import Rule
+from tracer.analysis.rules import FactsOf, Rule
 from tracer.analysis.snapshots.block_facts import LARGE_WORKSPACE_BYTES, NONE, WORKSPACE_BYTES, LifeFacts
 from tracer.analysis.snapshots.classify_blocks import PROOFS, apply_rules
 from tracer.analysis.snapshots.size_sets import SizeSets, first_of_each, sets_of_sizes
@@ -54,14 +54,7 @@ def agreed(parts: Iterable[Ints]) -> Ints:
     return common
 
 
-def truth(of: Callable[[BlockFacts], Bools]) -> cached_property[Bools]:
-    """A fact that is true of a block or not."""
-    return cached_property(of)
-
-
-def number(of: Callable[[BlockFacts], Ints]) -> cached_property[Ints]:
-    """A fact that is a number; -1 is none."""
-    return cached_property(of)
+truth, number = FactsOf["BlockFacts"].truth, FactsOf["BlockFacts"].number
 
 
 @dataclass(frozen=True, eq=False)

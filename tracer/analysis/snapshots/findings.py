@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
-from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.analysis.snapshots.kind_finder import HeldNow, KindFinder, ReplayedDevice, kind_finders
 from tracer.analysis.snapshots.oom import MAX_EXPLAINED, OutOfMemory, explain_ooms
 from tracer.analysis.snapshots.peak import Peak, find_peak, never_freed
@@ -39,7 +40,7 @@ class DeviceFinding:
     end_requested_bytes: int
     reserved_end_bytes: int
     end_fragmentation: Fragmentation
-    never_freed: tuple[Group, ...]  # Allocated in the recording and in use at its end; groups of blocks
+    never_freed: tuple[SnapshotRow, ...]  # Allocated in the recording and in use at its end; groups of blocks
     oom: tuple[OutOfMemory, ...]
     notes: tuple[str, ...]  # What does not fit together or is not known, one sentence each
     first_time_us: int = -1  # Time of the first entry, microseconds since 1970, or -1
@@ -95,7 +96,7 @@ def replay_snapshot(
     snapshot: Snapshot,
     *,
     device: int | None = None,
-    held: Mapping[int, str] | None = None,
+    held: Mapping[int, Kind] | None = None,
     held_now: Mapping[int, HeldNow] | None = None,
 ) -> ReplayedSnapshot:
     """Replay the devices of a loaded snapshot.

@@ -22,6 +22,8 @@ _MUCH: Final = 0.25
 """Of what the most helpful change saves."""
 _TIGHT: Final = 0.95
 """Of the capacity: where that much is reserved under a setting, the next larger request fails."""
+_WORTH_SAYING: Final = 0.1
+"""Of the peak: a change that saves less is said below, and not with the peak."""
 _SAID_BY_THE_ALLOCATOR: Final = ("fragmentation", "stranded in streams")
 
 
@@ -59,6 +61,16 @@ class FirstChanges:
     def decisive(self) -> FirstChange | None:
         """The first one, if its cause is known."""
         return self.changes[0] if self.changes and self.changes[0].sentence else None
+
+    @property
+    def much_is_saved(self) -> str:
+        """The decisive cause and its change, where that removes a good part of the peak; else empty."""
+        change = self.decisive
+        if change is None or change.saved_bytes < _WORTH_SAYING * change.reserved_before_bytes:
+            return ""
+        before, after = format_bytes(change.reserved_before_bytes), format_bytes(change.reserved_bytes)
+        words = change.words[0].upper() + change.words[1:]
+        return f"{change.sentence} {words}: in a replay {after} are reserved in place of {before}."
 
     @property
     def sentences(self) -> tuple[str, ...]:

@@ -4,31 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar, Final
 
 import numpy as np
 
 from tracer.analysis.kinds import Evidence, Kind
+from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites
 from tracer.arrays import Ints, grouped, largest_first
 from tracer.snapshot.replay import BEFORE
 
+IN_RECORDING: Final = "in the recording"
+
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Blocks of one kind that one line allocated."""
+class SnapshotRow(PeakRow):
+    """A row of a snapshot: blocks of one kind that one line allocated, and the bytes that they were asked for."""
 
-    bytes: int  # What they were asked for, together
-    count: int
-    kind: Kind
-    evidence: str  # Why they are of that kind; of the most bytes, where several rules agree
-    is_before_recording: bool  # They were there before the first entry
-    site: Site  # The line to blame; of backward that of its operation of forward, where it is certain, and says so
     # The stack of the most bytes, innermost frame first, without unwinder, allocator and interpreter.
-    stack: tuple[str, ...]
+    stack: tuple[str, ...] = ()
     # The same blocks by the first frame above the line that tells their stacks apart; empty where none does, and where
     # that was not asked for.
     callers: tuple[CallerShare, ...] = ()
+    in_documents: ClassVar = (
+        "bytes", "count", "kind", "evidence", "is_before_recording", "site", "stack", "callers"
+    )  # fmt: skip
+
+    @property
+    def kind(self) -> Kind:
+        """What they are."""
+        return Kind[self.category]
+
+    @property
+    def is_before_recording(self) -> bool:
+        """Whether they were there before the first entry."""
+        return self.phase != IN_RECORDING
+
+    @property
+    def site(self) -> Site:
+        """The line to blame; of backward that of its operation of forward, where it is certain, and says so."""
+        frame = BEFORE_RECORDING if self.is_before_recording and self.op == NO_FRAMES else self.op
+        return Site(frame or "", self.file, self.line)
 
     @property
     def kind_words(self) -> str:
@@ -38,25 +55,25 @@ class Group:
         return f"{self.kind.words}, {BEFORE_RECORDING}" if is_unsaid else self.kind.words
 
 
-def group_rows(device: ReplayedDevice, rows: Ints) -> tuple[Group, ...]:
+def group_rows(device: ReplayedDevice, rows: Ints) -> tuple[SnapshotRow, ...]:
     """Gather rows by kind, line, and whether they were there before the recording; largest first."""
-    sites, (members, keys, _) = device.sites, _gathered(device, rows)
+    members, keys, _ = _gathered(device, rows)
     groups = [
-        replace(_group(key, parts, sites), callers=callers_of([_called(part) for part in parts], sites))
+        replace(_group(key, parts, device), callers=callers_of([_called(part) for part in parts], device.sites))
         for key, parts in zip(keys, members, strict=True)
     ]
     return tuple(sorted(groups, key=lambda g: (-g.bytes, g.kind, g.site.frame, g.site.file or "", g.site.line or 0)))
 
 
-def group_lives(device: ReplayedDevice, rows: Ints) -> tuple[tuple[Group, ...], Ints]:
+def group_lives(device: ReplayedDevice, rows: Ints) -> tuple[tuple[SnapshotRow, ...], Ints]:
     """The same without callers, and the number of the group of each row."""
     members, keys, group_of_row = _gathered(device, rows)
-    return largest_first(
-        [_group(key, mine, device.sites) for key, mine in zip(keys, members, strict=True)], group_of_row
-    )
+    return largest_first([_group(key, mine, device) for key, mine in zip(keys, members, strict=True)], group_of_row)
 
 
-def _gathered(device: ReplayedDevice, rows: Ints) -> tuple[list[list[_Part]], Sequence[tuple[Kind, Site, bool]], Ints]:
+def _gathered(
+    device: ReplayedDevice, rows: Ints
+) -> tuple[list[list[_StackPart]], Sequence[tuple[Kind, Site, bool]], Ints]:
     """The parts of each group, what its blocks have in common, and the number of the group of each row."""
     lives, kinds = device.replay.lives, device.kinds
     columns = (
@@ -67,22 +84,21 @@ def _gathered(device: ReplayedDevice, rows: Ints) -> tuple[list[list[_Part]], Se
     )
     by_stack = grouped(columns, lambda *values: values)
     sums = zip(by_stack.keys, by_stack.sums(lives.requested_bytes[rows]), by_stack.counts(), strict=True)
-    parts = [_Part(size, count, *values) for values, size, count in sums]
+    parts = [_StackPart(size, count, *values) for values, size, count in sums]
     groups = grouped([np.arange(len(parts))], lambda part: _key(parts[part], device.sites))
-    members: list[list[_Part]] = [[] for _ in groups.keys]
+    members: list[list[_StackPart]] = [[] for _ in groups.keys]
     for part, group in zip(parts, groups.of_row.tolist(), strict=True):
         members[group].append(part)
     return members, groups.keys, groups.of_row[by_stack.of_row]
 
 
-def _key(part: _Part, sites: Sites) -> tuple[Kind, Site, bool]:
+def _key(part: _StackPart, sites: Sites) -> tuple[Kind, Site, bool]:
     site = sites.site_of_backward(part.stack, part.forward)
-    is_unknown = part.is_before and site.frame == NO_FRAMES
-    return Kind(part.kind), Site(BEFORE_RECORDING) if is_unknown else site, part.is_before
+    return Kind(part.kind), site, part.is_before
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _StackPart:
     """Rows that share stack, kind and evidence, and of backward the stack of their operation of forward, else -1."""
 
     bytes: int
@@ -94,22 +110,26 @@ class _Part:
     evidence: int
 
 
-def _called(part: _Part) -> tuple[int, int, int]:
+def _called(part: _StackPart) -> tuple[int, int, int]:
     """The stack to look at, of backward that of its operation of forward; bytes and number of blocks."""
     return part.stack if part.forward < 0 else part.forward, part.bytes, part.count
 
 
-def _group(key: tuple[Kind, Site, bool], parts: list[_Part], sites: Sites) -> Group:
+def _group(key: tuple[Kind, Site, bool], parts: list[_StackPart], device: ReplayedDevice) -> SnapshotRow:
     kind, site, is_before = key
     largest = max(parts, key=lambda part: part.bytes)
-    return Group(
+    return SnapshotRow(
         bytes=sum(part.bytes for part in parts),
         count=sum(part.count for part in parts),
-        kind=kind,
+        category=kind.name,
+        torch_category=None,
         evidence=Evidence(largest.evidence).text,
-        site=site,
-        stack=sites.readable(largest.stack),
-        is_before_recording=is_before,
+        phase=(BEFORE_RECORDING if is_before else IN_RECORDING) if len(device.state.trace) else "not known",
+        module=None,
+        op=site.frame,
+        file=site.file,
+        line=site.line,
+        stack=device.sites.readable(largest.stack),
     )
 
 

@@ -59,7 +59,7 @@ class KindFinder:
         lives: Lives,
         sites: Sites,
         *,
-        held: Mapping[int, str] | None = None,
+        held: Mapping[int, Kind] | None = None,
         held_now: HeldNow = NOTHING_HELD,
         devices: list[BlockFacts],
     ) -> None:
@@ -69,7 +69,7 @@ class KindFinder:
         # As an exception frees what it passes, autograd lets go of what it had saved, which says what that was.
         freed, is_known = facts_of_frees(state, lives, sites.facts), self._lives.free_entry == lives.free_entry
         freed = np.where(is_known, freed, freed & int(Fact.RELEASE_SAVED))
-        self._held = {address: kind_named(words) for address, words in (held or {}).items()}
+        self._held = held or {}
         self._phases = DevicePhases(snapshot, self._state, sites.facts)
         self.facts = BlockFacts(self._state, self._lives, self._phases, sites, freed, devices=devices)
         devices.append(self.facts)
@@ -158,7 +158,7 @@ class KindFinder:
         kind = np.full(len(self._lives), _UNSAID, dtype=np.int64)
         if self._held:
             before = np.flatnonzero(self.facts.is_before)
-            kind[before] = [_or_unsaid(self._held.get(place)) for place in self._lives.addr[before].tolist()]
+            kind[before] = [self._held.get(place, _UNSAID) for place in self._lives.addr[before].tolist()]
         return kind
 
 
@@ -178,7 +178,7 @@ def kind_finders(
     devices: Sequence[tuple[DeviceState, Lives]],
     sites: Sites,
     *,
-    held: Mapping[int, str] | None = None,
+    held: Mapping[int, Kind] | None = None,
     held_now: Mapping[int, HeldNow] | None = None,
 ) -> tuple[KindFinder, ...]:
     """A finder for each device; what a stack allocates on one of them counts on all.
@@ -200,11 +200,7 @@ def kind_finders(
     )
 
 
-def _or_unsaid(kind: Kind | None) -> int:
-    return _UNSAID if kind is None else kind
-
-
 def _category_kind(text: str) -> int:
     """The kind that a tracer wrote as an entry's `category`, such as `optimizer_state`, or `_UNSAID`."""
     kind = kind_named(text)
-    return _UNSAID if kind in (None, Kind.UNKNOWN, Kind.BEFORE_RECORDING) else _or_unsaid(kind)
+    return _UNSAID if kind is None or kind in (Kind.UNKNOWN, Kind.BEFORE_RECORDING) else kind

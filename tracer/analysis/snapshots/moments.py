@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.analysis.snapshots.groups import Group, group_rows
+from tracer.analysis.snapshots.groups import SnapshotRow, group_rows
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.errors import SnapshotError, UsageError
 from tracer.snapshot.actions import Action
@@ -27,7 +27,7 @@ class Held:
     phase: str  # `backward` or `optimizer` where the recording shows it, else empty
     requested_bytes: int  # Bytes in use, as asked for
     reserved_bytes: int
-    groups: tuple[Group, ...]  # By line and kind; they sum to the requested bytes
+    groups: tuple[SnapshotRow, ...]  # By line and kind; they sum to the requested bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Between:
     last_entry: int
     first_bytes: int
     last_bytes: int
-    came: tuple[Group, ...]  # Made in between and in use at its end
+    came: tuple[SnapshotRow, ...]  # Made in between and in use at its end
     # Blocks in use at its begin and freed in between. Bytes that came less bytes that went are the change.
-    went: tuple[Group, ...]
+    went: tuple[SnapshotRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class LastBefore:
     entry: int
     first_entry: int
     bytes: int  # What they hold; less than asked about if everything in use is less
-    groups: tuple[Group, ...]  # By line and kind; they sum to the bytes
+    groups: tuple[SnapshotRow, ...]  # By line and kind; they sum to the bytes
 
 
 @dataclass(frozen=True, slots=True)

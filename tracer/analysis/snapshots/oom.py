@@ -9,7 +9,7 @@ from typing import Final
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.changed_requests import TriedRequests
 from tracer.analysis.snapshots.fragmentation import fragmentation_after, usable_after
-from tracer.analysis.snapshots.groups import Group, group_rows
+from tracer.analysis.snapshots.groups import SnapshotRow, group_rows
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.oom_cause import Cause, FailureFacts, advice_on, cause_of, fits_without_fragmentation
 from tracer.analysis.snapshots.sites import NO_FRAMES, Site
@@ -47,7 +47,7 @@ class OutOfMemory:
     fits_without_fragmentation: bool  # What it could use and what the device had free would have sufficed in one piece
     site: Site
     stack: tuple[str, ...]
-    groups: tuple[Group, ...]  # What was in use, by line and kind; sums to `requested_bytes`
+    groups: tuple[SnapshotRow, ...]  # What was in use, by line and kind; sums to `requested_bytes`
     cause: Cause  # Cause in a word or two
     advice: str  # The cause in a sentence, and what to do first
     allocators_advice: str = ""  # The same without what filled the memory, for where that is said

@@ -10,7 +10,7 @@ from typing import Final, Literal
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.changed_requests import Trial
 from tracer.analysis.snapshots.fragmentation import Fragmentation, Usable
-from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES
 from tracer.arrays import totals_by
 from tracer.block_sizes import segment_size
@@ -42,7 +42,7 @@ class FailureFacts:
     memory: Fragmentation
     usable: Usable  # The reserved memory that this request may be served from
     is_expandable: bool
-    groups: Sequence[Group]
+    groups: Sequence[SnapshotRow]
     splits_all: bool = False  # The recording says that no block is kept whole (`max_split_size` is -1)
     is_explained: bool = False  # What filled the memory is said elsewhere, with what to change
     # Whether the request is served in a replay under a change; None where a replay cannot tell.
@@ -221,7 +221,7 @@ def _where_to_look(failure: FailureFacts) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _place(group: Group) -> str:
+def _place(group: SnapshotRow) -> str:
     if group.site.file is None:
         return group.site.frame
     return f"{group.site.frame} ({group.site.file}:{group.site.line})"

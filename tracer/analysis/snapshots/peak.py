@@ -9,7 +9,7 @@ import numpy as np
 
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
-from tracer.analysis.snapshots.groups import Group, group_rows
+from tracer.analysis.snapshots.groups import SnapshotRow, group_rows
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, pool_words, pools_of_graphs
 from tracer.arrays import Grouped, Ints, grouped, totals_by
@@ -42,7 +42,7 @@ class Peak:
     allocated_bytes: int  # Bytes in use, rounded as the allocator does, as far as known
     reserved_bytes: int
     before_recording_bytes: int  # The part of the requested bytes that was there before the first entry
-    groups: tuple[Group, ...]  # By line and kind; they sum to the requested bytes, like the two below
+    groups: tuple[SnapshotRow, ...]  # By line and kind; they sum to the requested bytes, like the two below
     by_kind: tuple[Share, ...]  # By kind alone
     by_annotation: tuple[Share, ...]  # By the innermost region that was open at the allocation
     by_name: tuple[Share, ...]  # By the name that the program has given, at the allocation or later
@@ -91,7 +91,7 @@ def find_peak(device: ReplayedDevice) -> Peak:
     )
 
 
-def never_freed(device: ReplayedDevice) -> tuple[Group, ...]:
+def never_freed(device: ReplayedDevice) -> tuple[SnapshotRow, ...]:
     """Blocks that the recording allocated and did not free, by line and kind, largest first."""
     lives = device.replay.lives
     return group_rows(device, np.flatnonzero((lives.begin > BEFORE) & (lives.end == len(device.state.trace))))

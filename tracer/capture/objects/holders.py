@@ -105,16 +105,16 @@ def _or_fault(otherwise: _Found, search: Callable[[], _Found]) -> _Found:
 
 
 @contextmanager
-def _searching(device: torch.device | None, error: BaseException | None) -> Iterator[_HolderSearch]:
+def _searching(device: torch.device | None, error: BaseException | None) -> Iterator[_Search]:
     with paused_gc(), torch_tensors.as_plain_tensors():
-        search = _HolderSearch(device, error)
+        search = _Search(device, error)
         try:
             yield search
         finally:
             search.close()
 
 
-class _HolderSearch:
+class _Search:
     def __init__(self, device: torch.device | None, error: BaseException | None) -> None:
         variables = variables_of(error)
         self._graph = ReferenceGraph(device)

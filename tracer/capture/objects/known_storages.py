@@ -39,7 +39,6 @@ class Role(IntEnum):
     """What DistributedDataParallel reduces gradients in: nothing that has a name, and as large as its buckets."""
 
 
-_WORDS = {Role.ARGUMENT: "input", Role.BUCKET: "communication"}
 BATCH = (Role.INPUT, Role.ARGUMENT)
 """What may be the batch."""
 
@@ -85,15 +84,3 @@ class KnownStorages:
         """Nothing was observed."""
         none = np.empty(0, np.int64)
         return cls(none, none, none, none, none, none, names=(), devices=())
-
-    def words_at(self, device: str | None = None) -> dict[int, str]:
-        """What lay at each address when it was last observed: `parameter`, `optimizer state` and so on.
-
-        Args:
-            device: As `str(torch.device)` writes it; None is all, whose addresses differ under CUDA.
-        """
-        wanted = [device in (None, name) for name in self.devices]
-        columns = zip(self.address.tolist(), self.role.tolist(), self.device.tolist(), strict=True)
-        unnamed = (Role.HELD, Role.SAVED, Role.WORKSPACE, Role.LEAF, Role.IDLE)
-        named = ((address, role) for address, role, at in columns if wanted[at] and role not in unnamed)
-        return {address: _WORDS.get(Role(role), Role(role).name.lower().replace("_", " ")) for address, role in named}

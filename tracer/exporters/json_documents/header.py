@@ -46,12 +46,12 @@ def json_header(
 def record_values(record: Any, *, without: Collection[str] = ()) -> dict[str, Any]:
     """The fields of a record, and of records in it, with a kind in words and the parts of a site beside the others."""
     values: dict[str, Any] = {}
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if field.name == "site":
+    for name in getattr(record, "in_documents", [field.name for field in fields(record)]):
+        value = getattr(record, name)
+        if name == "site":
             values |= {part.name: getattr(value, part.name, None) for part in fields(Site)}
-        elif field.name not in without:
-            values[field.name] = json_value(value)
+        elif name not in without:
+            values[name] = json_value(value)
     return values
 
 

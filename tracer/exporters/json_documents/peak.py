@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
     from tracer.analysis.profiles.findings import GraphPool
     from tracer.analysis.profiles.peak import PeakReport
+    from tracer.analysis.snapshots.first_changes import FirstChanges
     from tracer.capture.recording import Recording
     from tracer.capture.run_origin import RunOrigin
     from tracer.capture.values_read import ValuesRead
@@ -39,6 +40,7 @@ def peak_document(
     values_read: ValuesRead | None = None,
     graph_pools: Sequence[GraphPool] = (),
     failed: FailedAllocation | None = None,
+    first: FirstChanges | None = None,
 ) -> dict[str, Any]:
     """The document for the cycle with the largest peak; docs/files.md describes its keys."""
     from tracer.analysis.profiles.peak import worst_of  # reading peak.json back does not wait for torch
@@ -71,6 +73,7 @@ def peak_document(
         "allocator": asdict(peak.allocator) if peak.allocator is not None else None,
         "threads_not_recorded": list(peak.threads),
         "failure": None if failed is None else _failure(failed, peak),
+        "first_changes": None if first is None else [asdict(change) for change in first.changes],
         "eager": None if against_eager is None else eager_document(against_eager),
         "values_read": None if values_read is None else asdict(values_read),
         "cuda_graphs": list(map(graph_pool_document, graph_pools)),

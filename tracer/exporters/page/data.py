@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, fields, replace
+from typing import Any
 
 import numpy as np
 
 from tracer.analysis.downsample import reduce_rows
 from tracer.analysis.kinds import meaning_of, words_of
+from tracer.analysis.peak_row import PeakRow
 from tracer.arrays import Ints, Rows
 from tracer.exporters.page.blocks import MOST_BLOCKS, blocks_json, space_json, stacks_json
 from tracer.exporters.page.model import Curve, Page, PageLane, PagePeak, Section, Table
 from tracer.exporters.page.pack import packed
 from tracer.exporters.page.relative import mapped
 from tracer.exporters.page.words import CATEGORIES, headline
-
-if TYPE_CHECKING:
-    from tracer.analysis.peak_row import PeakRow
 
 MAX_TIMELINE_CHARS = 700_000
 MAX_BLOCKS_CHARS = 2_500_000  # With the longest tables the page stays below 5 MB, which a file share carries at once
@@ -110,7 +108,7 @@ def _peak(peak: PagePeak, origin: int, rows: Rows, *, has_blocks: bool) -> dict[
         "step": peak.step,
         "phase": peak.phase,
         "breakdown": [asdict(share) for share in peak.breakdown],
-        "rows": [asdict(row) for row in shown[:MAX_PEAK_ROWS]],
+        "rows": [{field.name: getattr(row, field.name) for field in fields(PeakRow)} for row in shown[:MAX_PEAK_ROWS]],
         "rest": _rest(shown[MAX_PEAK_ROWS:]),
         "stacks": stacks_json(peak.stacks if row is None else ()),
     }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tracer.analysis.snapshots.first_changes import FirstChange, FirstChanges
-from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.analysis.snapshots.oom import OutOfMemory, distinct_failures
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, NO_PYTHON_FRAME, Site
 from tracer.exporters.page.model import Cell, FileCell, Section, Table
@@ -17,7 +17,7 @@ _TRY_FIRST, _PEAKS = "What to try first", "peaks of a replay as recorded, and wi
 
 
 def oom_section(
-    events: Sequence[OutOfMemory], first: FirstChanges | None = None, *, at_peak: Sequence[Group] = ()
+    events: Sequence[OutOfMemory], first: FirstChanges | None = None, *, at_peak: Sequence[SnapshotRow] = ()
 ) -> Section:
     """What failed and why, what to try first, and what was in use; there is at least one event.
 
@@ -41,7 +41,13 @@ def first_changes_sections(first: FirstChanges | None) -> tuple[Section, ...]:
     """What to try first, of a recording in which nothing failed; none where no change helps."""
     if first is None or not first.changes:
         return ()
-    return (Section(_TRY_FIRST, first.sentences, tables=(_first_changes_table(_PEAKS.capitalize(), first),)),)
+    sentences = first.sentences[len(much_saved(first)) :]
+    return (Section(_TRY_FIRST, sentences, tables=(_first_changes_table(_PEAKS.capitalize(), first),)),)
+
+
+def much_saved(first: FirstChanges | None) -> tuple[str, ...]:
+    """The decisive cause and its change, where that removes a good part of the peak, for the top of the page."""
+    return (first.much_is_saved,) if first is not None and first.much_is_saved else ()
 
 
 def oom_sentences(events: Sequence[OutOfMemory], device: str) -> tuple[str, ...]:
@@ -56,7 +62,7 @@ def oom_sentences(events: Sequence[OutOfMemory], device: str) -> tuple[str, ...]
     return sentence, last.advice
 
 
-def _in_use(events: Sequence[OutOfMemory], at_peak: Sequence[Group]) -> tuple[tuple[str, ...], list[Table]]:
+def _in_use(events: Sequence[OutOfMemory], at_peak: Sequence[SnapshotRow]) -> tuple[tuple[str, ...], list[Table]]:
     """What was in use at each failure: a sentence where that is the peak, which the page shows already, or a table."""
     peak = groups_table("", at_peak).rows
     sentences: list[str] = []
@@ -109,7 +115,7 @@ def _change_cell(change: FirstChange) -> FileCell:
     return FileCell(words, place.file, place.line)
 
 
-def groups_table(title: str, groups: Sequence[Group]) -> Table:
+def groups_table(title: str, groups: Sequence[SnapshotRow]) -> Table:
     """Size, number, kind and allocation site of each group."""
     rows = tuple((group.bytes, f"{group.count:,}", group.kind_words, site_cell(group.site)) for group in groups)
     return Table(title, ("size", "blocks", "kind", "made by"), rows)

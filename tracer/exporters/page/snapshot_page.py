@@ -8,13 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.snapshots.address_space import address_ranges
 from tracer.analysis.snapshots.findings import DeviceFinding, ReplayedSnapshot, SnapshotFinding
 from tracer.analysis.snapshots.first_changes import FirstChanges
-from tracer.analysis.snapshots.groups import Group, group_lives
+from tracer.analysis.snapshots.groups import group_lives
 from tracer.analysis.snapshots.peak import Peak
-from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES
 from tracer.analysis.snapshots.timeline import START, DeviceTimeline, device_timeline
 from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.html import write_pages
@@ -32,6 +30,7 @@ from tracer.exporters.page.model import (
 from tracer.exporters.page.out_of_memory import (
     first_changes_sections,
     groups_table,
+    much_saved,
     oom_section,
     oom_sentences,
     site_cell,
@@ -91,7 +90,7 @@ def snapshot_page(
         alarm=oom_sentences(device.oom, f"device {device.device}"),
         notes=(*finding.notes, *device.notes, *_left_out(timeline)),
         sections=(*_what_helps(device, first), *_sections(finding, shown)),
-        headline_notes=_rounded(device.peak),
+        headline_notes=(*much_saved(None if device.oom else first), *_rounded(device.peak)),
     )
     if not device.entries:
         return page
@@ -125,7 +124,7 @@ def _blocks(replayed: ReplayedSnapshot, device: DeviceFinding, shown: int) -> Pa
     lives = replayed_device.replay.lives
     groups, group = group_lives(replayed_device, np.arange(len(lives)))
     return PageBlocks(
-        groups=tuple(_row(one, device) for one in groups),
+        groups=groups,
         group=group,
         size_bytes=lives.requested_bytes,
         made_at=lives.begin + 1,
@@ -167,25 +166,9 @@ def _peak(device: DeviceFinding, timeline: DeviceTimeline) -> PagePeak:
         time=int(timeline.times[peak.entry + 1]) if device.entries else None,
         phase=phase,
         breakdown=tuple(KindBytes(name, size) for name, size in peak.by_category),
-        rows=tuple(_row(group, device) for group in peak.groups),
+        rows=peak.groups,
         stacks=tuple(group.stack for group in peak.groups),
         row=peak.entry + 1 if device.entries else None,
-    )
-
-
-def _row(group: Group, device: DeviceFinding) -> PeakRow:
-    phase = BEFORE_RECORDING if group.is_before_recording else "in the recording"
-    return PeakRow(
-        bytes=group.bytes,
-        count=group.count,
-        category=group.kind.name,
-        torch_category=None,
-        evidence=group.evidence,
-        phase=phase if device.entries else "not known",
-        module=None,
-        op=(NO_FRAMES if group.site.frame == BEFORE_RECORDING else group.site.frame),
-        file=group.site.file,
-        line=group.site.line,
     )
 
 

@@ -20,6 +20,7 @@ from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.peak import PeakReport
 from tracer.analysis.profiles.peak_rows import LOOP_OWNER, group_rows
 from tracer.analysis.profiles.reserved_ranges import reserved_ranges
+from tracer.analysis.snapshots.first_changes import FirstChanges
 from tracer.analysis.snapshots.timeline import Band, BandKind
 from tracer.analysis.times.findings import TraceTimes
 from tracer.arrays import Int, PerBlock, totals_by
@@ -45,7 +46,7 @@ from tracer.exporters.page.model import (
     StepTiming,
     Table,
 )
-from tracer.exporters.page.out_of_memory import oom_section, oom_sentences
+from tracer.exporters.page.out_of_memory import first_changes_sections, much_saved, oom_section, oom_sentences
 from tracer.exporters.page.snapshot_page import reserved_table
 from tracer.exporters.page.times import time_lanes, time_section, time_sentence
 from tracer.exporters.page.words import headline
@@ -66,6 +67,7 @@ def timeline_page(
     notes: tuple[str, ...] = (),
     slow_modules: tuple[SlowModule, ...] = (),
     failed: FailedAllocation | None = None,
+    first: FirstChanges | None = None,
     known: KnownStorages | None = None,
     against_eager: PeakDiff | None = None,
     advice: AdviceReport | None = None,
@@ -99,7 +101,11 @@ def timeline_page(
         slow_modules=slow_modules,
         run=run,
         alarm=() if failed is None else oom_sentences((failed.event,), peak.device),
-        headline_notes=(*_headline_notes(peak), *(() if device_times is None else (time_sentence(device_times),))),
+        headline_notes=(
+            *much_saved(None if failed else first),
+            *_headline_notes(peak),
+            *(() if device_times is None else (time_sentence(device_times),)),
+        ),
         notes=(
             *notes,
             *left_out(findings),
@@ -109,7 +115,7 @@ def timeline_page(
             *growth_sentences(findings.growth),
         ),
         sections=(
-            *(() if failed is None else (_failure_section(failed, peak),)),
+            *(first_changes_sections(first) if failed is None else (_failure_section(failed, peak),)),
             *(() if against_eager is None else (_eager_section(against_eager),)),
             *_reserved_section(peak),
             *(() if device_times is None else (time_section(device_times),)),

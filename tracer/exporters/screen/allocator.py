@@ -92,7 +92,8 @@ def print_first_changes(first: FirstChanges, console: Console) -> None:
         where = f" ({place(change.site)})" if change.site is not None else ""
         grid.add_row(*map(format_bytes, sizes), *served, Text(change.words + where))
     print_table("What to try first: peaks of a replay as recorded, and with the change", grid, console)
-    for sentence in first.sentences:
+    is_said = bool(first.much_is_saved) and not first.num_failed  # with the peak
+    for sentence in first.sentences[is_said:]:
         say(console, shorten_paths(sentence), indent=2)
 
 

@@ -21,7 +21,7 @@ from tracer.arrays import totals_by
 from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 from tracer.capture.torch_names import step_words
 from tracer.exporters.screen.parallelism import parallelism_sentences
-from tracer.exporters.screen.paths import short_path, source_place
+from tracer.exporters.screen.paths import short_path, shorten_paths, source_place
 from tracer.exporters.screen.text import print_table, say_wrapped, table
 from tracer.units import format_bytes, some
 
@@ -54,11 +54,16 @@ def print_peak(
     num_steps: int | None = None,
     top: int = NUM_ROWS,
     categories: bool = True,
+    why: str = "",
 ) -> None:
-    """Headline, and the peak by category, module and line, then what else there is to say. Readable in 80 columns."""
+    """Headline, and the peak by category, module and line, then what else there is to say. Readable in 80 columns.
+
+    Args:
+        why: What fills a good part of it, and what to change; said with the headline.
+    """
     peak = findings.worst.peak
     console.print()
-    for line in (headline(findings, num_steps), not_recorded(peak)):
+    for line in (headline(findings, num_steps), shorten_paths(why) or None, not_recorded(peak)):
         if line is not None:
             say_wrapped(console, line, style="bold")
     say_wrapped(console, _counts(findings))

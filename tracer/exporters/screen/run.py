@@ -11,6 +11,7 @@ from tracer.analysis.profiles.eager_comparison import eager_sentences
 from tracer.changes.recommendation import UnneededMemory
 from tracer.changes.unneeded import large, unneeded_memory, unneeded_sentence
 from tracer.exporters.screen.advice import print_advice, print_unneeded
+from tracer.exporters.screen.allocator import print_first_changes
 from tracer.exporters.screen.diff import print_against_eager
 from tracer.exporters.screen.failure import print_failure
 from tracer.exporters.screen.next_commands import after_run, fit_words
@@ -61,7 +62,11 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS,
     if findings is not None:
         is_elsewhere = failed is not None and failed.in_use is not None and not is_peak
         shown = 0 if is_elsewhere else top  # two tables of modules would be taken for one another
-        print_peak(findings, console, num_steps=num_steps, top=shown, categories=not is_peak)
+        first = results.first_changes if failed is None else None
+        why = first.much_is_saved if first is not None else ""
+        print_peak(findings, console, num_steps=num_steps, top=shown, categories=not is_peak, why=why)
+        if top and first is not None and first.changes:
+            print_first_changes(first, console)
     if (diff := results.against_eager) is not None:
         print_against_eager(diff, eager_sentences(diff), console, top=top)
     if results.advice is not None:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tracer.analysis.kinds import meaning_of
 from tracer.analysis.snapshots.findings import DeviceFinding, PinnedLine, SnapshotFinding
-from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.analysis.snapshots.moments import Between, Moments, StepLevel, entry_words
 from tracer.analysis.snapshots.oom import OutOfMemory, distinct_failures
 from tracer.analysis.snapshots.peak import Peak, Share
@@ -35,6 +35,7 @@ def print_snapshot(
     top: int = 10,
     more: Callable[[int], None] = lambda device: None,
     behind_failure: Callable[[int], None] = lambda device: None,
+    why: Callable[[int], str] = lambda device: "",
 ) -> None:
     """Print what filled each device at its peak, those that ran out of memory before the others.
 
@@ -43,13 +44,14 @@ def print_snapshot(
         console: Where to print; file names are never read as markup.
         top: Rows of each table; what the others hold together is said.
         more: Prints what else there is to say of a device, given its index.
+        why: What fills a good part of a device's peak, and what to change; where none is known, empty.
     """
     say(console, file, style="bold")
     for note in finding.notes:
         say(console, f"Note: {note}", style="yellow")
     devices = finding.failed_first
     for device in devices[:MAX_DEVICES]:
-        _print_device(device, console, top, behind_failure)
+        _print_device(device, console, top, behind_failure, why(device.device))
         more(device.device)
     if others := devices[MAX_DEVICES:]:
         peak = format_bytes(max(device.peak.requested_bytes for device in others))
@@ -64,7 +66,9 @@ def _print_pinned(pinned: Sequence[PinnedLine], console: Console, top: int) -> N
         _print_shares("Pinned host memory at the end", shares, console, top)
 
 
-def _print_device(device: DeviceFinding, console: Console, top: int, behind_failure: Callable[[int], None]) -> None:
+def _print_device(
+    device: DeviceFinding, console: Console, top: int, behind_failure: Callable[[int], None], why: str
+) -> None:
     peak = device.peak
     say(console)
     history = f"{some(device.entries, 'entry')} of history"
@@ -77,6 +81,8 @@ def _print_device(device: DeviceFinding, console: Console, top: int, behind_fail
         say(console, f"of the requested bytes, {before} were there before the recording", indent=2)
     for note in device.notes:
         say(console, f"Note: {note}", style="yellow", indent=2)
+    if why and not device.oom:
+        say(console, shorten_paths(why), style="bold", indent=2)
     shown = _print_ooms(device, console, top)
     if device.oom:
         behind_failure(device.device)
@@ -96,7 +102,7 @@ def _print_device(device: DeviceFinding, console: Console, top: int, behind_fail
     _print_growth(device, console, top)
 
 
-def _rows(groups: Sequence[Group]) -> tuple[tuple[object, ...], ...]:
+def _rows(groups: Sequence[SnapshotRow]) -> tuple[tuple[object, ...], ...]:
     """What a table of groups shows."""
     return tuple((group.bytes, group.count, group.kind_words, group.site) for group in groups)
 
@@ -115,7 +121,7 @@ def since_start(time_us: int, first_time_us: int) -> str:
     return f", {(time_us - first_time_us) / 1e6:,.3f} s after the first"
 
 
-def print_groups(title: str, groups: Sequence[Group], console: Console, top: int) -> None:
+def print_groups(title: str, groups: Sequence[SnapshotRow], console: Console, top: int) -> None:
     """Print groups of blocks by line and kind; what those beyond the top hold together is said."""
     grid = table("bytes", "blocks")
     grid.add_column("kind", overflow="fold")
@@ -129,7 +135,7 @@ def print_groups(title: str, groups: Sequence[Group], console: Console, top: int
     print_table(title, grid, console)
 
 
-def _add_callers(grid: Table, group: Group) -> None:
+def _add_callers(grid: Table, group: SnapshotRow) -> None:
     """Below a group's row, who called its line: what the first frame that tells its stacks apart says."""
     for share in group.callers[:_MOST_CALLERS]:
         where = "from elsewhere" if share.site is None else f"from {place(share.site)}"

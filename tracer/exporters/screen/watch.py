@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.analysis.snapshots.sites import NO_FRAMES
 from tracer.analysis.steps.step_findings import GrowthOverSteps
 from tracer.arrays import totals_by
@@ -226,7 +226,7 @@ def ledger_lines(ledger: DeviceLedger, device: str) -> Iterator[str]:
         yield f"  beside it, resident host memory: {format_bytes(ledger.resident_bytes)}"
 
 
-def _table_of_groups(groups: tuple[Group, ...]) -> Iterator[str]:
+def _table_of_groups(groups: tuple[SnapshotRow, ...]) -> Iterator[str]:
     if not groups:
         return
     yield ""

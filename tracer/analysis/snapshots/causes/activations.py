@@ -40,7 +40,7 @@ _SHRINKS: Final = {
 def attention_matrix(case: Case) -> Iterator[Cause]:
     """Scores of attention as a matrix, several blocks of one size, larger than any layer's result."""
     lives = case.lives
-    made = np.flatnonzero((lives.begin > BEFORE) & (lives.begin <= case.entry))
+    made = np.flatnonzero((lives.begin > BEFORE) & (lives.begin <= case.last_entry))
     is_layers = has(case.facts, Fact.LAYER, Fact.WORKSPACE)
     stack = np.where(case.forward >= 0, case.forward, lives.stack)
     passing = made[~is_layers[made] & ~case.stays[made] & has(case.sites.facts[stack[made]], Fact.MODULE_FORWARD)]

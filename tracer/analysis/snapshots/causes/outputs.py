@@ -28,7 +28,7 @@ _LEAST_PERCENT: Final = 25
 def logits(case: Case) -> Iterator[Cause]:
     """Copies of the largest layer's result, which is the last one's, and the cross entropy's blocks."""
     lives = case.lives
-    made = np.flatnonzero((lives.begin > BEFORE) & (lives.begin <= case.entry))
+    made = np.flatnonzero((lives.begin > BEFORE) & (lives.begin <= case.last_entry))
     of_loss = made[_is_of_loss(case)[made]]
     size = _size_of_logits(case)
     alike = made[_is_alike(case, lives.requested_bytes[made], size) & ~case.stays[made]] if size else of_loss[:0]

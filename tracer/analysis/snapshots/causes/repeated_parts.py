@@ -74,7 +74,7 @@ def repeated_parts(case: Case) -> Iterator[Cause]:
         f"{case.words(best.held)}{case.lines(best.held)}, some {each} each, beside the input of each.",
         f"{_switch(best.part.file)}, so that each is computed again when backward comes to it",
         lambda modelled: with_earlier_frees(modelled, best.rows, best.ends),
-        Site(best.part.name, best.part.file, best.line),
+        case.largest_site(best.held) if _is_torchs(best) else Site(best.part.name, best.part.file, best.line),
         GivesUp.TIME_OR_SIZE,
     )
 
@@ -150,9 +150,13 @@ def _times_in_each(stack: Ints) -> int:
 def _named(case: Case, repeated: _Repeated) -> str:
     """A part by its class and its line; one of torch's by the line that calls the model."""
     part, model = repeated.part, case.model_call(int(repeated.held[0]))
-    if model is not None and torch_file(Frame(part.name, part.file, repeated.line)) is not None:
+    if model is not None and _is_torchs(repeated):
         return f"{part.name} in the model called at {model.file}:{model.line}"
     return f"{part.name} ({part.file}:{repeated.line})"
+
+
+def _is_torchs(repeated: _Repeated) -> bool:
+    return torch_file(Frame(repeated.part.name, repeated.part.file, repeated.line)) is not None
 
 
 def _class_around(file: str, line: int) -> str:
