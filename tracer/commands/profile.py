@@ -363,9 +363,7 @@ def run_and_report(
 
     Args:
         built: The workload, its parameters' lines, and what to remember of it.
-        how: What to run.
         save_dir: Folder for the files.
-        top: Rows of each table on the screen.
         eager: The peak of the same run without compilation; None where it was not made.
         advise: Adds advice to the results of the run.
     """
