@@ -26,7 +26,7 @@ def line(name: str, snapshot: ReplayedSnapshot, device: ReplayedDevice) -> str |
         return None
     sizes = lives.requested_bytes[rows]
     named = sizes[lines.forward_stacks(rows) >= 0].sum()
-    passes = [lines.matched(number) for number in range(len(device.kinds.backward_runs[0]))]
+    passes = [lines.matched(number) for number in range(len(device.kinds.phases.backwards[0]))]
     contradicted, found = sum(one.contradicted for one in passes), sum(one.found for one in passes)
     share = 100 * named / sizes.sum()
     return f"{name:<42}{sizes.sum() / 2**20:>12,.1f}{share:>8.1f}{contradicted:>14}{found:>8}"

@@ -94,7 +94,7 @@ def judge(path: Path, truth: Mapping[str, Any], *, without_cpp: bool = False) ->
 
 def held_over_backward(device: ReplayedDevice, sites: Sites) -> set[tuple[int, int]]:
     """What was in use when the first backward behind it was over, and not freed by autograd, by entry and address."""
-    lives, (start, end) = device.replay.lives, device.kinds.backward_runs
+    lives, (start, end) = device.replay.lives, device.kinds.phases.backwards
     ends = np.append(end, np.iinfo(np.int64).max)[np.searchsorted(start, lives.begin)]
     free = sites.facts[device.state.trace.stack[np.maximum(lives.free_entry, 0)]]
     by_autograd = (lives.free_entry >= 0) & has(free, Fact.ENGINE, Fact.RELEASE_SAVED)

@@ -223,11 +223,28 @@ for number in range(10):
 """
 
 
+ENDS_IN_THE_TEACHER = """
+import torch
+from torch import nn
+teacher = nn.Sequential(*(nn.Sequential(nn.Linear(1000, 1000), nn.GELU()) for _ in range(60))).cuda().eval()
+student = nn.Linear(1000, 1000).cuda()
+optimizer = torch.optim.SGD(student.parameters(), 0.1)
+batch = torch.randn(8000, 1000, device="cuda")
+(teacher(batch) - student(batch)).square().mean().backward()
+optimizer.step()
+"""
+
+
 @pytest.mark.parametrize(
-    ("program", "cause"), [(ENDS_WITHOUT_TRAINING, "results kept"), (ENDS_BETWEEN_CYCLES, "one request")]
+    ("program", "cause"),
+    [
+        (ENDS_WITHOUT_TRAINING, "results kept"),
+        (ENDS_BETWEEN_CYCLES, "one request"),
+        (ENDS_IN_THE_TEACHER, "gradients in evaluation"),
+    ],
 )
-def test_memory_that_ends_where_nothing_is_recorded_is_explained(program: str, cause: str, tmp_path: Path) -> None:
-    """Before anything is trained, and in a step between two recorded cycles."""
+def test_why_memory_ends(program: str, cause: str, tmp_path: Path) -> None:
+    """Before anything is trained, in a step between two recorded cycles, in a model that is not trained."""
     (tmp_path / "ends.py").write_text(program, "utf-8")
     run = called(tmp_path, "run", "--on", "h100:2GiB", "--save-dir", "out", "ends.py")
     assert run.returncode == 1 and "Out of memory at <module>  ends.py:" in run.stdout.replace("forward", "<module>")

@@ -71,7 +71,7 @@ CHECKPOINT = ScriptChange(
     "checkpoint",
     Group.COMPUTE,
     "repeated blocks compute their activations again in backward",
-    against=("largest line", "attention matrix"),
+    against=("repeated parts", "largest line", "attention matrix"),
 )
 SHARD = ScriptChange(
     "shard",

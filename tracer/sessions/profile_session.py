@@ -301,7 +301,7 @@ class ProfileSession(Session):
                     self._guarded(self.history.start)
                 self._guarded(lambda: self.history.dump(self._tracer.num_cycles if is_recorded else None))
             self._guarded(lambda: self._look_where_memory_ran_out(error))
-            self._guarded(self._note_evaluation)
+            self._guarded(lambda: self._note_evaluation(error))
             if is_out_of_memory(error) and not is_recorded:
                 self._guarded(lambda: self._observe_everything(is_walk=True, batch=self._observed.living_arguments()))
         if profiler is not None:
@@ -345,9 +345,9 @@ class ProfileSession(Session):
             self.device = self.device_of_failure
             self._tracer.preferred = str(self.device)
 
-    def _note_evaluation(self) -> None:
-        """Whether what is trained was in evaluation mode when the loop failed."""
-        self._failed_in_evaluation = self._is_evaluating()
+    def _note_evaluation(self, error: BaseException) -> None:
+        """Whether what was called, or what is trained, was in evaluation mode when the loop failed."""
+        self._failed_in_evaluation = self._is_evaluating(error)
 
     def _look_for_meta(self) -> None:
         """Whether the model has parameters without memory."""

@@ -20,6 +20,7 @@ import torch
 from tracer.capture.device import devices
 from tracer.capture.forked_child import in_forked_child
 from tracer.capture.objects.training_objects import TrainingObjects
+from tracer.capture.torch_private.torch_modules import outermost_called
 from tracer.errors import Terminated, TracerError
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.termination import Termination, signals_deferred
@@ -137,10 +138,19 @@ class Session:
         if not self._trains_in_training_mode and self._objects is not None:
             self._trains_in_training_mode = any(model.training for model in self._objects.models.values())
 
-    def _is_evaluating(self) -> bool:
-        """Whether what was trained in training mode is in evaluation mode now."""
-        models = self._objects.models.values() if self._objects is not None else ()
-        return self._trains_in_training_mode and not any(model.training for model in models)
+    def _is_evaluating(self, error: BaseException | None = None) -> bool:
+        """Whether what was trained in training mode is in evaluation mode now, or a call failed of what is not trained.
+
+        A model in evaluation mode that no optimizer updates, such as the teacher of a distillation.
+        """
+        if self._objects is None:
+            return False
+        if error is not None and (called := outermost_called(error)) is not None and not called.training:
+            optimizers = self._objects.optimizers
+            trained = {id(each) for optimizer in optimizers for _, each in self._objects.parameters_of(optimizer)}
+            if trained and not any(id(parameter) in trained for parameter in called.parameters()):
+                return True
+        return self._trains_in_training_mode and not any(model.training for model in self._objects.models.values())
 
     def _check_begun(self) -> None:
         """A step outside of any block would be lost without a word.

@@ -441,7 +441,7 @@ class TrainingWatch(Session):
             notes=tuple(self._missing(snapshot is not None)),
             settings=self._settings,
             found_before=tuple(self._found_before),
-            is_evaluating=self._is_evaluating(),
+            is_evaluating=self._is_evaluating(error),
         )
 
     def _step_ends(self) -> StepEnds | None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from tests.programs import Node, Program, Storage, programs
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
-from tracer.analysis.profiles.idle_blocks import IdleBlocks, idle_blocks, last_peak
+from tracer.analysis.profiles.idle_blocks import IdleBlocks, last_peak
 from tracer.analysis.profiles.peak import peak_position
 from tracer.errors import RecordingError
 
@@ -27,14 +27,14 @@ def test_what_is_used_behind_the_peak_or_made_by_it_is_not_idle() -> None:
     )
     cycle = find_in_cycle(program.recording())
     assert cycle.peak.peak_bytes == 600
-    assert idle_sizes(cycle, idle_blocks(cycle)) == [100]
+    assert idle_sizes(cycle, IdleBlocks(cycle)) == [100]
 
 
 def test_in_a_cycle_that_was_cut_nothing_of_its_last_step_is_idle() -> None:
     program = Program([Storage(0, 100), Storage(1, 300)], [Node(allocates={0}), Node(reads={0}), Node(allocates={1})])
     whole, cut = (find_in_cycle(program.recording(), is_whole=is_whole) for is_whole in (True, False))
-    assert idle_sizes(whole, idle_blocks(whole)) == [100]
-    assert idle_sizes(cut, idle_blocks(cut)) == []
+    assert idle_sizes(whole, IdleBlocks(whole)) == [100]
+    assert idle_sizes(cut, IdleBlocks(cut)) == []
 
 
 @settings(max_examples=60, deadline=None)
@@ -44,7 +44,7 @@ def test_idle_is_what_a_loop_over_all_reads_leaves(program: Program) -> None:
         cycle = find_in_cycle(program.recording())
     except RecordingError:  # nothing was allocated
         return
-    blocks, recording = idle_blocks(cycle), cycle.recording
+    blocks, recording = IdleBlocks(cycle), cycle.recording
     assert last_peak(cycle) == peak_position(cycle.lifetimes)
     assert len(blocks) == len(cycle.lifetimes.alive_at(last_peak(cycle)))
     edges = recording.flow

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.rule_tables import weaker
-from tracer.analysis.profiles.backward_passes import OutermostCalls
+from tests.rule_tables import facts_named, told, weaker
 from tracer.analysis.profiles.idle_blocks import IdleBlocks
 from tracer.analysis.profiles.waste import NO_KIND, RULES, Waste, WasteKind, kinds_of, merge_waste
 from tracer.capture.sources.source_line import SourceLine
 
-NO_CALLS = OutermostCalls(*(np.zeros(0, np.int64) for _ in fields(OutermostCalls)))  # type: ignore[arg-type]
 # What is true of a block that one rule alone knows.
 OF_RULE: dict[WasteKind, tuple[str, ...]] = {
     WasteKind.WEIGHTS: ("is_unused_copy",),
@@ -29,11 +26,8 @@ OF_RULE: dict[WasteKind, tuple[str, ...]] = {
 
 def block(*true: str) -> IdleBlocks:
     """One, of which these things are true."""
-    no, yes = np.zeros(1, bool), np.ones(1, bool)
-    columns: dict[str, Any] = {
-        each.name: yes if each.name in true else no for each in fields(IdleBlocks) if each.type == "Bools"
-    }
-    return IdleBlocks(block=np.zeros(1, np.int64), peak_ns=0, call=np.array([-1]), calls=NO_CALLS, **columns)
+    names = facts_named(RULES)
+    return told(IdleBlocks, {"block": np.zeros(1, np.int64)} | {name: np.array([name in true]) for name in names})
 
 
 @pytest.mark.parametrize("kind", OF_RULE)

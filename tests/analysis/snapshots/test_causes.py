@@ -106,6 +106,18 @@ def test_what_is_grown_by_cat(caller: list[dict[str, Any]], cause: str) -> None:
     assert "10.00 MiB at first" in found[cause].sentence
 
 
+def test_a_few_even_cats_are_growth() -> None:
+    """20, 30 and 40 MiB, and 50 that do not fit: each joins 10 MiB to what was there."""
+    program, old = Recorded(capacity=85), None
+    for length in range(2, 5):
+        new = program.make(10 * length, [line(9)])
+        if old is not None:
+            program.free(old, [line(9)])
+        old = new
+    program.fail(50, [line(9)])
+    assert first(program).cause == "results kept"
+
+
 def test_a_validation_with_gradients() -> None:
     """Two calls of another line than the training's, each with 10 blocks kept and no backward."""
     program = Recorded(capacity=320)

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.profiles.attribution import Phase
-from tracer.analysis.profiles.backward_passes import OutermostCalls
 from tracer.analysis.profiles.block_facts import Facts
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.peak import peak_position
 from tracer.analysis.profiles.time_spans import TimeSpans, enclosing, merged
-from tracer.arrays import Bool, Bools, Int, Ints, PerBlock, PerEdge, Rows, at
+from tracer.analysis.rules import FactsOf
+from tracer.arrays import Bool, Bools, Int, Ints, PerBlock, at
 
 _FOREVER = np.iinfo(np.int64).max
 _NEVER = -1
@@ -40,31 +41,6 @@ _AS_HIGH = 0.99
 _LEFT_BEHIND = 0.5  # Of what a backward pass used: more than that stays only if its graph does
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IdleBlocks:
-    """Facts for the rules of `waste`: blocks alive at the peak, columns [I]."""
-
-    block: Rows  # Row in `CycleFindings.blocks`
-    peak_ns: int
-    is_idle: Bools  # No operator uses it any more, and it is no parameter, buffer, state, gradient or scratch memory
-    kept_by_graph: Bools  # A graph from before the recording keeps it for backward
-    call: Ints  # The outermost call of a model in which it was made, a row of `calls`; -1 for none
-    # That call ran with gradients on, no backward goes back to it, and it has ended before the block.
-    in_evaluation: Bools
-    outlives_step: Bools  # It lives on behind the end of its step
-    # Some block that the same operator made at the same line was used in a later step than its own.
-    is_read_later: Bools
-    outlives_backward: Bools  # A backward pass used it, and left it there
-    is_left_by_backward: Bools  # So did it with most of what it used
-    is_idle_gradient: Bools  # A gradient that the optimizer has used, or that has been set to zero
-    is_unused_copy: Bools  # One of a set of tensors of the parameters' sizes that no operator of the cycle uses
-    is_widened: Bools  # A float32 copy, for the loss, of something in 16 bits
-    calls: OutermostCalls
-
-    def __len__(self) -> int:
-        return len(self.block)
-
-
 def last_peak(cycle: CycleFindings) -> int:
     """Position in `BlockLifetimes.events` of the peak of the last step that is as high as any, but for a hundredth."""
     lifetimes = cycle.lifetimes
@@ -78,75 +54,84 @@ def last_peak(cycle: CycleFindings) -> int:
     return peak
 
 
-def idle_blocks(cycle: CycleFindings) -> IdleBlocks:
-    """Look at the blocks that are alive at a cycle's peak.
+truth, number = FactsOf["IdleBlocks"].truth, FactsOf["IdleBlocks"].number
+
+
+@dataclass(frozen=True, eq=False)
+class IdleBlocks:
+    """Facts for the rules of `waste`: blocks alive at a cycle's peak, columns [I]; -1 is none.
 
     In a cycle that was cut short the future of its last step is not known: there only what is from earlier steps can be
     idle.
     """
-    return _IdleFinder(cycle).run()
 
+    cycle: CycleFindings
 
-class _IdleFinder:
-    def __init__(self, cycle: CycleFindings) -> None:
-        self.cycle = cycle
-        recording, lifetimes = cycle.recording, cycle.lifetimes
-        position = last_peak(cycle)
-        event = int(lifetimes.events[position])
-        self.peak_ns = int(recording.allocations.time_ns[event])
-        parts = (recording, cycle.categories, cycle.attribution, lifetimes, cycle.blocks.torch_category)
-        self.facts = Facts(*parts, None, self.peak_ns)  # Of all blocks [B]
-        self.row = lifetimes.alive_at(position)
-        self.key = lifetimes.key[self.row]
-        self.kind = cycle.blocks.kind[self.row]
-        self.evidence = cycle.blocks.evidence[self.row]
-        self.busy_since_ns = self._start_of_operator(int(recording.allocations.op[event]))
-        self.made_ns, self.freed_ns = self.facts.made_ns[self.row], self.facts.freed_ns[self.row]
-        self.uses = self.facts.uses
-        self.last_used_ns = at(self.uses.last_used_ns, self.key, _NEVER)
-        # Made in an earlier step than that of the peak, or before.
-        self.is_from_earlier = self.facts.step[self.row] < int(cycle.attribution.allocation_step[event])
-        # All of the step in which it was made was recorded, and so what it was for.
-        self.is_whole = np.asarray(cycle.is_whole | self.is_from_earlier, np.bool_)
-        flow = recording.flow
-        self.edge_ns: PerEdge[Int] = flow.node_time_ns[flow.edge_node]
+    def __len__(self) -> int:
+        return len(self.block)
 
-    def run(self) -> IdleBlocks:
-        calls, call = self.facts.model_calls, self.facts.call[self.row]
-        in_evaluation = (call >= 0) & at(calls.records_grad & ~calls.went_back, call, False)
-        in_evaluation &= self.freed_ns > at(calls.end_ns, call, _FOREVER)
-        return IdleBlocks(
-            block=self.row,
-            peak_ns=self.peak_ns,
-            is_idle=self._is_idle(),
-            kept_by_graph=self.evidence == Evidence.HELD_BY_GRAPH,
-            call=call,
-            in_evaluation=in_evaluation & self.is_whole,
-            outlives_step=self.facts.outlived_step[self.row],
-            is_read_later=self._is_read_later(),
-            outlives_backward=self._outlives_backward(),
-            is_left_by_backward=self._is_left_by_backward(),
-            is_idle_gradient=self._is_idle_gradient(),
-            is_unused_copy=self._is_unused_copy() & ~self.facts.is_made_unseen[self.row],
-            is_widened=self._is_widened(),
-            calls=calls,
-        )
+    @cached_property
+    def facts(self) -> Facts:
+        """What is known of all blocks [B]."""
+        cycle = self.cycle
+        parts = (cycle.recording, cycle.categories, cycle.attribution, cycle.lifetimes, cycle.blocks.torch_category)
+        return Facts(*parts, None, self.peak_ns)
 
-    # ------------------------------------------------------------------------------------------------------ moments
-    def _start_of_operator(self, op: int) -> int:
+    @cached_property
+    def position(self) -> int:
+        """Position of the peak in `BlockLifetimes.events`."""
+        return last_peak(self.cycle)
+
+    @property
+    def event(self) -> int:
+        """Its row in `Recording.allocations`."""
+        return int(self.cycle.lifetimes.events[self.position])
+
+    @property
+    def peak_ns(self) -> int:
+        """Its time."""
+        return int(self.cycle.recording.allocations.time_ns[self.event])
+
+    @cached_property
+    def busy_since_ns(self) -> int:
         """Start of the outermost operator around the peak, which may use its inputs until it ends."""
-        ops = self.cycle.recording.ops
+        ops, op = self.cycle.recording.ops, int(self.cycle.recording.allocations.op[self.event])
         if op < 0:
             return self.peak_ns
         while ops.parent[op] >= 0:
             op = int(ops.parent[op])
         return int(ops.start_ns[op])
 
-    # --------------------------------------------------------------------------------------------------------- uses
-    def _is_idle(self) -> Bools:
+    block = number(lambda i: i.cycle.lifetimes.alive_at(i.position))  # Row in `CycleFindings.blocks`
+    key = number(lambda i: i.cycle.lifetimes.key[i.block])
+    kind = number(lambda i: i.cycle.blocks.kind[i.block])
+    made_ns = number(lambda i: i.facts.made_ns[i.block])
+    freed_ns = number(lambda i: i.facts.freed_ns[i.block])
+    last_used_ns = number(lambda i: at(i.facts.uses.last_used_ns, i.key, _NEVER))
+    edge_ns = number(lambda i: i.cycle.recording.flow.node_time_ns[i.cycle.recording.flow.edge_node])  # [X]
+    # Made in an earlier step than that of the peak, or before
+    is_from_earlier = truth(lambda i: i.facts.step[i.block] < int(i.cycle.attribution.allocation_step[i.event]))
+    # All of the step in which it was made was recorded, and so what it was for
+    is_whole = truth(lambda i: i.is_from_earlier | np.bool_(i.cycle.is_whole))
+    outlives_step = truth(lambda i: i.facts.outlived_step[i.block])  # It lives on behind the end of its step
+    # A graph from before the recording keeps it for backward
+    kept_by_graph = truth(lambda i: i.cycle.blocks.evidence[i.block] == Evidence.HELD_BY_GRAPH)
+    # The outermost call of a model in which it was made, a row of `Facts.model_calls`
+    call = number(lambda i: i.facts.call[i.block])
+
+    @truth
+    def in_evaluation(self) -> Bools:
+        """That call ran with gradients on, no backward goes back to it, and it has ended before the block."""
+        calls = self.facts.model_calls
+        in_evaluation = (self.call >= 0) & at(calls.records_grad & ~calls.went_back, self.call, False)
+        return in_evaluation & (self.freed_ns > at(calls.end_ns, self.call, _FOREVER)) & self.is_whole
+
+    @truth
+    def is_idle(self) -> Bools:
+        """No operator uses it any more, and it is no parameter, buffer, state, gradient or scratch memory."""
         last_ns = self.last_used_ns
         is_other = ~np.isin(self.kind, (*_LASTING, Kind.GRADIENT))
-        is_seen = ~self.facts.is_made_unseen[self.row] & ~self._is_of_compiled()
+        is_seen = ~self.facts.is_made_unseen[self.block] & ~self.is_of_compiled
         is_made = self.made_ns < self.busy_since_ns
         # What was never used may be for a later step: a batch that was made ahead.
         is_for_later = (last_ns < 0) & (self.made_ns >= 0) & (self.kind == Kind.INPUT)
@@ -154,63 +139,70 @@ class _IdleFinder:
         is_over = last_ns < np.where(self.is_from_earlier, self.facts.step_start_ns, self.busy_since_ns)
         return np.asarray(is_other & is_seen & is_made & is_over & self.is_whole & ~is_for_later, np.bool_)
 
-    def _is_read_later(self) -> Bools:
-        """[I] as a store is, of which each step takes something: whose turn has not come is idle and not waste."""
+    @truth
+    def is_read_later(self) -> Bools:
+        """Some block that the same operator made at the same line was used in a later step than its own.
+
+        As a store is, of which each step takes something: whose turn has not come is idle and not waste.
+        """
         blocks, lifetimes = self.cycle.blocks, self.cycle.lifetimes
         starts = self.cycle.recording.step_starts_ns
         made_in = np.searchsorted(starts, self.facts.made_ns, side="right")
-        used_in = np.searchsorted(starts, at(self.uses.last_used_ns, lifetimes.key, _NEVER), side="right")
+        used_in = np.searchsorted(starts, at(self.facts.uses.last_used_ns, lifetimes.key, _NEVER), side="right")
         _, place = np.unique(
             np.stack([at(self.cycle.recording.ops.name, blocks.op, _NEVER), blocks.frame]), axis=1, return_inverse=True
         )
         place = place.reshape(-1)
         is_read = np.zeros(int(place.max(initial=-1)) + 1, np.bool_)
         is_read[place[(lifetimes.allocation >= 0) & (used_in > made_in)]] = True
-        return np.asarray(is_read[place[self.row]] & (self.made_ns >= 0), np.bool_)
+        return np.asarray(is_read[place[self.block]] & (self.made_ns >= 0), np.bool_)
 
-    def _is_of_compiled(self) -> Bools:
-        """[I] of what compiled code allocates or reads, operators tell nothing."""
+    @truth
+    def is_of_compiled(self) -> Bools:
+        """Of what compiled code allocates or reads, operators tell nothing."""
         origins = self.cycle.attribution.origins
         if origins is None:
-            return np.zeros(len(self.row), np.bool_)
-        allocation = self.cycle.lifetimes.allocation[self.row]
+            return np.zeros(len(self.block), np.bool_)
+        allocation = self.cycle.lifetimes.allocation[self.block]
         return np.asarray((at(origins.row, allocation, _NEVER) >= 0) | (allocation < 0), np.bool_)
 
-    def _used_in(self, key: PerBlock[Int]) -> PerBlock[Int]:
-        """[B] the last backward pass that used each, or -1."""
-        last_ns = self.uses.last_ns(self.uses.reads & self.uses.of_backward)
-        return enclosing(*self.facts.passes, at(last_ns, key, _NEVER))
+    @number
+    def used_in(self) -> PerBlock[Int]:
+        """The last backward pass that used each [B]."""
+        uses = self.facts.uses
+        return enclosing(
+            *self.facts.passes, at(uses.last_ns(uses.reads & uses.of_backward), self.cycle.lifetimes.key, _NEVER)
+        )
 
-    def _outlives_backward(self) -> Bools:
-        used_in = self._used_in(self.key)
-        return np.asarray((used_in >= 0) & (self.freed_ns > at(self.facts.passes[1], used_in, _FOREVER)), np.bool_)
+    # That pass left it there [B]
+    is_left = truth(lambda i: (i.used_in >= 0) & (i.facts.freed_ns > at(i.facts.passes[1], i.used_in, _FOREVER)))
+    outlives_backward = truth(lambda i: i.is_left[i.block])  # A backward pass used it, and left it there
 
-    def _is_left_by_backward(self) -> Bools:
-        """[I] used by a backward pass that left most bytes of the activations that it used, and several of them."""
-        lifetimes, passes = self.cycle.lifetimes, self.facts.passes
-        is_activation = self.cycle.blocks.kind == Kind.ACTIVATION
-        used_in = np.where(is_activation, self._used_in(lifetimes.key), _NEVER)
-        is_left = (used_in >= 0) & (self.facts.freed_ns > at(passes[1], used_in, _FOREVER))
+    @truth
+    def is_left_by_backward(self) -> Bools:
+        """Used by a backward pass that left most bytes of the activations that it used, and several of them."""
+        used_in = np.where(self.cycle.blocks.kind == Kind.ACTIVATION, self.used_in, _NEVER)
+        is_left = (used_in >= 0) & self.is_left
 
         def of_passes(chosen: PerBlock[Bool], weight: PerBlock[Int]) -> Ints:
-            sums: Ints = np.zeros(len(passes[0]), np.int64)
+            sums: Ints = np.zeros(len(self.facts.passes[0]), np.int64)
             np.add.at(sums, used_in[chosen], weight[chosen])
             return sums
 
-        sizes, ones = lifetimes.size_bytes, np.ones(len(lifetimes.key), np.int64)
+        sizes, ones = self.cycle.lifetimes.size_bytes, np.ones(len(used_in), np.int64)
         leaves_most: Bools = of_passes(is_left, sizes) > _LEFT_BEHIND * of_passes(used_in >= 0, sizes)
         leaves_most &= of_passes(is_left, ones) > 1
-        return at(leaves_most, used_in[self.row], False)
+        return at(leaves_most, used_in[self.block], False)
 
-    # ----------------------------------------------------------------------------------------------------- gradients
-    def _is_idle_gradient(self) -> Bools:
-        """[I] gradients between the optimizer's use of them and their end, or the next backward pass if set to zero."""
+    @truth
+    def is_idle_gradient(self) -> Bools:
+        """A gradient between the optimizer's use of it and its end, or the next backward pass if set to zero."""
         is_gradient = np.asarray(self.kind == Kind.GRADIENT, np.bool_)
         if not is_gradient.any():
             return is_gradient
         is_zeroing = enclosing(*self._spans_of(_ZEROING), self.edge_ns) >= 0
         edge_key = self.cycle.recording.flow.edge_key
-        edges = np.flatnonzero(self.uses.reads & np.isin(edge_key, self.key[is_gradient]))
+        edges = np.flatnonzero(self.facts.uses.reads & np.isin(edge_key, self.key[is_gradient]))
         edges = edges[np.argsort(self.edge_ns[edges], kind="stable")]
         uses: dict[int, list[tuple[int, bool]]] = {}
         columns = (edge_key[edges], self.edge_ns[edges], is_zeroing[edges])
@@ -236,15 +228,15 @@ class _IdleFinder:
         # A node has the time of its operator's beginning, which an end at the same time would leave out.
         return merged(ops.start_ns[rows], ops.end_ns[rows] + 1)
 
-    # ------------------------------------------------------------------------------------------------------- weights
-    def _is_unused_copy(self) -> Bools:
-        none = np.zeros(len(self.row), np.bool_)
+    @truth
+    def is_unused_copy(self) -> Bools:
+        """One of a set of tensors of the parameters' sizes that no operator of the cycle uses."""
+        is_unused = np.zeros(len(self), np.bool_)
         if self.cycle.attribution.origins is not None:
-            return none
+            return is_unused
         used = self.last_used_ns >= 0
-        sizes = self.cycle.lifetimes.size_bytes[self.row]
-        is_parameter = self.kind == Kind.PARAMETER
-        weights = Counter(sizes[is_parameter & used].tolist())
+        sizes = self.cycle.lifetimes.size_bytes[self.block]
+        weights = Counter(sizes[(self.kind == Kind.PARAMETER) & used].tolist())
         was_there = (self.made_ns < 0) | self.is_from_earlier
         others = ~used & was_there & ~np.isin(self.kind, _NO_COPIES)
         left = Counter(sizes[others].tolist())
@@ -252,18 +244,17 @@ class _IdleFinder:
         while len(weights) > 1 and _bytes_of(weights & left) >= _ENOUGH_OF_A_COPY * _bytes_of(weights):
             wanted += weights & left
             left -= weights & left
-        is_unused = none.copy()
         for row in np.flatnonzero(others).tolist():
             if wanted[int(sizes[row])]:
                 wanted[int(sizes[row])] -= 1
                 is_unused[row] = True
-        return is_unused
+        return is_unused & ~self.facts.is_made_unseen[self.block]
 
-    # ---------------------------------------------------------------------------------------------------- conversions
-    def _is_widened(self) -> Bools:
-        """[I] made by a conversion, from something in 16 bits, and read by a loss."""
+    @truth
+    def is_widened(self) -> Bools:
+        """A float32 copy, made by a conversion from something in 16 bits, and read by a loss."""
         recording, flow = self.cycle.recording, self.cycle.recording.flow
-        name = at(recording.ops.name, self.facts.maker[self.row], _NEVER)
+        name = at(recording.ops.name, self.facts.maker[self.block], _NEVER)
         sets = (_CONVERTING, _WIDE, _NARROW)
         converts, is_wide, is_narrow = (recording.is_text(texts.__contains__) for texts in sets)
         dtype = recording.keys.dtype
@@ -271,10 +262,10 @@ class _IdleFinder:
         if not candidates.any():
             return candidates
         of_loss = enclosing(*self._spans_of(_OF_LOSSES), self.edge_ns) >= 0
-        in_loss = self.uses.keys_of(self.uses.reads & of_loss)
-        narrow_nodes = self.uses.nodes_with(self.uses.reads & is_narrow[dtype[flow.edge_key]])
-        from_narrow = self.uses.keys_of(flow.edge_allocated & narrow_nodes[flow.edge_node])
-        in_forward = self.cycle.blocks.phase[self.row] == Phase.FORWARD
+        in_loss = self.facts.uses.keys_of(self.facts.uses.reads & of_loss)
+        narrow_nodes = self.facts.uses.nodes_with(self.facts.uses.reads & is_narrow[dtype[flow.edge_key]])
+        from_narrow = self.facts.uses.keys_of(flow.edge_allocated & narrow_nodes[flow.edge_node])
+        in_forward = self.cycle.blocks.phase[self.block] == Phase.FORWARD
         return np.asarray(candidates & in_forward & at(in_loss & from_narrow, self.key, False), np.bool_)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.frame_ranks import Whose
-from tracer.analysis.profiles.idle_blocks import IdleBlocks, idle_blocks
+from tracer.analysis.profiles.idle_blocks import IdleBlocks
 from tracer.analysis.profiles.source_lines import PlaceInCode, line_of_frame, place_of
 from tracer.analysis.rules import all_hold
 from tracer.arrays import Rows, grouped
@@ -69,7 +69,7 @@ class WasteRule:
     """A row of the table: of which blocks it says what keeps them."""
 
     kind: WasteKind
-    when: tuple[str, ...]  # Names of columns of `IdleBlocks`, as conditions of `tracer.analysis.rules`
+    when: tuple[str, ...]  # Names of facts of `IdleBlocks`, as conditions of `tracer.analysis.rules`
 
 
 RULES: tuple[WasteRule, ...] = (
@@ -103,7 +103,7 @@ def find_waste(findings: Findings) -> tuple[Waste, ...]:
     cycle = findings.worst
     if not cycle.recording.flow.has_uses:
         return ()
-    blocks = idle_blocks(cycle)
+    blocks = IdleBlocks(cycle)
     kinds = kinds_of(blocks)
     least = LEAST_SHARE * cycle.peak.peak_bytes
     chosen = kinds != NO_KIND
@@ -140,7 +140,7 @@ class _Groups:
         if kind == WasteKind.RETAINED:
             return self.lines.of_function("backward", peak_ns, torchs=True)
         if kind in (WasteKind.GRAPH, WasteKind.EVALUATION) and (call := int(self.blocks.call[at])) >= 0:
-            return self.lines.of_call_at(int(self.blocks.calls.start_ns[call])) or place.source_line
+            return self.lines.of_call_at(int(self.blocks.facts.model_calls.start_ns[call])) or place.source_line
         return place.source_line
 
     def _waste(

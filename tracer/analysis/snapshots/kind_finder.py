@@ -70,30 +70,14 @@ class KindFinder:
         freed, is_known = facts_of_frees(state, lives, sites.facts), self._lives.free_entry == lives.free_entry
         freed = np.where(is_known, freed, freed & int(Fact.RELEASE_SAVED))
         self._held = held or {}
-        self._phases = DevicePhases(snapshot, self._state, sites.facts)
-        self.facts = BlockFacts(self._state, self._lives, self._phases, sites, freed, devices=devices)
+        self.phases = DevicePhases(snapshot, self._state, sites.facts)
+        self.facts = BlockFacts(self._state, self._lives, self.phases, sites, freed, devices=devices)
         devices.append(self.facts)
-
-    @property
-    def backward_runs(self) -> tuple[Ints, Ints]:
-        """First entry of each run of entries in backward, and the entry at which it is over; stacks show them."""
-        return self._phases.backwards.start, self._phases.backwards.end
-
-    @property
-    def silent_runs(self) -> tuple[Ints, Ints]:
-        """The same of entries without a stack, where stacks are Python's alone: autograd's own threads have none."""
-        return self._phases.silences.start, self._phases.silences.end
-
-    @property
-    def optimizer_runs(self) -> tuple[Ints, Ints]:
-        """The same of the optimizer's steps, which annotations or stacks show."""
-        return self._phases.steps.start, self._phases.steps.end
 
     def phase_at(self, entry: int) -> str:
         """`backward` or `optimizer`, where stacks or annotations show that an entry is in one, else the empty text."""
-        for phase, (start, end) in (("optimizer", self.optimizer_runs), ("backward", self.backward_runs)):
-            run = int(np.searchsorted(start, entry, side="right")) - 1
-            if entry >= 0 and run >= 0 and entry < end[run]:
+        for phase, stretches in (("optimizer", self.phases.steps), ("backward", self.phases.backwards)):
+            if entry >= 0 and stretches.containing(np.array([entry]))[0] >= 0:
                 return phase
         return ""
 
@@ -106,7 +90,7 @@ class KindFinder:
     def backward_lines(self) -> BackwardLines:
         """The operations of forward that the blocks of backward belong to."""
         skipped = has(self._sites.facts, Fact.WORKSPACE)
-        frames, phases = self._sites.autograd, self._phases
+        frames, phases = self._sites.autograd, self.phases
         return BackwardLines(self._lives, frames, phases.backwards, phases.steps, skipped=skipped)
 
     @property

@@ -207,7 +207,7 @@ def last_before(device: ReplayedDevice, entry: int, size: int) -> LastBefore:
 def step_levels(device: ReplayedDevice) -> tuple[StepLevel, ...]:
     """What was in use as each visible step of the optimizer was over, and the most since the one before."""
     level, num_entries = device.replay.requested_bytes, len(device.state.trace)
-    _, ends = device.kinds.optimizer_runs
+    _, ends = device.kinds.phases.steps
     levels, before = [], 0
     for end in np.minimum(ends, num_entries).tolist():
         peak = int(level[before : end + 1].max())

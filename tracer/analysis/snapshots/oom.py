@@ -56,9 +56,10 @@ class OutOfMemory:
 
 
 def in_evaluation(event: OutOfMemory) -> OutOfMemory:
-    """The same of a model that was trained, and is in evaluation mode now; what it keeps for backward is said first.
+    """The same of a model in evaluation mode; what it keeps for backward is said first.
 
-    Without gradients forward keeps nothing: a validation that fails so has no `torch.no_grad()` around it.
+    Without gradients forward keeps nothing: a validation that fails so, or the teacher of a distillation, has no
+    `torch.no_grad()` around it.
     """
     kept_bytes = sum(group.bytes for group in event.groups if group.kind == Kind.ACTIVATION)
     if kept_bytes < _LEAST_KEPT_SHARE * event.requested_bytes:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -14,8 +13,7 @@ from tracer.snapshot.columns import DeviceState, Snapshot
 FAR: Final = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Stretches:
+class Stretches(NamedTuple):
     """Stretches of one kind, as ranges of entries [stretches]."""
 
     start: Ints  # First entry of each, ascending
@@ -134,6 +132,7 @@ class DevicePhases:
         engine = has(self.of_entry, Fact.ENGINE)
         self.backwards = runs_of(engine, stacked)
         is_silent, goes_on = ~stacked & self.is_silence_autograd, calls_backward(snapshot.stacks, facts)
+        # Of entries without a stack, where stacks are Python's alone: autograd's own threads have none.
         self.silences = runs_of(is_silent, is_silent | goes_on[state.trace.stack])
         self.num_backward = _running_count(engine | (~stacked & self.is_silence_autograd))
         self.num_maybe_backward = _running_count(engine | ~stacked)

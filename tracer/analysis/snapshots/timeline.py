@@ -88,11 +88,11 @@ def _phases(kinds: KindFinder, times: Ints, activations: Ints) -> tuple[tuple[Ba
         starts, ends = (times[np.minimum(entries + 1, last)].tolist() for entries in runs)
         return [Band(phase, phase, start, end) for start, end in zip(starts, ends, strict=True)]
 
-    forward = forward_runs(activations, kinds.backward_runs, kinds.optimizer_runs, end=len(times) - 1)
+    forward = forward_runs(activations, kinds.phases.backwards, kinds.phases.steps, end=len(times) - 1)
     return (
         ("forward", stretches("forward", forward)),
-        ("backward", stretches("backward", kinds.backward_runs)),
-        ("optimizer", stretches("optimizer", kinds.optimizer_runs)),
+        ("backward", stretches("backward", kinds.phases.backwards)),
+        ("optimizer", stretches("optimizer", kinds.phases.steps)),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from operator import itemgetter
@@ -23,6 +24,14 @@ def parameters_and_buffers(module: torch.nn.Module) -> Iterator[tuple[str, bool,
         for name, tensor in (module.__dict__.get(attribute) or {}).items():
             if isinstance(tensor, torch.Tensor):
                 yield str(name), is_parameter, tensor
+
+
+def outermost_called(error: BaseException) -> torch.nn.Module | None:
+    """The outermost module in whose call an exception arose; None if it arose in none."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "_call_impl" and isinstance(module := frame.f_locals.get("self"), torch.nn.Module):
+            return module
+    return None
 
 
 _of_parameters, _of_modules = itemgetter("_parameters"), itemgetter("_modules")

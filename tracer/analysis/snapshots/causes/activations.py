@@ -81,7 +81,7 @@ def _is_attention(case: Case, stack: int) -> bool:
 
 def long_batch(case: Case) -> Iterator[Cause]:
     """The latest iteration is much larger than those before it: line by line, its blocks are."""
-    lives, starts = case.lives, case.device.kinds.optimizer_runs[0]
+    lives, starts = case.lives, case.device.kinds.phases.steps[0]
     starts = starts[starts <= case.entry]
     if not len(starts):
         return
@@ -141,7 +141,7 @@ def decoding_at_full_size(case: Case) -> Iterator[Cause]:
 
 def variables_over_the_step(case: Case) -> Iterator[Cause]:
     """Blocks that variables hold over an optimizer's step, into the next iteration."""
-    start, lives = case.device.kinds.optimizer_runs[0], case.device.replay.lives
+    start, lives = case.device.kinds.phases.steps[0], case.device.replay.lives
     next_step = np.searchsorted(start, lives.begin, side="right")
     has_step = (next_step < len(start)) & (lives.end > np.append(start, -1)[next_step])
     is_held = (case.kind == Kind.HELD) | ((case.kind == Kind.ACTIVATION) & _is_freed_by_program(case))

@@ -69,7 +69,7 @@ def other_models(case: Case) -> Iterator[Cause]:
     """Parameters and optimizer state of models that are not trained in the latest steps."""
     lives = case.lives
     state = case.in_use[case.kind[case.in_use] == Kind.OPTIMIZER_STATE]
-    starts, ends = case.device.kinds.optimizer_runs
+    starts, ends = case.device.kinds.phases.steps
     made_in = np.searchsorted(starts, lives.begin[state], side="right") - 1
     steps = np.unique(made_in[made_in >= 0])
     if len(steps) < _LEAST_SETS or np.diff(steps).min() < _LEAST_SETS:

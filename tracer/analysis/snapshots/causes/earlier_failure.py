@@ -28,7 +28,7 @@ def held_by_traceback(case: Case) -> Iterator[Cause]:
     )
     if before is None:
         return
-    lives, ends = case.lives, case.device.kinds.optimizer_runs[1]
+    lives, ends = case.lives, case.device.kinds.phases.steps[1]
     learned = int(ends[ends < before].max(initial=0))
     rows = case.in_use[(lives.begin[case.in_use] >= learned) & (lives.begin[case.in_use] < before)]
     rows = rows[~case.stays[rows] & ~case.is_set_up[rows]]

@@ -97,7 +97,7 @@ def _calls(case: Case, call: Ints, lines: Ints) -> _Calls:
 
 def _learns(case: Case, line: Ints, first: Ints) -> Bools:
     """Whether a backward began behind each call and before the same line's next one."""
-    starts = np.concatenate([case.device.kinds.backward_runs[0], case.device.kinds.silent_runs[0]])
+    starts = np.concatenate([case.device.kinds.phases.backwards[0], case.device.kinds.phases.silences[0]])
     starts = np.sort(starts)
     until = np.full(len(first), case.last_entry + 1)
     for number in np.unique(line).tolist():

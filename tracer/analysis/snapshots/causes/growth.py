@@ -36,7 +36,17 @@ _KEPT_OF_FORWARD: Final = 0.25
 _GRAPHS_BLOCKS: Final = 2
 """Blocks that an iteration leaves at least, where it leaves a graph."""
 _LEAST_CATS: Final = 8
-_TRAINER: Final = "transformers/trainer"
+_LEAST_EVEN_CATS: Final = 3
+_UNEVEN: Final = 0.01
+_OF_LIBRARIES: Final = (
+    ("transformers/trainer", "; eval_accumulation_steps=1 does so in a Trainer"),
+    (
+        "transformers/generation",
+        "; generate() keeps a tensor for each token with output_scores, output_logits, output_hidden_states or "
+        "output_attentions",
+    ),
+)
+"""What does so in a library's code, by a part of its path."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +90,7 @@ def growth(case: Case) -> Iterator[Cause]:
         "results kept",
         f"{left}{case.lines(grown.rows)}: results that a list, a buffer or a cache keeps on the device.",
         "move each result to the host before it is kept (.cpu()), or keep what is needed of it (.item(), .argmax())"
-        + ("; eval_accumulation_steps=1 does so in a Trainer" if _is_trainers(case, grown.rows) else ""),
+        + _in_its_library(case, grown.rows),
         lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
         site,
         grows=True,
@@ -109,7 +119,7 @@ def _most_grown(case: Case) -> Grown | None:
 def _iterations(case: Case) -> Iterator[tuple[Ints, bool]]:
     """First entries of iterations, in several ways, and whether these are steps."""
     kinds = case.device.kinds
-    for runs in (kinds.optimizer_runs, kinds.backward_runs, kinds.silent_runs):
+    for runs in (kinds.phases.steps, kinds.phases.backwards, kinds.phases.silences):
         starts = _of_one_line(case, _behind_forwards(case, runs[0][runs[0] <= case.entry]))
         if len(starts) >= _LEAST_ITERATIONS:
             yield starts, True
@@ -252,22 +262,29 @@ def grown_by_cat(case: Case) -> Iterator[Cause]:
     yield Cause(
         "results kept",
         f"{sentence}, as results are that torch.cat gathers on the device: old and new are there at once.",
-        "move each result to the host (.cpu()) and gather there"
-        + ("; eval_accumulation_steps=1 does so in a Trainer" if _is_trainers(case, held) else ""),
+        "move each result to the host (.cpu()) and gather there" + _in_its_library(case, held),
         lambda modelled: without_blocks(modelled, all_rows),
         site,
         grows=True,
     )
 
 
-def _is_trainers(case: Case, rows: Ints) -> bool:
-    return _TRAINER in "".join(frame.file for frame in case.stacks[int(case.lives.stack[rows[-1]])])
+def _in_its_library(case: Case, rows: Ints) -> str:
+    """What does so where a library's code keeps the results; empty for other code."""
+    files = "".join(frame.file for frame in case.stacks[int(case.lives.stack[rows[-1]])])
+    return next((words for part, words in _OF_LIBRARIES if part in files), "")
 
 
 def _grows(size: Ints) -> bool:
-    """Whether sizes only rise, in many steps."""
+    """Whether sizes only rise, in many steps; or in a few even ones, each by a part as large as the first had."""
     rises = np.diff(size)
-    return len(size) >= _LEAST_CATS and bool((rises >= 0).all()) and int((rises > 0).sum()) * 4 >= _LEAST_CATS
+    if len(size) >= _LEAST_CATS:
+        return bool((rises >= 0).all()) and int((rises > 0).sum()) * 4 >= _LEAST_CATS
+    if len(size) < _LEAST_EVEN_CATS or rises[0] <= 0:
+        return False
+    parts = size[0] / rises[0]  # the first cat is of two parts, or of one and nothing
+    is_even = np.abs(rises - rises[0]) <= _UNEVEN * rises[0]
+    return bool(is_even.all()) and abs(parts - round(parts)) <= _UNEVEN and round(parts) in (1, 2)
 
 
 def _in_place(modelled: Modelled, case: Case, grown: list[Ints]) -> Changed:

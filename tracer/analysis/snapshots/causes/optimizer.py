@@ -28,7 +28,7 @@ def optimizer_temporaries(case: Case) -> Iterator[Cause]:
         return
     held = case.held(rows)
     state = case.in_use[case.kind[case.in_use] == Kind.OPTIMIZER_STATE]
-    runs = case.device.kinds.optimizer_runs
+    runs = case.device.kinds.phases.steps
     is_first = bool(len(runs[0])) and not (runs[1] <= case.entry).any()
     first = (
         f"Memory ran out in the optimizer's first step, which makes its state ({format_bytes(case.bytes(state))} that "
@@ -58,7 +58,7 @@ def _is_foreach(frame: Frame) -> bool:
 
 def gradients_freed_late(case: Case) -> Iterator[Cause]:
     """Gradients that the optimizer has used, and that are freed only later."""
-    lives, (start, end) = case.device.replay.lives, case.device.kinds.optimizer_runs
+    lives, (start, end) = case.device.replay.lives, case.device.kinds.phases.steps
     if not len(start):
         return
     last = np.searchsorted(start, lives.end, side="left") - 1

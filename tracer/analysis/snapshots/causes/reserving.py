@@ -50,7 +50,7 @@ def emptied_cache(case: Case, modelled: Modelled) -> Iterator[Cause]:
     """The cache emptied between the phases of a step."""
     if not _has_slack(modelled):
         return
-    steps, backwards = case.device.kinds.optimizer_runs, case.device.kinds.backward_runs
+    steps, backwards = case.device.kinds.phases.steps, case.device.kinds.phases.backwards
     begins = np.unique(np.concatenate([steps[0], steps[1], backwards[0]]))
     begins = begins[(begins > 0) & (begins < len(case.device.state.trace))]
     if len(begins):
