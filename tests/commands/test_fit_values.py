@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import main
 from tracer.analysis.snapshots.explanation import Explanation
-from tracer.commands.fit_values import combinations
+from tracer.commands.fit import combinations
 from tracer.errors import UsageError
 from tracer.exporters.screen.fit import command_words, print_search, trial_words
 from tracer.null_gpu.nccl_buffers import NcclBuffers

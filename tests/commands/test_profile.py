@@ -21,7 +21,7 @@ import torch
 from typer.testing import CliRunner
 
 import main
-import tracer.sessions.jobs.ranks
+import tracer.sessions.folder
 import tracer.sessions.output_files
 import tracer.sessions.workload_run
 from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem, parse_total_time
@@ -334,8 +334,8 @@ def test_a_summary_of_ranks_that_cannot_be_written_is_said_before_the_answer(
     def full(*_: object) -> None:
         raise OutputError("The disk is full.")
 
-    monkeypatch.setattr(tracer.sessions.jobs.ranks, "this_rank", lambda: Rank(0, 2, 0, "a run"))
-    monkeypatch.setattr(tracer.sessions.jobs.ranks, "finish", full)
+    monkeypatch.setattr(tracer.sessions.folder, "this_rank", lambda: Rank(0, 2, 0, "a run"))
+    monkeypatch.setattr(tracer.sessions.folder, "finish", full)
     assert not run_and_report(Built(Pieces(), {}), WITHOUT_TIMES, save_dir=tmp_path)
     printed = capsys.readouterr()
     assert printed.err.splitlines()[-1] == "Error: The disk is full."

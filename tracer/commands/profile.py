@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from tracer.analysis.peak_diff import SavedPeak
     from tracer.results.run_results import RunResults
-    from tracer.sessions.jobs.ranks import Rank
+    from tracer.sessions.folder import SessionFolder
     from tracer.sessions.profile_session import Schedule
     from tracer.workloads.workload import Workload
 
@@ -363,19 +363,16 @@ def run_and_report(
 
     Args:
         built: The workload, its parameters' lines, and what to remember of it.
-        how: What to run.
         save_dir: Folder for the files.
-        top: Rows of each table on the screen.
         eager: The peak of the same run without compilation; None where it was not made.
         advise: Adds advice to the results of the run.
     """
     from tracer.exporters.screen.next_commands import after_run
     from tracer.exporters.screen.run import print_results
-    from tracer.sessions.jobs.ranks import begin, this_rank
+    from tracer.sessions.folder import SessionFolder
 
-    rank = this_rank()
-    if rank is not None:
-        begin(rank, save_dir)
+    folder = SessionFolder(save_dir)
+    folder.begin()
     termination = Termination()
     termination.watch()
     try:
@@ -386,19 +383,16 @@ def run_and_report(
                 results = advise(built.workload, results)
             finally:
                 termination.hold()
-        folder = rank.folder(save_dir) if rank is not None else save_dir
-        succeeded = _write(results, folder, how)
-        if rank is not None:
-            succeeded &= _summarize(rank, results, save_dir)
+        succeeded = _write(results, folder.path, how) & _summarize(folder, results)
     finally:
         termination.close()
-    is_shown = not how.quiet and (rank is None or rank.index == 0)
+    is_shown = not how.quiet and folder.is_of_first_rank
     if is_shown:
         with screen() as console:
             print_results(results, console, top=top, num_steps=results.num_steps)
     if succeeded and is_shown and results.findings is not None:  # also where the run failed, and its files say why
-        names = [path.name for path in folder.iterdir()]
-        say_all(after_run(folder, names, is_advice_open=advise is None and rank is None))
+        names = [path.name for path in folder.path.iterdir()]
+        say_all(after_run(folder.path, names, is_advice_open=advise is None and folder.rank is None))
     return succeeded and results.failure is None
 
 
@@ -450,13 +444,13 @@ def _write(results: RunResults, save_dir: Path, how: RunOptions) -> bool:
     return not any(file.has_failed for file in written)
 
 
-def _summarize(rank: Rank, results: RunResults, save_dir: Path) -> bool:
+def _summarize(folder: SessionFolder, results: RunResults) -> bool:
     """Add this rank to the summary of all; False if it could not be written, which costs the answer nothing."""
-    from tracer.sessions.jobs.rank_store import RankStore
-    from tracer.sessions.jobs.ranks import finish, peak_of
+    from tracer.sessions.jobs.ranks import peak_of
 
     try:
-        finish(rank, peak_of(rank, results), save_dir, RankStore.of_process_group(rank.run))
+        if folder.rank is not None:
+            folder.finish(peak_of(folder.rank, results))
     except OutputError as error:
         say_all(error.lines)
         return False

@@ -148,6 +148,10 @@ class SessionFolder:
         self._own.take()
         if self.is_another:  # it is another session's, which speaks for the rank as well
             self.rank = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Remove what an earlier run of the same rank left, without a lock."""
         if self.rank is not None:
             begin(self.rank, self.save_dir)
 
