@@ -56,7 +56,7 @@ class _Repeated:
 
     part: _Part
     line: int  # A line inside of its forward
-    num_calls: int  # In the last call of the model
+    num_calls: int  # In the call of the model that keeps most
     rows: Ints  # Blocks that a checkpoint of each call, but for the last, lets go of when the call is over
     ends: Ints  # When that is, an entry for each
     held: Ints  # Those of them in use at the moment
@@ -132,9 +132,13 @@ def _told_apart(case: Case, part: _Part, lines: dict[int, int], rows: Ints, made
     """
     call, lives = case.calls[0], case.lives
     is_past = lives.begin[rows] <= case.entry
-    latest = made_by[is_past & (call[rows] == call[rows[is_past]].max())]
-    first, times = int(latest[0]), _times_in_each(latest)
-    if not times or (num_calls := -(-int((latest == first).sum()) // times)) < _LEAST_PARTS:
+    of_call = np.bincount(call[rows], lives.requested_bytes[rows] * (is_past & (lives.end[rows] > case.entry)))
+    is_fullest = is_past & (call[rows] == of_call.argmax())  # the one that keeps most
+    fullest = made_by[is_fullest]
+    if not len(fullest):
+        return None
+    first, times = int(fullest[0]), _times_in_each(fullest)
+    if not times or (num_calls := -(-int((fullest == first).sum()) // times)) < _LEAST_PARTS:
         return None
     begins_call = np.append(True, np.diff(call[rows]) != 0)
     count = np.cumsum(made_by == first)
@@ -143,7 +147,7 @@ def _told_apart(case: Case, part: _Part, lines: dict[int, int], rows: Ints, made
     is_first = begins_call | ((made_by == first) & (nth % times == 0))
     line = lines[int(case.stack[rows[np.flatnonzero(made_by == first)[0]]])]
     number = np.cumsum(is_first) - 1
-    if not _are_alike(latest, number[is_past & (call[rows] == call[rows[is_past]].max())]):
+    if not _are_alike(fullest, number[is_fullest]):
         return None
     begins = lives.begin[rows[is_first]]
     is_followed = np.append(np.diff(call[rows[is_first]]) == 0, False)  # by another one of the same model's call
