@@ -453,4 +453,27 @@ def test_calls_of_a_line_that_makes_blocks_of_several_sizes() -> None:
             program.make(size, cell)
     program.fail(60, layer(8))
     change = first(program)
-    assert change.cause == "repeated parts" and change.sentence.startswith("20 parts that are alike, of the model called at")
+    assert change.cause == "repeated parts" and change.sentence.startswith(
+        "20 parts that are alike, of the model called at"
+    )
+
+
+@pytest.mark.parametrize(("num_units", "is_whole"), [(1, True), (8, False)])
+def test_fsdp_that_gathers_the_whole_model_at_once(num_units: int, is_whole: bool) -> None:
+    """In each of two steps; where blocks are sharded on their own, each is let go of before the next is gathered."""
+    gathering = [frame("_alloc_padded_unsharded_flat_param", f"{TORCH}/distributed/fsdp/_flat_param.py", 9), *layer(7)]
+    program = Recorded(capacity=180 if is_whole else 140)
+    for _ in range(10):
+        program.make(4, MOVING)
+    for _ in range(2):
+        for number in range(num_units):
+            unit = program.make(80 if is_whole else 40, gathering)
+            program.make(1, layer(8))
+            if number + 1 < num_units:
+                program.free(unit, [line(3)])
+        kept = program.make(1, layer(8))
+        program.free(kept, BACKWARD)
+        program.free(unit, BACKWARD)
+    unit = program.make(80 if is_whole else 40, gathering)
+    program.fail(70, layer(9))
+    assert ("gathered whole" in program.changes()) == is_whole

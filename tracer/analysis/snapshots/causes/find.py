@@ -21,12 +21,12 @@ from tracer.analysis.snapshots.causes.earlier_failure import held_by_traceback
 from tracer.analysis.snapshots.causes.evaluation import evaluation_with_gradients
 from tracer.analysis.snapshots.causes.growth import grown_by_cat, growth
 from tracer.analysis.snapshots.causes.optimizer import (
-    gradients_beside_buckets,
     gradients_freed_late,
     optimizer_temporaries,
     state_to_come,
 )
 from tracer.analysis.snapshots.causes.outputs import logits
+from tracer.analysis.snapshots.causes.parallel import gathered_whole, gradients_beside_buckets
 from tracer.analysis.snapshots.causes.repeated_parts import repeated_parts
 from tracer.analysis.snapshots.causes.request import one_request
 from tracer.analysis.snapshots.causes.reserving import emptied_cache, fragmentation, stranded_in_streams
@@ -47,6 +47,7 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     attention_matrix,
     decoding_at_full_size,
     copies_of_weights,
+    gathered_whole,
     gradients_beside_buckets,
     data_on_device,
     kv_cache,

@@ -20,7 +20,6 @@ _FUSED: Final = ("adam.py", "adamw.py", "sgd.py", "adagrad.py")
 _LEAST_BYTES: Final = 1024
 """Of a block of state: an optimizer also counts its steps."""
 _FEWER_BITS: Final = 4
-_DDP: Final = "nn/parallel/distributed.py"
 
 
 def state_to_come(case: Case) -> Iterator[Cause]:
@@ -111,23 +110,4 @@ def gradients_freed_late(case: Case) -> Iterator[Cause]:
             f"{some(len(rows), 'block')} of gradients are freed only in the next iteration.",
             "call zero_grad(set_to_none=True) right after the optimizer's step",
             lambda modelled: with_earlier_frees(modelled, rows, end[last[rows]]),
-        )
-
-
-def gradients_beside_buckets(case: Case) -> Iterator[Cause]:
-    """Gradients of which DistributedDataParallel has a second copy in its buckets.
-
-    Source: `gradient_as_bucket_view` in torch/nn/parallel/distributed.py; gradients that are views have no blocks.
-    """
-    if not any(torch_file(frame) == _DDP for frame in case.frames):
-        return
-    at_peak = case.device.replay.lives.alive_after(case.device.replay.peak_entry)
-    gradients, buckets = (case.bytes(at_peak[case.kind[at_peak] == of]) for of in (Kind.GRADIENT, Kind.COMMUNICATION))
-    rows = np.flatnonzero(case.kind == Kind.GRADIENT)
-    if 0 < gradients <= buckets and case.is_worth(without=rows):
-        yield Cause(
-            "gradients beside buckets",
-            f"{some(len(rows), 'block')} of gradients are copies of what lies in DistributedDataParallel's buckets.",
-            "give DistributedDataParallel gradient_as_bucket_view=True",
-            lambda modelled: without_blocks(modelled, rows),
         )
