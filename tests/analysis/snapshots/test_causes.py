@@ -466,6 +466,7 @@ def test_fsdp_that_gathers_the_whole_model_at_once(num_units: int, is_whole: boo
     for _ in range(10):
         program.make(4, MOVING)
     for _ in range(2):
+        program.free(program.make(1, layer(6)), [line(3)])
         for number in range(num_units):
             unit = program.make(80 if is_whole else 40, gathering)
             program.make(1, layer(8))
