@@ -1,9 +1,10 @@
 """Shows what filled GPU memory at the peak of a training run, down to the line of code.
 
-A tour of ten names:
+A tour of eleven names:
 
     profile_training    a block around your loop: records some steps, writes the files, says what filled the device
     watch_training      the same for a whole training, without a profiler: explains what grows, and what ran out
+    named_memory        what a block, or tensors, are called in every snapshot: with named_memory("rollout"): ...
     Schedule            which steps are recorded: Schedule(wait, warmup, active, repeats)
     ProfileSession      what profile_training is made of, without files
     TimelineTracer      an `on_trace_ready` callback for a torch.profiler of your own
@@ -59,6 +60,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tracer.analysis.profiles.memory_timeline import MemoryTimeline
+    from tracer.capture.named_memory import named_memory
     from tracer.errors import TracerError
     from tracer.sessions.profile_session import ProfileSession, Schedule
     from tracer.sessions.training_profile import profile_training
@@ -72,6 +74,7 @@ __all__ = [
     "Schedule",
     "TimelineTracer",
     "TracerError",
+    "named_memory",
     "profile_training",
     "watch_training",
 ]
@@ -82,6 +85,7 @@ _HOMES = {
     "Schedule": "tracer.sessions.profile_session",
     "TimelineTracer": "tracer.timeline_tracer",
     "TracerError": "tracer.errors",
+    "named_memory": "tracer.capture.named_memory",
     "profile_training": "tracer.sessions.training_profile",
     "watch_training": "tracer.sessions.training_watch",
 }

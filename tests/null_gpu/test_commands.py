@@ -252,6 +252,38 @@ def test_why_memory_ends(program: str, cause: str, tmp_path: Path) -> None:
     assert "used more than the peak below" not in run.stderr
 
 
+NAMES = """
+import torch
+from torch import nn
+from tracer import named_memory
+net = nn.Linear(1000, 1000).cuda()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+keys = torch.zeros(3 << 20, device="cuda")
+named_memory("KV cache", keys)
+
+@named_memory("rollout")
+def rollout():
+    with named_memory("prompts"):
+        prompts = torch.zeros(2 << 20, device="cuda")
+    return prompts, torch.zeros(1 << 20, device="cuda")
+
+for step in range(3):
+    kept = rollout()
+    net(torch.randn(100, 1000, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_what_a_program_calls_its_memory_is_in_the_snapshot(tmp_path: Path) -> None:
+    (tmp_path / "names.py").write_text(NAMES, "utf-8")
+    run = called(tmp_path, "run", "--on", "h100", "--save-dir", "out", "names.py")
+    assert run.returncode == 0, run.stderr
+    said = called(tmp_path, "snapshot", "out/memory_snapshot.pkl").stdout
+    named = said.partition("By the name that the program gave")[2]
+    assert re.search(r"12\.00 MiB +1 +KV cache", named)
+    assert re.search(r"\d+\.00 MiB +\d +prompts", named) and re.search(r"\d+\.00 MiB +\d +rollout", named)
+
+
 EVALUATES = """
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A batch too large, and nothing wrong; on 8GiB: largest line."""
+"""A batch too large, and nothing wrong; on 8GiB: repeated parts."""
 
 import torch
 import torchvision

@@ -10,7 +10,11 @@ from typing import Any
 import torch
 
 from tracer.capture.before_call import before_next_call
+from tracer.capture.torch_private.torch_cuda_start import when_cuda_has_begun
 from tracer.errors import RecordingError
+
+_at_cudas_start: dict[str, str] = {}
+"""The `name` of this process's allocations where CUDA begins, once somebody has given one."""
 
 
 def _history_module(device: torch.device) -> Any:
@@ -61,6 +65,37 @@ def start_allocator_history(device: torch.device, max_entries: int, *, stacks_of
     """
     context = "all" if stacks_of_frees else "alloc"
     _record_history(device, enabled="all", context=context, stacks="python", max_entries=max_entries, device=device)
+
+
+def memory_metadata() -> str:
+    """What this thread's allocations are called in CUDA's history now; empty before torch 2.15."""
+    get = getattr(torch.cuda.memory, "_get_memory_metadata", None)
+    if get is None:
+        return ""
+    return str(get()) if torch.cuda.is_initialized() else _at_cudas_start.get("name", "")  # type: ignore[no-untyped-call]
+
+
+def set_memory_metadata(name: str) -> None:
+    """Call this thread's allocations so in CUDA's history, from where CUDA begins; nothing before torch 2.15.
+
+    To begin CUDA is left to the program: a process that is forked then could not use it.
+    """
+    call = getattr(torch.cuda.memory, "_set_memory_metadata", None)
+    if call is None:
+        return
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        call(name)
+        return
+    if not _at_cudas_start:
+        when_cuda_has_begun(lambda: call(_at_cudas_start["name"]))
+    _at_cudas_start["name"] = name
+
+
+def annotate(tensor: torch.Tensor, name: str) -> None:
+    """Call the block of a CUDA tensor so in CUDA's history; nothing of another tensor, and before torch 2.15."""
+    call = getattr(torch.cuda.memory, "_annotate_tensor", None)
+    if call is not None and tensor.is_cuda:
+        call(tensor, name)
 
 
 def when_history_is_switched(act: Callable[[], None]) -> None:
