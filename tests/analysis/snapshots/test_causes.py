@@ -10,7 +10,11 @@ import pytest
 from tests.analysis.snapshots.recorded_program import Recorded
 from tests.snapshot.dumps import frame
 from tracer.allocator.blocks import Block
+from tracer.analysis.snapshots.causes.case import Case
+from tracer.analysis.snapshots.causes.copies import copies_of_weights
+from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.first_changes import FirstChange
+from tracer.snapshot.load import snapshot_in_memory
 
 TORCH = "/x/site-packages/torch"
 BACKWARD = [frame("torch::autograd::Engine::evaluate_function(x)", "??", 0)]
@@ -104,6 +108,16 @@ def test_what_is_grown_by_cat(caller: list[dict[str, Any]], cause: str) -> None:
     found = program.changes()
     assert next(iter(found)) == cause
     assert "10.00 MiB at first" in found[cause].sentence
+
+
+def test_nothing_in_use_has_no_cause() -> None:
+    """A recording of the driver's work alone."""
+    program = Recorded()
+    program.free(program.make(30, [line(1)]), [line(2)])
+    recording = program.snapshot()
+    recording["device_traces"][0] = [row for row in recording["device_traces"][0] if row["action"] == "segment_alloc"]
+    replayed = replay_snapshot(snapshot_in_memory(recording))
+    assert [*copies_of_weights(Case(replayed, replayed.devices[0]))] == []
 
 
 def test_a_few_even_cats_are_growth() -> None:

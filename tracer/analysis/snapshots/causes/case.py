@@ -217,7 +217,7 @@ class Case:
 
     def is_much(self, rows: Ints, *, percent: int = 5) -> bool:
         """Whether blocks are a share of what was in use then that is worth a sentence."""
-        return self.bytes(rows) * 100 >= self.in_use_bytes * percent
+        return len(rows) > 0 and self.bytes(rows) * 100 >= self.in_use_bytes * percent
 
     def is_share(self, rows: Ints, *, of: Ints, percent: int = 20) -> bool:
         """Whether some blocks are a good part of others."""
