@@ -235,16 +235,32 @@ optimizer.step()
 """
 
 
+ENDS_IN_A_SECOND_MODEL = """
+import torch
+from torch import nn
+def make():
+    return nn.Sequential(*(nn.Sequential(nn.Linear(1000, 1000), nn.GELU()) for _ in range(60)))
+first = make()
+optimizer = torch.optim.SGD(first.parameters(), 0.1)
+first(torch.zeros(1, 1000)).sum().backward()
+optimizer.step()
+del first, optimizer
+second = make().cuda()
+second(torch.randn(8000, 1000, device="cuda")).sum().backward()
+"""
+
+
 @pytest.mark.parametrize(
     ("program", "cause"),
     [
+        (ENDS_IN_A_SECOND_MODEL, "repeated parts"),
         (ENDS_WITHOUT_TRAINING, "results kept"),
         (ENDS_BETWEEN_CYCLES, "one request"),
         (ENDS_IN_THE_TEACHER, "gradients in evaluation"),
     ],
 )
 def test_why_memory_ends(program: str, cause: str, tmp_path: Path) -> None:
-    """Before anything is trained, in a step between two recorded cycles, in a model that is not trained."""
+    """Before anything is trained, in a step between two recorded cycles, in a model that is not trained, or a later."""
     (tmp_path / "ends.py").write_text(program, "utf-8")
     run = called(tmp_path, "run", "--on", "h100:2GiB", "--save-dir", "out", "ends.py")
     assert run.returncode == 1 and "Out of memory at <module>  ends.py:" in run.stdout.replace("forward", "<module>")

@@ -145,12 +145,16 @@ class Session:
         """
         if self._objects is None:
             return False
-        if error is not None and (called := outermost_called(error)) is not None and not called.training:
+        called = outermost_called(error) if error is not None else None
+        if called is not None and any(True for _ in called.parameters()):  # a loss has no mode that tells
+            if called.training:
+                return False
             optimizers = self._objects.optimizers
             trained = {id(each) for optimizer in optimizers for _, each in self._objects.parameters_of(optimizer)}
             if trained and not any(id(parameter) in trained for parameter in called.parameters()):
                 return True
-        return self._trains_in_training_mode and not any(model.training for model in self._objects.models.values())
+        models = self._objects.models.values()  # those that are still there
+        return self._trains_in_training_mode and bool(models) and not any(model.training for model in models)
 
     def _check_begun(self) -> None:
         """A step outside of any block would be lost without a word.
