@@ -378,13 +378,13 @@ def test_the_model_of_the_allocator_knows_recordings_in_few_places() -> None:
     assert readers == READ_RECORDINGS
 
 
-# Files of analysis that are tested elsewhere, each with where: the folder of snapshots has not been mirrored yet.
+# Files of analysis that are tested elsewhere, each with where; all causes are tested together.
 TESTED_ELSEWHERE: dict[str, str] = {
     "tracer/analysis/profiles/compiled_owners.py": "tests/analysis/compiled/test_origins.py",
     "tracer/analysis/peak_diff.py": "tests/exporters/json_documents/test_peak_diff.py",
     "tracer/analysis/peak_row.py": "tests/exporters/json_documents/test_peak_diff.py",
 }
-NOT_MIRRORED = "tracer/analysis/snapshots/"
+NOT_MIRRORED = "tracer/analysis/snapshots/causes/"
 
 
 def files_of_analysis() -> list[str]:
