@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.training_steps import WORKLOADS, Builder, Recorded, Workload, mlp, mlp_batch, record, training
+from tests.training_steps import WORKLOADS, Between, Builder, Recorded, Workload, mlp, mlp_batch, record, training
 
 REPORT_WORKLOADS: dict[str, Builder] = {}
 
@@ -131,16 +131,7 @@ class _Unread(torch.autograd.Function):
 @case
 def saved_unread() -> Workload:
     """A function that saves a tensor and then only asks for its shape."""
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.before, self.after = nn.Linear(32, 64), nn.Linear(64, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.after(_Unread.apply(self.before(x)))  # type: ignore[no-any-return]
-
-    return training(Model(), mlp_batch)
+    return training(Between(_Unread.apply), mlp_batch)
 
 
 @case

@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -378,13 +378,13 @@ def test_the_model_of_the_allocator_knows_recordings_in_few_places() -> None:
     assert readers == READ_RECORDINGS
 
 
-# Files of analysis that are tested elsewhere, each with where: the folder of snapshots has not been mirrored yet.
+# Files of analysis that are tested elsewhere, each with where; all causes are tested together.
 TESTED_ELSEWHERE: dict[str, str] = {
     "tracer/analysis/profiles/compiled_owners.py": "tests/analysis/compiled/test_origins.py",
     "tracer/analysis/peak_diff.py": "tests/exporters/json_documents/test_peak_diff.py",
     "tracer/analysis/peak_row.py": "tests/exporters/json_documents/test_peak_diff.py",
 }
-NOT_MIRRORED = "tracer/analysis/snapshots/"
+NOT_MIRRORED = "tracer/analysis/snapshots/causes/"
 
 
 def files_of_analysis() -> list[str]:
@@ -408,31 +408,30 @@ def test_each_test_of_analysis_is_of_a_file() -> None:
         assert (ROOT / "tracer" / tested).is_file(), path
 
 
-def test_snapshots_are_read_without_torch() -> None:
-    """On a laptop without a GPU, in a moment."""
-    rooms = ("tracer.snapshot", "tracer.allocator")
-    names = [m for m in MODULES if room_of(m) in rooms or m.startswith("tracer.analysis.snapshots.")]
-    assert names
-    program = "import importlib, sys\n" + "".join(f"importlib.import_module({name!r})\n" for name in sorted(names))
-    program += "print([name for name in ('torch', 'tracer.capture.recording') if name in sys.modules])"
+# On a laptop without a GPU, in a moment; torch takes three seconds and 600 MB, more than a trace of a million events.
+_READ = [m for m in MODULES if room_of(m) in ("tracer.snapshot", "tracer.allocator")]
+WITHOUT_TORCH = {
+    "snapshots": ([*_READ, *(m for m in MODULES if m.startswith("tracer.analysis.snapshots."))],
+                  "tracer.capture.recording"),
+    "traces": ([f"tracer.{name}" for name in ("results.trace_report", "exporters.screen.trace")]
+               + ["tracer.exporters.json_documents.trace"], "torch"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("names", "other"), WITHOUT_TORCH.values(), ids=WITHOUT_TORCH)
+def test_what_is_read_from_files_is_explained_without_torch(names: list[str], other: str) -> None:
+    assert len(names) > 2
+    program = "import sys\n" + "".join(f"import {name}\n" for name in sorted(names))
+    program += f"print([name for name in ('torch', {other!r}) if name in sys.modules])"
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
-
-
-def test_traces_are_explained_without_torch() -> None:
-    """It takes three seconds and 600 MB to import, more than a trace of a million events costs by itself."""
-    names = ["tracer.results.trace_report", "tracer.exporters.screen.trace", "tracer.exporters.json_documents.trace"]
-    program = "import sys\n" + "".join(f"import {name}\n" for name in names) + "print('torch' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "False"
 
 
 # ---- the checks see what they are to see -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+SEEN: dict[Callable[[str], list[str]], list[str]] = {
+    private_torch: [
         "import torch\ntorch._C",
         "import torch\ntorch.cuda.memory._snapshot()",
         "import torch._C",
@@ -442,14 +441,7 @@ def test_traces_are_explained_without_torch() -> None:
         "import torch\ngetattr(torch, '_C')",
         "def f():\n    from torch._utils import element_size",
     ],
-)
-def test_private_parts_are_found(source: str) -> None:
-    assert private_torch(source)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
+    private_attributes: [
         "tensor._values()",
         "one._orig_mod is model",
         'getattr(parameter, "_local_tensor", parameter)',
@@ -459,29 +451,7 @@ def test_private_parts_are_found(source: str) -> None:
         "from somewhere._hidden import shown",
         "class A:\n    def f(self, other): return other._theirs",
     ],
-)
-def test_private_attributes_of_others_are_found(source: str) -> None:
-    assert private_attributes(source)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "class A:\n    def f(self): return self._mine",
-        "class A:\n    def _f(self): return A()._f()",
-        "class A:\n    def __init__(self): self._x = 1\n\ndef f(a): return a._x",
-        "sys._getframe(1)",
-        "x.__class__",
-        'settings.get("name")',
-    ],
-)
-def test_private_attributes_of_ones_own_are_not(source: str) -> None:
-    assert private_attributes(source) == []
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
+    names_of_torch: [
         'name.startswith("ProfilerStep#")',
         'PREFIX = "Optimizer.step#"',
         'name == "torch::autograd::AccumulateGrad"',
@@ -489,21 +459,29 @@ def test_private_attributes_of_ones_own_are_not(source: str) -> None:
         '"torch/optim/" in file',
         'f"{x} autograd::engine::evaluate_function: "',
     ],
-)
-def test_names_of_torch_are_found(source: str) -> None:
-    assert names_of_torch(source)
+}
+NOT_SEEN: dict[Callable[[str], list[str]], list[str]] = {
+    private_torch: ["import torch\ntorch.__version__", "import numpy\nnumpy._core", "self._torch"],
+    private_attributes: [
+        "class A:\n    def f(self): return self._mine",
+        "class A:\n    def _f(self): return A()._f()",
+        "class A:\n    def __init__(self): self._x = 1\n\ndef f(a): return a._x",
+        "sys._getframe(1)",
+        "x.__class__",
+        'settings.get("name")',
+    ],
+    names_of_torch: ['"""As in torch/profiler/profiler.py."""', "# ProfilerStep#1", '"torch"', '"aten::add"'],
+}
 
 
-@pytest.mark.parametrize(
-    "source", ['"""As in torch/profiler/profiler.py."""', "# ProfilerStep#1", '"torch"', '"aten::add"']
-)
-def test_other_names_are_not(source: str) -> None:
-    assert names_of_torch(source) == []
+@pytest.mark.parametrize(("check", "source"), [(check, source) for check in SEEN for source in SEEN[check]])
+def test_what_is_private_or_a_name_of_torchs_is_found(check: Callable[[str], list[str]], source: str) -> None:
+    assert check(source)
 
 
-@pytest.mark.parametrize("source", ["import torch\ntorch.__version__", "import numpy\nnumpy._core", "self._torch"])
-def test_what_is_public_or_not_torchs_is_not(source: str) -> None:
-    assert private_torch(source) == []
+@pytest.mark.parametrize(("check", "source"), [(check, source) for check in NOT_SEEN for source in NOT_SEEN[check]])
+def test_what_is_public_or_ones_own_is_not(check: Callable[[str], list[str]], source: str) -> None:
+    assert check(source) == []
 
 
 def test_rooms_and_imports_are_told_apart() -> None:

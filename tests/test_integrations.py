@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -35,13 +36,6 @@ def check(callback: Any, folder: Path, num_steps: int) -> None:
     assert {"PARAMETER", "OPTIMIZER_STATE"} <= {row["category"] for row in peak["rows"]}
 
 
-def check_watched(callback: Any, folder: Path, num_steps: int) -> None:
-    values = json.loads((folder / "watch.json").read_text())
-    assert callback.session.fault is None
-    assert (values["event"]["what"], values["event"]["step"]) == ("the end of the run", num_steps)
-    assert values["steps"]["step"] == list(range(1, num_steps + 1))
-
-
 # ---- transformers ----------------------------------------------------------------------------------------------------
 
 
@@ -62,41 +56,6 @@ def hf_trainer(tmp_path: Path, *callbacks: Any, **arguments: Any) -> Any:
     )
     data = [{"input_ids": ids, "labels": ids} for ids in torch.randint(32, (32, 8))]
     return Trainer(GPT2LMHeadModel(config), settings, train_dataset=data, callbacks=list(callbacks))
-
-
-@needs("transformers", "accelerate")
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_trainer_is_profiled_step_by_step(tmp_path: Path, accumulate: int) -> None:
-    from tracer.integrations.transformers import TimelineCallback
-
-    callback = TimelineCallback(tmp_path / "out", schedule=SHORT, keep_recording=True)
-    hf_trainer(tmp_path, callback, gradient_accumulation_steps=accumulate).train()
-    check(callback, tmp_path / "out", 5)
-    assert load_kept_run(tmp_path / "out" / "recording.npz").num_steps == 5
-    assert "batch[0]" in callback.session.known.names
-    assert "transformer.wte.weight" in callback.session.known.names
-    assert any(name.endswith(".exp_avg") for name in callback.session.known.names)
-
-
-@needs("transformers", "accelerate")
-def test_a_trainer_is_watched_to_its_end(tmp_path: Path) -> None:
-    from tracer.integrations.transformers import WatchCallback
-
-    callback = WatchCallback(tmp_path / "out", screen="none")
-    hf_trainer(tmp_path, callback).train()
-    check_watched(callback, tmp_path / "out", 5)
-
-
-@needs("transformers", "accelerate")
-def test_a_trainer_learns_the_same_with_it(tmp_path: Path) -> None:
-    from tracer.integrations.transformers import TimelineCallback
-
-    with_it = hf_trainer(tmp_path, TimelineCallback(tmp_path / "out", schedule=SHORT))
-    loss = with_it.train().training_loss
-    without = hf_trainer(tmp_path)  # from the same seed, so only now
-    assert without.train().training_loss == loss
-    for ours, its in zip(with_it.model.parameters(), without.model.parameters(), strict=True):
-        assert torch.equal(ours, its)
 
 
 @needs("transformers", "accelerate")
@@ -163,27 +122,6 @@ def lightning_fit(module: Any, *callbacks: Any, **options: Any) -> None:
 
 
 @needs("lightning")
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_lightning_training_is_profiled_step_by_step(tmp_path: Path, accumulate: int) -> None:
-    from tracer.integrations.lightning import TimelineCallback
-
-    callback = TimelineCallback(tmp_path / "out", schedule=SHORT, keep_recording=True)
-    lightning_fit(lightning_module(), callback, accumulate_grad_batches=accumulate)
-    check(callback, tmp_path / "out", 5)
-    assert load_kept_run(tmp_path / "out" / "recording.npz").num_steps == 5
-    assert {"batch[0]", "layers.0.weight", "layers.0.weight.exp_avg"} <= set(callback.session.known.names)
-
-
-@needs("lightning")
-def test_a_lightning_training_is_watched_to_its_end(tmp_path: Path) -> None:
-    from tracer.integrations.lightning import WatchCallback
-
-    callback = WatchCallback(tmp_path / "out", screen="none")
-    lightning_fit(lightning_module(), callback)
-    check_watched(callback, tmp_path / "out", 5)
-
-
-@needs("lightning")
 def test_a_lightning_step_has_phases_though_the_optimizer_calls_it(tmp_path: Path) -> None:
     """With automatic optimization all of `training_step` and backward runs inside `optimizer.step(closure)`."""
     import lightning
@@ -214,17 +152,6 @@ def test_a_lightning_step_has_phases_though_the_optimizer_calls_it(tmp_path: Pat
 
 
 @needs("lightning")
-def test_a_lightning_module_learns_the_same_with_it(tmp_path: Path) -> None:
-    from tracer.integrations.lightning import TimelineCallback
-
-    with_it, without = lightning_module(), lightning_module()
-    lightning_fit(with_it, TimelineCallback(tmp_path / "out", schedule=SHORT))
-    lightning_fit(without)
-    for ours, its in zip(with_it.parameters(), without.parameters(), strict=True):
-        assert torch.equal(ours, its)
-
-
-@needs("lightning")
 def test_a_lightning_training_that_raises_leaves_its_files(tmp_path: Path) -> None:
     from tracer.integrations.lightning import TimelineCallback
 
@@ -233,6 +160,63 @@ def test_a_lightning_training_that_raises_leaves_its_files(tmp_path: Path) -> No
         lightning_fit(lightning_module(at=3), callback)
     check(callback, tmp_path / "out", 3)
     assert str(callback.session.results.failure.error) == "enough"
+
+
+# ---- both ------------------------------------------------------------------------------------------------------------
+
+
+def trained_by(trainer: str, folder: Path, *callbacks: Any, accumulate: int = 1) -> nn.Module:
+    """The model that this trainer has trained, from one seed."""
+    if trainer == "transformers":
+        trained = hf_trainer(folder, *callbacks, gradient_accumulation_steps=accumulate)
+        trained.train()
+        return trained.model  # type: ignore[no-any-return]
+    module: nn.Module = lightning_module()
+    lightning_fit(module, *callbacks, accumulate_grad_batches=accumulate)
+    return module
+
+
+# Each with the name of one of its parameters.
+BOTH = pytest.mark.parametrize(
+    ("trainer", "parameter"),
+    [
+        pytest.param("transformers", "transformer.wte.weight", marks=needs("transformers", "accelerate")),
+        pytest.param("lightning", "layers.0.weight", marks=needs("lightning")),
+    ],
+)
+
+
+def callback_of(trainer: str, name: str, *arguments: Any, **options: Any) -> Any:
+    return getattr(importlib.import_module(f"tracer.integrations.{trainer}"), name)(*arguments, **options)
+
+
+@BOTH
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_training_is_profiled_step_by_step(trainer: str, parameter: str, accumulate: int, tmp_path: Path) -> None:
+    callback = callback_of(trainer, "TimelineCallback", tmp_path / "out", schedule=SHORT, keep_recording=True)
+    trained_by(trainer, tmp_path, callback, accumulate=accumulate)
+    check(callback, tmp_path / "out", 5)
+    assert load_kept_run(tmp_path / "out" / "recording.npz").num_steps == 5
+    assert {"batch[0]", parameter, f"{parameter}.exp_avg"} <= set(callback.session.known.names)
+
+
+@BOTH
+def test_a_training_is_watched_to_its_end(trainer: str, parameter: str, tmp_path: Path) -> None:
+    callback = callback_of(trainer, "WatchCallback", tmp_path / "out", screen="none")
+    trained_by(trainer, tmp_path, callback)
+    values = json.loads((tmp_path / "out" / "watch.json").read_text())
+    assert callback.session.fault is None
+    assert (values["event"]["what"], values["event"]["step"]) == ("the end of the run", 5)
+    assert values["steps"]["step"] == [1, 2, 3, 4, 5]
+
+
+@BOTH
+def test_a_model_learns_the_same_with_it(trainer: str, parameter: str, tmp_path: Path) -> None:
+    callback = callback_of(trainer, "TimelineCallback", tmp_path / "out", schedule=SHORT)
+    with_it = trained_by(trainer, tmp_path, callback)
+    without = trained_by(trainer, tmp_path)
+    for ours, its in zip(with_it.parameters(), without.parameters(), strict=True):
+        assert torch.equal(ours, its)
 
 
 def test_neither_is_imported_unless_asked_for() -> None:

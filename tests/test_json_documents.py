@@ -53,7 +53,16 @@ def answer(*arguments: object) -> Any:
     return json.loads(ended.stdout)
 
 
-def check_header(document: dict[str, Any], name: str) -> None:
+def undescribed(value: Any, *headings: str) -> list[str]:
+    """The keys of every object inside that are in no text below these headings."""
+    text = "".join(documented()[heading][1] for heading in headings)
+    return [key for key in inner_keys(value) if f"`{key}`" not in text]
+
+
+def check_header(document: dict[str, Any], name: str, heading: str = "") -> None:
+    """Its first keys; below the heading are all others, in their order."""
+    if heading:
+        assert [key for key in document if key not in HEADER] == keys(heading)
     assert tuple(document)[: len(HEADER)] == HEADER == tuple(keys("The header"))
     assert (document["format"], document["version"]) == (f"torch-timeline {name}", 1)
     assert f"`torch-timeline {name}`" in documented()["The header"][1]
@@ -75,12 +84,10 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_every_key_of_a_snapshots_answer_is_described(file: Path) -> None:
-    questions = ("--at", "peak", "--between", "start", "oom", "--before-oom", "1MiB")
-    found = answer(
-        "snapshot", file, "--json", *questions, "--settings", "expandable_segments:True", "--gpu-memory", "1GiB"
-    )
-    check_header(found, "snapshot")
-    assert [key for key in found if key not in HEADER] == keys("`snapshot --json`")
+    moments = ("--at", "peak", "--between", "start", "oom", "--before-oom", "1MiB")
+    what_if = ("--settings", "expandable_segments:True", "--gpu-memory", "1GiB")
+    found = answer("snapshot", file, "--json", *moments, *what_if)
+    check_header(found, "snapshot", "`snapshot --json`")
     (device,) = found["devices"]
     assert sorted(device) == sorted(keys("A device"))
     assert list(device["groups"][0]) == keys("A group of blocks")
@@ -102,12 +109,10 @@ def folder(path: Path, size: int) -> Path:
 def test_every_key_of_a_traces_answer_is_described(tmp_path: Path) -> None:
     events = [*chrome.training_step(), chrome.kernel("relu", 12, 3, launched_by=11)]
     found = answer("trace", chrome.write(tmp_path / "trace.json", events), "--json")
-    check_header(found, "trace")
-    assert [key for key in found if key not in HEADER] == keys("`trace --json`")
+    check_header(found, "trace", "`trace --json`")
     assert {*keys("peak.json")} - {"values_read"} <= {*found["memory"], "values_read"}
     assert list(found["times"]) == keys("Times of a trace")
-    text = documented()["Times of a trace"][1]
-    assert [key for key in inner_keys(found["times"]) if f"`{key}`" not in text] == []
+    assert undescribed(found["times"], "Times of a trace") == []
 
 
 def test_every_key_of_several_traces_answer_is_described(tmp_path: Path) -> None:
@@ -117,10 +122,9 @@ def test_every_key_of_several_traces_answer_is_described(tmp_path: Path) -> None
         )
     (tmp_path / "odd.json").write_text("")
     found = answer("trace", tmp_path, "--json")
-    check_header(found, "trace job")
-    assert [key for key in found if key not in HEADER] == keys("`trace --json` of several traces")
-    texts = documented()["`trace --json` of several traces"][1] + documented()["Times of a trace"][1]
-    assert [key for key in inner_keys([found["ranks"], found["unreadable"]]) if f"`{key}`" not in texts] == []
+    check_header(found, "trace job", "`trace --json` of several traces")
+    headings = ("`trace --json` of several traces", "Times of a trace")
+    assert undescribed([found["ranks"], found["unreadable"]], *headings) == []
 
 
 def test_every_key_of_a_differences_answer_is_described(file: Path, tmp_path: Path) -> None:
@@ -128,12 +132,10 @@ def test_every_key_of_a_differences_answer_is_described(file: Path, tmp_path: Pa
     of_snapshots = answer("diff", file, file, "--json")
     described: set[str] = set()
     for found in (of_runs, of_snapshots):
-        check_header(found, "diff")
-        assert [key for key in found if key not in HEADER] == keys("`diff --json`")
+        check_header(found, "diff", "`diff --json`")
         (device,) = found["devices"]
         described |= set(device)
-        text = documented()["A compared device"][1]
-        assert [key for key in inner_keys(device) if f"`{key}`" not in text] == []
+        assert undescribed(device, "A compared device") == []
         for changes in (value for key, value in device.items() if key.startswith("by_")):
             assert sum(change["after_bytes"] - change["before_bytes"] for change in changes) == device["bytes"]
     assert described == set(keys("A compared device"))
@@ -148,17 +150,15 @@ def test_every_key_of_peak_json_is_described() -> None:
 
 def test_every_key_of_values_that_were_read_is_described() -> None:
     read = ValueRead("train.py", 9, "pick", "aten::nonzero", 3, "7", "drawn", False, True, 0)
-    found = json.loads(
-        json.dumps(asdict(ValuesRead((read,), (LeftOut("aten::mm: too large", 2),), 6, ("train.py:99",))))
-    )
+    values = ValuesRead((read,), (LeftOut("aten::mm: too large", 2),), 6, ("train.py:99",))
+    found = json.loads(json.dumps(asdict(values)))
     assert list(found) == [key for key in keys("Values that were read") if key in found]
-    text = documented()["Values that were read"][1]
-    assert [key for key in inner_keys(found) if f"`{key}`" not in text] == []
+    assert undescribed(found, "Values that were read") == []
     assert "values_read" in keys("peak.json")
 
 
 def test_every_key_of_a_prediction_is_described() -> None:
-    model = (
+    model = [
         "--model",
         "torch.nn:Linear",
         "--model-arg",
@@ -167,15 +167,14 @@ def test_every_key_of_a_prediction_is_described() -> None:
         "out_features=4",
         "--input",
         "16",
-    )
-    fits = answer("predict", "--engine", "rehearsal", *model, "--json", "--gpu-memory", "1GiB")
-    lacks = answer("predict", "--engine", "rehearsal", *model, "--json", "--gpu-memory", "501MiB")
+    ]
+    asked = ("predict", "--engine", "rehearsal", *model, "--json", "--gpu-memory")
+    fits, lacks = answer(*asked, "1GiB"), answer(*asked, "501MiB")
     for found in (fits, lacks):
         check_header(found, "prediction")
     slow = {"advice", "largest_batch", "accumulated", "without_end"}  # many rehearsals, or a script on the null GPU
     assert {*fits, *lacks, *slow} - set(HEADER) == set(keys("`predict --json`"))
-    text = documented()["`predict --json`"][1] + documented()["A row"][1]
-    assert [key for key in inner_keys(lacks["out_of_memory"]) if f"`{key}`" not in text] == []
+    assert undescribed(lacks["out_of_memory"], "`predict --json`", "A row") == []
 
 
 def test_every_key_of_a_fit_is_described(tmp_path: Path) -> None:
@@ -204,5 +203,4 @@ def test_every_key_of_advice_is_described(tmp_path: Path) -> None:
 def test_every_key_of_a_whole_job_is_described(file: Path, tmp_path: Path) -> None:
     other = write(tmp_path / "rank1.pickle", out_of_memory())
     found = answer("snapshot", file, other, "--json")
-    check_header(found, "job")
-    assert [key for key in found if key not in HEADER] == keys("`snapshot --json` of several recordings")
+    check_header(found, "job", "`snapshot --json` of several recordings")

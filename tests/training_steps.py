@@ -288,18 +288,21 @@ class _ScaledSquare(torch.autograd.Function):
         return 2 * ctx.scale * x * gradients[0], None
 
 
+class Between(nn.Module):
+    """A function between two layers."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: object) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(32, 64), nn.Linear(64, 8)
+        self.function, self.arguments = function, arguments
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.function(self.before(x), *self.arguments))  # type: ignore[no-any-return]
+
+
 @workload
 def custom_function() -> Workload:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.before, self.after = nn.Linear(32, 64), nn.Linear(64, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            squared: Tensor = _ScaledSquare.apply(self.before(x), 0.5)
-            return self.after(squared)  # type: ignore[no-any-return]
-
-    return training(Model(), mlp_batch)
+    return training(Between(_ScaledSquare.apply, 0.5), mlp_batch)
 
 
 # ---- optimizers and loops --------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ class Wasteful:
         held: What the way to what is kept has in it; empty where nothing is held by a variable.
     """
 
-    run: Callable[[Profile], Any]
+    run: Callable[[Profile], None]
     kind: str
     held: str = ""
 
@@ -43,10 +43,10 @@ class Wasteful:
 PROGRAMS: dict[str, Wasteful] = {}
 
 
-def wasteful(kind: str, held: str = "") -> Callable[[Callable[[Profile], Any]], Callable[[Profile], Any]]:
+def wasteful(kind: str, held: str = "") -> Callable[[Callable[[Profile], None]], Callable[[Profile], None]]:
     """Enter a program under its own name."""
 
-    def enter(run: Callable[[Profile], Any]) -> Callable[[Profile], Any]:
+    def enter(run: Callable[[Profile], None]) -> Callable[[Profile], None]:
         PROGRAMS[run.__name__] = Wasteful(run, kind, held)
         return run
 
@@ -71,25 +71,30 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, size: int = 256) -
     return loss.item()
 
 
+def each_step(profile: Profile, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[int]:
+    """The steps of a training under a profile."""
+    with profile(model, optimizer) as session:
+        for number in range(NUM_STEPS):
+            yield number
+            session.step()
+
+
 # ---- graphs ----------------------------------------------------------------------------------------------------------
 
 
 @wasteful("GRAPH", "losses[...]")
-def losses_with_graphs(profile: Profile) -> Any:
+def losses_with_graphs(profile: Profile) -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     losses = []
-    with profile(model, optimizer) as session:
-        for _ in range(NUM_STEPS):
-            train(model, optimizer)
-            x, y = pair()
-            losses.append(F.mse_loss(model(x), y))  # waste: losses_with_graphs
-            session.step()
-    return session
+    for _ in each_step(profile, model, optimizer):
+        train(model, optimizer)
+        x, y = pair()
+        losses.append(F.mse_loss(model(x), y))  # waste: losses_with_graphs
 
 
 @wasteful("EVALUATION")
-def evaluation_with_gradients(profile: Profile) -> Any:
+def evaluation_with_gradients(profile: Profile) -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     x, y = pair(1024)
@@ -100,42 +105,33 @@ def evaluation_with_gradients(profile: Profile) -> Any:
         model.train()
         return result
 
-    with profile(model, optimizer) as session:
-        for _ in range(NUM_STEPS):
-            train(model, optimizer)
-            evaluate()
-            session.step()
-    return session
+    for _ in each_step(profile, model, optimizer):
+        train(model, optimizer)
+        evaluate()
 
 
 @wasteful("RETAINED", "loss -> graph of the tensor")
-def retained_graph(profile: Profile) -> Any:
+def retained_graph(profile: Profile) -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    with profile(model, optimizer) as session:
-        for _ in range(NUM_STEPS):
-            x, y = pair()
-            loss = F.mse_loss(model(x), y)
-            loss.backward(retain_graph=True)  # waste: retained_graph
-            optimizer.step()
-            optimizer.zero_grad()
-            session.step()
-    return session
+    for _ in each_step(profile, model, optimizer):
+        x, y = pair()
+        loss = F.mse_loss(model(x), y)
+        loss.backward(retain_graph=True)  # waste: retained_graph
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 @wasteful("GRAPH", "total")
-def sum_of_losses(profile: Profile) -> Any:
+def sum_of_losses(profile: Profile) -> None:
     """Without a list, and as long: each sum has the graph of the one before."""
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     total = torch.zeros(())
-    with profile(model, optimizer) as session:
-        for _ in range(NUM_STEPS):
-            train(model, optimizer)
-            x, y = pair()
-            total = total + F.mse_loss(model(x), y)  # waste: sum_of_losses
-            session.step()
-    return session
+    for _ in each_step(profile, model, optimizer):
+        train(model, optimizer)
+        x, y = pair()
+        total = total + F.mse_loss(model(x), y)  # waste: sum_of_losses
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------------
@@ -157,106 +153,88 @@ class _Wide(nn.Module):
 
 
 @wasteful("GRADIENTS")
-def gradients_set_to_zero(profile: Profile) -> Any:
+def gradients_set_to_zero(profile: Profile) -> None:
     model = _Wide()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    with profile(model, optimizer) as session:
-        for _ in range(NUM_STEPS):
-            x, y = pair(16)
-            loss = F.mse_loss(model(x), y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=False)  # waste: gradients_set_to_zero
-            session.step()
-    return session
+    for _ in each_step(profile, model, optimizer):
+        x, y = pair(16)
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)  # waste: gradients_set_to_zero
 
 
 @wasteful("GRADIENTS")
-def gradients_let_go_of_late(profile: Profile) -> Any:
+def gradients_let_go_of_late(profile: Profile) -> None:
     model = _Wide()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    with profile(model, optimizer) as session:
-        for _ in range(NUM_STEPS):
-            x, y = pair(16)
-            loss = F.mse_loss(model(x), y)
-            optimizer.zero_grad()  # waste: gradients_let_go_of_late
-            loss.backward()
-            optimizer.step()
-            session.step()
-    return session
+    for _ in each_step(profile, model, optimizer):
+        x, y = pair(16)
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()  # waste: gradients_let_go_of_late
+        loss.backward()
+        optimizer.step()
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------
 
 
 @wasteful("WEIGHTS", "best")
-def copy_of_the_best_weights(profile: Profile) -> Any:
+def copy_of_the_best_weights(profile: Profile) -> None:
     model = mlp(256)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     best = copy.deepcopy(model.state_dict())  # waste: copy_of_the_best_weights
-    with profile(model, optimizer) as session:
-        for _ in range(NUM_STEPS):
-            train(model, optimizer, 64)
-            session.step()
+    for _ in each_step(profile, model, optimizer):
+        train(model, optimizer, 64)
     model.load_state_dict(best)
-    return session
 
 
 @wasteful("WEIGHTS", "first")
-def copy_of_the_model(profile: Profile) -> Any:
+def copy_of_the_model(profile: Profile) -> None:
     model = mlp(256)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     first = copy.deepcopy(model)  # waste: copy_of_the_model
-    with profile(model, optimizer) as session:
-        for _ in range(NUM_STEPS):
-            train(model, optimizer, 64)
-            session.step()
+    for _ in each_step(profile, model, optimizer):
+        train(model, optimizer, 64)
     del first
-    return session
 
 
 # ---- conversions -----------------------------------------------------------------------------------------------------
 
 
 @wasteful("WIDENED")
-def logits_in_32_bits(profile: Profile) -> Any:
+def logits_in_32_bits(profile: Profile) -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4096)).to(torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    with profile(model, optimizer) as session:
-        for _ in range(NUM_STEPS):
-            x, classes = torch.randn(64, 32, dtype=torch.bfloat16), torch.randint(4096, (64,))
-            logits = model(x).float()  # waste: logits_in_32_bits
-            loss = F.cross_entropy(logits, classes)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            session.step()
-    return session
+    for _ in each_step(profile, model, optimizer):
+        x, classes = torch.randn(64, 32, dtype=torch.bfloat16), torch.randint(4096, (64,))
+        logits = model(x).float()  # waste: logits_in_32_bits
+        loss = F.cross_entropy(logits, classes)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 # ---- results that are kept -------------------------------------------------------------------------------------------
 
 
 @wasteful("TENSORS", "outputs[...]")
-def outputs_in_a_dict(profile: Profile) -> Any:
+def outputs_in_a_dict(profile: Profile) -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     outputs: dict[int, Tensor] = {}
-    with profile(model, optimizer) as session:
-        for number in range(NUM_STEPS):
-            x, y = pair(1024)
-            out = model(x)
-            loss = F.mse_loss(out, y)
-            loss.backward()
-            outputs[number] = out.detach() * 2  # waste: outputs_in_a_dict
-            optimizer.step()
-            optimizer.zero_grad()
-            session.step()
-    return session
+    for number in each_step(profile, model, optimizer):
+        x, y = pair(1024)
+        out = model(x)
+        loss = F.mse_loss(out, y)
+        loss.backward()
+        outputs[number] = out.detach() * 2  # waste: outputs_in_a_dict
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 @wasteful("TENSORS", "seen[...]")
-def hook_that_keeps_activations(profile: Profile) -> Any:
+def hook_that_keeps_activations(profile: Profile) -> None:
     model = mlp()
     seen: list[Tensor] = []
 
@@ -265,11 +243,8 @@ def hook_that_keeps_activations(profile: Profile) -> Any:
 
     model[0].register_forward_hook(look)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    with profile(model, optimizer) as session:
-        for _ in range(NUM_STEPS):
-            train(model, optimizer)
-            session.step()
-    return session
+    for _ in each_step(profile, model, optimizer):
+        train(model, optimizer)
 
 
 class _Remembers(nn.Module):
@@ -287,32 +262,26 @@ class _Remembers(nn.Module):
 
 
 @wasteful("TENSORS", "model.hidden")
-def attribute_with_the_last_result(profile: Profile) -> Any:
+def attribute_with_the_last_result(profile: Profile) -> None:
     model = _Remembers()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    with profile(model, optimizer) as session:
-        for _ in range(NUM_STEPS):
-            train(model, optimizer)
-            session.step()
-    return session
+    for _ in each_step(profile, model, optimizer):
+        train(model, optimizer)
 
 
 _FEATURES: dict[int, Tensor] = {}
 
 
 @wasteful("TENSORS", "_FEATURES[...]")
-def cache_of_features(profile: Profile) -> Any:
+def cache_of_features(profile: Profile) -> None:
     model, frozen = mlp(), nn.Linear(32, 32)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     _FEATURES.clear()
-    with profile(model, optimizer) as session:
-        for number in range(NUM_STEPS):
-            x, y = pair()
-            with torch.no_grad():
-                _FEATURES[number] = frozen(x)  # waste: cache_of_features
-            loss = F.mse_loss(model(_FEATURES[number]), y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            session.step()
-    return session
+    for number in each_step(profile, model, optimizer):
+        x, y = pair()
+        with torch.no_grad():
+            _FEATURES[number] = frozen(x)  # waste: cache_of_features
+        loss = F.mse_loss(model(_FEATURES[number]), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()

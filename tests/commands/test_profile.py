@@ -9,12 +9,11 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -52,8 +51,7 @@ SHORT = ["--n-wait-steps", "0", "--n-warmup-steps", "1", "--n-active-steps", "1"
 pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """How a command ended."""
 
     code: int
@@ -79,9 +77,10 @@ def state_kept() -> Iterator[None]:
         yield
 
 
-def run(*arguments: object) -> Ended:
-    """The command in this process, on a terminal of 80 columns."""
-    result = CliRunner().invoke(main.app, [str(one) for one in arguments], env={"COLUMNS": "80"}, prog_name="main.py")
+def run(*arguments: object, columns: int = 80) -> Ended:
+    """The command in this process, on a terminal of so many columns."""
+    given, variables = [str(one) for one in arguments], {"COLUMNS": str(columns)}
+    result = CliRunner().invoke(main.app, given, env=variables, prog_name="main.py")
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Ended(result.exit_code, result.stdout, result.stderr)
@@ -93,6 +92,17 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
     folder = tmp_path_factory.mktemp("run") / "results"
     with own_state():
         return run(*TINY, *SHORT, "--n-repeats", 2, "--trace", "--keep-recording", "--save-dir", folder), folder
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
+    """The command with a workload of a test's in the place of its own."""
+
+    def run_it(workload: Pieces, *options: object) -> Ended:
+        monkeypatch.setattr(FNO, "build_fno_workload", lambda **_: workload)
+        return run(*TINY, *SHORT, "--save-dir", tmp_path, *options)
+
+    return run_it
 
 
 @cache
@@ -353,10 +363,8 @@ def test_each_switch_leaves_its_file_out(output: Any, tmp_path: Path) -> None:
     assert written == {one.file_name for one in USUAL} - {output.file_name}
 
 
-def test_without_timing_the_phases_are_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    workload = Pieces(before=raising(AssertionError("copied"), piece="copy", step=2))
-    monkeypatch.setattr(FNO, "build_fno_workload", lambda **_: workload)
-    ended = run(*TINY, *SHORT, "--save-dir", tmp_path, "--no-cuda-timing")
+def test_without_timing_the_phases_are_not_timed(trained: Callable[..., Ended]) -> None:
+    ended = trained(Pieces(before=raising(AssertionError("copied"), piece="copy", step=2)), "--no-cuda-timing")
     assert ended.code == 0
     assert "no profiler" not in ended.stdout
 
@@ -479,9 +487,8 @@ def test_wrong_usage_exits_with_2_and_says_so_in_words(
 # ---- what happens on the way -----------------------------------------------------------------------------------------
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException, *, step: int) -> None:
-    workload = Pieces(before=raising(error, piece="backward", step=step))
-    monkeypatch.setattr(FNO, "build_fno_workload", lambda **_: workload)
+def failing(error: BaseException, *, step: int) -> Pieces:
+    return Pieces(before=raising(error, piece="backward", step=step))
 
 
 @pytest.mark.parametrize(
@@ -494,13 +501,13 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException, *, step: int)
             "Step 2 ran out of memory: CUDA out of memory. Tried",
         ),
         (KeyboardInterrupt(), "Error: Interrupted in step 2."),
+        (SystemExit(0), "Error: Step 2 ended the program (tests/pieces.py:"),
     ],
 )
 def test_a_step_that_fails_is_named_and_what_was_recorded_is_written(
-    error: BaseException, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: BaseException, says: str, tmp_path: Path, trained: Callable[..., Ended]
 ) -> None:
-    failing(monkeypatch, error, step=1)
-    ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
+    ended = trained(failing(error, step=1))
     assert ended.code == 1
     first, hint, *wrote, after = ended.stderr.splitlines()
     assert says in first
@@ -511,48 +518,40 @@ def test_a_step_that_fails_is_named_and_what_was_recorded_is_written(
     assert len(wrote) == len(USUAL) - 1
 
 
-def test_a_failure_in_the_timing_pass_is_in_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    workload = Pieces(before_in_copy=raising(KeyError("bug"), piece="forward", step=0))
-    monkeypatch.setattr(FNO, "build_fno_workload", lambda **_: workload)
-    ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
+def test_a_failure_in_the_timing_pass_is_in_no_step(tmp_path: Path, trained: Callable[..., Ended]) -> None:
+    ended = trained(Pieces(before_in_copy=raising(KeyError("bug"), piece="forward", step=0)))
     assert ended.code == 1
     assert ended.stderr.startswith("Error: The timing pass raised KeyError: 'bug'")
     assert (tmp_path / "peak.json").exists()
 
 
-def test_a_first_step_that_fails_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failing(monkeypatch, KeyError("bug"), step=0)
-    ended = run(*TINY, *SHORT, "--save-dir", tmp_path / "new")
+def test_a_first_step_that_fails_writes_nothing(tmp_path: Path, trained: Callable[..., Ended]) -> None:
+    ended = trained(failing(KeyError("bug"), step=0), "--save-dir", tmp_path / "new")
     assert ended.code == 1
     assert ended.stderr.splitlines()[0].startswith("Error: Step 1 raised KeyError: 'bug'")
     assert "written below" not in ended.stderr
     assert not list(tmp_path.iterdir())
 
 
-def test_a_first_step_without_memory_says_how_to_have_it_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory."), step=0)
-    ended = run(*TINY, *SHORT, "--n-wait-steps", "1", "--save-dir", tmp_path)
+def test_a_first_step_without_memory_says_how_to_have_it_recorded(trained: Callable[..., Ended]) -> None:
+    ended = trained(failing(torch.OutOfMemoryError("CUDA out of memory."), step=0), "--n-wait-steps", "1")
     assert ended.code == 1
     assert ended.stderr.splitlines()[1].endswith(
         "With --n-wait-steps 0 --n-warmup-steps 0 the first step is recorded too, and explained."
     )
 
 
-def test_files_of_an_earlier_run_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracer.sessions.workload_run, "run_profile", lambda *_, **__: results())
+@pytest.mark.usefixtures("already_run")
+def test_files_of_an_earlier_run_are_named(tmp_path: Path) -> None:
     assert "earlier run" not in run(*TINY, *SHORT, "--save-dir", tmp_path).stderr
     again = run(*TINY, *SHORT, "--no-peak-json", "--save-dir", tmp_path)
     assert again.code == 0
     assert f"Note: peak.json in {tmp_path} is from an earlier run, not of this one." in again.stderr.splitlines()
 
 
-def test_data_that_end_are_said_to_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_end_are_said_to_have_ended(tmp_path: Path, trained: Callable[..., Ended]) -> None:
     batches = iter([noise(), noise()])
-    workload = Pieces(batch=lambda: next(batches))
-    monkeypatch.setattr(FNO, "build_fno_workload", lambda **_: workload)
-    ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
+    ended = trained(Pieces(batch=lambda: next(batches)))
     assert ended.code == 1
     first, hint, *_ = ended.stderr.splitlines()
     line = next(
@@ -563,35 +562,26 @@ def test_data_that_end_are_said_to_have_ended(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "peak.json").exists()
 
 
-def test_sys_exit_in_a_step_is_a_failure_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failing(monkeypatch, SystemExit(0), step=1)
-    ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
-    assert ended.code == 1
-    assert ended.stderr.startswith("Error: Step 2 ended the program (tests/pieces.py:")
-
-
 def test_sigterm_ends_a_run_like_ctrl_c_and_the_default_comes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trained: Callable[..., Ended]
 ) -> None:
     def before(piece: str, step: int) -> None:
         if (piece, step) == ("backward", 1):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(FNO, "build_fno_workload", lambda **_: Pieces(before=before))
-    ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
+    ended = trained(Pieces(before=before))
     assert ended.code == 1
     assert ended.stderr.splitlines()[0] == "Error: Ended by SIGTERM in step 2."
     assert (tmp_path / "peak.json").exists()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_unused_parameters_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_parameters_are_named(trained: Callable[..., Ended]) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(12, 3))
     model.spare = torch.nn.Identity()  # type: ignore[assignment]
     model.spare.weight = torch.nn.Parameter(torch.zeros(3))
     model.forward = lambda x: model[0](x)  # type: ignore[method-assign]
-    monkeypatch.setattr(FNO, "build_fno_workload", lambda **_: Pieces(model))
-    ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
+    ended = trained(Pieces(model))
     assert "1 parameter received no gradient: spare.weight." in ended.stdout
 
 

@@ -7,10 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import main
-from tests.commands.test_profile import SHORT, TINY, own_state
+from tests.commands.test_profile import SHORT, TINY, own_state, run
 from tests.exporters.recording_file.samples import kept_on_cpu
 from tests.pieces import Pieces, raising
 from tests.processes import run_python
@@ -24,14 +23,6 @@ ROOT = Path(main.__file__).parent
 FILES = {output.file_name for output in OUTPUTS} - {"advice.json"}  # what was not asked for
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")
-
-
-def run(*arguments: object) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of the command, on a terminal of 80 columns."""
-    result = CliRunner().invoke(main.app, [str(one) for one in arguments], env={"COLUMNS": "80"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
 
 
 def names_in(folder: Path) -> set[str]:

@@ -8,14 +8,15 @@ import signal
 import subprocess
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import main
 from tests.allocator.recorded import Program
+from tests.commands import test_profile as profile
 from tests.exporters.page.page_samples import peak_row
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.exporters.sqlite_reports.report_readers import query
@@ -27,12 +28,7 @@ from tracer.units import MIB
 ROOT = Path(main.__file__).parent
 
 
-def run(*arguments: object) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of the command, on a terminal of 100 columns."""
-    result = CliRunner().invoke(main.app, [str(one) for one in arguments], env={"COLUMNS": "100"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
+run = partial(profile.run, columns=100)
 
 
 @pytest.fixture

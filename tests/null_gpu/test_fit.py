@@ -27,6 +27,16 @@ BLOCK = SCRIPT.partition("model = ")[0]
 WIDE = (PROGRAMS / "wide_vocabulary.py").read_text("utf-8")
 
 
+def answered(
+    folder: Path, script: str, *arguments: str, command: str = "fit", status: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """A command about `train.py`, which is this script."""
+    (folder / "train.py").write_text(script, "utf-8")
+    done = run_python(ROOT / "main.py", command, *arguments, folder=folder)
+    assert done.returncode == status, done.stderr
+    return done
+
+
 @pytest.mark.parametrize(
     ("card", "status", "said", "answer"),
     [
@@ -37,20 +47,13 @@ WIDE = (PROGRAMS / "wide_vocabulary.py").read_text("utf-8")
     ],
 )
 def test_the_least_that_has_to_change_is_found(tmp_path: Path, card: str, status: int, said: str, answer: str) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT, "utf-8")
-    command = [str(ROOT / "main.py"), "fit", "--on", card, "train.py", "--epochs", "1"]
-    done = run_python(*command, folder=tmp_path)
-    assert done.returncode == status, done.stderr
+    done = answered(tmp_path, SCRIPT, "--on", card, "train.py", "--epochs", "1", status=status)
     assert said in done.stderr
     assert done.stdout.strip().removeprefix("python main.py ").endswith(answer) and bool(done.stdout) == bool(answer)
 
 
 def test_each_change_alone_says_what_it_saves(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT, "utf-8")
-    command = [str(ROOT / "main.py"), "fit", "--each", "--on", "h100:8GiB"]
-    command += ["--save-dir", "out", "train.py"]
-    done = run_python(*command, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = answered(tmp_path, SCRIPT, "--each", "--on", "h100:8GiB", "--save-dir", "out", "train.py")
     found = {line.partition(":")[0]: line for line in done.stdout.splitlines() if not line.startswith(" ")}
     assert list(found) == ["as it is", *(change.name for change in changes_of(is_job=False))]
     assert "at the peak" not in found["as it is"]
@@ -77,30 +80,18 @@ def test_each_change_alone_says_what_it_saves(tmp_path: Path) -> None:
 
 
 def test_a_search_compiles_and_checkpoints_and_puts_the_cheapest_that_fits_first(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT, "utf-8")
-    command = [str(ROOT / "main.py"), "fit", "--search", "--on", "h100:1700MiB", "train.py"]
-    done = run_python(*command, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    lines = answered(tmp_path, SCRIPT, "--search", "--on", "h100:1700MiB", "train.py").stdout.splitlines()
     table = lines[3 : lines.index("", 3)]
     assert table[0].endswith("  checkpoint")
-    assert {row.split("  ")[-1].strip() for row in table} == {
-        "as it is",
-        "compile",
-        "checkpoint",
-        "compile, checkpoint",
-    }
+    ways = {row.split("  ")[-1].strip() for row in table}
+    assert ways == {"as it is", "compile", "checkpoint", "compile, checkpoint"}
     (commands,) = [lines[at + 1 :] for at, line in enumerate(lines) if line.startswith("Commands for those")]
     assert commands[0].endswith("run --apply checkpoint train.py")
     assert commands[1].endswith("run --apply compile,checkpoint train.py")
 
 
 def test_what_fit_found_is_applied_and_has_the_peak_that_it_said(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(WIDE, "utf-8")
-    main = [str(ROOT / "main.py")]
-    command = [*main, "fit", "--on", "h100:2600MiB", "--save-dir", "out", "train.py"]
-    done = run_python(*command, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = answered(tmp_path, WIDE, "--on", "h100:2600MiB", "--save-dir", "out", "train.py")
     assert done.stdout.strip().endswith("run --apply chunked-loss train.py")
     assert "chunked-loss: a loss over classes is computed in chunks" in done.stderr
     report = json.loads((tmp_path / "out" / "fit.json").read_text("utf-8"))
@@ -108,9 +99,8 @@ def test_what_fit_found_is_applied_and_has_the_peak_that_it_said(tmp_path: Path)
     fits = [trial for trial in report["trials"] if trial["apply"] == ["chunked-loss"]]
     # Logits and their gradient, 4,096 x 50,000 x 4 bytes each; a third one of them, softmax's, came with the script.
     assert 2 * 819_200_000 < fits[0]["allocated_bytes"] < 3 * 819_200_000
-    command = [*main, "run", "--on", "h100:2600MiB", "--apply", "out/fit.json", "--save-dir", "run", "train.py"]
-    done = run_python(*command, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    applied = ("--on", "h100:2600MiB", "--apply", "out/fit.json", "--save-dir", "run")
+    answered(tmp_path, WIDE, *applied, "train.py", command="run")
     peak = json.loads((tmp_path / "run" / "peak.json").read_text("utf-8"))
     assert peak["peak_bytes"] == fits[0]["allocated_bytes"]
 
@@ -118,10 +108,7 @@ def test_what_fit_found_is_applied_and_has_the_peak_that_it_said(tmp_path: Path)
 def test_a_change_that_a_script_does_not_bear_is_said_and_left_out(tmp_path: Path) -> None:
     asserts = "assert not torch.is_autocast_enabled(), 'no autocast here'\n        return x + "
     script = SCRIPT.replace("return x + ", asserts).replace("range(8)", "range(3)")
-    (tmp_path / "train.py").write_text(script, "utf-8")
-    command = [str(ROOT / "main.py"), "fit", "--on", "h100:700MiB", "train.py"]
-    done = run_python(*command, folder=tmp_path)
-    assert done.returncode == 3, done.stderr
+    done = answered(tmp_path, script, "--on", "h100:700MiB", "train.py", status=3)
     ended = "the script ended with an error before a step was done.\n  AssertionError: no autocast here\n"
     made = "expandable-segments, fused-optimizer, free-gradients, checkpoint, state-on-host, saved-on-host"
     # With all at once, which says nothing of the others, and alone.
@@ -146,20 +133,14 @@ for _ in range(500):
 
 
 def test_of_a_script_whose_memory_grows_the_line_is_the_answer_and_nothing_is_tried(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LEAK, "utf-8")
-    command = [str(ROOT / "main.py"), "fit", "--on", "h100:4GiB", "--save-dir", "out", "train.py"]
-    done = run_python(*command, folder=tmp_path)
-    assert done.returncode == 3, done.stderr
+    done = answered(tmp_path, LEAK, "--on", "h100:4GiB", "--save-dir", "out", "train.py", status=3)
     # Of each step the graph keeps the inputs of four layers, 8,192 x 1,024 x 4 bytes each.
-    assert (
-        "Memory grows: each of the last steps left 128.00 MiB more in use; if that goes on, it ends in step "
-        in done.stderr
-    )
+    grows = "Memory grows: each of the last steps left 128.00 MiB more in use; if that goes on, it ends in step "
+    assert grows in done.stderr
     assert "the graph that backward needs" in done.stderr and "train.py:12" in done.stderr
     (trial,) = json.loads((tmp_path / "out" / "fit.json").read_text("utf-8"))["trials"]
-    assert (
-        trial["fits"] and trial["growth_bytes"] == (128 << 20) + 512 and trial["explanation"]["cause"] == "graphs kept"
-    )
+    assert trial["fits"] and trial["growth_bytes"] == (128 << 20) + 512
+    assert trial["explanation"]["cause"] == "graphs kept"
 
 
 JOB = """
@@ -182,11 +163,8 @@ for _ in range(12):
 
 
 def test_of_a_job_the_worst_rank_decides_which_values_fit(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(JOB, "utf-8")
-    values = ["--try", "--rows 200000,20000"]
-    command = [str(ROOT / "main.py"), "fit", "--on", "2xh100:2GiB", *values, "--save-dir", "out"]
-    done = run_python(*command, "train.py", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    values = ("--try", "--rows 200000,20000")
+    done = answered(tmp_path, JOB, "--on", "2xh100:2GiB", *values, "--save-dir", "out", "train.py")
     assert done.stdout.strip() == "torchrun --nproc-per-node 2 train.py --rows 20000"
     report = json.loads((tmp_path / "out" / "fit.json").read_text("utf-8"))
     full, fits = report["trials"]
@@ -225,13 +203,10 @@ for _ in range(12):
 
 
 def test_a_job_that_is_sharded_from_outside_takes_what_one_does_that_shards_itself(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SHARDED, "utf-8")
-    main = [str(ROOT / "main.py")]
     peaks = []
     for way, apply in (("sharded", []), ("parallel", ["--apply", "shard"])):
-        command = [*main, "run", "--on", "2xh100", "--rank", "0", *apply, "--save-dir", "out", "train.py", way]
-        done = run_python(*command, folder=tmp_path)
-        assert done.returncode == 0, done.stderr
+        arguments = ("--on", "2xh100", "--rank", "0", *apply, "--save-dir", "out", "train.py", way)
+        answered(tmp_path, SHARDED, *arguments, command="run")
         (path,) = (tmp_path / "out").rglob("peak.json")
         peaks.append(json.loads(path.read_text("utf-8"))["peak_bytes"])
         path.unlink()
@@ -245,12 +220,12 @@ def test_trials_are_forks_although_the_script_asks_for_a_gpu_first(
     (tmp_path / "train.py").write_text(asks + SCRIPT, "utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, str(ROOT / "main.py"), "fit", "--on", "h100", "train.py"])
-    answered = []
+    is_answered = []
     with TrialServer() as start:
         for number in range(2):
             (folder := tmp_path / str(number)).mkdir()
-            answered.append(start.answers(TrialRequest((), str(folder))))
-    assert answered == [True, True]
+            is_answered.append(start.answers(TrialRequest((), str(folder))))
+    assert is_answered == [True, True]
 
 
 def test_trials_of_a_job_are_forks_of_a_process_for_each_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

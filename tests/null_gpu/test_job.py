@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,29 +48,23 @@ TOGETHER = (
 # ---- which ranks
 
 
-def test_a_program_without_groups_has_one_rank() -> None:
-    assert ranks_that_differ([], 128) == [0]
-    assert ranks_that_differ([[0]], 128) == [0]
-
-
-def test_of_a_group_the_first_one_between_and_the_last() -> None:
-    assert ranks_that_differ([range(8)], 8) == [0, 4, 7]
-    assert ranks_that_differ([[0, 1]], 2) == [0, 1]
-
-
-def test_of_a_mesh_each_dimension_and_the_farthest() -> None:
-    # 4 x 8: columns are neighbours, rows 8 apart; the whole is no line of its own.
-    groups = [range(32), range(8), range(0, 32, 8)]
-    assert ranks_that_differ(groups, 32) == [0, 4, 7, 16, 24, 31]
-
-
-def test_a_group_that_is_no_product_of_others_is_a_line() -> None:
-    # The whole world of 32, and one part of it alone.
-    assert ranks_that_differ([range(32), range(8)], 32) == [0, 4, 7, 16, 31]
-
-
-def test_groups_of_others_say_nothing_of_this_rank() -> None:
-    assert ranks_that_differ([[4, 5, 6, 7]], 8) == [0]
+@pytest.mark.parametrize(
+    ("groups", "world_size", "ranks"),
+    [
+        ([], 128, [0]),
+        ([[0]], 128, [0]),
+        # Of a group the first, one between and the last.
+        ([range(8)], 8, [0, 4, 7]),
+        ([[0, 1]], 2, [0, 1]),
+        # A mesh of 4 x 8: columns are neighbours, rows 8 apart; the whole is no line of its own.
+        ([range(32), range(8), range(0, 32, 8)], 32, [0, 4, 7, 16, 24, 31]),
+        # The whole world of 32, and one part of it alone, which is no product of others: a line.
+        ([range(32), range(8)], 32, [0, 4, 7, 16, 31]),
+        ([[4, 5, 6, 7]], 8, [0]),  # groups of others say nothing of this rank
+    ],
+)
+def test_of_each_line_of_ranks_some_run(groups: list[Sequence[int]], world_size: int, ranks: list[int]) -> None:
+    assert ranks_that_differ(groups, world_size) == ranks
 
 
 # ---- what a rank is told

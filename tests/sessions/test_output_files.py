@@ -111,20 +111,22 @@ def test_each_is_told_as_soon_as_it_is_there(tmp_path: Path) -> None:
     assert [one.output.name for one in told] == NAMES
 
 
-def test_without_timings_there_is_no_timing_file(tmp_path: Path) -> None:
-    write(tmp_path, dataclasses.replace(results(), timings=None))
-    assert names_in(tmp_path) == sorted(set(FILES) - {"cuda_timing.txt"})
+@pytest.mark.parametrize(
+    ("lacks", "written"),
+    [
+        ({"timings": None}, set(FILES) - {"cuda_timing.txt"}),
+        ({"trace": None}, set(FILES) - {"trace.json.gz"}),
+        ({"keep_recording": False}, set(FILES) - {"recording.npz"}),
+        ({"findings": None, "advice": None}, {"cuda_timing.txt", "recording.npz"}),
+    ],
+)
+def test_what_a_run_lacks_has_no_file(lacks: dict[str, Any], written: set[str], tmp_path: Path) -> None:
+    write(tmp_path, dataclasses.replace(results(), **lacks))
+    assert names_in(tmp_path) == sorted(written)
 
 
-def test_without_a_trace_there_is_no_trace_file(tmp_path: Path) -> None:
-    write(tmp_path, dataclasses.replace(results(), trace=None))
-    assert names_in(tmp_path) == sorted(set(FILES) - {"trace.json.gz"})
+def test_three_files_are_written_only_where_they_are_asked_for() -> None:
     assert [output.name for output in OUTPUTS if not output.file.switch_help] == ["trace", "keep-recording", "advise"]
-
-
-def test_a_recording_is_kept_only_where_it_is_asked_for(tmp_path: Path) -> None:
-    write(tmp_path, dataclasses.replace(results(), keep_recording=False))
-    assert names_in(tmp_path) == sorted(set(FILES) - {"recording.npz"})
 
 
 def test_the_size_of_a_recording_is_told_by_the_event(tmp_path: Path) -> None:
@@ -134,11 +136,6 @@ def test_the_size_of_a_recording_is_told_by_the_event(tmp_path: Path) -> None:
     per_event = path.stat().st_size / sum(cycle.recording.num_events for cycle in findings.cycles)
     assert line.startswith(f"Wrote {path}  (open with the command `report`; ")
     assert line.endswith(f" KiB, {per_event:.1f} bytes an event)")
-
-
-def test_without_findings_only_the_timings_are_written(tmp_path: Path) -> None:
-    write(tmp_path, dataclasses.replace(results(), findings=None, advice=None))
-    assert names_in(tmp_path) == ["cuda_timing.txt", "recording.npz"]
 
 
 def test_files_of_an_earlier_run_are_told_apart_and_stay(tmp_path: Path) -> None:

@@ -97,26 +97,26 @@ def test_in_the_loop(number: int, stage: str, tmp_path: Path) -> None:
     assert names(tmp_path) == (ALL if stage in ("recording", "second cycle") else set())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("stage", WITHIN)
+def send_within(stage: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name = WITHIN[stage]
+    monkeypatch.setattr(owner, name, first_then(lambda: send(number), getattr(owner, name)))
+
+
+@pytest.mark.parametrize(
+    ("number", "stage", "num_steps"),
+    [
+        *((number, stage, PLAN.num_steps) for stage in WITHIN for number in (signal.SIGINT, signal.SIGTERM)),
+        # A loop that is shorter than the schedule: all is read when the block ends.
+        *((signal.SIGINT, "reading a cycle", 5), (signal.SIGTERM, "analysis", 5)),
+    ],
+)
 def test_while_our_own_code_is_at_work(
-    number: int, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, stage: str, num_steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner, name = WITHIN[stage]
-    monkeypatch.setattr(owner, name, first_then(lambda: send(number), getattr(owner, name)))
+    send_within(stage, number, monkeypatch)
     with pytest.raises(ENDS[signal.Signals(number)]):
-        train(tmp_path)
+        train(tmp_path, num_steps=num_steps)
     assert names(tmp_path) == (set() if stage == "walk" else ALL)
-
-
-@pytest.mark.parametrize(("number", "stage"), [(signal.SIGINT, "reading a cycle"), (signal.SIGTERM, "analysis")])
-def test_after_the_last_step(number: int, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop is shorter than the schedule: all is read when the block ends."""
-    owner, name = WITHIN[stage]
-    monkeypatch.setattr(owner, name, first_then(lambda: send(number), getattr(owner, name)))
-    with pytest.raises(ENDS[signal.Signals(number)]):
-        train(tmp_path, num_steps=5)
-    assert names(tmp_path) == ALL
     assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
 
 
@@ -137,14 +137,6 @@ def test_while_a_file_is_written(file: str, tmp_path: Path, monkeypatch: pytest.
     assert ("` writes these." in str(ended.value)) == bool(missing)
     if missing:
         assert load_kept_run(tmp_path / "recording.npz").cycles
-
-
-def test_sigterm_waits_for_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = tuple(replace(one, write=first_then(lambda: send(signal.SIGTERM), one.write)) for one in OUTPUTS)
-    monkeypatch.setattr(outputs, "OUTPUTS", table)
-    with pytest.raises(Terminated):
-        train(tmp_path)
-    assert names(tmp_path) == ALL
 
 
 def test_a_second_ctrl_c_ends_the_reading_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,8 +204,7 @@ def limit(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_what_a_handler_of_the_programs_own_raises_reaches_the_program_and_costs_nothing(
     limit: int, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner, name = WITHIN[stage]
-    monkeypatch.setattr(owner, name, first_then(lambda: send(limit), getattr(owner, name)))
+    send_within(stage, limit, monkeypatch)
     with pytest.raises(LateError):
         train(tmp_path)
     assert names(tmp_path) == (set() if stage == "walk" else ALL)

@@ -85,15 +85,9 @@ def test_an_optimizer_of_another_model_is_said_at_the_beginning_and_not_of_a_scr
 
 
 def test_the_models_input_is_found_by_itself(tmp_path: Path) -> None:
-    model, optimizer = net()
-    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as session:
-        for _ in range(3):
-            train_step(model, optimizer)
-            session.step()
-    known = session.known
+    known = profiled(tmp_path).known
     inputs = known.size_bytes[known.role == Role.ARGUMENT]
     assert inputs.tolist() == [4 * 8 * 4]
-    assert not model._forward_pre_hooks
 
 
 def test_what_another_model_computed_is_not_an_input(tmp_path: Path) -> None:
@@ -181,14 +175,9 @@ class FullDisk(io.StringIO):
 def test_a_screen_that_takes_nothing_is_a_warning_and_the_files_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, optimizer = net()
     monkeypatch.setattr("sys.stdout", FullDisk())
-    with (
-        pytest.warns(UserWarning, match="could not be printed on stdout: No space left on device"),
-        profile_training(model, optimizer, save_dir=tmp_path, schedule=Schedule(0, 0, 1, 1), screen=True) as session,
-    ):
-        train_step(model, optimizer)
-        session.step()
+    with pytest.warns(UserWarning, match="could not be printed on stdout: No space left on device"):
+        session = profiled(tmp_path, 1, schedule=Schedule(0, 0, 1, 1), screen=True)
     assert {path.name for path in tmp_path.iterdir()} == {each.path.name for each in session.written}
     assert (tmp_path / "peak.json").is_file()
 
@@ -200,13 +189,8 @@ def test_a_folder_that_cannot_be_written_is_said_before_the_loop(tmp_path: Path)
 
 
 def test_a_loop_that_is_too_short_says_so_at_the_users_own_line(tmp_path: Path) -> None:
-    model, optimizer = net()
-    with (
-        pytest.warns(UserWarning, match="ended after 1 step, and the first one that is recorded is step 3") as caught,
-        profile_training(model, optimizer, save_dir=tmp_path) as session,
-    ):
-        train_step(model, optimizer)
-        session.step()
+    with pytest.warns(UserWarning, match="ended after 1 step, and the first one that is recorded is step 3") as caught:
+        profiled(tmp_path, 1, schedule=Schedule())
     assert caught[0].filename == __file__
     assert not (tmp_path / "peak.json").exists()
 
@@ -249,15 +233,9 @@ def test_a_screen_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_files_of_an_earlier_run_are_warned_of(tmp_path: Path) -> None:
-    model, optimizer = net()
     (tmp_path / "cuda_timing.txt").write_text("of another run")
-    with (
-        pytest.warns(UserWarning, match=r"^cuda_timing.txt in .* is from an earlier run") as caught,
-        profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as session,
-    ):
-        for _ in range(3):
-            train_step(model, optimizer)
-            session.step()
+    with pytest.warns(UserWarning, match=r"^cuda_timing.txt in .* is from an earlier run") as caught:
+        profiled(tmp_path)
     assert caught[0].filename == __file__
 
 

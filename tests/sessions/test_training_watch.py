@@ -104,19 +104,27 @@ def test_nothing_is_found_where_nothing_is_held(tmp_path: Path) -> None:
     assert not (tmp_path / "memory_snapshot.pkl").exists()
 
 
-def test_what_grows_on_the_cpu_is_named_by_its_looks_and_its_holder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def keep_a_mebibyte_a_step(
+    num_steps: int, folder: Path, monkeypatch: pytest.MonkeyPatch, *, cleared_after: int = -1
+) -> dict[str, Any]:
     """Resident memory is given: how much of a process is resident is not in a test's hands."""
     history: list[Tensor] = []
     monkeypatch.setattr("tracer.capture.device.memory_counters.resident_bytes", lambda: (100 + len(history)) * MIB)
-    watch, model, optimizer = watched(tmp_path)
+    watch, model, optimizer = watched(folder)
     with watch:
-        for _ in range(130):
+        for step in range(num_steps):
             train_step(model, optimizer)
             history.append(torch.empty(1 << 18))
             watch.step()
-    values = saved(tmp_path)
+            if step == cleared_after:
+                history.clear()
+    return saved(folder)
+
+
+def test_what_grows_on_the_cpu_is_named_by_its_looks_and_its_holder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = keep_a_mebibyte_a_step(130, tmp_path, monkeypatch)
     assert [event["what"] for event in values["events"]] == ["memory grows from step to step", "the end of the run"]
     assert values["findings"]["growth"]["trend"]["bytes_per_step"] == MIB
     (kept,) = values["kept"]
@@ -129,24 +137,14 @@ def test_what_grows_on_the_cpu_is_named_by_its_looks_and_its_holder(
 
 def test_the_last_report_repeats_what_earlier_ones_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was held is gone by the end, and its holder is still in the files, with the step."""
-    history: list[Tensor] = []
-    monkeypatch.setattr("tracer.capture.device.memory_counters.resident_bytes", lambda: (100 + len(history)) * MIB)
-    watch, model, optimizer = watched(tmp_path)
-    with watch:
-        for step in range(200):
-            train_step(model, optimizer)
-            history.append(torch.empty(1 << 18))
-            watch.step()
-            if step == 150:
-                history.clear()
-    values = saved(tmp_path)
+    values = keep_a_mebibyte_a_step(200, tmp_path, monkeypatch, cleared_after=150)
     assert (values["event"]["step"], values["kept"]) == (200, [])
     (before,) = values["found_before"]
     assert before["event"]["step"] == 64
     assert [holder["path"] for kept in before["kept"] for holder in kept["holders"]] == ["history[...]"]
     text = (tmp_path / "watch.txt").read_text()
     assert "Found after step 64, memory grows from step to step\nResident memory grows by 1.00 MiB a step" in text
-    assert "held by history[...] (local variable of test_the_last_report" in text
+    assert "held by history[...] (local variable of keep_a_mebibyte" in text
 
 
 @pytest.mark.usefixtures("usual_signals")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.changes.wasteful import PROGRAMS, pair, train
+from tests.changes.wasteful import PROGRAMS, Profile, each_step, pair, train
 from tests.truth.catalogue import entry_of
 from tests.truth.isolate import value_in_fresh_process
-from tracer.analysis.profiles.waste import Waste, WasteKind
+from tracer.analysis.profiles.waste import WasteKind
 from tracer.changes.unneeded import LARGE_SHARE, unneeded_memory, unneeded_sentence
 from tracer.exporters.screen.run import short_lines
 from tracer.results.run_results import RunResults
@@ -32,31 +33,29 @@ CLEAN = (
 QUICK_CLEAN = {"average_of_weights"}
 
 
-def profiled(folder: Path, run: Callable[..., TrainingProfile]) -> RunResults:
+def profiled(folder: Path, run: Callable[[Profile], None]) -> RunResults:
     gc.collect()
     torch.manual_seed(0)
-    profile = run(
-        lambda model, optimizer: TrainingProfile(
-            model, optimizer, save_dir=folder, screen="none", schedule=SCHEDULE, leave_out=FILES
-        )
-    )
-    assert profile.fault is None
-    assert profile.results is not None
-    return profile.results
+    made = []
+
+    def profile(*trained: Any) -> TrainingProfile:
+        made.append(TrainingProfile(*trained, save_dir=folder, screen="none", schedule=SCHEDULE, leave_out=FILES))
+        return made[-1]
+
+    run(profile)
+    (session,) = made
+    assert session.fault is None
+    assert session.results is not None
+    return session.results
 
 
 def slow_unless(quick: set[str], names: tuple[str, ...]) -> list[object]:
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-def in_a_fresh_process(check: Callable[..., None], *arguments: object) -> None:
-    """Where no other test has left anything."""
-    value_in_fresh_process(check, *arguments)
-
-
 @pytest.mark.parametrize("name", slow_unless(QUICK, tuple(PROGRAMS)))
 def test_what_a_program_wastes_is_named_with_its_line(name: str, tmp_path: Path) -> None:
-    in_a_fresh_process(named_with_its_line, name, tmp_path)
+    value_in_fresh_process(named_with_its_line, name, tmp_path)
 
 
 def named_with_its_line(name: str, tmp_path: Path) -> None:
@@ -81,7 +80,7 @@ def named_with_its_line(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", slow_unless(QUICK_CLEAN, CLEAN))
 def test_a_program_that_keeps_nothing_is_told_nothing(name: str) -> None:
-    in_a_fresh_process(told_nothing, name)
+    value_in_fresh_process(told_nothing, name)
 
 
 def told_nothing(name: str) -> None:
@@ -96,48 +95,34 @@ def told_nothing(name: str) -> None:
     assert session.waste == ()
 
 
-def test_what_a_loops_variables_hold_until_they_are_set_anew_is_no_waste(tmp_path: Path) -> None:
-    in_a_fresh_process(loops_variables, tmp_path)
-
-
-def loops_variables(tmp_path: Path) -> None:
-    def run(profile: Callable[..., TrainingProfile]) -> TrainingProfile:
+def loops_variables_until_they_are_set_anew_are_no_waste(tmp_path: Path) -> None:
+    def run(profile: Profile) -> None:
         model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        with profile(model, optimizer) as session:
-            for _ in range(6):
-                x, y = pair()
-                hidden = model[:2](x)
-                out = model[2](hidden)
-                loss = (out - y).square().mean()
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                session.step()
-        return session
+        for _ in each_step(profile, model, optimizer):
+            x, y = pair()
+            hidden = model[:2](x)
+            out = model[2](hidden)
+            loss = (out - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
     assert profiled(tmp_path, run).waste == ()
 
 
-def test_a_large_result_in_a_variable_is_named_and_a_batch_is_not(tmp_path: Path) -> None:
-    in_a_fresh_process(result_in_a_variable, tmp_path)
-
-
-def result_in_a_variable(tmp_path: Path) -> None:
+def a_large_result_in_a_variable_is_named_and_a_batch_is_not(tmp_path: Path) -> None:
     """As logits that the model returns beside its loss: `del` lets go of them before backward."""
 
-    def run(profile: Callable[..., TrainingProfile]) -> TrainingProfile:
+    def run(profile: Profile) -> None:
         model = nn.Linear(512, 2048)
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        with profile(model, optimizer) as session:
-            for _ in range(6):
-                batch = torch.randn(512, 512)
-                logits = model(batch)
-                logits.sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                session.step()
-        return session
+        for _ in each_step(profile, model, optimizer):
+            batch = torch.randn(512, 512)
+            logits = model(batch)
+            logits.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
     results = profiled(tmp_path, run)
     (found,) = results.waste
@@ -148,14 +133,10 @@ def result_in_a_variable(tmp_path: Path) -> None:
     assert "held by `logits`, a local variable of run()" in unneeded_sentence(unneeded, 1)
 
 
-def test_who_held_it_is_known_although_the_loop_went_on_and_let_go(tmp_path: Path) -> None:
-    in_a_fresh_process(held_when_the_cycle_ended, tmp_path)
-
-
-def held_when_the_cycle_ended(tmp_path: Path) -> None:
+def who_held_it_is_known_although_the_loop_went_on_and_let_go(tmp_path: Path) -> None:
     """The look is taken when the last cycle has ended, and not when the loop has."""
 
-    def run(profile: Callable[..., TrainingProfile]) -> TrainingProfile:
+    def run(profile: Profile) -> None:
         model, kept = nn.Linear(32, 8), []
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         with profile(model, optimizer) as session:
@@ -165,20 +146,13 @@ def held_when_the_cycle_ended(tmp_path: Path) -> None:
                     kept.append(model(pair()[0]).detach().repeat(1, 16))
                 session.step()
             kept.clear()
-        return session
 
     (one,) = profiled(tmp_path, run).waste
     assert (one.kind, one.path) == (WasteKind.TENSORS, "kept[...]")
 
 
-def test_a_run_that_fails_says_what_its_earlier_steps_have_kept(tmp_path: Path) -> None:
-    in_a_fresh_process(kept_before_it_failed, tmp_path)
-
-
-def kept_before_it_failed(tmp_path: Path) -> None:
-    found: list[Waste] = []
-
-    def run(profile: Callable[..., TrainingProfile]) -> TrainingProfile:
+def a_run_that_fails_says_what_its_earlier_steps_have_kept(tmp_path: Path) -> None:
+    def run(profile: Profile) -> None:
         model, kept = nn.Linear(32, 8), []
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         session = profile(model, optimizer)
@@ -189,35 +163,40 @@ def kept_before_it_failed(tmp_path: Path) -> None:
                 if number == 3:
                     raise MemoryError
                 session.step()
-        return session
 
-    found += profiled(tmp_path, run).waste
-    assert [(one.kind, one.path) for one in found] == [(WasteKind.TENSORS, "kept[...]")]
+    assert [(one.kind, one.path) for one in profiled(tmp_path, run).waste] == [(WasteKind.TENSORS, "kept[...]")]
 
 
-def test_each_of_two_holders_from_before_the_recording_has_its_own_bytes(tmp_path: Path) -> None:
-    in_a_fresh_process(two_holders_before, tmp_path)
-
-
-def two_holders_before(tmp_path: Path) -> None:
+def each_of_two_holders_from_before_the_recording_has_its_own_bytes(tmp_path: Path) -> None:
     """Of one list few large tensors, of another one many small ones: which has more of them does not matter."""
 
-    def run(profile: Callable[..., TrainingProfile]) -> TrainingProfile:
+    def run(profile: Profile) -> None:
         model, few, many = nn.Sequential(nn.Linear(32, 64), nn.Tanh()), [], []
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        with profile(model, optimizer) as session:
-            for number in range(6):
-                x = pair(64)[0]
-                model(x).mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                if number < 1:
-                    few.append(model(pair(4096)[0]))
-                    many += [model(pair(512)[0]) for _ in range(3)]
-                session.step()
-        return session
+        for number in each_step(profile, model, optimizer):
+            x = pair(64)[0]
+            model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if number < 1:
+                few.append(model(pair(4096)[0]))
+                many += [model(pair(512)[0]) for _ in range(3)]
 
     found = {one.path.partition("[")[0]: one.bytes for one in profiled(tmp_path, run).waste}
     each = (32 + 64) * 4
     assert found["few"] == pytest.approx(4096 * each, rel=0.4)
     assert found["many"] == pytest.approx(3 * 512 * each, rel=0.4)
+
+
+_OTHERS = (
+    loops_variables_until_they_are_set_anew_are_no_waste,
+    a_large_result_in_a_variable_is_named_and_a_batch_is_not,
+    who_held_it_is_known_although_the_loop_went_on_and_let_go,
+    a_run_that_fails_says_what_its_earlier_steps_have_kept,
+    each_of_two_holders_from_before_the_recording_has_its_own_bytes,
+)
+
+
+@pytest.mark.parametrize("claim", _OTHERS, ids=lambda claim: claim.__name__)
+def test_of_what_a_variable_or_a_list_holds(claim: Callable[[Path], None], tmp_path: Path) -> None:
+    value_in_fresh_process(claim, tmp_path)

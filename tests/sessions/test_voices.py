@@ -7,6 +7,7 @@ import re
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -54,11 +55,14 @@ def train(profile: ScriptProfile, num_steps: int, *, fails: bool = False) -> Non
             raise ValueError("the data ran out")
 
 
+def a_profile(folder: Path, *schedule: int, later: object = None, screen: Any = "full") -> ScriptProfile:
+    given = {"voice": ScriptVoice(), "save_dir": folder, "schedule": Schedule(*schedule), "screen": screen, "top": 0}
+    make_later = {} if later is None else {"make_later": MagicMock(side_effect=[later])}
+    return ScriptProfile(partial(TrainingProfile, **given), **make_later)
+
+
 def profiled(folder: Path, later: MagicMock | Exception) -> ScriptProfile:
-    return ScriptProfile(
-        partial(TrainingProfile, voice=ScriptVoice(), save_dir=folder, schedule=Schedule(0, 0, 2, 1), screen=False),
-        make_later=MagicMock(side_effect=[later]),
-    )
+    return a_profile(folder, 0, 0, 2, 1, later=later, screen=False)
 
 
 @pytest.fixture
@@ -169,17 +173,7 @@ def test_a_script_that_goes_on_behind_its_recorded_steps_has_made_more(
     """Nobody counts them on the CPU; where a watch does, it says how many there were."""
     words = []
     for num_steps, counted in ((3, None), (7, None), (7, 7)):
-        profile = ScriptProfile(
-            lambda models, optimizers: TrainingProfile(
-                models,
-                optimizers,
-                voice=ScriptVoice(),
-                save_dir=tmp_path,
-                schedule=Schedule(0, 1, 2, 1),
-                screen="full",
-                top=0,
-            )
-        )
+        profile = a_profile(tmp_path, 0, 1, 2, 1)
         train(profile, num_steps)
         profile.later = None if counted is None else MagicMock(num_steps_done=counted, explained_in=None)
         profile.tell()
@@ -200,28 +194,15 @@ class Wrapping(torch.optim.Optimizer):
 @pytest.mark.parametrize(
     ("loop", "words"),
     [
-        ("wrapped", "step 3 of 8"),
-        ("twice", "step 3"),
-        ("no module", "step 3"),
-        ("by hand", "step 3"),
-        ("two", "step 3 of 8"),
+        *((one, "step 3 of 8") for one in ("wrapped", "two")),
+        *((one, "step 3") for one in ("twice", "no module", "by hand")),
     ],
 )
 def test_a_total_is_what_the_script_has_done_or_is_not_said(
     loop: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gc.collect()
-    profile = ScriptProfile(
-        lambda models, optimizers: TrainingProfile(
-            models,
-            optimizers,
-            voice=ScriptVoice(),
-            save_dir=tmp_path,
-            schedule=Schedule(0, 2, 7, 1),
-            screen="full",
-            top=0,
-        )
-    )
+    profile = a_profile(tmp_path, 0, 2, 7, 1)
     model, other = nn.Linear(64, 64), nn.Linear(64, 64)
     weight = nn.Parameter(torch.ones(64, 64))
     with profile:

@@ -133,6 +133,17 @@ def mlp(inputs: int = 64, hidden: int = 256, outputs: int = 32) -> nn.Sequential
     )
 
 
+def descend(loss: Tensor, optimizer: torch.optim.Optimizer, *, clear_first: bool = False) -> Tensor:
+    """Backward, optimizer, gradients away, or those of the step before; returns the loss without its graph."""
+    if clear_first:
+        optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    if not clear_first:
+        optimizer.zero_grad()
+    return loss.detach()
+
+
 def supervised(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -146,10 +157,6 @@ def supervised(
 
     def step() -> Tensor:
         x, y = batch.of(make_batch())
-        loss = loss_of(forward(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(loss_of(forward(x), y), optimizer)
 
     return Program(step, model, [optimizer], batch)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
-from tests.truth.program import Batch, Program, mlp, program
+from tests.truth.program import Batch, Program, descend, mlp, program
 
 
 class _Tagger(nn.Module):
@@ -70,10 +70,7 @@ def shared_and_unused_heads() -> Program:
         outputs = model(x)
         loss = F.cross_entropy(outputs["cls"], y)
         loss = loss + outputs["reg" if next(steps) % 5 != 3 else "seg"].square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return descend(loss, optimizer, clear_first=True)
 
     return Program(step, model, [optimizer], batch)
 
@@ -88,10 +85,7 @@ def gradients_freed_before_backward() -> Program:
 
     def step() -> Tensor:
         loss = model(batch.of(torch.randn(64 + 32 * (next(steps) % 3), 96))).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return descend(loss, optimizer, clear_first=True)
 
     return Program(step, model, [optimizer], batch)
 
@@ -111,11 +105,7 @@ def momentum_encoder() -> Program:
             for of_query, of_key in zip(query.parameters(), key.parameters(), strict=True):
                 of_key.data = of_key.data * 0.99 + of_query.data * 0.01
             wanted = F.normalize(key(x), dim=1)
-        loss = F.cross_entropy(guesses @ wanted.T / 0.07, torch.arange(1024))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return descend(F.cross_entropy(guesses @ wanted.T / 0.07, torch.arange(1024)), optimizer, clear_first=True)
 
     return Program(step, model, [optimizer], batch)
 
@@ -131,11 +121,7 @@ def collocation_points() -> Program:
         batch.of((x, t))
         u = model(torch.cat([x, t], 1))
         du_dx, du_dt = torch.autograd.grad(u.sum(), (x, t), create_graph=True)
-        loss = (du_dt + u * du_dx).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return descend((du_dt + u * du_dx).square().mean(), optimizer, clear_first=True)
 
     return Program(step, model, [optimizer], batch)
 

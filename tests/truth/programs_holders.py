@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.truth.program import Batch, Program, mlp, program
+from tests.truth.program import Batch, Program, descend, mlp, program
 
 HISTORY: list[Tensor] = []
 
@@ -22,11 +23,20 @@ def _pairs() -> tuple[Tensor, Tensor]:
 def _train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """A step as it should be: the loss and the result, without their graph."""
     output = model(x)
-    loss = F.mse_loss(output, y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.detach(), output.detach()
+    return descend(F.mse_loss(output, y), optimizer, clear_first=True), output.detach()
+
+
+def _training(after: Callable[[Tensor, Tensor], object], model: nn.Module | None = None, **more: Any) -> Program:
+    """Such a step, and what comes after it, which is told the loss and the result."""
+    model, batch = model or mlp(), Batch()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step() -> float:
+        loss, output = _train(model, optimizer, *batch.of(_pairs()))
+        after(loss, output)
+        return loss.item()
+
+    return Program(step, model, [optimizer], batch, **more)
 
 
 @program()
@@ -86,32 +96,18 @@ def cache_in_an_attribute() -> Program:
 
 @program()
 def outputs_in_a_global_list() -> Program:
-    model, batch = mlp(), Batch()
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-
-    def step() -> float:
-        x, y = batch.of(_pairs())
-        loss, output = _train(model, optimizer, x, y)
-        HISTORY.append(output.repeat(1, 4))
-        return loss.item()
-
-    return Program(step, model, [optimizer], batch, keeps="HISTORY")
+    return _training(lambda loss, output: HISTORY.append(output.repeat(1, 4)), keeps="HISTORY")
 
 
 @program()
 def hook_with_a_list() -> Program:
-    model, seen, batch = mlp(), list[Tensor](), Batch()
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    model, seen = mlp(), list[Tensor]()
 
     def look(module: nn.Module, args: Any, result: Tensor) -> None:
         seen.append(result.detach())
 
     model[0].register_forward_hook(look)
-
-    def step() -> float:
-        return _train(model, optimizer, *batch.of(_pairs()))[0].item()
-
-    return Program(step, model, [optimizer], batch, keeps="seen")
+    return _training(lambda loss, output: None, model, keeps="seen")
 
 
 @program()
@@ -132,19 +128,16 @@ def last_result_in_a_variable_too() -> Program:
 @program()
 def average_of_weights_now_and_then() -> Program:
     """No recorded step needs it, and a later one does."""
-    model, batch, steps = mlp(), Batch(), itertools.count(1)
+    model, steps = mlp(), itertools.count(1)
     average = copy.deepcopy(model).requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
 
-    def step() -> float:
-        loss, _ = _train(model, optimizer, *batch.of(_pairs()))
+    def follow(loss: Tensor, output: Tensor) -> None:
         if next(steps) % 10 == 0:
             with torch.no_grad():
                 for slow, fast in zip(average.parameters(), model.parameters(), strict=True):
                     slow.lerp_(fast, 0.01)
-        return loss.item()
 
-    return Program(step, model, [optimizer], batch, others={"average": average})
+    return _training(follow, model, others={"average": average})
 
 
 @program()

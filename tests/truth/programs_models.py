@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.truth.program import Batch, Program, mlp, program, supervised
+from tests.truth.program import Batch, Program, descend, mlp, program, supervised
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
 
@@ -99,11 +99,7 @@ def gradient_penalty_double_backward() -> Program:
         scores = critic(x)
         (slope,) = torch.autograd.grad(scores.sum(), x, create_graph=True)
         penalty = ((slope.norm(dim=1) - 1) ** 2).mean()
-        loss = scores.mean() + 10 * penalty
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(scores.mean() + 10 * penalty, optimizer)
 
     return Program(step, critic, [optimizer], batch)
 
@@ -143,11 +139,7 @@ def siamese_triplet() -> Program:
 
     def step() -> Tensor:
         anchor, near, far = batch.of(tuple(torch.randn(256, 64) for _ in range(3)))
-        loss = F.triplet_margin_loss(model(anchor), model(near), model(far))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(F.triplet_margin_loss(model(anchor), model(near), model(far)), optimizer)
 
     return Program(step, model, [optimizer], batch)
 
@@ -242,11 +234,7 @@ def encoder_decoder() -> Program:
     def step() -> Tensor:
         source, target = batch.of((torch.randint(0, 100, (8, 24)), torch.randint(0, 100, (8, 16))))
         logits = model(source, target[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten(), label_smoothing=0.1)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(F.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten(), label_smoothing=0.1), optimizer)
 
     return Program(step, model, [optimizer], batch)
 
@@ -299,11 +287,7 @@ def truncated_lstm() -> Program:
         x = batch.of(torch.randn(8, 24, 32))
         hidden, (h, c) = cell(x[:, :-1], state[0])
         state[0] = (h.detach(), c.detach())
-        loss = F.mse_loss(head(hidden), x[:, 1:])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return descend(F.mse_loss(head(hidden), x[:, 1:]), optimizer, clear_first=True)
 
     return Program(step, model, [optimizer], batch)
 
@@ -332,11 +316,7 @@ def dynamic_shapes() -> Program:
         x = batch.of(torch.randn(8, int(lengths[0]), 32))
         packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
         output, _ = nn.utils.rnn.pad_packed_sequence(model(packed)[0], batch_first=True)
-        loss = output.square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(output.square().mean(), optimizer)
 
     return Program(step, model, [optimizer], batch)
 
@@ -372,11 +352,7 @@ def graph_network() -> Program:
         hidden = nodes
         for _ in range(2):
             hidden = layer(hidden, edges)
-        loss = F.cross_entropy(head(hidden), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(F.cross_entropy(head(hidden), labels), optimizer)
 
     return Program(step, model, [optimizer], batch)
 
@@ -390,11 +366,7 @@ def sparse_embedding_gradients() -> Program:
 
     def step() -> Tensor:
         user, item = batch.of((torch.randint(0, 2000, (256, 4)), torch.randint(0, 2000, (256,))))
-        loss = -F.logsigmoid((users(user) * items(item)).sum(1)).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(-F.logsigmoid((users(user) * items(item)).sum(1)).mean(), optimizer)
 
     return Program(step, model, [optimizer], batch)
 

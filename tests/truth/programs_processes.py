@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.truth.program import Batch, Program, mlp, program, there
+from tests.truth.program import Batch, Program, descend, mlp, program, there
 
 # ---- whole models in files, and processes of its own -----------------------------------------------------------------
 
@@ -78,11 +78,7 @@ def forks_in_steps() -> Program:
     optimizer = torch.optim.Adam(model.parameters())
 
     def train() -> Tensor:
-        loss = model(batch.of(torch.randn(256, 64))).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(model(batch.of(torch.randn(256, 64))).square().mean(), optimizer)
 
     def child() -> int:
         return 3 + int(torch.ones(3).requires_grad_().add(1).sum() == 6)
@@ -118,11 +114,7 @@ def forward_in_a_thread_pool() -> Program:
     def step() -> Tensor:
         halves = batch.of([torch.randn(256, 64) for _ in range(2)])
         outputs = [forward(half) for half in halves]
-        loss = torch.stack([output.square().mean() for output in outputs]).sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(torch.stack([output.square().mean() for output in outputs]).sum(), optimizer)
 
     return Program(step, model, [optimizer], batch, held=pool)
 
@@ -144,11 +136,7 @@ def replicas_in_threads() -> Program:
             thread = threading.Thread(target=work, args=(number, module))
             thread.start()
             thread.join()
-        loss = losses[0] + losses[1]
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(losses[0] + losses[1], optimizer)
 
     return Program(step, model, [optimizer], batch, {"replica": replica})
 
@@ -169,11 +157,7 @@ def batches_made_in_a_thread() -> Program:
         x = batch.of(waiting.pop().result().to(there()))
         waiting.append(pool.submit(make))
         waiting[0].exception()  # what it makes while others compute, and with it the peak, would be chance
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(model(x).square().mean(), optimizer)
 
     return Program(step, model, [optimizer], batch, held=pool)
 
@@ -194,11 +178,7 @@ def _loaded(num_workers: int) -> Program:
 
     def step() -> Tensor:
         x, y = batch.of([tensor.to(there()) for tensor in next(batches)])
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(F.mse_loss(model(x), y), optimizer)
 
     return Program(step, model, [optimizer], batch, held=batches)
 
@@ -249,10 +229,7 @@ def library_t5() -> Program:
     def step() -> Tensor:
         source, target = batch.of((torch.randint(1, 100, (8, 24)), torch.randint(1, 100, (8, 12))))
         loss: Tensor = model(input_ids=source, labels=target).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(loss, optimizer)
 
     return Program(step, model, [optimizer], batch)
 
@@ -266,10 +243,6 @@ def library_resnet() -> Program:
 
     def step() -> Tensor:
         x, y = batch.of((torch.randn(2, 3, 32, 32), torch.randint(0, 10, (2,))))
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(F.cross_entropy(model(x), y), optimizer)
 
     return Program(step, model, [optimizer], batch)

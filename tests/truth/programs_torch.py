@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, stack_module_state, vmap
 
-from tests.truth.program import Batch, Program, Provable, mlp, program, supervised, there
+from tests.truth.program import Batch, Program, Provable, descend, mlp, program, supervised, there
 
 
 def _pairs() -> tuple[Tensor, Tensor]:
@@ -76,10 +76,7 @@ def ensemble_by_vmap() -> Program:
     def step() -> Tensor:
         x, y = batch.of(_pairs())
         loss = F.mse_loss(vmap(call, in_dims=(0, None))(weights, x), y.expand(4, -1, -1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return descend(loss, optimizer, clear_first=True)
 
     others = {f"member {number}": member for number, member in enumerate(models[1:])}
     return Program(step, template, [optimizer], batch, others)  # type: ignore[arg-type]
@@ -114,11 +111,7 @@ def nested_strided() -> Program:
     def step() -> Tensor:
         pieces = [torch.randn(int(length), 32) for length in torch.randint(5, 40, (16,))]
         x = batch.of(torch.nested.nested_tensor(pieces))
-        loss = sum(piece.square().mean() for piece in model(x).unbind())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return descend(sum(piece.square().mean() for piece in model(x).unbind()), optimizer, clear_first=True)
 
     return Program(step, model, [optimizer], batch)
 
@@ -132,11 +125,7 @@ def nested_jagged() -> Program:
     def step() -> Tensor:
         pieces = [torch.randn(int(length), 32) for length in torch.randint(5, 40, (16,))]
         x = batch.of(torch.nested.nested_tensor(pieces, layout=torch.jagged))
-        loss = model(x).values().square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return descend(model(x).values().square().mean(), optimizer, clear_first=True)
 
     return Program(step, model, [optimizer], batch)
 
@@ -155,11 +144,7 @@ def sparse_adjacency() -> Program:
         x = batch.of(torch.randn(300, 32))
         hidden = torch.sparse.mm(adjacency, first(x)).relu()
         dropped = (adjacency * 0.5).coalesce()
-        loss = torch.sparse.mm(dropped, second(hidden)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return descend(torch.sparse.mm(dropped, second(hidden)).square().mean(), optimizer, clear_first=True)
 
     return Program(step, model, [optimizer], batch, held=adjacency)
 
@@ -313,11 +298,7 @@ def compiled_step_function() -> Program:
         return F.mse_loss(model(x), y)
 
     def step() -> Tensor:
-        loss = loss_of(*batch.of(_pairs()))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(loss_of(*batch.of(_pairs())), optimizer)
 
     return Program(step, model, [optimizer], batch)
 
@@ -351,11 +332,7 @@ def compiled_dynamic_shapes() -> Program:
 
     def step() -> Tensor:
         sizes.append(sizes.pop(0))
-        loss = compiled(batch.of(torch.randn(sizes[0], 64))).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(compiled(batch.of(torch.randn(sizes[0], 64))).square().mean(), optimizer)
 
     return Program(step, model, [optimizer], batch)
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from tests.truth.program import Batch, Program, mlp, program, supervised
+from tests.truth.program import Batch, Program, descend, mlp, program, supervised
 
 
 def _pairs() -> tuple[Tensor, Tensor]:
@@ -50,14 +50,11 @@ def average_of_weights() -> Program:
 
     def step() -> Tensor:
         x, y = batch.of(_pairs())
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        loss = descend(F.mse_loss(model(x), y), optimizer)
         with torch.no_grad():
             for slow, fast in zip(average.parameters(), model.parameters(), strict=True):
                 slow.lerp_(fast, 0.01)
-        return loss.detach()
+        return loss
 
     return Program(step, model, [optimizer], batch, {"average": average})
 
@@ -72,11 +69,7 @@ def teacher_and_student() -> Program:
         x = batch.of(torch.randn(256, 64))
         with torch.no_grad():
             wanted = teacher(x).softmax(-1)
-        loss = F.kl_div(student(x).log_softmax(-1), wanted, reduction="batchmean")
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return descend(F.kl_div(student(x).log_softmax(-1), wanted, reduction="batchmean"), optimizer, clear_first=True)
 
     return Program(step, student, [optimizer], batch, {"teacher": teacher})
 
@@ -144,11 +137,7 @@ def assigned_state_dict() -> Program:
             model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
             optimizer.param_groups[0]["params"] = list(model.parameters())
         x, y = batch.of(_pairs())
-        loss = F.mse_loss(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return descend(F.mse_loss(model(x), y), optimizer, clear_first=True)
 
     return Program(step, model, [optimizer], batch)
 
@@ -203,15 +192,14 @@ class _ResidualBlocks(nn.Module):
 
 
 @program()
-def blocks_recomputed() -> Program:
-    model = _ResidualBlocks(use_reentrant=False)
+def blocks_recomputed(*, use_reentrant: bool = False) -> Program:
+    model = _ResidualBlocks(use_reentrant=use_reentrant)
     return supervised(model, torch.optim.AdamW(model.parameters()), _pairs, F.mse_loss)
 
 
 @program()
 def blocks_recomputed_by_reentrant() -> Program:
-    model = _ResidualBlocks(use_reentrant=True)
-    return supervised(model, torch.optim.AdamW(model.parameters()), _pairs, F.mse_loss)
+    return blocks_recomputed(use_reentrant=True)  # type: ignore[call-arg]
 
 
 @program()
@@ -364,15 +352,12 @@ def evaluation_in_the_step() -> Program:
     batch = Batch()
 
     def step() -> tuple[Tensor, Tensor]:
-        loss = F.mse_loss(model(batch.of(torch.randn(64, 64))), torch.randn(64, 32))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        loss = descend(F.mse_loss(model(batch.of(torch.randn(64, 64))), torch.randn(64, 32)), optimizer)
         model.eval()
         with torch.no_grad():
             guesses = model(batch.and_of(torch.randn(8192, 64))).argmax(-1)
         model.train()
-        return loss.detach(), guesses.float().mean()
+        return loss, guesses.float().mean()
 
     return Program(step, model, [optimizer], batch)
 
@@ -400,10 +385,6 @@ def tensors_without_a_module() -> Program:
 
     def step() -> Tensor:
         x, y = batch.of((torch.randn(64, 256), torch.randn(64, 128)))
-        loss = F.mse_loss(torch.tanh(x @ weight + bias), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return descend(F.mse_loss(torch.tanh(x @ weight + bias), y), optimizer, clear_first=True)
 
     return Program(step, None, [optimizer], batch, parameters=[weight, bias])

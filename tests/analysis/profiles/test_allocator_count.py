@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,14 @@ from tracer.capture.objects.known_storages import Role
 from tracer.capture.recording import Recording
 
 
+def check_counts(events: list[Event], counter: list[int], mapped: list[int], levels: list[int]) -> Any:
+    lifetimes = follow_blocks(recording_of(events), None, 0)
+    assert lifetimes.count.counter_bytes.tolist() == counter
+    assert lifetimes.count.mapped_bytes.tolist() == mapped
+    assert lifetimes.allocator_bytes.tolist() == levels_of(lifetimes) == levels
+    return lifetimes.count.before_bytes.tolist()
+
+
 def test_mapped_memory_reports_no_total_and_counts() -> None:
     """Two batches that workers of a loader left in shared memory: 100 bytes each, with a total of 0."""
     events = [
@@ -36,18 +45,13 @@ def test_mapped_memory_reports_no_total_and_counts() -> None:
         Event(20, -30, 3, total_bytes=0),  # the last of what the allocator has: this 0 is its own
         Event(2000, -100, 4, total_bytes=0),
     ]
-    lifetimes = follow_blocks(recording_of(events), None, 0)
-    assert lifetimes.count.counter_bytes.tolist() == [50, 50, 80, 80, 80, 30, 0, 0]
-    assert lifetimes.count.mapped_bytes.tolist() == [0, 100, 100, 200, 100, 100, 100, 0]
-    assert lifetimes.allocator_bytes.tolist() == levels_of(lifetimes) == [50, 150, 180, 280, 180, 130, 100, 0]
+    mapped = [0, 100, 100, 200, 100, 100, 100, 0]
+    check_counts(events, [50, 50, 80, 80, 80, 30, 0, 0], mapped, [50, 150, 180, 280, 180, 130, 100, 0])
 
 
 def test_memory_that_was_mapped_before_may_go_in_the_recording() -> None:
     events = [Event(10, 50, 1, total_bytes=50), Event(1000, -100, 9, total_bytes=0), Event(20, 5, 2, total_bytes=55)]
-    lifetimes = follow_blocks(recording_of(events), None, 0)
-    assert lifetimes.count.before_bytes.tolist() == [100, 0, 0]
-    assert lifetimes.count.mapped_bytes.tolist() == [0, 0, 0]
-    assert lifetimes.allocator_bytes.tolist() == levels_of(lifetimes) == [150, 50, 55]
+    assert check_counts(events, [50, 50, 55], [0, 0, 0], [150, 50, 55]) == [100, 0, 0]
 
 
 @pytest.mark.parametrize("is_mapped", [True, False])
@@ -63,10 +67,8 @@ def test_a_free_of_as_many_bytes_as_the_counter_has_is_of_mapped_memory_if_the_c
         Event(10, -50, 1, total_bytes=0 if is_mapped else -50),
         Event(20, 5, 4, total_bytes=5 if is_mapped else -45),
     ]
-    lifetimes = follow_blocks(recording_of(events), None, 0)
-    assert lifetimes.count.counter_bytes.tolist() == [50, 50, 50, 0, 5]
-    assert lifetimes.count.before_bytes.tolist() == [50, 0, 0, 0, 0]
-    assert lifetimes.allocator_bytes.tolist() == levels_of(lifetimes) == [100, 50, 120, 70, 75]
+    levels = [100, 50, 120, 70, 75]
+    assert check_counts(events, [50, 50, 50, 0, 5], [0, 0, 70, 70, 70], levels) == [50, 0, 0, 0, 0]
 
 
 def test_an_assumed_free_of_mapped_memory_is_counted_once() -> None:
@@ -76,10 +78,7 @@ def test_an_assumed_free_of_mapped_memory_is_counted_once() -> None:
         Event(1000, -100, 2, assumed=True),
         Event(1000, 80, 3, total_bytes=0),
     ]
-    lifetimes = follow_blocks(recording_of(events), None, 0)
-    assert lifetimes.count.counter_bytes.tolist() == [50, 50, 50, 50]
-    assert lifetimes.count.mapped_bytes.tolist() == [0, 100, 0, 80]
-    assert lifetimes.allocator_bytes.tolist() == levels_of(lifetimes) == [50, 150, 50, 130]
+    check_counts(events, [50, 50, 50, 50], [0, 100, 0, 80], [50, 150, 50, 130])
 
 
 def test_a_free_with_a_stale_size_is_put_right() -> None:

@@ -90,6 +90,14 @@ def joined(allocator: WatchedAllocator, *, keep: int | None = None, **given: Any
     return with_allocator_history(findings, snapshot_in_memory(allocator.dump(keep=keep)), known=known)
 
 
+def recording_allocator() -> WatchedAllocator:
+    """One whose history and profiler are on from its beginning."""
+    allocator = WatchedAllocator()
+    allocator.start_recording()
+    allocator.profiling = True
+    return allocator
+
+
 # ---- by hand ---------------------------------------------------------------------------------------------------------
 
 
@@ -155,9 +163,7 @@ def test_a_tensor_from_before_takes_the_size_of_its_block() -> None:
 
 
 def test_memory_of_somebody_elses_allocator_is_not_counted() -> None:
-    allocator = WatchedAllocator()
-    allocator.start_recording()
-    allocator.profiling = True
+    allocator = recording_allocator()
     allocator.alloc(512)
     known = known_of((-1, 7, 4096, Role.BUFFER, "mapped"), device="cuda:0")
     peak = joined(allocator, known=known).worst.peak
@@ -165,9 +171,7 @@ def test_memory_of_somebody_elses_allocator_is_not_counted() -> None:
 
 
 def test_a_block_that_waits_for_another_stream_is_neither_allocated_nor_free() -> None:
-    allocator = WatchedAllocator()
-    allocator.start_recording()
-    allocator.profiling = True
+    allocator = recording_allocator()
     waiting = allocator.alloc(1024)
     allocator.request_free(waiting)
     allocator.alloc(2048)
@@ -179,9 +183,7 @@ def test_a_block_that_waits_for_another_stream_is_neither_allocated_nor_free() -
 
 
 def test_a_history_that_lost_the_peak_leaves_the_findings_as_they_are() -> None:
-    allocator = WatchedAllocator()
-    allocator.start_recording()
-    allocator.profiling = True
+    allocator = recording_allocator()
     first = allocator.alloc(4096)
     allocator.free(first)
     allocator.alloc(512)
@@ -221,9 +223,7 @@ def test_memory_that_no_block_shows_is_in_the_timeline() -> None:
 
 
 def test_the_page_and_the_screen_have_the_three_sizes() -> None:
-    allocator = WatchedAllocator()
-    allocator.start_recording()
-    allocator.profiling = True
+    allocator = recording_allocator()
     allocator.alloc(1000)
     findings = joined(allocator)
     (section,) = timeline_page(findings, run={}).sections

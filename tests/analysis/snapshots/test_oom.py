@@ -29,24 +29,19 @@ from tracer.analysis.snapshots.oom import OutOfMemory, in_evaluation
 from tracer.snapshot.load import snapshot_in_memory
 
 
-class TestOutOfMemory:
-    def event(self, asked: int, device_free: int) -> Row:
-        return {
-            "action": "oom",
-            "size": asked,
-            "device_free": device_free,
-            "stream": 0,
-            "time_us": 9,
-            "frames": FORWARD,
-        }
+def failed(asked: int, device_free: int | None = 0) -> Row:
+    event = entry("oom", 0, asked, time_us=9, frames=FORWARD)
+    return {key: value for key, value in event.items() if key != "addr"} | {"device_free": device_free}
 
+
+class TestOutOfMemory:
     def explain(self, tmp_path: Path, asked: int, free: int, **more: Any) -> DeviceFinding:
         # Two segments of 4 MiB with 3 MiB in use in each: 2 MiB unallocated, the largest hole 1 MiB.
         segments = [
             segment(BASE + 8 * MIB * i, 4 * MIB, [block(BASE + 8 * MIB * i, 3 * MIB, frames=FORWARD)], **more)
             for i in range(2)
         ]
-        return explain(tmp_path / "s", [self.event(asked, free)], segments)
+        return explain(tmp_path / "s", [failed(asked, free)], segments)
 
     def test_fragmentation_is_the_cause(self, tmp_path: Path) -> None:
         (found,) = self.explain(tmp_path, asked=2 * MIB, free=0).oom
@@ -74,7 +69,7 @@ class TestOutOfMemory:
     def test_what_holds_most_has_a_remedy_of_its_own(self, tmp_path: Path) -> None:
         seen = [entry("alloc", BASE, 6 * MIB, frames=FORWARD), entry("alloc", BASE + 8 * MIB, MIB, frames=BACKWARD)]
         end = [*freed(BASE, 6 * MIB, frames=FREE_BACKWARD), *freed(BASE + 8 * MIB, MIB, frames=BACKWARD[-1:])]
-        (found,) = explain(tmp_path / "s", [*seen, self.event(99 * MIB, 0), *end]).oom
+        (found,) = explain(tmp_path / "s", [*seen, failed(99 * MIB, 0), *end]).oom
         assert "86 % of what was in use is activation" in found.advice
         assert "torch.utils.checkpoint" in found.advice
 
@@ -85,18 +80,16 @@ class TestOutOfMemory:
         """19 MiB in use without a stack, beside a line with 1/20 of 20 MiB or a little less."""
         before = [segment(BASE, 32 * MIB, [block(BASE, 19 * MIB), block(BASE + 20 * MIB, small, frames=FORWARD)])]
         seen = entry("alloc", BASE + 20 * MIB, small, frames=FORWARD)
-        (found,) = explain(tmp_path / "s", [seen, self.event(99 * MIB, 0)], before).oom
+        (found,) = explain(tmp_path / "s", [seen, failed(99 * MIB, 0)], before).oom
         assert ("Look first at" in found.advice) == is_named
 
     def test_memory_without_a_stack_is_no_line_to_look_at(self, tmp_path: Path) -> None:
-        (found,) = explain(
-            tmp_path / "s", [self.event(99 * MIB, 0)], [segment(BASE, 4 * MIB, [block(BASE, 3 * MIB)])]
-        ).oom
+        (found,) = explain(tmp_path / "s", [failed(99 * MIB, 0)], [segment(BASE, 4 * MIB, [block(BASE, 3 * MIB)])]).oom
         assert "Look first" not in found.advice
         assert "100 % of what was in use is from before the recording" in found.advice
 
     def test_alone_and_too_large(self, tmp_path: Path) -> None:
-        (found,) = explain(tmp_path / "s", [self.event(99 * MIB, 0)]).oom
+        (found,) = explain(tmp_path / "s", [failed(99 * MIB, 0)]).oom
         assert "the request alone is too large" in found.advice
 
     def test_free_on_the_device_counts(self, tmp_path: Path) -> None:
@@ -114,13 +107,13 @@ class TestOutOfMemory:
     )
     def test_a_limit_of_the_process(self, tmp_path: Path, asked: int, reserved: int) -> None:
         """Only where the device had room for the whole segment that the request needs."""
-        (limited,) = explain(tmp_path / "s", [self.event(asked, reserved)]).oom
+        (limited,) = explain(tmp_path / "s", [failed(asked, reserved)]).oom
         assert "set_per_process_memory_fraction" in limited.advice
-        (short,) = explain(tmp_path / "s", [self.event(asked, reserved - 1)]).oom
+        (short,) = explain(tmp_path / "s", [failed(asked, reserved - 1)]).oom
         assert "set_per_process_memory_fraction" not in short.advice
 
     def test_each_line_is_shown_once_and_before_the_peak(self, tmp_path: Path) -> None:
-        finding = explain_snapshot(load(tmp_path / "s", snapshot([self.event(99 * MIB, 1)] * 3)))
+        finding = explain_snapshot(load(tmp_path / "s", snapshot([failed(99 * MIB, 1)] * 3)))
         text = printed(finding)
         assert text.count("Out of memory, entry") == 1
         assert "2 more failures" in text
@@ -128,12 +121,12 @@ class TestOutOfMemory:
         assert text.count("by line and kind") + text.count("What was in use then\n") == 1, "no table twice"
 
     def test_the_moment_counts_and_not_the_end(self, tmp_path: Path) -> None:
-        trace = [entry("alloc", BASE, 700, frames=FORWARD), self.event(99, 1), *freed(BASE, 700, frames=FREE_FORWARD)]
+        trace = [entry("alloc", BASE, 700, frames=FORWARD), failed(99, 1), *freed(BASE, 700, frames=FREE_FORWARD)]
         (found,) = explain(tmp_path / "s", trace, [segment(BASE, 2048, [])]).oom
         assert (found.requested_bytes, found.allocated_bytes, found.largest_free_bytes) == (700, 1024, 1024)
 
     def test_a_program_that_tries_forever(self, tmp_path: Path) -> None:
-        device = explain(tmp_path / "s", [self.event(9, 1)] * 60)
+        device = explain(tmp_path / "s", [failed(9, 1)] * 60)
         assert len(device.oom) == 50
         assert any("60 out-of-memory events" in note for note in device.notes)
 
@@ -141,7 +134,7 @@ class TestOutOfMemory:
 class TestModelled:
     """The allocator's own rules decide what fits; the sentence has to name the one that did not let it."""
 
-    def failed(self, program: Program, size: int, *, stream: int = 0) -> OutOfMemory:
+    def run_out(self, program: Program, size: int, *, stream: int = 0) -> OutOfMemory:
         with pytest.raises(OutOfMemoryError):
             program.allocator.allocate(size, stream)
         loaded = snapshot_in_memory(program.snapshot())
@@ -155,7 +148,7 @@ class TestModelled:
         program.allocator.allocate(19 * MIB, 0)
         large, _ = program.allocator.allocate(9 * MIB, 1), program.allocator.allocate(4 * MIB, 1)
         program.allocator.free(large)
-        event = self.failed(program, 9 * MIB)
+        event = self.run_out(program, 9 * MIB)
         assert (event.cause, event.usable_free_bytes) == ("other pools", 0)
         assert event.largest_free_bytes >= event.asked_bytes
         assert "another stream or pool" in event.advice and "expandable" not in event.advice
@@ -175,7 +168,7 @@ class TestModelled:
         program.allocator.begin_allocate_to_pool(pool)
         program.allocator.free(program.allocator.allocate(30 * MIB))
         program.allocator.end_allocate_to_pool(pool)
-        event = self.failed(program, 31 * MIB)
+        event = self.run_out(program, 31 * MIB)
         assert event.cause == "other pools"
         assert "expandable" not in event.advice
         # Tried on the allocator: what the advice says of the cache is so.
@@ -190,18 +183,18 @@ class TestModelled:
         blocks = [program.allocator.allocate(size * MIB) for size in (9, 8, 9, 8)]
         for one in blocks[::2]:
             program.allocator.free(one)
-        event = self.failed(program, 12 * MIB)
+        event = self.run_out(program, 12 * MIB)
         assert (event.cause, event.fits_without_fragmentation) == ("fragmentation", True)
         assert "expandable_segments:True" in event.advice
 
 
 def test_a_block_of_its_own_that_is_large_enough_was_kept_whole(tmp_path: Path) -> None:
-    oom = {"action": "oom", "size": 12 * MIB, "device_free": 0, "stream": 0, "time_us": 1, "frames": FORWARD}
-    (event,) = explain(tmp_path / "s", [oom], [segment(BASE, 40 * MIB, [block(BASE, 20 * MIB)])]).oom
+    trace, held = [failed(12 * MIB)], [segment(BASE, 40 * MIB, [block(BASE, 20 * MIB)])]
+    (event,) = explain(tmp_path / "s", trace, held).oom
     assert (event.cause, event.usable_largest_free_bytes) == ("kept whole", 20 * MIB)
     assert "max_split_size_mb" in event.advice and "Take that setting away" not in event.advice
     said = {"allocator_settings": {"max_split_size": -1}}
-    (event,) = explain(tmp_path / "t", [oom], [segment(BASE, 40 * MIB, [block(BASE, 20 * MIB)])], **said).oom
+    (event,) = explain(tmp_path / "t", trace, held, **said).oom
     assert event.cause == "kept whole" and "max_split_size_mb" not in event.advice
 
 
@@ -210,7 +203,7 @@ def test_what_waits_for_another_stream_is_named_as_the_cause(tmp_path: Path) -> 
     trace = [
         entry("alloc", BASE, 40 * MIB, frames=FORWARD),
         entry("free_requested", BASE, 40 * MIB, frames=FREE_FORWARD),
-        {"action": "oom", "size": 40 * MIB, "device_free": 0, "stream": 0, "time_us": 1, "frames": FORWARD},
+        failed(40 * MIB),
         entry("free_completed", BASE, 40 * MIB),
     ]
     (event,) = explain(tmp_path / "s", trace, [segment(BASE, 40 * MIB, [])]).oom
@@ -219,14 +212,13 @@ def test_what_waits_for_another_stream_is_named_as_the_cause(tmp_path: Path) -> 
 
 
 def test_a_pending_free_of_the_end_state_counts_too(tmp_path: Path) -> None:
-    oom = {"action": "oom", "size": 40 * MIB, "device_free": 0, "stream": 0, "time_us": 1, "frames": FORWARD}
     held = block(BASE, 40 * MIB, state="active_pending_free")
-    (event,) = explain(tmp_path / "s", [oom], [segment(BASE, 40 * MIB, [held])]).oom
+    (event,) = explain(tmp_path / "s", [failed(40 * MIB)], [segment(BASE, 40 * MIB, [held])]).oom
     assert event.cause == "pending frees"
 
 
 def test_a_missing_number_is_not_zero(tmp_path: Path) -> None:
-    oom = {"action": "oom", "size": 40 * MIB, "device_free": None, "stream": 0, "time_us": 1, "frames": FORWARD}
+    oom = failed(40 * MIB, None)
     held = segment(BASE, 40 * MIB, [block(BASE, 40 * MIB)])
     (event,) = explain(tmp_path / "s", [oom], [held]).oom
     assert (event.cause, event.device_free_bytes) == ("not known", None)
@@ -252,8 +244,8 @@ def test_a_change_that_saves_what_was_missing_is_said_where_the_replay_fails_now
     tmp_path: Path, num_failed: int, is_said: bool
 ) -> None:
     """As it began before the recording; where the replay fails too, the change has to serve the request."""
-    failed = {"action": "oom", "addr": 0, "size": 80 * MIB, "stream": 0, "time_us": 9, "frames": FORWARD}
-    (event,) = explain(tmp_path / "s", [entry("alloc", BASE, MIB, frames=FORWARD), failed]).oom
+    failure = entry("oom", 0, 80 * MIB, time_us=9, frames=FORWARD)
+    (event,) = explain(tmp_path / "s", [entry("alloc", BASE, MIB, frames=FORWARD), failure]).oom
     change = FirstChange(
         "keep less", None, 100 * MIB, 10 * MIB, 100 * MIB, 10 * MIB, cause="graphs kept", sentence="Memory grows."
     )

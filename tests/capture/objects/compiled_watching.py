@@ -35,18 +35,22 @@ class Net(nn.Module):
         return self.last(self.first(x).relu())  # type: ignore[no-any-return]
 
 
-def wrapped(net: nn.Module, optimizer: torch.optim.Optimizer, *, fullgraph: bool = False) -> Step:
-    """`torch.compile(model)`, as most people write it."""
-    compiled = torch.compile(net, backend=BACKEND, fullgraph=fullgraph)
-
+def stepping(
+    call: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer, take: Callable[[], Any] | None = None
+) -> Step:
     def step(x: Tensor) -> Tensor:
-        loss = compiled(x).square().mean()
+        loss = call(x).square().mean()
         loss.backward()
-        optimizer.step()
+        optimizer.step() if take is None else take()
         optimizer.zero_grad()
         return loss.detach()
 
     return step
+
+
+def wrapped(net: nn.Module, optimizer: torch.optim.Optimizer, *, fullgraph: bool = False) -> Step:
+    """`torch.compile(model)`, as most people write it."""
+    return stepping(torch.compile(net, backend=BACKEND, fullgraph=fullgraph), optimizer)
 
 
 def whole_graph(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
@@ -56,57 +60,22 @@ def whole_graph(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
 def in_place(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
     """`model.compile()`: the model's own call is the compiled code."""
     net.compile(backend=BACKEND)
-
-    def step(x: Tensor) -> Tensor:
-        loss = net(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return step
+    return stepping(net, optimizer)
 
 
 def whole_step(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
     """The training step is compiled, the optimizer's step in it; it breaks where it must."""
-
-    @torch.compile(backend=BACKEND)
-    def step(x: Tensor) -> Tensor:
-        loss = net(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return step  # type: ignore[no-any-return]
+    return torch.compile(stepping(net, optimizer), backend=BACKEND)
 
 
 def optimizer_alone(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
-    compiled = torch.compile(optimizer.step, backend=BACKEND)
-
-    def step(x: Tensor) -> Tensor:
-        loss = net(x).square().mean()
-        loss.backward()
-        compiled()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return step
+    return stepping(net, optimizer, torch.compile(optimizer.step, backend=BACKEND))
 
 
 def from_the_second_step(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
     """Hooks are on, and have been called, when the first compilation begins."""
     calls: list[Any] = [net, net, torch.compile(net, backend=BACKEND)]
-
-    def step(x: Tensor) -> Tensor:
-        call = calls.pop(0) if len(calls) > 1 else calls[0]
-        loss = call(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return step
+    return stepping(lambda x: (calls.pop(0) if len(calls) > 1 else calls[0])(x), optimizer)
 
 
 PROGRAMS = (wrapped, whole_graph, in_place, whole_step, optimizer_alone, from_the_second_step)

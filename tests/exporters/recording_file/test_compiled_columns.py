@@ -57,28 +57,22 @@ def test_nothing_compiled_takes_no_room() -> None:
     assert compiled_from(Columns({})) == NOTHING_COMPILED
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("nodes", [{}]), ("text", 5), ("num_outputs", -1), ("buffers", [{"name": "buf0", "nodes": [2]}]), ("lines", [])],
-)
-def test_a_damaged_graph_is_refused(name: str, value: Any) -> None:
-    document = json.loads(bytes(compiled_columns(CODE)["compiled"]))
-    document["graphs"][0][name] = value
-    with pytest.raises(RecordingError):
-        compiled_from(Columns({"compiled": np.frombuffer(json.dumps(document).encode(), np.uint8)}))
+DAMAGED: list[tuple[tuple[str | int, ...], Any, str]] = [
+    (("graphs", 0, "nodes"), [{}], ""),
+    (("graphs", 0, "text"), 5, ""),
+    (("graphs", 0, "num_outputs"), -1, ""),
+    (("graphs", 0, "buffers"), [{"name": "buf0", "nodes": [2]}], ""),
+    (("graphs", 0, "lines"), [], ""),
+    *((("budgets", 0, "budget"), budget, "budget") for budget in ("", "x", "nan", "1.5", "-0.1", "inf")),
+    *((("graphs", 0, "nodes", 0, "module_id"), number, "") for number in ("", "x", "1" * 30, "²")),
+]
 
 
-@pytest.mark.parametrize("budget", ["", "x", "nan", "1.5", "-0.1", "inf"])
-def test_a_budget_is_a_part_of_one(budget: str) -> None:
-    document = json.loads(bytes(compiled_columns(CODE)["compiled"]))
-    document["budgets"][0]["budget"] = budget
-    with pytest.raises(RecordingError, match="budget"):
-        compiled_from(Columns({"compiled": np.frombuffer(json.dumps(document).encode(), np.uint8)}))
-
-
-@pytest.mark.parametrize("number", ["", "x", "1" * 30, "²"])
-def test_a_module_has_a_number(number: str) -> None:
-    document = json.loads(bytes(compiled_columns(CODE)["compiled"]))
-    document["graphs"][0]["nodes"][0]["module_id"] = number
-    with pytest.raises(RecordingError):
+@pytest.mark.parametrize(("place", "value", "said"), DAMAGED)
+def test_a_damaged_document_is_refused(place: tuple[str | int, ...], value: Any, said: str) -> None:
+    document = part = json.loads(bytes(compiled_columns(CODE)["compiled"]))
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    with pytest.raises(RecordingError, match=said):
         compiled_from(Columns({"compiled": np.frombuffer(json.dumps(document).encode(), np.uint8)}))

@@ -63,14 +63,8 @@ def test_structure_is_that_of_skylines_own_file(tmp_path: Path) -> None:
     OperationRunTimeReportBuilder(str(golden)).build()
     ours, theirs = shape(written(by_hand(), tmp_path)), shape(golden)
     assert {name: ours.get(name) for name in theirs} == theirs
-    assert set(ours) - set(theirs) == {
-        "run_time_details",
-        "bookkeeping_operations",
-        "step_times",
-        "device_time",
-        "format",
-        "settings",
-    }
+    own = {"run_time_details", "bookkeeping_operations", "step_times", "device_time", "format", "settings"}
+    assert set(ours) - set(theirs) == own
 
 
 def test_example_by_hand_comes_back(tmp_path: Path) -> None:
@@ -147,24 +141,26 @@ def test_the_documents_queries_run_and_have_the_columns_shown(tmp_path: Path) ->
         con.close()
 
 
-def test_the_document_names_every_table_and_column(tmp_path: Path) -> None:
-    text = DOCUMENT.read_text()
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """Both reports, by the words of their formats."""
     memory = tmp_path / "memory_report.sqlite"
-    write_memory_report(memory_report(put_together([find_in_cycle(record_named("loop").recordings[0])])), memory,
-                        relative=ProjectFiles(ROOT))  # fmt: skip
-    for path in (memory, written(by_hand(), tmp_path)):
+    what = memory_report(put_together([find_in_cycle(record_named("loop").recordings[0])]))
+    write_memory_report(what, memory, relative=ProjectFiles(ROOT))
+    return {"memory": memory, "run-time": written(by_hand(), tmp_path)}
+
+
+def test_the_document_names_every_table_and_column(files: dict[str, Path]) -> None:
+    text = DOCUMENT.read_text()
+    for path in files.values():
         for kind, name in query(path, "SELECT type, name FROM sqlite_master WHERE type IN ('table', 'view')"):
             assert f"`{name}`" in text, f"{kind} {name}"
             for column in query(path, f"PRAGMA table_info({name})"):
                 assert f"`{column[1]}`" in text, f"{name}.{column[1]}"
 
 
-def test_the_format_of_our_tables_is_in_the_file_and_in_the_document(tmp_path: Path) -> None:
+def test_the_format_of_our_tables_is_in_the_file_and_in_the_document(files: dict[str, Path]) -> None:
     """Beside `user_version`, which is the originals'."""
-    memory = tmp_path / "memory_report.sqlite"
-    write_memory_report(memory_report(put_together([find_in_cycle(record_named("loop").recordings[0])])), memory,
-                        relative=ProjectFiles(ROOT))  # fmt: skip
-    files = {"memory": memory, "run-time": written(by_hand(), tmp_path)}
     for name, path in files.items():
         assert query(path, "SELECT name, version FROM format") == [(f"torch-timeline {name} report", 1)]
         assert query(path, "PRAGMA user_version") == [(1,)]
@@ -174,10 +170,5 @@ def test_the_format_of_our_tables_is_in_the_file_and_in_the_document(tmp_path: P
 def test_where_the_devices_time_went(tmp_path: Path) -> None:
     assert dump(written(by_hand(), tmp_path))["device_time"] == []
     on_device = replace(by_hand(), clock="device", device=DeviceTime(10_000_000, 4_000_000, 3_000_000, 0, 3_000_000))
-    assert dict(dump(written(on_device, tmp_path))["device_time"]) == {
-        "total": 10.0,
-        "forward_rows": 4.0,
-        "backward_rows": 3.0,
-        "bookkeeping": 0.0,
-        "elsewhere": 3.0,
-    }
+    parts = {"total": 10.0, "forward_rows": 4.0, "backward_rows": 3.0, "bookkeeping": 0.0, "elsewhere": 3.0}
+    assert dict(dump(written(on_device, tmp_path))["device_time"]) == parts
