@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _MOST_SHARED = 8
 """Ranks whose processes wait for the next trial: each keeps what it has loaded in memory."""
+_NEED_LIMIT_S = 300
+"""Of a processor, for the script as it is where memory does not end."""
 _OURS = ("Error: ", "Hint: ", "Note: ", "Nothing was recorded")
 
 
@@ -99,19 +101,30 @@ class ScriptTrials:
             return replace(need, fits=False)
         return replace(need, fits=self._attempt(changes, more, is_limited=True).fits)
 
-    def need(self) -> FitTrial:
-        """Run the script as it is where memory does not end."""
-        return self._attempt((), (), is_limited=False)
+    def need(self, limit_s: int = _NEED_LIMIT_S) -> FitTrial:
+        """Run the script as it is where memory does not end: it may never come to the end of a step.
+
+        Args:
+            limit_s: Seconds of a processor after which that is given up.
+        """
+        return self._attempt((), (), is_limited=False, limit_s=limit_s)
 
     def _attempt(
-        self, changes: Sequence[ScriptChange], more: tuple[str, ...], *, is_limited: bool, is_explained: bool = False
+        self,
+        changes: Sequence[ScriptChange],
+        more: tuple[str, ...],
+        *,
+        is_limited: bool,
+        is_explained: bool = False,
+        limit_s: int = 0,
     ) -> FitTrial:
         from tracer.changes.script_changes import allocator_variables
 
         names = tuple(change.name for change in changes)
+        limit_s = limit_s or (0 if is_limited or names else _NEED_LIMIT_S)
         with tempfile.TemporaryDirectory(prefix="fit-") as name:
             folder = Path(name)
-            request = TrialRequest(names, name, more, is_limited, is_explained)
+            request = TrialRequest(names, name, more, is_limited, limit_s, is_explained)
             said: tuple[str, ...] = ()
             done: NullJob | None = None
             parts, variables = {"trial": asdict(request)}, allocator_variables(changes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -42,6 +43,8 @@ _OURS = {"--on", "--save-dir", "--keep-recording", "--watch", "--inference", "--
 
 LATER = "later"
 """Below the folder of the results: what is said of memory that ends, or grows, after the recorded steps."""
+_LEAST_NEED_S = 30
+"""Seconds of a processor that the search for what a script needs has at least, where memory ran out."""
 CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 
@@ -171,7 +174,8 @@ def run(
             say(f"{reason} {USE_CUDA}")
     if has_run_out and devices is not None and RankPlace.here() is None and not screen.quiet:
         usable_bytes = devices.card.usable_bytes
-        say_all(need_words(ScriptTrials(usable_bytes).need(), usable_bytes))
+        limit_s = _LEAST_NEED_S + 2 * int(time.process_time())  # the script's own time is in it
+        say_all(need_words(ScriptTrials(usable_bytes).need(limit_s), usable_bytes))
     if advise and devices is not None and RankPlace.here() is None:  # of a job all ranks together
         with errors_for_people():
             _advise(devices, str(on.on), own, save_dir)

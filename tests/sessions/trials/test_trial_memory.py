@@ -9,17 +9,13 @@ import pytest
 
 from tracer.sessions.trials import trial_memory
 from tracer.sessions.trials.trial_channel import TrialRequest
-from tracer.sessions.trials.trial_memory import LIMIT_S, TrialMemory
+from tracer.sessions.trials.trial_memory import TrialMemory
 
 
-@pytest.mark.parametrize(
-    ("changes", "is_limited", "is_bounded"), [((), False, True), ((), True, False), (("checkpoint",), False, False)]
-)
-def test_a_script_that_never_ends_a_step_is_ended_where_memory_does_not(
-    monkeypatch: pytest.MonkeyPatch, changes: tuple[str, ...], is_limited: bool, is_bounded: bool
-) -> None:
+@pytest.mark.parametrize("limit_s", [0, 100])
+def test_a_script_that_never_ends_a_step_is_ended(monkeypatch: pytest.MonkeyPatch, limit_s: int) -> None:
     limits: dict[int, int] = {}
     monkeypatch.setattr(trial_memory, "limited_to", lambda *_: nullcontext())
     monkeypatch.setattr(resource, "setrlimit", lambda what, pair: limits.update({what: pair[0]}))
-    TrialMemory(1).begin(TrialRequest(changes, "", is_limited=is_limited))
-    assert (limits.get(resource.RLIMIT_CPU, 0) >= LIMIT_S) is is_bounded
+    TrialMemory(1).begin(TrialRequest((), "", is_limited=False, limit_s=limit_s))
+    assert (limits.get(resource.RLIMIT_CPU, 0) >= 100) is (limit_s > 0)

@@ -30,6 +30,7 @@ class TrialRequest:
     folder: str  # It leaves its answer there
     arguments: tuple[str, ...] = ()  # Behind the script's own
     is_limited: bool = True  # Whether memory ends where the card's does, or never
+    limit_s: int = 0  # Seconds of a processor after which it ends; 0 for none
     is_explained: bool = False  # Whether it also leaves the allocator's history where memory runs out, or grows
 
     @property

@@ -21,9 +21,6 @@ from tracer.null_gpu.writes import own_files
 from tracer.sessions.training_watch import MAX_ENTRIES
 from tracer.sessions.trials.trial_channel import TrialRequest
 
-LIMIT_S = 300
-"""Of a processor, for the script as it is where memory does not end: it may never come to the end of a step."""
-
 
 class TrialMemory:
     """Sets the limit and records the history that a trial asks for, from `begin` until the block ends."""
@@ -38,9 +35,9 @@ class TrialMemory:
         """Do as a request says from now on, before anything is allocated."""
         if not request.is_limited:
             self._end.enter_context(limited_to(WITHOUT_END_BYTES, self._num_devices))
-            if not request.changes:
-                _limit(resource.RLIMIT_CPU, int(time.process_time()) + LIMIT_S)
-                _limit(resource.RLIMIT_CORE, 0)  # or the signal that ends it leaves one
+        if request.limit_s:
+            _limit(resource.RLIMIT_CPU, int(time.process_time()) + request.limit_s)
+            _limit(resource.RLIMIT_CORE, 0)  # or the signal that ends it leaves one
         if request.is_explained:
             when_cuda_has_begun(self._record)
 
