@@ -14,7 +14,6 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 from tracer.changes.applied import AppliedChanges
-from tracer.changes.script_changes import CHECKPOINT, COMPILE
 
 
 def built() -> nn.Sequential:
@@ -27,14 +26,14 @@ if __name__ == "__main__":
     plain(torch.ones(2, 4)).sum().backward()
     counter = CompileCounter()
     made = torch.compile
-    with pytest.MonkeyPatch.context() as patch, AppliedChanges([COMPILE, CHECKPOINT]) as applied:
+    with pytest.MonkeyPatch.context() as patch, AppliedChanges(["compile", "checkpoint"]) as applied:
         patch.setattr(torch, "compile", functools.partial(made, backend=counter))
         for _ in range(2):
             changed(torch.ones(2, 4)).sum().backward()
     grads = [(a.grad, b.grad) for a, b in zip(plain.parameters(), changed.parameters(), strict=True)]
     found = {
-        "num_compiled": applied.hooks[COMPILE].num_made,
-        "num_blocks": applied.hooks[CHECKPOINT].num_made,
+        "num_compiled": applied.hooks["compile"].num_made,
+        "num_blocks": applied.hooks["checkpoint"].num_made,
         "notes": applied.notes,
         "num_frames": counter.frame_count,
         "gradients_agree": all(a is not None and b is not None and torch.allclose(2 * a, b) for a, b in grads),

@@ -17,7 +17,6 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from tracer.changes.applied import AppliedChanges
-from tracer.changes.script_changes import BUCKET_VIEWS, SHARD, ScriptChange
 from tracer.errors import TracerError
 
 
@@ -35,7 +34,7 @@ def made() -> DistributedDataParallel:
     return DistributedDataParallel(nn.Sequential(nn.Sequential(Block(), Block()), nn.Linear(4, 2)))
 
 
-def trained(changes: list[ScriptChange]) -> tuple[DistributedDataParallel, list[torch.Tensor], tuple[str, ...]]:
+def trained(changes: list[str]) -> tuple[DistributedDataParallel, list[torch.Tensor], tuple[str, ...]]:
     with AppliedChanges(changes) as applied:
         model = made()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -57,7 +56,7 @@ def trained(changes: list[ScriptChange]) -> tuple[DistributedDataParallel, list[
 
 def refused() -> str:
     """What is said where an optimizer has the parameters of before."""
-    with AppliedChanges([SHARD]):
+    with AppliedChanges(["shard"]):
         inner = nn.Linear(4, 4)
         optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
         DistributedDataParallel(inner)
@@ -71,9 +70,9 @@ def refused() -> str:
 def ran(rank: int, folder: str) -> None:
     distributed.init_process_group("gloo", store=FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
     _, plain, _ = trained([])
-    model, sharded, notes = trained([BUCKET_VIEWS, SHARD])
+    model, sharded, notes = trained(["bucket-views", "shard"])
     parts = [weight for weight in model.module.parameters() if isinstance(weight, DTensor)]
-    without = AppliedChanges([SHARD])
+    without = AppliedChanges(["shard"])
     error = refused()
     if rank == 0:
         found = {

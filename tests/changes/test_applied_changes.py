@@ -17,22 +17,7 @@ from tests.processes import run_python
 from tracer.changes.applied import AppliedChanges
 from tracer.changes.hooks import Hooks
 from tracer.changes.kinds import all_kinds
-from tracer.changes.script_changes import (
-    ALL_CHANGES,
-    BF16,
-    BF16_WEIGHTS,
-    BUCKET_VIEWS,
-    CHECKPOINT,
-    CHUNKED_LOSS,
-    COMPILE,
-    EXPANDABLE,
-    FUSED,
-    SCRIPT_CHANGES,
-    STATE_ON_HOST,
-    ScriptChange,
-    allocator_variables,
-    script_changes,
-)
+from tracer.changes.script_changes import SCRIPT_CHANGES, allocator_variables, script_changes
 from tracer.errors import UsageError
 from tracer.workloads.module_steps import repeated_blocks
 
@@ -56,31 +41,34 @@ def stacked() -> nn.Sequential:
 
 
 def test_names_are_put_in_the_order_of_what_they_give_up() -> None:
-    assert script_changes("bf16, checkpoint,expandable-segments") == (EXPANDABLE, CHECKPOINT, BF16)
+    assert script_changes("bf16, checkpoint,expandable-segments") == ("expandable-segments", "checkpoint", "bf16")
     assert script_changes("") == ()
-    assert list(SCRIPT_CHANGES) == sorted(SCRIPT_CHANGES, key=lambda change: change.group)
+    groups = [change.group for change in SCRIPT_CHANGES.values()]
+    assert groups == sorted(groups)
     with pytest.raises(UsageError, match="There is no change fp8"):
         script_changes("fp8")
+    with pytest.raises(KeyError, match="fp8"):
+        AppliedChanges(["fp8"])
 
 
 def test_each_change_but_settings_has_hooks() -> None:
     all_kinds()
-    assert set(Hooks.of) == {change for change in ALL_CHANGES if not change.settings}
+    assert set(Hooks.of) == {name for name, change in SCRIPT_CHANGES.items() if not change.settings}
 
 
 def test_settings_are_added_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     for _ in range(2):
-        os.environ.update(allocator_variables([EXPANDABLE, FUSED]))
+        os.environ.update(allocator_variables(["expandable-segments", "fused-optimizer"]))
         assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
 
 
 def test_blocks_compute_again_and_gradients_are_the_same() -> None:
     plain, changed = stacked(), stacked()
     plain(torch.ones(2, 4)).sum().backward()
-    with AppliedChanges([CHECKPOINT]) as applied:
+    with AppliedChanges(["checkpoint"]) as applied:
         changed(torch.ones(2, 4)).sum().backward()
-    assert applied.hooks[CHECKPOINT].num_made == 3 and applied.notes == ()
+    assert applied.hooks["checkpoint"].num_made == 3 and applied.notes == ()
     assert [block.num_calls for block in repeated_blocks(changed)] == [2, 2, 2]  # type: ignore[misc]
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), changed.parameters(), strict=True))  # type: ignore[arg-type]
 
@@ -96,7 +84,7 @@ def test_blocks_are_compiled_each_by_itself_and_once() -> None:
 
 
 def test_a_model_without_repeated_blocks_is_not_compiled() -> None:
-    with AppliedChanges([COMPILE]) as applied:
+    with AppliedChanges(["compile"]) as applied:
         nn.Linear(4, 4)(torch.ones(2, 4))
     assert applied.notes == ("compile: the model has no repeated blocks.",)
 
@@ -105,23 +93,23 @@ def test_changes_are_asked_for_once_and_made_in_the_call_that_asks() -> None:
     asked: list[int] = []
     model = stacked()
 
-    def choose() -> tuple[ScriptChange, ...]:
+    def choose() -> tuple[str, ...]:
         asked.append(len(asked))
-        return (CHECKPOINT,)
+        return ("checkpoint",)
 
     with AppliedChanges((), choose=choose) as applied:
         assert not asked
         for _ in range(2):
             model(torch.ones(2, 4)).sum().backward()
         applied.decide()
-    assert asked == [0] and applied.hooks[CHECKPOINT].num_made == 3
+    assert asked == [0] and applied.hooks["checkpoint"].num_made == 3
     assert [block.num_calls for block in repeated_blocks(model)] == [4, 4, 4]  # type: ignore[misc]
     model(torch.ones(2, 4))
     assert asked == [0]
 
 
-@pytest.mark.parametrize("changes", [(), (CHUNKED_LOSS,)])
-def test_a_loss_that_was_imported_before_the_choice_follows_it(changes: tuple[ScriptChange, ...]) -> None:
+@pytest.mark.parametrize("changes", [(), ("chunked-loss",)])
+def test_a_loss_that_was_imported_before_the_choice_follows_it(changes: tuple[str, ...]) -> None:
     original = functional.cross_entropy
     with AppliedChanges((), choose=lambda: changes) as applied:
         own = functional.cross_entropy  # as `from torch.nn.functional import cross_entropy`
@@ -130,20 +118,20 @@ def test_a_loss_that_was_imported_before_the_choice_follows_it(changes: tuple[Sc
         own(torch.zeros(1024, 1024), torch.zeros(1024, dtype=torch.int64))
         applied._after_step(torch.optim.SGD([torch.zeros(1)]), (), {})
         assert applied.notes == ()
-        assert applied._all[CHUNKED_LOSS].num_made == len(changes)
+        assert applied._all["chunked-loss"].num_made == len(changes)
     assert functional.cross_entropy is original
 
 
 def test_gradients_become_views_of_buckets_where_the_script_keeps_copies() -> None:
     distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
-        with AppliedChanges([BUCKET_VIEWS]) as applied:
+        with AppliedChanges(["bucket-views"]) as applied:
             model = DistributedDataParallel(nn.Linear(4, 4), gradient_as_bucket_view=False)
             optimizer = torch.optim.SGD(model.parameters())
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
         assert model.gradient_as_bucket_view and applied.notes == ()
-        with AppliedChanges([BUCKET_VIEWS]) as applied:
+        with AppliedChanges(["bucket-views"]) as applied:
             DistributedDataParallel(nn.Linear(4, 4), gradient_as_bucket_view=True)
             optimizer.step()
         (note,) = applied.notes
@@ -155,15 +143,15 @@ def test_gradients_become_views_of_buckets_where_the_script_keeps_copies() -> No
 
 def test_a_model_whose_part_was_called_before_computes_it_again_once() -> None:
     model = stacked()
-    with AppliedChanges([CHECKPOINT]) as applied:
+    with AppliedChanges(["checkpoint"]) as applied:
         model[1](torch.ones(2, 4)).sum().backward()
         model(torch.ones(2, 4)).sum().backward()
-    assert applied.hooks[CHECKPOINT].num_made == 3
+    assert applied.hooks["checkpoint"].num_made == 3
     assert [block.num_calls for block in repeated_blocks(model)] == [4, 4, 4]  # type: ignore[misc]
 
 
 def test_models_that_follow_each_other_in_memory_are_all_changed() -> None:
-    with AppliedChanges([BF16_WEIGHTS]):
+    with AppliedChanges(["bf16-weights"]):
         for _ in range(10):
             model = nn.Linear(2, 2)
             model(torch.ones(1, 2))
@@ -175,7 +163,7 @@ def test_complex_weights_stay_what_they_are() -> None:
     model = nn.Linear(2, 2)
     model.spectrum = nn.Parameter(torch.full((2,), 1 + 2j))
     optimizer = torch.optim.AdamW(model.parameters())
-    with AppliedChanges([BF16_WEIGHTS, FUSED]):
+    with AppliedChanges(["bf16-weights", "fused-optimizer"]):
         loss = model(torch.ones(1, 2, dtype=torch.bfloat16)).sum() + (model.spectrum * 1j).real.sum()
         loss.backward()
         optimizer.step()
@@ -184,7 +172,7 @@ def test_complex_weights_stay_what_they_are() -> None:
 
 
 def test_what_has_no_blocks_is_said() -> None:
-    with AppliedChanges([CHECKPOINT]) as applied:
+    with AppliedChanges(["checkpoint"]) as applied:
         nn.Linear(2, 2)(torch.ones(1, 2))
     assert applied.notes == ("checkpoint: the model has no repeated blocks.",)
 
@@ -192,7 +180,7 @@ def test_what_has_no_blocks_is_said() -> None:
 def test_a_loss_that_no_step_came_to_may_come_yet() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters())
-    with AppliedChanges([CHUNKED_LOSS, STATE_ON_HOST]) as applied:
+    with AppliedChanges(["chunked-loss", "state-on-host"]) as applied:
         model(torch.ones(1, 2)).sum().backward()
         before = applied.notes
         optimizer.step()
@@ -213,7 +201,7 @@ def test_optimizers_are_fused_before_they_have_state() -> None:
     optimizers[1].step()
     for model in (early, late, other):
         model.weight.grad = torch.ones(2, 2)
-    with AppliedChanges([FUSED]):
+    with AppliedChanges(["fused-optimizer"]):
         for optimizer in optimizers:
             optimizer.step()
     assert [optimizer.param_groups[0].get("fused") for optimizer in optimizers] == [True, None, None]
@@ -223,7 +211,7 @@ def test_optimizers_are_fused_before_they_have_state() -> None:
 def test_weights_are_converted_and_the_optimizer_knows_them() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
-    with AppliedChanges([BF16_WEIGHTS]):
+    with AppliedChanges(["bf16-weights"]):
         model(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
         optimizer.step()
     assert model.weight is optimizer.param_groups[0]["params"][0]
@@ -242,7 +230,7 @@ def test_autocast_is_on_in_calls_alone(fails: bool) -> None:
             return x
 
     model = nn.Sequential(nn.Linear(1, 1), Seeing(), Seeing())
-    with AppliedChanges([BF16]):
+    with AppliedChanges(["bf16"]):
         try:
             model(torch.ones(1))
         except ValueError:

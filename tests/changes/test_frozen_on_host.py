@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from tracer.changes.applied import AppliedChanges
 from tracer.changes.kinds import frozen_on_host
-from tracer.changes.script_changes import CHECKPOINT, FROZEN_ON_HOST, ScriptChange
 
 
 class Adapted(nn.Module):
@@ -49,23 +48,23 @@ def gradients(model: nn.Module) -> list[Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
-@pytest.mark.parametrize("more", [(), (CHECKPOINT,)])
-def test_gradients_are_the_same(more: tuple[ScriptChange, ...], copies: list[Tensor]) -> None:
+@pytest.mark.parametrize("more", [(), ("checkpoint",)])
+def test_gradients_are_the_same(more: tuple[str, ...], copies: list[Tensor]) -> None:
     own = gradients(model_of(3))
     model = model_of(3)
-    with AppliedChanges([FROZEN_ON_HOST, *more]) as applied:
+    with AppliedChanges(["frozen-on-host", *more]) as applied:
         found = gradients(model)
         found = gradients(model)
     assert len(own) == len(found) == 6 and all(torch.equal(a, b) for a, b in zip(own, found, strict=True))
     # The first parameter stays, by which programs know where a model is.
-    assert applied.hooks[FROZEN_ON_HOST].num_made == 2 and applied.notes == ()
+    assert applied.hooks["frozen-on-host"].num_made == 2 and applied.notes == ()
     # Two weights, in two steps: for forward, again where that is computed again, and for backward.
     assert len(copies) == 2 * 2 * (3 if more else 2)
 
 
 def test_no_copy_outlives_its_use(copies: list[Tensor]) -> None:
     model = model_of(2)
-    with AppliedChanges([FROZEN_ON_HOST]):
+    with AppliedChanges(["frozen-on-host"]):
         output = model(torch.ones(2, 4))
     (copy,) = copies
     place = copy.untyped_storage()
@@ -80,7 +79,7 @@ def test_no_copy_outlives_its_use(copies: list[Tensor]) -> None:
 
 def test_a_weight_that_is_trained_later_stays_on_the_device(copies: list[Tensor]) -> None:
     model = model_of(2)
-    with AppliedChanges([FROZEN_ON_HOST]):
+    with AppliedChanges(["frozen-on-host"]):
         gradients(model)
         model.requires_grad_(True)
         found = gradients(model)
@@ -88,6 +87,6 @@ def test_a_weight_that_is_trained_later_stays_on_the_device(copies: list[Tensor]
 
 
 def test_nothing_is_frozen() -> None:
-    with AppliedChanges([FROZEN_ON_HOST]) as applied:
+    with AppliedChanges(["frozen-on-host"]) as applied:
         gradients(model_of(2).requires_grad_(True))
     assert applied.notes == ("frozen-on-host: no large weight of a repeated block is frozen.",)

@@ -12,7 +12,6 @@ from tracer.changes import host_copies
 from tracer.changes.applied import AppliedChanges
 from tracer.changes.kinds.saved_on_host import SavedOnHost
 from tracer.changes.kinds.state_on_host import StateOnHost
-from tracer.changes.script_changes import CHECKPOINT, FREE_GRADIENTS, SAVED_ON_HOST, STATE_ON_HOST
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def trained(
 
 def test_steps_with_their_state_on_the_host_are_the_same(moved: list[Tensor]) -> None:
     plain, _ = trained(lambda: None)
-    with AppliedChanges([STATE_ON_HOST]) as applied:
+    with AppliedChanges(["state-on-host"]) as applied:
         changed, optimizer = trained(lambda: None)
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), changed.parameters(), strict=True))
     assert len(moved) == 8 and applied.notes == ()  # two averages of four parameters, each in one place for all steps
@@ -97,7 +96,7 @@ def test_saved_activations_go_to_the_host_and_parameters_stay(moved: list[Tensor
 
 def test_only_what_a_models_call_saves_goes_to_the_host(moved: list[Tensor]) -> None:
     model = nn.Linear(3, 3)
-    with AppliedChanges([SAVED_ON_HOST]):
+    with AppliedChanges(["saved-on-host"]):
         output = model(torch.ones(2, 3))
         assert len(moved) == 1
         output.exp().sum().backward()
@@ -113,16 +112,16 @@ def test_what_backward_computes_again_stays(moved: list[Tensor]) -> None:
     plain.backward()
     own = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
-    with AppliedChanges([CHECKPOINT, SAVED_ON_HOST]) as applied:
+    with AppliedChanges(["checkpoint", "saved-on-host"]) as applied:
         loss = model(torch.ones(2, 3)).sum()
         num_moved = len(moved)
         loss.backward()
-    assert applied.hooks[CHECKPOINT].num_made == 2 and len(moved) == num_moved
+    assert applied.hooks["checkpoint"].num_made == 2 and len(moved) == num_moved
     assert all(torch.equal(a, b.grad) for a, b in zip(own, model.parameters(), strict=True))  # type: ignore[arg-type]
 
 
 def test_nothing_moves_without_a_gpu() -> None:
-    with AppliedChanges([STATE_ON_HOST]) as applied:
+    with AppliedChanges(["state-on-host"]) as applied:
         trained(lambda: None)
     assert applied.notes == ("state-on-host: no optimizer has state on a GPU.",)
 
@@ -131,7 +130,7 @@ def test_gradients_are_gone_behind_the_step() -> None:
     seen: list[bool] = []
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for changes in ([], [FREE_GRADIENTS]):
+    for changes in ([], ["free-gradients"]):
         with AppliedChanges(changes):
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()

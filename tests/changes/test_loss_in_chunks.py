@@ -13,7 +13,6 @@ from torch.nn import functional
 from tracer.changes.applied import AppliedChanges
 from tracer.changes.kinds import loss_in_chunks
 from tracer.changes.kinds.loss_in_chunks import LossInChunks, plain_head
-from tracer.changes.script_changes import CHUNKED_LOSS
 
 ROWS, CLASSES = 37, 11
 
@@ -124,7 +123,7 @@ def test_a_language_model_makes_its_logits_in_chunks(wrapped: bool, more: dict[s
     whole = plain(**inputs)
     own = whole[0]
     own.backward()
-    with AppliedChanges([CHUNKED_LOSS]) as applied:
+    with AppliedChanges(["chunked-loss"]) as applied:
         for _ in range(2):  # the first call already
             changed.zero_grad()
             output = (Wrapper(changed) if wrapped else changed)(**inputs)
@@ -143,7 +142,7 @@ def test_without_labels_and_in_evaluation_a_language_model_is_as_before() -> Non
     model = llama()
     tokens = torch.randint(50, (2, 9))
     own = model(input_ids=tokens).logits
-    with AppliedChanges([CHUNKED_LOSS]):
+    with AppliedChanges(["chunked-loss"]):
         torch.testing.assert_close(model(input_ids=tokens).logits, own)
         torch.testing.assert_close(model(input_ids=tokens, return_dict=False)[0], own)
         model.eval()

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from tracer.changes.applied import AppliedChanges
-from tracer.changes.script_changes import SHARD
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +34,7 @@ def test_two_ranks_train_the_same_and_have_half_of_it_each(tmp_path: Path) -> No
 def test_a_script_without_one_is_told() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with AppliedChanges([SHARD]) as applied:
+    with AppliedChanges(["shard"]) as applied:
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     assert applied.notes == ("shard: no DistributedDataParallel was made.",)

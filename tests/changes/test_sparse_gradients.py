@@ -12,7 +12,6 @@ from torch import nn
 from tracer.changes.applied import AppliedChanges
 from tracer.changes.kinds import sparse_gradients
 from tracer.changes.planner import _Trials, advise
-from tracer.changes.script_changes import FUSED, SPARSE_GRADIENTS, ScriptChange
 from tracer.workloads.module_steps import ModuleWorkload
 
 ROWS, WIDTH = 100_000, 64
@@ -57,7 +56,7 @@ def test_of_an_optimizer_that_takes_none_a_line_says_so() -> None:
 _ROWS = 4096  # of 64 floats: 1 MiB
 
 
-def trained(kind: Any, changes: list[ScriptChange], **options: Any) -> tuple[nn.Module, list[bool], tuple[str, ...]]:
+def trained(kind: Any, changes: list[str], **options: Any) -> tuple[nn.Module, list[bool], tuple[str, ...]]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(_ROWS, 64), nn.Linear(64, 4))
     optimizer = kind(model.parameters(), lr=0.01, **options)
@@ -72,10 +71,10 @@ def trained(kind: Any, changes: list[ScriptChange], **options: Any) -> tuple[nn.
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad])
-@pytest.mark.parametrize("more", [[], [FUSED]])
-def test_training_with_them_is_the_same(kind: Any, more: list[ScriptChange]) -> None:
+@pytest.mark.parametrize("more", [[], ["fused-optimizer"]])
+def test_training_with_them_is_the_same(kind: Any, more: list[str]) -> None:
     plain, dense, _ = trained(kind, [])
-    changed, sparse, notes = trained(kind, [SPARSE_GRADIENTS, *more])
+    changed, sparse, notes = trained(kind, ["sparse-gradients", *more])
     assert dense == [False] * 3 and sparse == [True] * 3 and notes == ()
     for own, other in zip(plain.parameters(), changed.parameters(), strict=True):
         torch.testing.assert_close(own, other)
@@ -90,7 +89,7 @@ def test_training_with_them_is_the_same(kind: Any, more: list[ScriptChange]) -> 
     ],
 )
 def test_what_an_optimizer_does_not_take_is_said(kind: Any, options: dict[str, Any], why: str) -> None:
-    _, sparse, notes = trained(kind, [SPARSE_GRADIENTS], **options)
+    _, sparse, notes = trained(kind, ["sparse-gradients"], **options)
     assert sparse == [False] * 3 and notes == (f"sparse-gradients: {why}",)
 
 
@@ -99,7 +98,7 @@ def test_a_weight_that_another_layer_has_too_and_a_small_one_stay_dense() -> Non
     tied[1].weight = tied[0].weight
     for model in (tied, nn.Sequential(nn.Embedding(_ROWS - 1, 64))):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with AppliedChanges([SPARSE_GRADIENTS]) as applied:
+        with AppliedChanges(["sparse-gradients"]) as applied:
             model(torch.tensor([1])).sum().backward()
         assert not model[0].sparse and len(applied.notes) == 1
         assert applied.notes[0].endswith("the model has no large embedding with a weight of its own.")
@@ -108,7 +107,7 @@ def test_a_weight_that_another_layer_has_too_and_a_small_one_stay_dense() -> Non
 
 def test_without_an_optimizer_that_is_known_by_then_they_stay_dense() -> None:
     model = nn.Embedding(_ROWS, 64)
-    with AppliedChanges([SPARSE_GRADIENTS]) as applied:
+    with AppliedChanges(["sparse-gradients"]) as applied:
         model(torch.tensor([1]))
     assert not model.sparse
     assert applied.notes == ("sparse-gradients: no optimizer updates a large embedding before its first call.",)

@@ -12,7 +12,7 @@ from torch import nn
 
 from tracer.changes import eight_bit_packages
 from tracer.changes.applied import AppliedChanges
-from tracer.changes.script_changes import BF16_STATE, STATE_IN_8_BITS, check_installed
+from tracer.changes.script_changes import check_installed
 from tracer.errors import TracerError, UsageError
 
 
@@ -43,7 +43,7 @@ def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trained(
-    optimizer_of: Any = torch.optim.AdamW, changes: Any = (STATE_IN_8_BITS,), **options: Any
+    optimizer_of: Any = torch.optim.AdamW, changes: Any = ("8-bit-state",), **options: Any
 ) -> tuple[torch.optim.Optimizer, list[nn.Parameter], tuple[str, ...]]:
     torch.manual_seed(0)
     model = nn.Linear(3, 3)
@@ -91,7 +91,7 @@ def test_state_that_is_there_already_is_left(library: list[torch.optim.Optimizer
     optimizer = torch.optim.AdamW([weight])
     weight.grad = torch.ones(3)
     optimizer.step()
-    with AppliedChanges([STATE_IN_8_BITS]) as applied:
+    with AppliedChanges(["8-bit-state"]) as applied:
         optimizer.step()
     assert not library and applied.notes == ("8-bit-state: the optimizer has state already.",)
 
@@ -99,7 +99,7 @@ def test_state_that_is_there_already_is_left(library: list[torch.optim.Optimizer
 def test_a_checkpoint_that_is_loaded_later_is_refused(library: list[torch.optim.Optimizer]) -> None:
     weight = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weight])
-    with AppliedChanges([STATE_IN_8_BITS]):
+    with AppliedChanges(["8-bit-state"]):
         weight.grad = torch.ones(3)
         optimizer.step()
         optimizer.load_state_dict(optimizer.state_dict())
@@ -111,7 +111,7 @@ def test_a_checkpoint_that_is_loaded_later_is_refused(library: list[torch.optim.
 def test_a_group_that_comes_later_is_updated_too(library: list[torch.optim.Optimizer]) -> None:
     first, second = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([first])
-    with AppliedChanges([STATE_IN_8_BITS]):
+    with AppliedChanges(["8-bit-state"]):
         for _ in range(2):
             for weight in (first, second):
                 weight.grad = torch.ones(3)
@@ -124,8 +124,8 @@ def test_a_group_that_comes_later_is_updated_too(library: list[torch.optim.Optim
 
 def test_without_a_library_it_cannot_be_applied(no_library: None) -> None:
     with pytest.raises(UsageError, match="8-bit-state cannot be made: neither bitsandbytes nor torchao is installed"):
-        check_installed([STATE_IN_8_BITS])
-    check_installed([BF16_STATE])
+        check_installed(["8-bit-state"])
+    check_installed(["bf16-state"])
     optimizer, _, notes = trained()
     assert notes == ("8-bit-state: neither bitsandbytes nor torchao is installed.",) and len(optimizer.state) == 2
 
@@ -135,7 +135,7 @@ def test_what_a_library_does_not_take_has_its_state_in_bf16_where_that_was_asked
 ) -> None:
     weights = [nn.Parameter(torch.ones(64, 64)) for _ in range(2)]
     optimizers = torch.optim.AdamW([weights[0]]), torch.optim.RMSprop([weights[1]])
-    with AppliedChanges([STATE_IN_8_BITS, BF16_STATE]):
+    with AppliedChanges(["8-bit-state", "bf16-state"]):
         for _ in range(2):
             for weight, optimizer in zip(weights, optimizers, strict=True):
                 weight.grad = torch.ones(64, 64)

@@ -10,7 +10,6 @@ from tests.changes.programs import PROGRAMS
 from tracer.changes.applied import AppliedChanges
 from tracer.changes.kinds.state_in_bf16 import StateInBf16, candidates
 from tracer.changes.planner import _Trials
-from tracer.changes.script_changes import BF16_STATE, STATE_ON_HOST
 
 
 def test_its_mean_is_right_and_each_value_a_neighbour() -> None:
@@ -42,7 +41,7 @@ def test_an_average_that_shrinks_by_a_thousandth_a_step_shrinks() -> None:
     """Rounded to nearest it would stay at 1: a thousandth is less than half of bfloat16's 1/256 below 1."""
     weight = nn.Parameter(torch.zeros(64, 64))
     optimizer = torch.optim.AdamW([weight], lr=0.0)
-    with AppliedChanges([BF16_STATE]) as applied:
+    with AppliedChanges(["bf16-state"]) as applied:
         for step in range(300):
             weight.grad = torch.full_like(weight, 100.0 if step == 0 else 0.0)
             optimizer.step()
@@ -56,7 +55,7 @@ def test_small_state_and_what_waits_on_the_host_stay() -> None:
     weight = nn.Parameter(torch.zeros(63, 65))
     optimizer = torch.optim.AdamW([weight])
     weight.grad = torch.ones_like(weight)
-    with AppliedChanges([BF16_STATE]) as applied:
+    with AppliedChanges(["bf16-state"]) as applied:
         optimizer.step()
     assert optimizer.state[weight]["exp_avg"].dtype == torch.float32
     (note,) = applied.notes
@@ -70,7 +69,7 @@ def test_state_that_is_on_the_host_is_left_there(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(host_copies, "copied_to_host", torch.clone)
     weight = nn.Parameter(torch.zeros(64, 64))
     optimizer = torch.optim.AdamW([weight])
-    with AppliedChanges([STATE_ON_HOST, BF16_STATE]) as applied:
+    with AppliedChanges(["state-on-host", "bf16-state"]) as applied:
         for _ in range(2):
             weight.grad = torch.ones_like(weight)
             optimizer.step()

@@ -10,7 +10,7 @@ from typing import IO
 
 import pytest
 
-from tracer.changes.script_changes import CHECKPOINT, ScriptChange, changes_of
+from tracer.changes.script_changes import changes_of
 from tracer.commands import fit_trials
 from tracer.commands.fit_trials import ScriptTrials, told_alone
 from tracer.null_gpu.cards import devices_of
@@ -27,8 +27,8 @@ def test_each_change_is_told_beside_the_script_as_it_is(
 ) -> None:
     asked: list[tuple[str, ...]] = []
 
-    def make(trials: ScriptTrials, changes: Sequence[ScriptChange] = ()) -> FitTrial:
-        names = tuple(change.name for change in changes)
+    def make(trials: ScriptTrials, changes: Sequence[str] = ()) -> FitTrial:
+        names = tuple(changes)
         asked.append(names)
         if names == ("checkpoint",):
             return FitTrial(names, fits=True, allocated_bytes=GIB - 64 * MIB, reserved_bytes=GIB, flops=1333)
@@ -40,7 +40,7 @@ def test_each_change_is_told_beside_the_script_as_it_is(
     monkeypatch.setattr(ScriptTrials, "make", make)
     base = FitTrial((), fits=True, allocated_bytes=GIB, reserved_bytes=2 * GIB) if is_known else None
     report = told_alone(DEVICES, ("train.py",), base)
-    alone = [(change.name,) for change in changes_of(is_job=False)]
+    alone = [(name,) for name in changes_of(is_job=False)]
     assert asked == [(), *alone]  # the script as it is for its operations, where its memory is known
     assert [trial.apply for trial in report.trials] == [(), *alone] and report.apply == ()
     lines = capsys.readouterr().out.splitlines()
@@ -54,8 +54,8 @@ def test_each_change_is_told_beside_the_script_as_it_is(
 
 
 def test_of_changes_tried_alone_the_first_that_fits_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(trials: ScriptTrials, changes: Sequence[ScriptChange] = ()) -> FitTrial:
-        names = tuple(change.name for change in changes)
+    def make(trials: ScriptTrials, changes: Sequence[str] = ()) -> FitTrial:
+        names = tuple(changes)
         return FitTrial(names, fits=names in (("checkpoint",), ("bf16",)))
 
     monkeypatch.setattr(ScriptTrials, "make", make)
@@ -96,7 +96,7 @@ def test_why_a_trial_ended_is_the_line_with_the_exception(
 
     monkeypatch.setattr(subprocess, "Popen", failed)
     monkeypatch.setattr(ChildProcesses, "run", lambda _, start, may_wait: min(start(), 1))
-    trial = ScriptTrials(GIB).make((CHECKPOINT,))
+    trial = ScriptTrials(GIB).make(("checkpoint",))
     assert trial.has_ended_before and trial.notes == (reason,)
 
 
@@ -111,14 +111,14 @@ FULL = FitTrial((), fits=False, allocated_bytes=GIB, reserved_bytes=GIB, failed_
         (8 * GIB, (), ["card"], WHOLE),
         (2 * GIB, (), ["card", "without end"], replace(WHOLE, fits=False, failed_in=2, failed_at_bytes=GIB)),
         # With changes: without an end; on the card where giving back the cache may do.
-        (4 * GIB, (CHECKPOINT,), ["without end"], WHOLE),
-        (3 * GIB, (CHECKPOINT,), ["without end", "card"], replace(WHOLE, fits=True)),
-        (2 * GIB, (CHECKPOINT,), ["without end"], replace(WHOLE, fits=False)),
+        (4 * GIB, ("checkpoint",), ["without end"], WHOLE),
+        (3 * GIB, ("checkpoint",), ["without end", "card"], replace(WHOLE, fits=True)),
+        (2 * GIB, ("checkpoint",), ["without end"], replace(WHOLE, fits=False)),
     ],
 )
 def test_what_a_trial_asks_of_the_null_gpu(
     usable_bytes: int,
-    changes: tuple[ScriptChange, ...],
+    changes: tuple[str, ...],
     asked: list[str],
     expected: FitTrial,
     monkeypatch: pytest.MonkeyPatch,

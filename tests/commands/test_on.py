@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 import main
 from tracer.capture.values_read import ValuesRead
-from tracer.changes.script_changes import SCRIPT_CHANGES, ScriptChange
+from tracer.changes.script_changes import changes_of
 from tracer.commands.fit_trials import ScriptTrials
 from tracer.exporters.document import Document
 from tracer.exporters.recording_file.checked_columns import RECORDING
@@ -239,16 +239,16 @@ def test_advice_of_a_job_tries_each_change_on_it_behind_its_own_answer(
 ) -> None:
     jobs: list[Job | None] = []
 
-    def make(trials: ScriptTrials, changes: Sequence[ScriptChange] = ()) -> FitTrial:
+    def make(trials: ScriptTrials, changes: Sequence[str] = ()) -> FitTrial:
         jobs.append(trials.job)
-        return FitTrial(tuple(change.name for change in changes), fits=True, allocated_bytes=GIB, worst_rank=1)
+        return FitTrial(tuple(changes), fits=True, allocated_bytes=GIB, worst_rank=1)
 
     job = NullJob(devices_of("2xh100"), 2, ())
     monkeypatch.setattr(null_job, "run_job", lambda *args, **kwargs: job)
     monkeypatch.setattr(ScriptTrials, "make", make)
     result = called(command, "--on", "2xh100", "--advise", "--save-dir", str(tmp_path / "out"), script)
     assert result.exit_code == 0, result.output
-    assert jobs == [Job(devices_of("2xh100"), 2)] * (1 + len(SCRIPT_CHANGES))
+    assert jobs == [Job(devices_of("2xh100"), 2)] * (1 + len(changes_of(is_job=True)))
     told = result.stdout.index("What each change would save alone")
     assert result.output.index("Job of 2 ranks") < told
     assert [trial["apply"] for trial in json.loads((tmp_path / "out" / "fit.json").read_text())["trials"]][:2] == [

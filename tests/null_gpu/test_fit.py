@@ -12,7 +12,7 @@ import pytest
 
 from tests.processes import run_python
 from tracer.changes.eight_bit_packages import installed_packages
-from tracer.changes.script_changes import FUSED, changes_of
+from tracer.changes.script_changes import changes_of
 from tracer.commands.fit_trials import ScriptTrials
 from tracer.null_gpu.cards import devices_of
 from tracer.sessions.jobs.run_ranks import Job
@@ -55,7 +55,7 @@ def test_the_least_that_has_to_change_is_found(tmp_path: Path, card: str, status
 def test_each_change_alone_says_what_it_saves(tmp_path: Path) -> None:
     done = answered(tmp_path, SCRIPT, "--each", "--on", "h100:8GiB", "--save-dir", "out", "train.py")
     found = {line.partition(":")[0]: line for line in done.stdout.splitlines() if not line.startswith(" ")}
-    assert list(found) == ["as it is", *(change.name for change in changes_of(is_job=False))]
+    assert list(found) == ["as it is", *changes_of(is_job=False)]
     assert "at the peak" not in found["as it is"]
     assert "the same peak" in found["expandable-segments"]
     # The hidden tensor of a block is 16,384 x 2,048 x 4 bytes, 128 MiB; of eight blocks one at a time has it, not all.
@@ -243,7 +243,7 @@ def test_trials_of_a_job_are_forks_of_a_process_for_each_rank(tmp_path: Path, mo
     monkeypatch.setattr(subprocess, "Popen", Counted)
     devices = devices_of("2xh100:600MiB")
     with ScriptTrials(devices.card.usable_bytes, Job(devices, per_node=2)) as trials:
-        made = [trials.make(), trials.make((FUSED,))]
+        made = [trials.make(), trials.make(("fused-optimizer",))]
     assert sum(str(ROOT / "main.py") in args for args in begun) == 2
     # On the card, and where memory does not end; rank 1 has twice the rows.
     assert [(trial.fits, trial.worst_rank) for trial in made] == [(False, 1), (False, 1)]

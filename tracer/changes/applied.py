@@ -15,28 +15,27 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tracer.changes.hooks import Hooks, Reached
 from tracer.changes.kinds import all_kinds
-from tracer.changes.script_changes import ALL_CHANGES, ScriptChange
+from tracer.changes.script_changes import SCRIPT_CHANGES
 from tracer.workloads.module_steps import repeated_blocks
 
 
 class AppliedChanges:
     """Makes changes for as long as it is entered; what they have changed in models and optimizers stays."""
 
-    def __init__(
-        self, changes: Sequence[ScriptChange], *, choose: Callable[[], Sequence[ScriptChange]] | None = None
-    ) -> None:
+    def __init__(self, changes: Sequence[str], *, choose: Callable[[], Sequence[str]] | None = None) -> None:
         """Set up; the changes are in effect while this is entered.
 
         Args:
+            changes: Their names.
             choose: Asked for them instead, before the first call of a module, or in `decide`.
         """
         all_kinds()
-        in_order = sorted((change for change in ALL_CHANGES if change in Hooks.of), key=lambda c: Hooks.of[c].is_late)
-        self._all = {change: Hooks.of[change]() for change in in_order}
+        there = [name for name in SCRIPT_CHANGES if name in Hooks.of]
+        self._all = {name: Hooks.of[name]() for name in sorted(there, key=lambda name: Hooks.of[name].is_late)}
         self.hooks = self._of(changes)
-        """Hooks by the change that they make."""
+        """Hooks by the name of the change that they make."""
         self._choose = choose
-        self._early: dict[ScriptChange, ExitStack] = {}
+        self._early: dict[str, ExitStack] = {}
         self._until_chosen, self._end, self._in_call = ExitStack(), ExitStack(), ExitStack()
         self._around: list[Hooks] = []
         self._depth = 0
@@ -44,24 +43,24 @@ class AppliedChanges:
         # Weak: what a program has replaced is not kept, and its `id` is another's soon.
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
-    def _of(self, changes: Iterable[ScriptChange]) -> dict[ScriptChange, Hooks]:
-        wanted = frozenset(changes)
-        return {change: hooks for change, hooks in self._all.items() if change in wanted}
+    def _of(self, changes: Iterable[str]) -> dict[str, Hooks]:
+        wanted = {name for name in changes if not SCRIPT_CHANGES[name].settings}
+        return {name: self._all[name] for name in self._all if name in wanted}
 
     @property
     def notes(self) -> tuple[str, ...]:
         """A sentence on each change that could not be made, and lines for the script where a library was used."""
         # A program whose memory ended before its first step has not come to its loss yet, say.
-        known = ((change, hooks) for change, hooks in self.hooks.items() if hooks.known_after <= self._reached)
-        in_vain = [f"{change.name}: {why}" for change, hooks in known if (why := hooks.why_not())]
+        known = ((name, hooks) for name, hooks in self.hooks.items() if hooks.known_after <= self._reached)
+        in_vain = [f"{name}: {why}" for name, hooks in known if (why := hooks.why_not())]
         return (*in_vain, *(hooks.in_script for hooks in self.hooks.values() if hooks.in_script))
 
     def __enter__(self) -> Self:
         """Register the hooks that make the changes, or those that find out when they have to be chosen."""
-        for change, hooks in (self.hooks if self._choose is None else self._all).items():
+        for name, hooks in (self.hooks if self._choose is None else self._all).items():
             hooks.is_on = self._choose is None
-            self._early[change] = ExitStack()
-            self._early[change].enter_context(hooks.early())
+            self._early[name] = ExitStack()
+            self._early[name].enter_context(hooks.early())
         if self._choose is None:
             self._register()
         else:
@@ -75,9 +74,9 @@ class AppliedChanges:
             return
         self._until_chosen.close()
         self.hooks = self._of(choose())
-        for change, early in self._early.items():
-            self._all[change].is_on = change in self.hooks
-            if change not in self.hooks:
+        for name, early in self._early.items():
+            self._all[name].is_on = name in self.hooks
+            if name not in self.hooks:
                 early.close()
         self._register()
 

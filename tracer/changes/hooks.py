@@ -10,8 +10,6 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from tracer.changes.script_changes import ScriptChange
-
 
 class Reached(IntEnum):
     """How far a program has come."""
@@ -33,8 +31,8 @@ class Hooks:
         in_script: What would do the same in the script, a sentence, or nothing.
     """
 
-    of: ClassVar[dict[ScriptChange, type[Hooks]]] = {}
-    """The subclass that makes each change."""
+    of: ClassVar[dict[str, type[Hooks]]] = {}
+    """The subclass that makes each change, by its name."""
     is_late: ClassVar[bool] = False
     """Whether it has to come behind other changes."""
     known_after: ClassVar[Reached] = Reached.STEP
@@ -42,7 +40,7 @@ class Hooks:
     note = ""
     in_script = ""
 
-    def __init_subclass__(cls, *, makes: ScriptChange | None = None) -> None:
+    def __init_subclass__(cls, *, makes: str | None = None) -> None:
         """Register what makes a change."""
         if makes is not None:
             Hooks.of[makes] = cls

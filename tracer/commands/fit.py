@@ -29,7 +29,6 @@ from tracer.results.fit import FitReport, FitTrial
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
-    from tracer.changes.script_changes import ScriptChange
     from tracer.sessions.jobs.run_ranks import Job
 
 _DOES_NOT_FIT = 3
@@ -129,12 +128,12 @@ def fit(
 
 def _least(devices: Devices, own: tuple[str, ...], trials: ScriptTrials) -> FitReport:
     """The least that has to change, each trial said as it comes; what no change from outside can mend ends it."""
-    from tracer.changes.script_changes import changes_against
+    from tracer.changes.script_changes import SCRIPT_CHANGES, changes_against
     from tracer.sessions.trials.changes_search import least_that_fits
 
     made: list[FitTrial] = []
 
-    def told(changes: Sequence[ScriptChange]) -> FitTrial:
+    def told(changes: Sequence[str]) -> FitTrial:
         made.append(trials.make(changes))
         say("\n".join(trial_words(made[-1], trials.usable_bytes, made[0] if changes else None)))
         return made[-1]
@@ -148,9 +147,10 @@ def _least(devices: Devices, own: tuple[str, ...], trials: ScriptTrials) -> FitR
     elif not base.growth_bytes and base.built_bytes <= trials.usable_bytes:
         likely = changes_against(why.cause) if why is not None else ()
         fitting = least_that_fits(told, is_job=trials.job is not None, likely=likely)
-        for change in fitting[0] if fitting is not None else ():
-            say(f"{change.name}: {change.words} ({change.group.words[0].lower()}{change.group.words[1:]}).")
-        names = None if fitting is None else tuple(change.name for change in fitting[0])
+        names = None if fitting is None else fitting.apply
+        for name in names or ():
+            change = SCRIPT_CHANGES[name]
+            say(f"{name}: {change.words} ({change.group.words[0].lower()}{change.group.words[1:]}).")
     return FitReport(devices.words, trials.usable_bytes, own, tuple(made), names)
 
 
@@ -170,7 +170,7 @@ def _searched(devices: Devices, own: tuple[str, ...], trials: ScriptTrials, trie
     """All values with and without changes, each said as it comes; then the table, and commands to paste."""
     from tracer.sessions.trials.changes_search import cheapest_first, search
 
-    def told(changes: Sequence[ScriptChange], arguments: tuple[str, ...]) -> FitTrial:
+    def told(changes: Sequence[str], arguments: tuple[str, ...]) -> FitTrial:
         trial = trials.make(changes, arguments)
         say("\n".join(trial_words(trial, trials.usable_bytes)))
         return trial

@@ -39,7 +39,6 @@ def answer_trial(
     """
     devices = start_on(card)
     from tracer.changes.applied import AppliedChanges
-    from tracer.changes.script_changes import script_changes
     from tracer.sessions.jobs.child_processes import end_with_parent
     from tracer.sessions.trials.forked_trials import ForkedTrials
     from tracer.sessions.trials.trial_channel import Channel, TrialRequest
@@ -72,7 +71,7 @@ def answer_trial(
         request = TrialRequest.of(asked)
         with on_null_gpu(on, None, quiet=True), memory:
             memory.begin(request)
-            with AppliedChanges(script_changes(",".join(request.changes))) as applied:
+            with AppliedChanges(request.changes) as applied:
                 _leave(tried(applied, request.arguments), memory, Path(request.folder))
 
 

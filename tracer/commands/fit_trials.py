@@ -26,7 +26,6 @@ from tracer.sessions.trials.trial_channel import TrialRequest, TrialServer, hist
 
 if TYPE_CHECKING:
     from tracer.analysis.snapshots.explanation import Explanation
-    from tracer.changes.script_changes import ScriptChange
     from tracer.null_gpu.cards import Devices
     from tracer.null_gpu.job.place import RankPlace
     from tracer.results.null_job import NullJob, RankRun
@@ -66,13 +65,14 @@ class ScriptTrials:
         self._starts.clear()
         self._end.close()
 
-    def make(self, changes: Sequence[ScriptChange] = (), arguments: Sequence[str] = ()) -> FitTrial:
+    def make(self, changes: Sequence[str] = (), arguments: Sequence[str] = ()) -> FitTrial:
         """Try whether the script fits with changes, and find how much it needs where memory does not end.
 
         The script as it is runs on the card first, where it may make do with less, and its failure is explained. With
         changes it does so where the allocator could serve it by giving back what it has cached.
 
         Args:
+            changes: Their names.
             arguments: To be put behind the script's own.
 
         Raises:
@@ -111,7 +111,7 @@ class ScriptTrials:
 
     def _attempt(
         self,
-        changes: Sequence[ScriptChange],
+        changes: Sequence[str],
         more: tuple[str, ...],
         *,
         is_limited: bool,
@@ -120,7 +120,7 @@ class ScriptTrials:
     ) -> FitTrial:
         from tracer.changes.script_changes import allocator_variables
 
-        names = tuple(change.name for change in changes)
+        names = tuple(changes)
         limit_s = limit_s or (0 if is_limited or names else _NEED_LIMIT_S)
         with tempfile.TemporaryDirectory(prefix="fit-") as name:
             folder = Path(name)

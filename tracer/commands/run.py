@@ -31,7 +31,6 @@ from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.job.place import RankPlace
 
 if TYPE_CHECKING:
-    from tracer.changes.script_changes import ScriptChange
     from tracer.null_gpu.cards import Devices
     from tracer.sessions.jobs.run_ranks import Job
     from tracer.sessions.script_run import MakeLater, MakeSession
@@ -194,8 +193,8 @@ def _described(on: str | None, own: Sequence[str]) -> dict[str, str]:
     return {**card, "script": shlex.join(own[:num_words]), "arguments": shlex.join(own[num_words:])}
 
 
-def _checked_changes(names: str) -> Sequence[ScriptChange]:
-    """Return changes by their names, or those of a fit.json, with the allocator's set, before torch reads them.
+def _checked_changes(names: str) -> Sequence[str]:
+    """Return names of changes, or those in a fit.json, with the allocator's set, before torch reads them.
 
     Raises:
         UsageError: There is no such change or file, or it needs what is not installed.
@@ -236,7 +235,7 @@ def _advise(devices: Devices, card: str, own: tuple[str, ...], save_dir: Path, j
 
 
 @contextmanager
-def _made(changes: Sequence[ScriptChange]) -> Iterator[Callable[[], Sequence[str]]]:
+def _made(changes: Sequence[str]) -> Iterator[Callable[[], Sequence[str]]]:
     """Changes are made meanwhile; what is given says what could not be."""
     if not changes:
         yield lambda: ()

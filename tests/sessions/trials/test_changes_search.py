@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tracer.changes.script_changes import CHECKPOINT, SCRIPT_CHANGES, changes_to_apply, script_changes
+from tracer.changes.script_changes import SCRIPT_CHANGES, changes_to_apply, script_changes
 from tracer.errors import UsageError
 from tracer.exporters.json_documents.fit import read_fit_json, write_fit_json
 from tracer.results.fit import FitReport, FitTrial
 from tracer.sessions.trials.changes_search import Arguments, Changes, cheapest_first, least_that_fits, search
 
 GIB = 1 << 30
-NAMES = [change.name for change in changes_to_apply(is_job=False)]
+NAMES = changes_to_apply(is_job=False)
 
 
 MEMORY = "expandable-segments,fused-optimizer,free-gradients,chunked-loss,sparse-gradients"
@@ -34,8 +34,7 @@ def searched(
     """Names of the answer, and of each trial, of a script that needs so much, where each change saves so much."""
     asked: list[str] = []
 
-    def make_trial(changes: object) -> FitTrial:
-        names = tuple(change.name for change in changes)  # type: ignore[attr-defined]
+    def make_trial(names: Changes) -> FitTrial:
         asked.append(",".join(names))
         if set(not_borne.split(",")) <= set(names):
             return FitTrial(names, fits=False, has_ended_before=True)
@@ -44,7 +43,7 @@ def searched(
         return FitTrial(names, fits=left <= 10, allocated_bytes=left, notes=notes)
 
     found = least_that_fits(make_trial, is_job=is_job, likely=likely)
-    return None if found is None else tuple(change.name for change in found[0]), asked
+    return None if found is None else found.apply, asked
 
 
 def test_of_a_group_each_is_tried_alone_when_all_of_it_fit() -> None:
@@ -122,8 +121,9 @@ def test_where_nothing_helps_each_group_was_tried_once() -> None:
 def test_the_document_has_the_table_of_changes() -> None:
     text = (Path(__file__).resolve().parents[3] / "docs" / "advice.md").read_text("utf-8")
     rows = [
-        f"| `{change.name}` | {change.words} | {change.group.words.split(' ', 1)[1].removeprefix('the training')} |"
-        for change in SCRIPT_CHANGES
+        f"| `{name}` | {change.words} | {change.group.words.split(' ', 1)[1].removeprefix('the training')} |"
+        for name, change in SCRIPT_CHANGES.items()
+        if not change.is_slow_to_try
     ]
     assert "\n".join(rows) in text
 
@@ -134,7 +134,7 @@ def test_a_report_is_written_and_its_changes_are_applied(tmp_path: Path) -> None
     write_fit_json(FitReport("an RTX 4090", 23 * GIB, ("train.py", "--epochs", "3"), trials, ("checkpoint",)), path)
     document = json.loads(path.read_text("utf-8"))
     assert document["trials"][0]["allocated_bytes"] == GIB and document["script"] == ["train.py", "--epochs", "3"]
-    assert script_changes(",".join(read_fit_json(path))) == (CHECKPOINT,)
+    assert script_changes(",".join(read_fit_json(path))) == ("checkpoint",)
     path.write_text(json.dumps({**document, "apply": ["fp8"]}), "utf-8")
     with pytest.raises(UsageError, match="There is no change fp8"):
         script_changes(",".join(read_fit_json(path)))
@@ -173,8 +173,7 @@ def words(trial: FitTrial) -> str:
 def tabulated(needs: Callable[[Arguments, tuple[str, ...]], int | None], *, in_vain: str = "") -> list[FitTrial]:
     """The trials of a script that needs so much, of ten, or does not bear it (None)."""
 
-    def make_trial(changes: Changes, arguments: Arguments) -> FitTrial:
-        names = tuple(change.name for change in changes)
+    def make_trial(names: Changes, arguments: Arguments) -> FitTrial:
         size = needs(arguments, names)
         if size is None:
             return FitTrial(names, fits=False, has_ended_before=True, arguments=arguments)
@@ -232,4 +231,4 @@ def test_where_nothing_fits_all_changes_are_tried_with_the_last_values() -> None
     more = trials[8:]
     assert {trial.arguments for trial in more} == {("--batch", "2")}
     # The script as it is was tried already.
-    assert () not in [trial.apply for trial in more] and len(more[-1].apply) < len(SCRIPT_CHANGES)
+    assert () not in [trial.apply for trial in more] and len(more[-1].apply) < len(NAMES)

@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.flop_counter import FlopCounterMode
 
 from tracer.changes.applied import AppliedChanges
-from tracer.changes.script_changes import CHECKPOINT
 from tracer.sessions.script_run import CountedSteps, FirstStepsDone, ScriptProfile
 from tracer.sessions.trials import script_trial
 from tracer.sessions.trials.script_trial import StepFlops, StepRequests
@@ -96,7 +95,7 @@ def step(model: nn.Module) -> None:
     model(torch.ones(ROWS, NARROW)).square().sum().backward()
 
 
-@pytest.mark.parametrize(("changes", "again"), [((), 0), ((CHECKPOINT,), BLOCKS)])
+@pytest.mark.parametrize(("changes", "again"), [((), 0), (("checkpoint",), BLOCKS)])
 def test_a_step_of_linear_layers_has_what_they_have_by_hand(changes: tuple[()], again: int) -> None:
     """Forward once for each of two layers in a block, backward twice, but for the input's gradient.
 

@@ -12,13 +12,12 @@ from torch import nn
 from tracer.changes.change import Change, Situation, Stage
 from tracer.changes.hooks import Hooks
 from tracer.changes.recommendation import Group, Keeps
-from tracer.changes.script_changes import BF16
 from tracer.changes.wrapped import ForwardUnder
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.workload import Workload
 
 
-class Bf16(Hooks, makes=BF16):
+class Bf16(Hooks, makes="bf16"):
     """Has models run under autocast."""
 
     def in_call(self, model: nn.Module) -> AbstractContextManager[object]:

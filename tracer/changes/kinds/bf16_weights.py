@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 from tracer.changes.kinds.bf16_autocast import Bf16
-from tracer.changes.script_changes import BF16_WEIGHTS
 from tracer.workloads.module_tensors import all_tensors
 
 
-class Bf16Weights(Bf16, makes=BF16_WEIGHTS):
+class Bf16Weights(Bf16, makes="bf16-weights"):
     """Converts real tensors to bfloat16: `module.to` would drop the imaginary part of complex weights.
 
     The parameter objects stay the same, so that the optimizer still knows them.

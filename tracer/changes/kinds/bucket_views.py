@@ -8,12 +8,11 @@ from contextlib import AbstractContextManager
 
 from tracer.changes.hooks import Hooks
 from tracer.changes.parallel_constructor import parallel_made
-from tracer.changes.script_changes import BUCKET_VIEWS
 
 _OPTION = "gradient_as_bucket_view"
 
 
-class BucketViews(Hooks, makes=BUCKET_VIEWS):
+class BucketViews(Hooks, makes="bucket-views"):
     """Has each DistributedDataParallel keep its gradients in its buckets; counts those that would have had both."""
 
     note = "no DistributedDataParallel was made that copies gradients."

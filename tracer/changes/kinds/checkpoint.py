@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 from tracer.changes.change import BATCH_NORMS, Change, Part, Situation, Stage
 from tracer.changes.hooks import Hooks, Reached
 from tracer.changes.recommendation import Group, Keeps
-from tracer.changes.script_changes import CHECKPOINT
 from tracer.workloads.module_steps import repeated_blocks
 
 FAMILY = "checkpoint"
@@ -23,7 +22,7 @@ _BATCH_NORM = "Batch norms see every batch twice: their running statistics move 
 _KEPT = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 
 
-class Checkpoint(Hooks, makes=CHECKPOINT):
+class Checkpoint(Hooks, makes="checkpoint"):
     """Has repeated blocks compute again; a model that has its own switch for it counts as one."""
 
     known_after = Reached.START

@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from tracer.changes.hooks import Hooks, Reached
-from tracer.changes.script_changes import COMPILE
 
 
-class CompileBlocks(Hooks, makes=COMPILE):
+class CompileBlocks(Hooks, makes="compile"):
     """Has `torch.compile` make each block; checkpointing is inside, where torch knows it."""
 
     is_late = True

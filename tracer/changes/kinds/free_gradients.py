@@ -10,13 +10,12 @@ import torch
 from tracer.changes.change import Change, Situation, Stage
 from tracer.changes.hooks import Hooks
 from tracer.changes.recommendation import Group, Keeps
-from tracer.changes.script_changes import FREE_GRADIENTS
 from tracer.workloads.workload import Workload
 
 FAMILY = "gradients let go of"
 
 
-class FreeGradients(Hooks, makes=FREE_GRADIENTS):
+class FreeGradients(Hooks, makes="free-gradients"):
     """Sets gradients to None right after the optimizer's step."""
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

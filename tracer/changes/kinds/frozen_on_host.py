@@ -10,11 +10,10 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from tracer.changes.hooks import Hooks, Reached
 from tracer.changes.host_copies import copied_to_device, copied_to_host, is_worth_moving
-from tracer.changes.script_changes import FROZEN_ON_HOST
 from tracer.workloads.module_steps import repeated_blocks
 
 
-class FrozenOnHost(Hooks, makes=FROZEN_ON_HOST):
+class FrozenOnHost(Hooks, makes="frozen-on-host"):
     """Has frozen weights wait on the host; behind what converts weights."""
 
     is_late = True

@@ -22,7 +22,6 @@ from torch.utils.checkpoint import checkpoint
 from tracer.changes.change import Change, Situation, after
 from tracer.changes.hooks import Hooks
 from tracer.changes.recommendation import Group, Keeps
-from tracer.changes.script_changes import CHUNKED_LOSS
 from tracer.changes.wrapped import inmost, with_inmost
 from tracer.workloads.supervised import SupervisedWorkload
 from tracer.workloads.workload import Workload
@@ -45,7 +44,7 @@ _SHIFT = (
 )
 
 
-class LossInChunks(Hooks, makes=CHUNKED_LOSS):
+class LossInChunks(Hooks, makes="chunked-loss"):
     """Has losses computed in chunks."""
 
     note = "no large loss over classes was computed."

@@ -13,7 +13,6 @@ import torch
 from tracer.changes.change import Change, Situation, Stage, optimizer_options
 from tracer.changes.hooks import Hooks
 from tracer.changes.recommendation import Group, Keeps
-from tracer.changes.script_changes import FUSED
 from tracer.changes.wrapped import Wrapped, inmost, with_inmost
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.workload import Workload, num_micro_batches
@@ -22,7 +21,7 @@ FAMILY = "optimizer kernels"
 _FUSED_ON_CUDA = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
-class Fused(Hooks, makes=FUSED):
+class Fused(Hooks, makes="fused-optimizer"):
     """Has optimizers use fused kernels, or work on one parameter after the other."""
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

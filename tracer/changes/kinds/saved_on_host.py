@@ -15,7 +15,6 @@ from tracer.changes.change import Change, Situation, Stage
 from tracer.changes.hooks import Hooks
 from tracer.changes.kinds.checkpoint import module_words
 from tracer.changes.recommendation import Group, Keeps
-from tracer.changes.script_changes import SAVED_ON_HOST
 from tracer.changes.wrapped import ForwardUnder, inmost
 from tracer.workloads.module_steps import StepWorkload
 
@@ -23,7 +22,7 @@ _NEEDS = "The host has the memory for it, pinned."
 _WORTHWHILE = 0.002
 
 
-class ActivationsOnHost(Hooks, makes=SAVED_ON_HOST):
+class ActivationsOnHost(Hooks, makes="saved-on-host"):
     """Has calls of a model save on the host."""
 
     def in_call(self, model: nn.Module) -> AbstractContextManager[object] | None:

@@ -16,13 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tracer.changes.hooks import Hooks
 from tracer.changes.parallel_constructor import parallel_made
-from tracer.changes.script_changes import SHARD
 from tracer.errors import TracerError
 from tracer.workloads.module_steps import repeated_blocks
 from tracer.workloads.module_tensors import all_tensors
 
 
-class ShardedInstead(Hooks, makes=SHARD):
+class ShardedInstead(Hooks, makes="shard"):
     """Has each DistributedDataParallel that is made shard its model by `fully_shard`: repeated blocks, and the rest."""
 
     note = "no DistributedDataParallel was made."

@@ -13,7 +13,6 @@ from tracer.capture.objects.live_tensors import objects_of
 from tracer.changes.change import Change, Situation
 from tracer.changes.hooks import Hooks, Reached
 from tracer.changes.recommendation import Group, Keeps
-from tracer.changes.script_changes import SPARSE_GRADIENTS
 from tracer.changes.wrapped import inmost
 from tracer.workloads.module_steps import StepWorkload
 
@@ -23,7 +22,7 @@ _WORTHWHILE = 0.05
 """Of the peak: the gradient of a smaller table is not worth a line."""
 
 
-class SparseTables(Hooks, makes=SPARSE_GRADIENTS):
+class SparseTables(Hooks, makes="sparse-gradients"):
     """Switches embeddings over whose optimizer takes sparse gradients; notes why the last one was not."""
 
     known_after = Reached.CALL

@@ -17,7 +17,6 @@ from tracer.changes.hooks import Hooks
 from tracer.changes.kinds.other_optimizer import FAMILY, adams
 from tracer.changes.made_steps import STAND_INS, MadeSteps
 from tracer.changes.recommendation import Group, Keeps
-from tracer.changes.script_changes import STATE_IN_8_BITS
 from tracer.changes.state_between_steps import NO_STATE
 from tracer.changes.wrapped import with_inmost
 from tracer.errors import TracerError
@@ -25,7 +24,7 @@ from tracer.null_gpu import process
 from tracer.workloads.workload import Workload
 
 
-class StateIn8Bits(Hooks, makes=STATE_IN_8_BITS):
+class StateIn8Bits(Hooks, makes="8-bit-state"):
     """Has a library's optimizer step in the place of torch's Adam or AdamW, which stays the script's own otherwise.
 
     On a null GPU without such a library, one does that has state of the same size and computes nothing.

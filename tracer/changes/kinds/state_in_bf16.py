@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from tracer.changes.change import Change, Situation, Stage
 from tracer.changes.kinds.other_optimizer import FAMILY, adams
 from tracer.changes.recommendation import Group, Keeps
-from tracer.changes.script_changes import BF16_STATE
 from tracer.changes.state_between_steps import StateBetweenSteps
 from tracer.null_gpu import process
 
@@ -22,7 +21,7 @@ _LOW_BITS = 1 << 16
 """What float32 has and bfloat16 has not."""
 
 
-class StateInBf16(StateBetweenSteps, makes=BF16_STATE):
+class StateInBf16(StateBetweenSteps, makes="bf16-state"):
     """State is rounded at random, up or down by what is nearer more often: its mean is right.
 
     Rounded to nearest, an average that shrinks by a thousandth in a step, as Adam's of squares does, would not shrink.

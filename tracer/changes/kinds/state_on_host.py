@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from tracer.changes import host_copies
-from tracer.changes.script_changes import STATE_ON_HOST
 from tracer.changes.state_between_steps import StateBetweenSteps
 
 
-class StateOnHost(StateBetweenSteps, makes=STATE_ON_HOST):
+class StateOnHost(StateBetweenSteps, makes="state-on-host"):
     """The state of optimizers is on the device during their steps alone, and else in the host's pinned memory."""
 
     note = "no optimizer has state on a GPU."

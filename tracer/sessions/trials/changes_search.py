@@ -6,17 +6,15 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from tracer.changes.recommendation import Group
-from tracer.changes.script_changes import ALL_CHANGES, CHECKPOINT, COMPILE, ScriptChange, changes_to_apply
+from tracer.changes.script_changes import SCRIPT_CHANGES, changes_to_apply
 from tracer.results.fit import FitTrial
 
-Changes = tuple[ScriptChange, ...]
+Changes = tuple[str, ...]
 MakeTrial = Callable[[Changes], FitTrial]
 """Run one trial (reruns the script)."""
 
 
-def least_that_fits(
-    make_trial: MakeTrial, *, is_job: bool = False, likely: Collection[str] = ()
-) -> tuple[Changes, FitTrial] | None:
+def least_that_fits(make_trial: MakeTrial, *, is_job: bool = False, likely: Collection[str] = ()) -> FitTrial | None:
     """The first set that fits, without what it does not need; None if none does.
 
     What gives up nothing but memory comes before what costs time, and that before what costs digits. Of each such group
@@ -27,21 +25,21 @@ def least_that_fits(
         likely: Names of changes to try alone before all others of their group.
     """
     search = _ChangeSearch(make_trial)
-    there = sorted(changes_to_apply(is_job=is_job), key=lambda change: (change.group, change.name not in likely))
+    there = sorted(changes_to_apply(is_job=is_job), key=lambda name: (SCRIPT_CHANGES[name].group, name not in likely))
     before: Changes = ()
     for group in Group:
-        of_group = tuple(change for change in there if change.group == group)
+        of_group = tuple(name for name in there if SCRIPT_CHANGES[name].group == group)
         for change in of_group:
-            if change.name in likely and search.fits((change,)):
-                return search.answer((change,))
+            if change in likely and search.fits((change,)):
+                return search.tried((change,))
         everything = search.borne(before, of_group)
         if (alone := search.fitting_alone(of_group)) is not None:
-            return search.answer((alone,))
+            return search.tried((alone,))
         if search.fits(everything):
             # A change can be useless beside others, and useful alone.
             of_group = of_group if before else everything
             sets = [*((change,) for change in of_group), *((*before, change) for change in of_group), everything]
-            return search.answer(search.without_idle(next(changes for changes in sets if search.fits(changes))))
+            return search.tried(search.without_idle(next(changes for changes in sets if search.fits(changes))))
         before = everything
     return None
 
@@ -58,7 +56,7 @@ class _ChangeSearch:
         names = set(changes)
         if any(names <= set(more) and _is_too_little(trial) for more, trial in self._known.items()):
             return False
-        return self._tried(changes).fits
+        return self.tried(changes).fits
 
     def borne(self, before: Changes, of_group: Changes) -> Changes:
         """All of them, but for those that the script does not bear, or that could not be made.
@@ -66,29 +64,29 @@ class _ChangeSearch:
         Where it does not bear all, each is tried alone, until one fits.
         """
         everything = (*before, *of_group)
-        trial = self._tried(everything)
+        trial = self.tried(everything)
         if trial.has_ended_before:
             alone = []
             for change in of_group:
-                if (by_itself := self._tried((change,))).fits:
+                if (by_itself := self.tried((change,))).fits:
                     return before
                 if not by_itself.has_ended_before:
                     alone.append(change)
             everything = (*before, *alone)
-            trial = self._tried(everything)
+            trial = self.tried(everything)
         if trial.has_ended_before:  # two of them, say, do not bear each other
             everything = before
             for change in alone:
-                if not self._tried((*everything, change)).has_ended_before:
+                if not self.tried((*everything, change)).has_ended_before:
                     everything = (*everything, change)
             if everything == before:
                 return before
-            trial = self._tried(everything)
-        useful = tuple(change for change in everything if change.name not in trial.in_vain)
-        self._known.setdefault(useful, replace(trial, apply=_names(useful)))
+            trial = self.tried(everything)
+        useful = tuple(change for change in everything if change not in trial.in_vain)
+        self._known.setdefault(useful, replace(trial, apply=useful))
         return useful
 
-    def fitting_alone(self, of_group: Changes) -> ScriptChange | None:
+    def fitting_alone(self, of_group: Changes) -> str | None:
         """The first that is known to do by itself."""
         return next((change for change in of_group if (trial := self._known.get((change,))) and trial.fits), None)
 
@@ -97,19 +95,17 @@ class _ChangeSearch:
 
         What gives up nothing but memory is tried all together first: mostly none of it is needed.
         """
-        cheap = tuple(change for change in changes if change.group == Group.MEMORY)
-        dear = [(change,) for change in sorted(changes, key=lambda change: -change.group) if change not in cheap]
+        cheap = tuple(change for change in changes if SCRIPT_CHANGES[change].group == Group.MEMORY)
+        dearest_first = sorted(changes, key=lambda name: -SCRIPT_CHANGES[name].group)
+        dear = [(change,) for change in dearest_first if change not in cheap]
         for idle in (*dear, *([cheap] if len(cheap) > 1 else []), *((change,) for change in cheap)):
             fewer = tuple(change for change in changes if change not in idle)
             if fewer and fewer != changes and self.fits(fewer):
                 changes = fewer
         return changes
 
-    def answer(self, changes: Changes) -> tuple[Changes, FitTrial]:
-        """These, with their trial."""
-        return changes, self._tried(changes)
-
-    def _tried(self, changes: Changes) -> FitTrial:
+    def tried(self, changes: Changes) -> FitTrial:
+        """The trial of these, which is made once."""
         if changes not in self._known:
             self._known[changes] = self._make_trial(changes)
         return self._known[changes]
@@ -122,7 +118,7 @@ def _is_too_little(trial: FitTrial) -> bool:
 Arguments = tuple[str, ...]
 MakeTrialWith = Callable[[Changes, Arguments], FitTrial]
 """Makes a trial with changes, and with arguments behind the script's own; a costly one, for the script runs anew."""
-_CHANGES: tuple[Changes, ...] = ((), (COMPILE,), (CHECKPOINT,), (COMPILE, CHECKPOINT))
+_CHANGES: tuple[Changes, ...] = ((), ("compile",), ("checkpoint",), ("compile", "checkpoint"))
 
 
 def search(make_trial: MakeTrialWith, values: Sequence[Arguments]) -> list[FitTrial]:
@@ -141,7 +137,7 @@ def search(make_trial: MakeTrialWith, values: Sequence[Arguments]) -> list[FitTr
     if not any(trial.fits for trial in trials):
         last = values[-1]
         known = {trial.apply: trial for trial in trials if trial.arguments == last}
-        least_that_fits(lambda changes: known.get(_names(changes)) or tried(changes, last))
+        least_that_fits(lambda changes: known.get(changes) or tried(changes, last))
     return trials
 
 
@@ -151,11 +147,10 @@ def cheapest_first(trials: Iterable[FitTrial]) -> list[FitTrial]:
     Behind it what does not fit.
     """
     trials = list(trials)
-    groups = {change.name: change.group for change in ALL_CHANGES}
     values = list(dict.fromkeys(trial.arguments for trial in trials))
 
     def cost(trial: FitTrial) -> tuple[bool, int, int, int]:
-        given_up = max((groups[name] for name in trial.apply), default=Group.MEMORY)
+        given_up = max((SCRIPT_CHANGES[name].group for name in trial.apply), default=Group.MEMORY)
         return not trial.fits, given_up, values.index(trial.arguments), len(trial.apply)
 
     return sorted(trials, key=cost)
@@ -171,7 +166,3 @@ def _with_changes(tried: MakeTrialWith, arguments: Arguments) -> None:
                 return
             if trial.has_ended_before or trial.in_vain:
                 useless.update(changes)
-
-
-def _names(changes: Changes) -> tuple[str, ...]:
-    return tuple(change.name for change in changes)

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +25,7 @@ from tracer.capture.torch_private.torch_cuda_start import (
 )
 from tracer.capture.torch_private.torch_distributed import before_first_group
 from tracer.changes.applied import AppliedChanges
-from tracer.changes.script_changes import ALLOCATOR_SETTINGS, ScriptChange, allocator_variables, script_changes
+from tracer.changes.script_changes import ALLOCATOR_SETTINGS, allocator_variables
 from tracer.sessions.jobs.child_processes import end_with_parent
 from tracer.sessions.on_null_gpu import delete_writes, writes_in_fork
 from tracer.sessions.trials.trial_channel import Channel, TrialRequest
@@ -83,8 +83,8 @@ class ForkedTrials:
         self._end.close()
         self.applied.__exit__(kind, error, trace)
 
-    def _choose(self) -> tuple[ScriptChange, ...]:
-        """Fork for each requested trial; in the child, return its changes."""
+    def _choose(self) -> Sequence[str]:
+        """Fork for each requested trial; in the child, return names of its changes."""
         self._end.close()
         asked = self._fork_for_each() if _is_alone(self._channel) else self._channel.next()
         if asked is None:
@@ -93,12 +93,11 @@ class ForkedTrials:
         self.folder = Path(asked.folder)
         self._channel.close()
         self._begin(asked)
-        changes = script_changes(",".join(asked.changes))
         if os.environ.get(ALLOCATOR_SETTINGS) == self._settings:  # else the script has settings of its own
-            os.environ.update(allocator_variables(changes))
+            os.environ.update(allocator_variables(asked.changes))
             if (settings := os.environ.get(ALLOCATOR_SETTINGS)) is not None and settings != self._settings:
                 set_allocator_settings(settings)
-        return changes
+        return asked.changes
 
     def _fork_for_each(self) -> TrialRequest | None:
         """In each fork what it was asked for; None where no more is asked for."""
