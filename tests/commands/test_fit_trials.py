@@ -42,7 +42,7 @@ def test_each_change_is_told_beside_the_script_as_it_is(
     report = told_alone(DEVICES, ("train.py",), base)
     alone = [(name,) for name in changes_of(is_job=False)]
     assert asked == [(), *alone]  # the script as it is for its operations, where its memory is known
-    assert [trial.apply for trial in report.trials] == [(), *alone] and report.apply == ()
+    assert [trial.apply for trial in report.trials] == [(), *alone] and report.best == report.trials[0]
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "What each change would save alone, made without editing the script:"
     assert ("as it is: 1.00 GiB allocated, 2.00 GiB reserved; fits with 5.51 GiB left." in lines) is not is_known
@@ -59,9 +59,9 @@ def test_of_changes_tried_alone_the_first_that_fits_is_applied(monkeypatch: pyte
         return FitTrial(names, fits=names in (("checkpoint",), ("bf16",)))
 
     monkeypatch.setattr(ScriptTrials, "make", make)
-    assert told_alone(DEVICES, ("train.py",)).apply == ("checkpoint",)
+    assert told_alone(DEVICES, ("train.py",)).best == FitTrial(("checkpoint",), fits=True)
     monkeypatch.setattr(ScriptTrials, "make", lambda trials, changes=(): FitTrial((), fits=False))
-    assert told_alone(DEVICES, ("train.py",)).apply is None
+    assert told_alone(DEVICES, ("train.py",)).best is None
 
 
 LONG = """Traceback (most recent call last):

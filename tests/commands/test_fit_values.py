@@ -15,7 +15,7 @@ from tracer.commands.fit import combinations
 from tracer.errors import UsageError
 from tracer.exporters.screen.fit import command_words, print_search, trial_words
 from tracer.null_gpu.nccl_buffers import NcclBuffers
-from tracer.results.fit import FitReport, FitTrial, RankTrial
+from tracer.results.fit import FitTrial, RankTrial
 from tracer.units import GIB
 
 
@@ -135,9 +135,9 @@ def test_a_search_is_a_table_by_rank_with_commands_below() -> None:
     tight = replace(of_ranks(RankTrial(0, True, GIB, 7 * GIB // 2), apply=("bf16",)), nccl=NcclBuffers(1))
     in_vain = of_ranks(RankTrial(0, True, GIB, GIB), apply=("checkpoint",), note="checkpoint: none.")
     broken = FitTrial((), fits=False, has_ended_before=True, arguments=("-b", "0"))
-    report = FitReport("4 x H100", 4 * GIB, ("train.py",), (), (), ("-b", "4"))
     console = Console(file=(file := io.StringIO()), width=200)
-    print_search(report, [fitting, in_vain, full, tight, broken], ["torchrun train.py -b 4"], console)
+    ordered = [fitting, in_vain, full, tight, broken]
+    print_search("4 x H100", 4 * GIB, ordered, ["torchrun train.py -b 4"], console)
     rows = [" ".join(line.split()) for line in file.getvalue().splitlines()]
     assert rows[1:] == [
         "Tried on 4 x H100, the cheapest that fits first",

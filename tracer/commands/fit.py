@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _DOES_NOT_FIT = 3
 _MAX_COMMANDS = 5
 MAX_COMBINATIONS = 64
+_Search = tuple[list[FitTrial], FitTrial | None]
+"""Trials in the order in which they were made, and the one with which it fits."""
 _HINT = 'Write --try "--batch-size 8,4,2", or --try --compile for an option without a value.'
 
 
@@ -107,26 +109,27 @@ def fit(
         with ScriptTrials(devices.card.usable_bytes, job) as trials:
             if each:
                 made = each_alone(trials)
-                report = FitReport(devices.words, trials.usable_bytes, own, tuple(made), first_that_fits(made))
+                best = first_that_fits(made)
             elif search:
-                report = _searched(devices, own, trials, tried)
+                made, best = _searched(devices, own, trials, tried)
             elif values:
-                report = _of_values(devices, own, trials, tried)
+                made, best = _of_values(trials, tried)
             else:
-                report = _least(devices, own, trials)
+                made, best = _least(trials)
+        report = FitReport(devices.words, trials.usable_bytes, own, tuple(made), best)
         if save_dir is not None:
             from tracer.exporters.json_documents.fit import write_fit_json
 
             write_fit_json(report, save_dir / "fit.json")
-        if report.apply is None:
+        if best is None:
             if not each:
                 say(_nothing_fits(report, is_of_values=bool(values) and not search))
             raise typer.Exit(_DOES_NOT_FIT)
-        if not each and not search and (report.apply or report.arguments):
-            show(_command((*own, *report.arguments), report.apply, devices, job))
+        if not each and not search and (best.apply or best.arguments):
+            show(_command((*own, *best.arguments), best.apply, devices, job))
 
 
-def _least(devices: Devices, own: tuple[str, ...], trials: ScriptTrials) -> FitReport:
+def _least(trials: ScriptTrials) -> _Search:
     """The least that has to change, each trial said as it comes; what no change from outside can mend ends it."""
     from tracer.changes.script_changes import SCRIPT_CHANGES, changes_against
     from tracer.sessions.trials.changes_search import least_that_fits
@@ -141,32 +144,28 @@ def _least(devices: Devices, own: tuple[str, ...], trials: ScriptTrials) -> FitR
     base = told(())
     if (why := base.explanation) is not None and why.cause and (not base.fits or base.growth_bytes):
         say(shorten_paths(why.sentences))
-    names: tuple[str, ...] | None = None
+    if base.growth_bytes or (not base.fits and base.built_bytes > trials.usable_bytes):
+        return made, None
     if base.fits:
-        names = None if base.growth_bytes else ()
-    elif not base.growth_bytes and base.built_bytes <= trials.usable_bytes:
-        likely = changes_against(why.cause) if why is not None else ()
-        fitting = least_that_fits(told, is_job=trials.job is not None, likely=likely)
-        names = None if fitting is None else fitting.apply
-        for name in names or ():
-            change = SCRIPT_CHANGES[name]
-            say(f"{name}: {change.words} ({change.group.words[0].lower()}{change.group.words[1:]}).")
-    return FitReport(devices.words, trials.usable_bytes, own, tuple(made), names)
+        return made, base
+    likely = changes_against(why.cause) if why is not None else ()
+    best = least_that_fits(told, is_job=trials.job is not None, likely=likely)
+    for name in best.apply if best is not None else ():
+        change = SCRIPT_CHANGES[name]
+        say(f"{name}: {change.words} ({change.group.words[0].lower()}{change.group.words[1:]}).")
+    return made, best
 
 
-def _of_values(devices: Devices, own: tuple[str, ...], trials: ScriptTrials, tried: list[tuple[str, ...]]) -> FitReport:
+def _of_values(trials: ScriptTrials, tried: list[tuple[str, ...]]) -> _Search:
     """All combinations of values, each said as it comes; the first that fits is the answer."""
     made: list[FitTrial] = []
     for arguments in tried:
         made.append(trials.make((), arguments))
         say("\n".join(trial_words(made[-1], trials.usable_bytes)))
-    best = next((trial for trial in made if trial.fits), None)
-    if best is None:
-        return FitReport(devices.words, trials.usable_bytes, own, tuple(made), None)
-    return FitReport(devices.words, trials.usable_bytes, own, tuple(made), (), best.arguments)
+    return made, first_that_fits(made)
 
 
-def _searched(devices: Devices, own: tuple[str, ...], trials: ScriptTrials, tried: list[tuple[str, ...]]) -> FitReport:
+def _searched(devices: Devices, own: tuple[str, ...], trials: ScriptTrials, tried: list[tuple[str, ...]]) -> _Search:
     """All values with and without changes, each said as it comes; then the table, and commands to paste."""
     from tracer.sessions.trials.changes_search import cheapest_first, search
 
@@ -181,18 +180,9 @@ def _searched(devices: Devices, own: tuple[str, ...], trials: ScriptTrials, trie
     commands = [
         _command((*own, *trial.arguments), trial.apply, devices, trials.job) for trial in fitting[:_MAX_COMMANDS]
     ]
-    best = fitting[0] if fitting else None
-    report = FitReport(
-        devices.words,
-        trials.usable_bytes,
-        own,
-        tuple(made),
-        None if best is None else best.apply,
-        () if best is None else best.arguments,
-    )
     with screen() as console:
-        print_search(report, ordered, commands, console)
-    return report
+        print_search(devices.words, trials.usable_bytes, ordered, commands, console)
+    return made, first_that_fits(fitting)
 
 
 def _command(script: Sequence[str], apply: Sequence[str], devices: Devices, job: Job | None) -> str:

@@ -262,9 +262,9 @@ def told_alone(
     return FitReport(devices.words, usable_bytes, own, tuple(made), first_that_fits(made))
 
 
-def first_that_fits(trials: Sequence[FitTrial]) -> tuple[str, ...] | None:
-    """Names of the changes of the first trial that fits; None if none does."""
-    return next((trial.apply for trial in trials if trial.fits), None)
+def first_that_fits(trials: Sequence[FitTrial]) -> FitTrial | None:
+    """Return the first trial that fits; None if none does."""
+    return next((trial for trial in trials if trial.fits), None)
 
 
 def _run_ranks(job: Job, *, is_limited: bool) -> tuple[tuple[str, ...], NullJob]:

@@ -62,6 +62,4 @@ class FitReport:
     usable_bytes: int  # Bytes of it that the allocator can use
     script: tuple[str, ...]
     trials: tuple[FitTrial, ...]  # The trials, in the order in which they were made
-    # Names of the changes with which it fits, none where it does as it is; None where nothing fits.
-    apply: tuple[str, ...] | None
-    arguments: tuple[str, ...] = ()  # With which it fits, behind the script's own
+    best: FitTrial | None  # The trial with which it fits; None where nothing fits

@@ -131,7 +131,7 @@ def test_the_document_has_the_table_of_changes() -> None:
 def test_a_report_is_written_and_its_changes_are_applied(tmp_path: Path) -> None:
     trials = (FitTrial((), fits=False, allocated_bytes=GIB), FitTrial(("checkpoint",), fits=True))
     path = tmp_path / "fit.json"
-    write_fit_json(FitReport("an RTX 4090", 23 * GIB, ("train.py", "--epochs", "3"), trials, ("checkpoint",)), path)
+    write_fit_json(FitReport("an RTX 4090", 23 * GIB, ("train.py", "--epochs", "3"), trials, trials[1]), path)
     document = json.loads(path.read_text("utf-8"))
     assert document["trials"][0]["allocated_bytes"] == GIB and document["script"] == ["train.py", "--epochs", "3"]
     assert script_changes(",".join(read_fit_json(path))) == ("checkpoint",)

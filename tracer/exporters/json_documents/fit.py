@@ -29,8 +29,8 @@ def fit_values(report: FitReport) -> dict[str, Any]:
         "usable_bytes": report.usable_bytes,
         "script": list(report.script),
         "trials": [asdict(trial) for trial in report.trials],
-        "apply": None if report.apply is None else list(report.apply),
-        "arguments": list(report.arguments),
+        "apply": None if report.best is None else list(report.best.apply),
+        "arguments": [] if report.best is None else list(report.best.arguments),
     }
 
 

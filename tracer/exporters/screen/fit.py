@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tracer.exporters.screen.paths import source_place
 from tracer.exporters.screen.text import print_rows, say
-from tracer.results.fit import FitReport, FitTrial
+from tracer.results.fit import FitTrial
 from tracer.units import format_bytes
 
 _VISIBLE_SHARE = 0.0005
@@ -107,15 +107,15 @@ def _what(trial: FitTrial) -> str:
     return ", ".join((*((shlex.join(trial.arguments),) if trial.arguments else ()), *trial.apply)) or "as it is"
 
 
-def print_search(report: FitReport, trials: Sequence[FitTrial], commands: Sequence[str], console: Console) -> None:
+def print_search(
+    device: str, usable_bytes: int, trials: Sequence[FitTrial], commands: Sequence[str], console: Console
+) -> None:
     """Print a table of trials, and commands to paste below it."""
     is_job = any(trial.ranks for trial in trials)
     rows = [
-        (*_row(trial, report.usable_bytes), *([_by_rank(trial)] if is_job else []))
-        for trial in trials
-        if not trial.in_vain
+        (*_row(trial, usable_bytes), *([_by_rank(trial)] if is_job else [])) for trial in trials if not trial.in_vain
     ]
-    title, words = f"Tried on {report.device}, the cheapest that fits first", ("with", "peak by rank")[: 1 + is_job]
+    title, words = f"Tried on {device}, the cheapest that fits first", ("with", "peak by rank")[: 1 + is_job]
     print_rows(title, ("peak", "reserved", "left"), rows, console, words=words)
     if commands:
         say(console)
