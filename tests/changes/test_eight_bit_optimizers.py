@@ -43,7 +43,7 @@ def test_state_has_a_byte_and_a_64th_for_each_element_where_it_is_not_small() ->
 def test_a_library_that_is_not_installed_is_named_and_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eight_bit_packages, "installed_version", lambda package: "")
     advice = advise(program, device="cuda")
-    reasons = {attempt.name: attempt.reason for attempt in advice.not_tried}
+    reasons = dict(advice.not_tried)
     assert reasons == {"Adam with state in 8 bits": "neither bitsandbytes nor torchao is installed."}
     assert not any("8bit" in outcome.name for outcome in advice.outcomes)
     assert not list(state_in_8_bits.not_tried(_Trials(program, "cpu", {}).situation))

@@ -123,7 +123,7 @@ def test_it_is_not_offered_where_it_is_done_or_where_training_is_in_evaluation_m
     assert _with_family(advise(lambda: evaluating(without_gradients=True), device="cpu"), "evaluation") == []
     advice = advise(lambda: evaluating(trains_in_evaluation_mode=True), device="cpu")
     assert _with_family(advice, "evaluation") == []
-    assert all("no_grad" not in one.name for one in advice.not_tried)
+    assert all("no_grad" not in name for name, _ in advice.not_tried)
 
 
 def test_settings_of_the_device_hold_for_the_program_as_it_is_and_with_each_change() -> None:

@@ -82,23 +82,6 @@ class RehearsedChanges:
         return self.saved_bytes if self.saved_reserved_bytes >= 0 else min(self.saved_bytes, self.saved_reserved_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class NotTried:
-    """A change that could not be rehearsed."""
-
-    name: str  # The change's
-    reason: str  # What was raised
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Fit:
-    """The cheapest set of changes with which a program fits."""
-
-    target_bytes: int  # Into what
-    # With these changes; none of them where it fits as it is. None if nothing that was tried suffices.
-    outcome: RehearsedChanges | None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Advice:
     """Changes that would help a program."""
@@ -107,12 +90,12 @@ class Advice:
     base: RehearsedChanges  # The program as it is: an outcome without changes
     # Outcomes of changes alone that save something, by what they give up; within a group the most first.
     outcomes: tuple[RehearsedChanges, ...]
-    together: (
-        RehearsedChanges | None
-    )  # RehearsedChanges of the best ones together; None where no two of them save more than one alone
-    fit: Fit | None  # What makes it fit; None where nobody asked
-    num_tried: int  # How many rehearsals and replays
-    not_tried: tuple[NotTried, ...]  # What could not be rehearsed
+    together: RehearsedChanges | None = None  # The best ones together; None where no two save more than one alone
+    target_bytes: int | None = None  # What it should fit into; None where nobody asked
+    # The cheapest set with which it fits, without changes where it does as it is; None if nothing that was tried does.
+    fit: RehearsedChanges | None = None
+    num_tried: int = 0  # How many rehearsals and replays
+    not_tried: tuple[tuple[str, str], ...] = ()  # Names of changes that could not be rehearsed, and what was raised
 
     @property
     def best(self) -> tuple[RehearsedChanges, ...]:
@@ -148,15 +131,15 @@ def advise(
     changes = candidates(situation)
     for kind in all_kinds():
         if hasattr(kind, "not_tried"):
-            trials.not_tried += [NotTried(name, reason) for name, reason in kind.not_tried(situation)]
+            trials.not_tried += kind.not_tried(situation)
     for number, change in enumerate(changes):
         trials.outcome((change,))
         progress(number + 1, len(changes))
     alone = [trials.outcome((change,)) for change in changes]
     outcomes = _listed([outcome for outcome in alone if outcome is not None], trials.base)
-    advice = Advice(device, trials.base, outcomes, None, None, 0, ())
+    advice = Advice(device, trials.base, outcomes, target_bytes=target_bytes)
     together = _together(trials, advice.best)
-    fit = None if target_bytes is None else Fit(target_bytes, _cheapest(trials, alone, target_bytes))
+    fit = None if target_bytes is None else _cheapest(trials, alone, target_bytes)
     return replace(advice, together=together, fit=fit, num_tried=trials.num_tried, not_tried=tuple(trials.not_tried))
 
 
@@ -173,7 +156,7 @@ class _Trials:
         self._build, self._device, self._options, self._settings = build, device, options, settings
         self._outcomes: dict[frozenset[str], RehearsedChanges | None] = {}
         self._rehearsals: dict[frozenset[str], tuple[Rehearsal, int]] = {}
-        self.not_tried: list[NotTried] = []
+        self.not_tried: list[tuple[str, str]] = []
         self.num_tried = 0
         self.situation = self._look()
         self._base_memory = self._memory(self.situation.rehearsal, ())
@@ -228,7 +211,7 @@ class _Trials:
             except Exception as error:  # of torch, or of a model that does not bear the change: told in the answer
                 reason = str(error).strip().splitlines() or [""]
                 name = " + ".join(change.name for change in changes)
-                self.not_tried.append(NotTried(name, f"{type(error).__name__}: {reason[0]}"))
+                self.not_tried.append((name, f"{type(error).__name__}: {reason[0]}"))
                 self._outcomes[key] = None
         return self._outcomes[key]
 

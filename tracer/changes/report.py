@@ -27,11 +27,11 @@ def report_of(advice: Advice, measured: Mapping[str, Measured] | None = None) ->
         rows=tuple(row for outcome in best if (row := told(outcome))),
         others=tuple(row for outcome in advice.outcomes if outcome not in best and (row := told(outcome))),
         together=told(advice.together),
-        target_bytes=advice.fit.target_bytes if advice.fit is not None else None,
-        fits=advice.fit is None or advice.base.needed_bytes <= advice.fit.target_bytes,
-        fit=told(advice.fit.outcome) if advice.fit is not None else None,
+        target_bytes=advice.target_bytes,
+        fits=advice.target_bytes is None or advice.base.needed_bytes <= advice.target_bytes,
+        fit=told(advice.fit),
         num_tried=advice.num_tried,
-        not_tried=tuple((attempt.name, attempt.reason) for attempt in advice.not_tried),
+        not_tried=advice.not_tried,
     )
 
 

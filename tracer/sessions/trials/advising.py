@@ -14,7 +14,7 @@ from tracer.capture.device.devices import synchronize
 from tracer.changes.change import Change
 from tracer.changes.kinds import accumulate
 from tracer.changes.kinds.accumulate import Accumulated
-from tracer.changes.planner import LEAST_SHARE, Advice, Build, Device, NotTried, RehearsedChanges, advise, applied
+from tracer.changes.planner import LEAST_SHARE, Advice, Build, Device, RehearsedChanges, advise, applied
 from tracer.changes.recommendation import AdviceReport, Group, Measured, Recommendation
 from tracer.changes.report import report_of
 from tracer.changes.wrapped import Wrapped
@@ -117,15 +117,14 @@ def _verified(
     advice: Advice, build: Build, before: _RealRun, *, num_best: int = _NUM_VERIFIED
 ) -> tuple[Advice, dict[str, Measured]]:
     """Measure the winning outcomes, and take out those that hardly make the measured peak smaller."""
-    fit = advice.fit.outcome if advice.fit is not None else None
-    wanted = [fit, *advice.best[:num_best], advice.together]
+    wanted = [advice.fit, *advice.best[:num_best], advice.together]
     due = {
         outcome.name: outcome
         for outcome in wanted
         if outcome is not None and outcome.changes and not any(c.settings for c in outcome.changes)
     }
     measured: dict[str, Measured] = {}
-    failed: list[NotTried] = []
+    failed: dict[str, str] = {}
     is_sum: bool | None = None
     for name, outcome in due.items():
         try:
@@ -133,23 +132,22 @@ def _verified(
                 is_sum = loss_is_sum(build, outcome.changes, before)
             measured[name] = measure(build, outcome.changes, before, divides=not is_sum)
         except Exception as error:  # of torch or the model, under a change: told in the answer
-            failed.append(NotTried(name, f"{type(error).__name__}: {error}"))
+            failed[name] = f"{type(error).__name__}: {error}"
             continue
         if measured[name].saves_bytes < LEAST_SHARE * before.peak_bytes:
-            failed.append(NotTried(name, "made for real, it saves less than 1 % of the measured peak"))
-    bad = {outcome.name for outcome in failed}
+            failed[name] = "made for real, it saves less than 1 % of the measured peak"
 
     def kept(outcome: RehearsedChanges | None) -> RehearsedChanges | None:
-        return None if outcome is None or outcome.name in bad else outcome
+        return None if outcome is None or outcome.name in failed else outcome
 
     advice = replace(
         advice,
         outcomes=tuple(outcome for outcome in advice.outcomes if kept(outcome)),
         together=kept(advice.together),
-        fit=replace(advice.fit, outcome=kept(fit)) if advice.fit is not None else None,
-        not_tried=(*advice.not_tried, *failed),
+        fit=kept(advice.fit),
+        not_tried=(*advice.not_tried, *failed.items()),
     )
-    return advice, {name: outcome for name, outcome in measured.items() if name not in bad}
+    return advice, {name: outcome for name, outcome in measured.items() if name not in failed}
 
 
 def measure(build: Build, changes: Sequence[Change], before: _RealRun, *, divides: bool = True) -> Measured:
