@@ -12,7 +12,7 @@ from torch import nn
 
 from tracer.changes import eight_bit_packages
 from tracer.changes.applied import AppliedChanges
-from tracer.changes.script_changes import check_installed
+from tracer.changes.script_changes import script_changes
 from tracer.errors import TracerError, UsageError
 
 
@@ -124,8 +124,8 @@ def test_a_group_that_comes_later_is_updated_too(library: list[torch.optim.Optim
 
 def test_without_a_library_it_cannot_be_applied(no_library: None) -> None:
     with pytest.raises(UsageError, match="8-bit-state cannot be made: neither bitsandbytes nor torchao is installed"):
-        check_installed(["8-bit-state"])
-    check_installed(["bf16-state"])
+        script_changes("8-bit-state")
+    assert script_changes("bf16-state") == ("bf16-state",)
     optimizer, _, notes = trained()
     assert notes == ("8-bit-state: neither bitsandbytes nor torchao is installed.",) and len(optimizer.state) == 2
 

@@ -117,19 +117,6 @@ def _lacks_library(name: str) -> bool:
     return name == "8-bit-state" and not installed_packages()
 
 
-def check_installed(names: Sequence[str]) -> None:
-    """Make sure that what changes need is installed.
-
-    Raises:
-        UsageError: It is not.
-    """
-    if any(_lacks_library(name) for name in names):
-        raise UsageError(
-            f"8-bit-state cannot be made: {NOT_INSTALLED}.",
-            hint=f"Install {PACKAGES[0]} or {PACKAGES[1]}, or apply bf16-state.",
-        )
-
-
 def script_changes(text: str) -> tuple[str, ...]:
     """Names of changes, checked, and ordered by what they give up.
 
@@ -137,11 +124,16 @@ def script_changes(text: str) -> tuple[str, ...]:
         text: Names separated by commas, none for an empty text.
 
     Raises:
-        UsageError: A name is not known.
+        UsageError: A name is not known, or what the change needs is not installed.
     """
     names = {name.strip() for name in text.split(",") if name.strip()}
     if unknown := names - SCRIPT_CHANGES.keys():
         raise UsageError(f"There is no change {min(unknown)}.", hint=f"There are {', '.join(SCRIPT_CHANGES)}.")
+    if any(_lacks_library(name) for name in names):
+        raise UsageError(
+            f"8-bit-state cannot be made: {NOT_INSTALLED}.",
+            hint=f"Install {PACKAGES[0]} or {PACKAGES[1]}, or apply bf16-state.",
+        )
     return tuple(name for name in SCRIPT_CHANGES if name in names)
 
 

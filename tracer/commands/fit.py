@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 _DOES_NOT_FIT = 3
 _MAX_COMMANDS = 5
 MAX_COMBINATIONS = 64
-_Search = tuple[list[FitTrial], FitTrial | None]
-"""Trials in the order in which they were made, and the one with which it fits."""
 _HINT = 'Write --try "--batch-size 8,4,2", or --try --compile for an option without a value.'
 
 
@@ -107,15 +106,17 @@ def fit(
             return
         own = (*(["-m"] if module else []), script, *(arguments or []))
         with ScriptTrials(devices.card.usable_bytes, job) as trials:
+            made: list[FitTrial] = []
+            told = partial(_told, trials, made)
             if each:
-                made = each_alone(trials)
+                made += each_alone(trials)
                 best = first_that_fits(made)
             elif search:
-                made, best = _searched(devices, own, trials, tried)
+                best = _searched(told, tried, devices, own, trials)
             elif values:
-                made, best = _of_values(trials, tried)
+                best = first_that_fits([told((), arguments) for arguments in tried])
             else:
-                made, best = _least(trials)
+                best = _least(told, trials)
         report = FitReport(devices.words, trials.usable_bytes, own, tuple(made), best)
         if save_dir is not None:
             from tracer.exporters.json_documents.fit import write_fit_json
@@ -129,60 +130,57 @@ def fit(
             show(_command((*own, *best.arguments), best.apply, devices, job))
 
 
-def _least(trials: ScriptTrials) -> _Search:
-    """The least that has to change, each trial said as it comes; what no change from outside can mend ends it."""
+def _told(
+    trials: ScriptTrials,
+    made: list[FitTrial],
+    changes: Sequence[str],
+    arguments: tuple[str, ...] = (),
+    base: FitTrial | None = None,
+) -> FitTrial:
+    """Make a trial, and say what came of it, beside the script as it is."""
+    made.append(trials.make(changes, arguments))
+    say("\n".join(trial_words(made[-1], trials.usable_bytes, base)))
+    return made[-1]
+
+
+def _least(told: Callable[..., FitTrial], trials: ScriptTrials) -> FitTrial | None:
+    """The least that has to change; what no change from outside can mend ends it."""
     from tracer.changes.script_changes import SCRIPT_CHANGES, changes_against
     from tracer.sessions.trials.changes_search import least_that_fits
-
-    made: list[FitTrial] = []
-
-    def told(changes: Sequence[str]) -> FitTrial:
-        made.append(trials.make(changes))
-        say("\n".join(trial_words(made[-1], trials.usable_bytes, made[0] if changes else None)))
-        return made[-1]
 
     base = told(())
     if (why := base.explanation) is not None and why.cause and (not base.fits or base.growth_bytes):
         say(shorten_paths(why.sentences))
     if base.growth_bytes or (not base.fits and base.built_bytes > trials.usable_bytes):
-        return made, None
+        return None
     if base.fits:
-        return made, base
+        return base
     likely = changes_against(why.cause) if why is not None else ()
-    best = least_that_fits(told, is_job=trials.job is not None, likely=likely)
+    best = least_that_fits(partial(told, base=base), is_job=trials.job is not None, likely=likely)
     for name in best.apply if best is not None else ():
         change = SCRIPT_CHANGES[name]
         say(f"{name}: {change.words} ({change.group.words[0].lower()}{change.group.words[1:]}).")
-    return made, best
+    return best
 
 
-def _of_values(trials: ScriptTrials, tried: list[tuple[str, ...]]) -> _Search:
-    """All combinations of values, each said as it comes; the first that fits is the answer."""
-    made: list[FitTrial] = []
-    for arguments in tried:
-        made.append(trials.make((), arguments))
-        say("\n".join(trial_words(made[-1], trials.usable_bytes)))
-    return made, first_that_fits(made)
-
-
-def _searched(devices: Devices, own: tuple[str, ...], trials: ScriptTrials, tried: list[tuple[str, ...]]) -> _Search:
-    """All values with and without changes, each said as it comes; then the table, and commands to paste."""
+def _searched(
+    told: Callable[..., FitTrial],
+    tried: list[tuple[str, ...]],
+    devices: Devices,
+    own: tuple[str, ...],
+    trials: ScriptTrials,
+) -> FitTrial | None:
+    """All values with and without changes; then the table, and commands to paste."""
     from tracer.sessions.trials.changes_search import cheapest_first, search
 
-    def told(changes: Sequence[str], arguments: tuple[str, ...]) -> FitTrial:
-        trial = trials.make(changes, arguments)
-        say("\n".join(trial_words(trial, trials.usable_bytes)))
-        return trial
-
-    made = search(told, tried)
-    ordered = cheapest_first(made)
+    ordered = cheapest_first(search(told, tried))
     fitting = [trial for trial in ordered if trial.fits and not trial.in_vain]
     commands = [
         _command((*own, *trial.arguments), trial.apply, devices, trials.job) for trial in fitting[:_MAX_COMMANDS]
     ]
     with screen() as console:
         print_search(devices.words, trials.usable_bytes, ordered, commands, console)
-    return made, first_that_fits(fitting)
+    return first_that_fits(fitting)
 
 
 def _command(script: Sequence[str], apply: Sequence[str], devices: Devices, job: Job | None) -> str:

@@ -199,14 +199,13 @@ def _checked_changes(names: str) -> Sequence[str]:
     Raises:
         UsageError: There is no such change or file, or it needs what is not installed.
     """
-    from tracer.changes.script_changes import allocator_variables, check_installed, script_changes
+    from tracer.changes.script_changes import allocator_variables, script_changes
 
     if names.endswith(".json"):
         from tracer.exporters.json_documents.fit import read_fit_json
 
         names = ",".join(read_fit_json(Path(names)))
     changes = script_changes(names)
-    check_installed(changes)
     os.environ.update(allocator_variables(changes))
     return changes
 
