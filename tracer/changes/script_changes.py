@@ -1,4 +1,8 @@
-"""Changes of an unchanged script that need no hand in it: they are made from outside, see `applied.py`."""
+"""Changes of an unchanged script that need no hand in it: they are made from outside, see `applied.py`.
+
+A row is a kind of change by its name, read before torch is. A `Change` (`change.py`) is one of a model at hand, with
+lines that name its modules: of some kinds there are several, of others no row.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from tracer.changes.change import Change, Situation
 from tracer.changes.recommendation import Group, Keeps
 from tracer.workloads.workload import Workload
 
-FAMILY = "attention"
 _WORTHWHILE = 0.02
 _SOFTMAX = ("aten::_softmax", "aten::softmax", "aten::_softmax_backward_data")
 
@@ -45,7 +44,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
 def _change(lines: tuple[str, ...], apply: Callable[[Workload], Workload] | None = None) -> Change:
     return Change(
         name="scaled_dot_product_attention instead of a softmax between two products",
-        family=FAMILY,
+        family="attention",
         group=Group.MEMORY,
         keeps=Keeps.ROUNDING,
         lines=lines,

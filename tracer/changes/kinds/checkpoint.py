@@ -15,7 +15,6 @@ from tracer.changes.hooks import Hooks, Reached
 from tracer.changes.recommendation import Group, Keeps
 from tracer.workloads.module_steps import repeated_blocks
 
-FAMILY = "checkpoint"
 _WORTHWHILE = 0.002
 """Share of the peak below which a part's activations are not worth a line."""
 _BATCH_NORM = "Batch norms see every batch twice: their running statistics move twice as fast."
@@ -131,7 +130,7 @@ def _checkpointed(situation: Situation, names: Sequence[str], *, keeps_products:
     what = "checkpoint all but matrix products of" if keeps_products else "checkpoint"
     return Change(
         name=f"{what} {module_words(order)}",
-        family=FAMILY,
+        family="checkpoint",
         group=Group.COMPUTE,
         keeps=Keeps.BITS,
         lines=tuple(lines),

@@ -12,8 +12,6 @@ from tracer.changes.hooks import Hooks
 from tracer.changes.recommendation import Group, Keeps
 from tracer.workloads.workload import Workload
 
-FAMILY = "gradients let go of"
-
 
 class FreeGradients(Hooks, makes="free-gradients"):
     """Sets gradients to None right after the optimizer's step."""
@@ -31,7 +29,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
         return
     yield Change(
         name="zero_grad(set_to_none=True) right after optimizer.step()",
-        family=FAMILY,
+        family="gradients let go of",
         group=Group.MEMORY,
         keeps=Keeps.BITS,
         lines=("optimizer.step()", "optimizer.zero_grad(set_to_none=True)"),

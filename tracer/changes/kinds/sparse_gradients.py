@@ -16,7 +16,6 @@ from tracer.changes.recommendation import Group, Keeps
 from tracer.changes.wrapped import inmost
 from tracer.workloads.module_steps import StepWorkload
 
-FAMILY = "sparse gradients"
 _LEAST_BYTES = 1 << 20
 _WORTHWHILE = 0.05
 """Of the peak: the gradient of a smaller table is not worth a line."""
@@ -58,7 +57,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
     if tables:
         yield Change(
             name=f"sparse gradients of {', '.join(tables)}",
-            family=FAMILY,
+            family="sparse gradients",
             excludes=("gradients",),
             group=Group.MEMORY,
             keeps=Keeps.ROUNDING,
