@@ -364,6 +364,29 @@ def test_parts_that_repeat_are_checkpointed() -> None:
     assert "torch.utils.checkpoint" in change.words
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "named"),
+    [
+        ("layers.py", "class Decoder:\n    def forward(self, x):\n" + "        x = x + 1\n" * 9, "Decoder"),
+        ("layers.py", "class Decoder(:\n", "forward"),
+        ("layers.py", "(" * 100_000, "forward"),
+        ("missing.py", None, "forward"),
+    ],
+)
+def test_a_part_has_the_name_of_its_class_where_its_source_is_here(
+    name: str, text: str | None, named: str, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    if text is not None:
+        file.write_text(text, "utf-8")
+    program = Recorded(capacity=300)
+    for _ in range(8):
+        for number in (7, 8, 9):
+            program.make(10, [line(number, "forward", str(file)), MODULE_CALL, *layer(20)])
+    program.fail(100, [line(4)])
+    assert first(program).sentence.startswith(f"8 calls of {named} ({file}:7)")
+
+
 def test_the_layers_of_a_public_library_have_a_switch() -> None:
     program = Recorded(capacity=300)
     library = "/x/site-packages/transformers/models/llama/modeling_llama.py"

@@ -26,6 +26,8 @@ from tracer.units import format_bytes
 _LEAST_PARTS: Final = 2
 _MODULES: Final = "nn/modules/module.py"
 _MOST_TIMES: Final = 8
+"""That one line makes a block in a call of a part."""
+_MOST_SOURCE_BYTES: Final = 4 << 20
 _UNEVEN: Final = 0.1
 _ALIKE: Final = 0.9
 """Of the distances between calls of a part, in blocks: as many differ from the usual one by a tenth at most."""
@@ -203,10 +205,16 @@ def _class_around(file: str, line: int) -> str:
 
 @cache
 def _classes_of(file: str) -> tuple[tuple[str, int, int], ...]:
-    """Name, first and last line of each class of a file, the innermost first; empty where it is not here."""
+    """Name, first and last line of each class of a file, the innermost first; empty where it is not here.
+
+    The path is a recording's, which anybody may have made: what is no source file of a usual size is not opened.
+    """
+    path = Path(file)
     try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
+        if path.suffix != ".py" or not path.is_file() or path.stat().st_size > _MOST_SOURCE_BYTES:
+            return ()
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
     classes = [
         (at.name, at.lineno, at.end_lineno or at.lineno) for at in ast.walk(tree) if isinstance(at, ast.ClassDef)
