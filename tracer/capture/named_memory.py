@@ -1,4 +1,4 @@
-"""What a program calls its memory, in the allocator's history and on the timeline."""
+"""Names that a program gives its memory, for the allocator's history and the profiler's timeline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class named_memory(ContextDecorator):  # noqa: N801 - used as a function
 
     It also decorates a function. The block is a region of `torch.profiler.record_function`, too. Names inside of one
     another replace each other. What other threads allocate, such as autograd's, has no name; before torch 2.15 nothing
-    has one but the region. Costs a microsecond where no history is recorded.
+    has one but the region.
     """
 
     def __init__(self, name: str, *tensors: Tensor) -> None:

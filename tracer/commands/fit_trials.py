@@ -101,11 +101,11 @@ class ScriptTrials:
             return replace(need, fits=False)
         return replace(need, fits=self._attempt(changes, more, is_limited=True).fits)
 
-    def need(self, limit_s: int = _NEED_LIMIT_S) -> FitTrial:
+    def need(self, limit_s: int = 0) -> FitTrial:
         """Run the script as it is where memory does not end: it may never come to the end of a step.
 
         Args:
-            limit_s: Seconds of a processor after which that is given up.
+            limit_s: Seconds of a processor after which that is given up; 0 for `_NEED_LIMIT_S`.
         """
         return self._attempt((), (), is_limited=False, limit_s=limit_s)
 

@@ -38,13 +38,15 @@ class RunResults:
     """Everything that a run brought to light."""
 
     findings: Findings | None  # Findings of the recorded cycles; None if not one step was recorded
-    timings: PhaseTimings | None  # Timings of the timing pass; None if there was none
-    history: RunHistory  # The allocator's own, on CUDA; elsewhere one without a snapshot
-    known: KnownStorages
-    unused_parameters: tuple[str, ...] | None  # Names of parameters without gradient; None where it was not looked at
-    losses: tuple[float, ...]  # One per step
-    num_steps: int
-    failure: Failure | None  # What ended the run early, or None
+    timings: PhaseTimings | None = None  # Timings of the timing pass; None if there was none
+    # The allocator's own, on CUDA; elsewhere one without a snapshot.
+    history: RunHistory = field(default_factory=lambda: RunHistory(None))
+    known: KnownStorages = field(default_factory=KnownStorages.empty)
+    # Names of parameters without gradient; None where it was not looked at.
+    unused_parameters: tuple[str, ...] | None = None
+    losses: tuple[float, ...] = ()  # One per step
+    num_steps: int = 0
+    failure: Failure | None = None  # What ended the run early, or None
     settings: Mapping[str, object] = field(default_factory=dict)  # What the run was made with, by name
     notes: tuple[str, ...] = ()  # Sentences on what could not be measured
     parameters: tuple[Parameter, ...] = ()  # The model's, with the lines that constructed them

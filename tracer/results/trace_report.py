@@ -14,11 +14,9 @@ from tracer.analysis.profiles.attribution import attribute
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
 from tracer.analysis.times.findings import TraceTimes, find_times
 from tracer.analysis.times.ranks import JobTimes, RankTimes, compare_ranks
-from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.run_origin import RunOrigin
 from tracer.errors import RecordingError
-from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
 from tracer.snapshot.printable import printable
 from tracer.snapshot.remarks import Remarks
@@ -108,13 +106,6 @@ def _results(trace: TraceFile, findings: Findings, times: TraceTimes | None, pat
     files = {recording.strings[file] for file in np.unique(recording.frames.file[recording.frames.user]).tolist()}
     return RunResults(
         findings=findings,
-        timings=None,
-        history=RunHistory(None),
-        known=KnownStorages.empty(),
-        unused_parameters=None,
-        losses=(),
-        num_steps=0,
-        failure=None,
         settings={"trace": str(path)},
         notes=(*trace.remarks, *trace.missing),
         trace=ProfilerTrace(trace.process_id, _bytes_of(path)) if trace.header else None,

@@ -420,13 +420,23 @@ def test_a_whole_set_of_data_on_the_device() -> None:
     assert change.sentence.startswith("150.00 MiB in 1 block (/home/me/train.py:1)")
 
 
-def test_a_cache_of_keys_and_values_by_the_name_of_its_code() -> None:
+@pytest.mark.parametrize(
+    ("function", "file"),
+    [
+        ("update", "transformers/cache_utils.py"),
+        ("_allocate_kv_cache_tensors", "vllm/v1/worker/gpu_model_runner.py"),
+        ("_create_buffers", "sglang/srt/mem_cache/memory_pool.py"),
+        ("allocate_inference_cache", "flash_attn/modules/mha.py"),
+    ],
+)
+def test_a_cache_of_keys_and_values_by_the_name_of_its_code(function: str, file: str) -> None:
     program = Recorded(capacity=130)
     for _ in range(10):
-        program.make(10, [line(9, "update", "/x/site-packages/transformers/cache_utils.py"), *layer(8)])
+        program.make(10, [line(9, function, f"/x/site-packages/{file}"), *layer(8)])
     program.fail(40, layer(9))
     change = first(program)
-    assert change.cause == "KV cache" and 'cache_implementation="offloaded"' in change.words
+    assert change.cause == "KV cache"
+    assert ('cache_implementation="offloaded"' in change.words) == file.startswith("transformers/")
     assert "holds 100.00 MiB in 10 blocks" in change.sentence
 
 

@@ -1,4 +1,4 @@
-"""What is known of every block before it is said what it is: the facts that the table of rules asks for.
+"""Facts of every block of a recording, from which the table of rules decides its kind.
 
 A fact is one function, of the name that rules know, computed when it is first asked for and kept.
 
@@ -85,7 +85,7 @@ class Facts:
 
     @cached_property
     def uses(self) -> StorageUses:
-        """What operators did with each storage."""
+        """Uses of each storage by operators."""
         return StorageUses(self.recording, self.categories, self.attribution)
 
     @cached_property
@@ -104,11 +104,11 @@ class Facts:
         return merged(spans.start_ns[rows], spans.end_ns[rows])
 
     def of_key(self, column: PerKey[Bool]) -> PerBlock[Bool]:
-        """What is true of the block's storage."""
+        """A fact of the block's storage, for each block."""
         return at(column, self.lifetimes.key, False)
 
     def of_origin(self, name: str) -> PerBlock[Bool]:
-        """What is true of where compiled code made it, by the column's name."""
+        """A column of the places where compiled code makes blocks, for each block."""
         origins = self.attribution.origins
         return at(origins.column(name) if origins is not None else np.empty(0, np.bool_), self.allocation, False)
 
@@ -143,7 +143,7 @@ class Facts:
     # `Role` of the strongest observation
     role = number(lambda f: at(f.device.known.role, f.lifetimes.observed_as, NONE))
     has_no_role = truth(lambda f: f.role == NONE)
-    # One that the training names
+    # The training has a name for it
     was_named = truth(lambda f: np.isin(f.role, (NONE, Role.SAVED, Role.WORKSPACE), invert=True))
     was_saved_before = truth(lambda f: f.role == Role.SAVED)  # A graph from before the recording keeps it
     is_librarys = truth(lambda f: f.role == Role.WORKSPACE)  # It has the size of a library's workspace there
@@ -214,7 +214,7 @@ class Facts:
         """Alive at the moment, made before the step that it is in, and not used by any operator since that began."""
         start_ns = self.step_start_ns
         last_ns = at(self.uses.last_used_ns, self.lifetimes.key, _FOREVER)
-        # What compiled code reads, no operator reads: of storages from before it says nothing that none did.
+        # Compiled code reads without an operator: where there is some, a storage from before may have been read so.
         is_unseen_use = (last_ns < 0) & (self.made_ns < 0) & (self.attribution.origins is not None)
         is_of_before = (self.made_ns < start_ns) & (last_ns < start_ns) & ~is_unseen_use
         return np.asarray((self.freed_ns > self.time_ns) & is_of_before, np.bool_)

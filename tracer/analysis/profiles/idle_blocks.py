@@ -72,7 +72,7 @@ class IdleBlocks:
 
     @cached_property
     def facts(self) -> Facts:
-        """What is known of all blocks [B]."""
+        """Facts of all blocks [B]."""
         cycle = self.cycle
         parts = (cycle.recording, cycle.categories, cycle.attribution, cycle.lifetimes, cycle.blocks.torch_category)
         return Facts(*parts, None, self.peak_ns)

@@ -1,4 +1,4 @@
-"""What operators did with each storage: which of them backward used, which are data that the loop has got from outside.
+"""Uses of each storage by operators: which storages backward used, which are data that the loop has got from outside.
 
 Shapes: K tensor storages ("keys"), N data-flow nodes, X edges, O operators.
 """
@@ -85,7 +85,7 @@ class StorageUses:
 
     @truth
     def is_given(self) -> PerKey[Bool]:
-        """What made it was given tensors."""
+        """The operator that made it read other tensors."""
         edges = self.recording.flow
         return self.keys_of(edges.edge_allocated & self.nodes_with(self.reads)[edges.edge_node])
 

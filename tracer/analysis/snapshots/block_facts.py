@@ -1,4 +1,4 @@
-"""What the rules of `classify_blocks` ask of single blocks: how each was made and freed, and what ran in between.
+"""Facts of single blocks that the rules of `classify_blocks` ask for: how each was made and freed.
 
 A fact is one function of the name that rules know, computed when it is first asked for and kept. What blocks say of
 each other is in `counting`.
@@ -25,11 +25,11 @@ from tracer.snapshot.replay import BEFORE, Lives
 from tracer.snapshot.stacks import NO_STACK
 
 NONE = -1
-# What torch gives cuBLAS to work in, 8.125 MiB; on Hopper and Blackwell 32 MiB, which many other blocks have too.
+# Torch gives cuBLAS a workspace of 8.125 MiB; on Hopper and Blackwell of 32 MiB, a size that many other blocks have.
 # Source: ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize, of which `:4096:2:16:8` is the default.
 WORKSPACE_BYTES: Final = 8_519_680
 LARGE_WORKSPACE_BYTES: Final = 33_554_432
-# What cublasLt works in, where torch calls it for a linear layer with a bias.
+# Workspace of cublasLt, which torch calls for a linear layer with a bias.
 # Source: ATen/cuda/CUDABlas.cpp, `_parseChosenWorkspaceSize`.
 LT_WORKSPACE_BYTES: Final = 1_048_576
 _NOT_THE_PROGRAMS = (

@@ -51,4 +51,4 @@ def explanation_of(snapshot: Snapshot) -> Explanation | None:
     first = first_changes(replayed, device, model_device(device))
     if first is None or (change := first.decisive) is None:
         return None
-    return Explanation(f"{change.sentence} {change.words[0].upper()}{change.words[1:]}.", change.cause)
+    return Explanation(f"{change.sentence} {change.order}.", change.cause)

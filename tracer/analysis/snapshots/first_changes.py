@@ -44,6 +44,11 @@ class FirstChange:
     sentence: str = ""  # What that cause is, with its bytes; empty where the change says it
 
     @property
+    def order(self) -> str:
+        """The change as a sentence begins, without its end."""
+        return self.words[0].upper() + self.words[1:]
+
+    @property
     def saved_bytes(self) -> int:
         """How much less is reserved, or allocated, at the peak, or is in use where memory ran out."""
         reserved = self.reserved_before_bytes - self.reserved_bytes
@@ -69,8 +74,7 @@ class FirstChanges:
         if change is None or change.saved_bytes < _WORTH_SAYING * change.reserved_before_bytes:
             return ""
         before, after = format_bytes(change.reserved_before_bytes), format_bytes(change.reserved_bytes)
-        words = change.words[0].upper() + change.words[1:]
-        return f"{change.sentence} {words}: in a replay {after} are reserved in place of {before}."
+        return f"{change.sentence} {change.order}: in a replay {after} are reserved in place of {before}."
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -128,8 +132,7 @@ def with_cause(event: OutOfMemory, first: FirstChanges | None) -> OutOfMemory:
         f"in a replay of the recording {most} reserved at the most where "
         f"{format_bytes(change.reserved_before_bytes)} were"
     )
-    words = change.words[0].upper() + change.words[1:]
-    sentences = (change.sentence, f"{words}: {served}.", event.allocators_advice)
+    sentences = (change.sentence, f"{change.order}: {served}.", event.allocators_advice)
     return replace(event, advice=" ".join(filter(None, sentences)), decisive=change.cause)
 
 

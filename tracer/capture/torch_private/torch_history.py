@@ -68,7 +68,7 @@ def start_allocator_history(device: torch.device, max_entries: int, *, stacks_of
 
 
 def memory_metadata() -> str:
-    """What this thread's allocations are called in CUDA's history now; empty before torch 2.15."""
+    """The name of this thread's allocations in CUDA's history; empty where there is none, and before torch 2.15."""
     get = getattr(torch.cuda.memory, "_get_memory_metadata", None)
     if get is None:
         return ""

@@ -11,7 +11,6 @@ from functools import partial
 
 import torch
 
-from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.sources.error_line import error_line
 from tracer.errors import TracerError, WorkloadError
 from tracer.null_gpu.cards import Card, Devices
@@ -22,7 +21,6 @@ from tracer.rehearsal.spread import Spread
 from tracer.results.failure import Failure, is_out_of_memory, without_gpu, without_tracebacks
 from tracer.results.null_run import NO_TIMES, SET_ASIDE, USE_CUDA, elsewhere
 from tracer.results.prediction import OutOfMemoryAt, Prediction, ShapeNeed, Sizes
-from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
 from tracer.sessions.output_files import OUTPUTS
 from tracer.sessions.profile_session import Schedule
@@ -212,12 +210,6 @@ def no_room_before(error: BaseException, devices: Devices) -> Prediction:
     sizes, place, line = fullest_sizes(), RankPlace.here(), error_line(error)
     results = RunResults(
         findings=None,
-        timings=None,
-        history=RunHistory(None),
-        known=KnownStorages.empty(),
-        unused_parameters=None,
-        losses=(),
-        num_steps=0,
         failure=Failure(without_tracebacks(error), 0, {}, line),
         device="cuda:0",
     )

@@ -20,7 +20,6 @@ from tracer.rehearsal.device_memory import DeviceMemory
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
 from tracer.rehearsal.spread import reserved_spread
 from tracer.results.prediction import OutOfMemoryAt, Prediction, ShapeNeed, Sizes
-from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
 from tracer.sessions.trials.largest_fitting import Trial
 from tracer.units import format_bytes, some
@@ -209,13 +208,8 @@ def _results(
     notes = ("This is a prediction: nothing has run, and times are positions in the order of events.",)
     return RunResults(
         findings=findings,
-        timings=None,
-        history=RunHistory(None),
         known=rehearsal.known,
-        unused_parameters=None,
-        losses=(),
         num_steps=rehearsal.num_steps,
-        failure=None,
         settings={"predicted": rehearsal.device, **settings},
         notes=(*notes, *assumptions),
         parameters=describe_parameters(workload.model),

@@ -17,8 +17,10 @@ from tracer.analysis.snapshots.frames import is_python
 from tracer.snapshot.columns import Frame
 from tracer.snapshot.replay import BEFORE
 
-_NAMES: Final = re.compile(r"kv_?cache|key_?value|kv_?pool|past_key|inference_cache|\bcache_utils\.py", re.IGNORECASE)
-"""Of a function, or of its file: as transformers, vLLM, SGLang and flash-attention have them."""
+_NAMES: Final = re.compile(
+    r"kv_?cache|key_?value|kv_?pool|past_key|inference_cache|\bcache_utils\.py|\bmem_cache/", re.IGNORECASE
+)
+"""Of a function, its file or the folder of that: as transformers, vLLM, SGLang and flash-attention have them."""
 _LEAST_PERCENT: Final = 20
 _PARTS: Final = 2
 
@@ -45,4 +47,5 @@ def kv_cache(case: Case) -> Iterator[Cause]:
 
 
 def _is_of_cache(frame: Frame) -> bool:
-    return is_python(frame) and bool(_NAMES.search(f"{frame.name} {PurePath(frame.file).name}"))
+    file = "/".join(frame.file.replace("\\", "/").split("/")[-2:])
+    return is_python(frame) and bool(_NAMES.search(f"{frame.name} {file}"))

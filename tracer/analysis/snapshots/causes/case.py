@@ -21,7 +21,7 @@ from tracer.analysis.snapshots.frames import is_label, is_python, torch_file
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.sites import Site, Sites
 from tracer.analysis.snapshots.stack_facts import Fact, has, is_module_call
-from tracer.arrays import Bools, Ints
+from tracer.arrays import Bools, Interned, Ints
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Frame, Stacks
 from tracer.snapshot.replay import BEFORE, Lives, as_it_failed
@@ -109,13 +109,13 @@ class Case:
     @cached_property
     def _inner(self) -> Ints:
         """For every stack a number of its frames inside of the model that is called; of all, where none is [stacks]."""
-        numbers: dict[tuple[int, ...], int] = {}
+        numbers = Interned()
         is_call = [is_module_call(frame) for frame in self.frames]
         inner = np.zeros(len(self.stacks), np.int64)
         for stack in range(len(self.stacks)):
             frames = [number for number in self.stacks.frame_ids(stack) if is_python(self.frames[number])]
             depth = max((at for at, number in enumerate(frames) if is_call[number]), default=len(frames))
-            inner[stack] = numbers.setdefault(tuple(frames[:depth]), len(numbers))
+            inner[stack] = numbers[tuple(frames[:depth])]
         return inner
 
     @cached_property

@@ -46,7 +46,7 @@ _OF_LIBRARIES: Final = (
         "output_attentions",
     ),
 )
-"""What does so in a library's code, by a part of its path."""
+"""Options of libraries that keep results on the host, or keep none, by a part of the path of their code."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -270,7 +270,7 @@ def grown_by_cat(case: Case) -> Iterator[Cause]:
 
 
 def _in_its_library(case: Case, rows: Ints) -> str:
-    """What does so where a library's code keeps the results; empty for other code."""
+    """The option of the library whose code keeps the results; empty for other code."""
     files = "".join(frame.file for frame in case.stacks[int(case.lives.stack[rows[-1]])])
     return next((words for part, words in _OF_LIBRARIES if part in files), "")
 

@@ -1,4 +1,4 @@
-"""What DistributedDataParallel and FSDP keep beside a model that they need not."""
+"""Copies of weights and gradients that DistributedDataParallel and FSDP keep and need not."""
 
 from __future__ import annotations
 
