@@ -110,8 +110,8 @@ class Driver(Protocol):
 class PackingDriver:
     """A device of some capacity that places segments as CUDA on Linux was seen to.
 
-    Ranges of whole 32 MiB go downwards; requests below that are packed upwards inside such a range; what was given back
-    is used again, the highest hole first.
+    Ranges of whole 32 MiB go downwards; requests below that are packed upwards inside such a range, behind a large
+    segment too; what was given back is used again, the highest hole first.
 
     Args:
         capacity: Bytes that can be reserved; None for no limit.
@@ -144,21 +144,17 @@ class PackingDriver:
         if self.capacity is not None and self.reserved + size > self.capacity:
             return None
         self.reserved += size
-        if size >= _CHUNK:
-            return self._whole_chunks(size)
-        address = self._pieces.take_lowest(size)
+        address = self._pieces.take_lowest(size) if size < _CHUNK else None
         if address is None:
-            address = self._whole_chunks(_CHUNK)
-            self._pieces.add(address + size, _CHUNK - size)
+            address = self._whole_chunks(size)
+            if rest := _in_chunks(size) - size:
+                self._pieces.add(address + size, rest)
         return address
 
     def release(self, address: int, size: int) -> None:
         """Take a segment back; a range of which nothing is left in use becomes a hole for large ones."""
         self.reserved -= size
         if address in self._given:
-            return
-        if size >= _CHUNK:
-            self._chunks.add(address, _in_chunks(size))
             return
         start, length = self._pieces.add(address, size)
         first, last = _in_chunks(start), (start + length) // _CHUNK * _CHUNK

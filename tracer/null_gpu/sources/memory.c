@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #define GRANULE (2 * MIB)
+#define CHUNK (32 * MIB)
 #define PAGE ((size_t)4096)
 #define REGION (3584 * GIB)
 /* Between the heap of small programs and where Linux places position-independent programs (0x5555...), on both
@@ -50,7 +51,6 @@ typedef struct {
   Block *blocks;
   size_t count, capacity;
   Slab *slabs;
-  uintptr_t cursor;
   size_t used, peak;
   int file;
 } Place;
@@ -80,7 +80,6 @@ static void after_fork_in_child(void) {
 
 static void start(void) {
   for (int i = 0; i < NUM_PLACES; i++) {
-    places[i].cursor = region_of(i);
     places[i].file = -1;
   }
   for (int i = 0; i < MAX_DEVICES; i++) default_pools[i].device = i;
@@ -122,19 +121,27 @@ static long find_block(const Place *place, uintptr_t at) {
   return found;
 }
 
-/* Room for a block: behind the last one, so that addresses come back late, and from the region's start when it is full. */
-static long find_room(Place *place, uintptr_t base, size_t size, size_t alignment, uintptr_t *room) {
-  for (int attempt = 0; attempt < 2; attempt++) {
-    uintptr_t at = round_up(attempt ? base : place->cursor, alignment);
-    long index = find_block(place, at);
-    if (index >= 0 && place->blocks[index].at + place->blocks[index].size > at)
-      at = round_up(place->blocks[index].at + place->blocks[index].size, alignment);
-    for (index++; index < (long)place->count && place->blocks[index].at < at + size; index++)
-      at = round_up(place->blocks[index].at + place->blocks[index].size, alignment);
-    if (at + size <= base + REGION) {
-      *room = at;
-      return index;
+/* Room for a block where CUDA's driver on Linux was seen to place it, as tracer/allocator/driver.py has it: 32 MiB and
+   more in whole chunks of 32 MiB, the highest that are free; less in the lowest gap of a chunk that is in use already. */
+static size_t round_down(size_t size, size_t to) { return size / to * to; }
+static long find_room(const Place *place, uintptr_t base, size_t size, size_t alignment, uintptr_t *room) {
+  long count = (long)place->count;
+  const Block *blocks = place->blocks;
+  for (long i = 0; size < CHUNK && i <= count; i++) { /* the gap below block i */
+    uintptr_t low = i ? blocks[i - 1].at + blocks[i - 1].size : base + REGION;
+    uintptr_t high = i < count ? blocks[i].at : base + REGION, tail = round_up(low, CHUNK), head = round_down(high, CHUNK);
+    uintptr_t ends[2][2] = {{low, tail < high ? tail : high}, {head, high}};
+    for (int end = i == 0; end < 2; end++) {
+      uintptr_t at = round_up(ends[end][0], alignment);
+      if ((end == 0 || head >= tail || !i) && at + size <= ends[end][1]) return *room = at, i;
     }
+  }
+  for (long i = count; i >= 0; i--) {
+    uintptr_t low = i ? round_up(blocks[i - 1].at + blocks[i - 1].size, CHUNK) : base;
+    uintptr_t high = round_down(i < count ? blocks[i].at : base + REGION, CHUNK), chunks = round_up(size, CHUNK);
+    if (high < low + chunks) continue;
+    uintptr_t at = round_down(high - chunks, alignment);
+    if (at >= low) return *room = at, i;
   }
   return -1;
 }
@@ -169,7 +176,6 @@ static Block *add_block(int index, size_t size, size_t alignment, int protection
   memmove(block + 1, block, (place->count - (size_t)where) * sizeof *block);
   *block = (Block){.at = at, .size = size};
   place->count++;
-  place->cursor = at + size;
   return block;
 }
 
