@@ -21,7 +21,7 @@ from tracer.analysis.snapshots.outlived_steps import OutlivedGroup, StepEnds, fi
 from tracer.analysis.steps.step_findings import explain_steps
 from tracer.capture.device.device_blocks import device_blocks
 from tracer.capture.device.device_ledger import DeviceLedger, device_ledger
-from tracer.capture.device.devices import device_memory, is_accelerator
+from tracer.capture.device.devices import allowed_bytes, device_memory, is_accelerator
 from tracer.capture.device.host_memory import host_total_bytes
 from tracer.capture.device.memory_counters import read_counters
 from tracer.capture.objects.holders import Holder, find_holders
@@ -74,8 +74,11 @@ def limit_of(device: torch.device) -> int | None:
     """Return the memory that this process can have: reserved and free on the device, or the host's."""
     if not is_accelerator(device):
         return host_total_bytes()
-    memory, counters = device_memory(device), read_counters(device)
-    return memory[0] + counters.reserved_bytes if memory is not None and counters is not None else None
+    memory, counters, allowed = device_memory(device), read_counters(device), allowed_bytes(device)
+    if memory is None or counters is None:
+        return None
+    most = memory[0] + counters.reserved_bytes
+    return most if allowed is None else min(most, allowed)
 
 
 class _Explanation:

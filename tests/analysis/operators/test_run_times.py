@@ -497,7 +497,9 @@ def test_kernels_are_those_of_torchs_own_list() -> None:
     recording = read_recording(prof)
     found = kernel_times(recording)
     assert found is not None
-    theirs = sum(kernel.duration for event in prof.events() for kernel in event.kernels)
+    # CUPTI's own work at the first launches ("Lazy Function Loading") has the kernels in torch's list once more.
+    operators = [event for event in prof.events() if event.name.startswith("aten::")]
+    theirs = sum(kernel.duration for event in operators for kernel in event.kernels)
     assert recording.kernels is not None
     assert recording.kernels.duration_ns.sum() == pytest.approx(theirs * 1000, rel=0.01)
     assert found[recording.ops.parent < 0].sum() == recording.kernels.duration_ns.sum()

@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from skyline.tracking.memory.report import MemoryReport as SkylineReport
-from skyline.tracking.memory.report import MemoryReportBuilder, MiscSizeType
 from torch import nn
 
 from tests.exporters.sqlite_reports.report_readers import R1, R2, R3, R5_CORRELATION, R5_FRAMES, dump, query, shape
@@ -30,6 +28,8 @@ from tracer.capture.sources.project_files import ProjectFiles, project_root
 from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.sqlite_reports.memory_report import write_memory_report
 from tracer.exporters.sqlite_reports.sqlite_file import write_database
+
+skyline = pytest.importorskip("skyline.tracking.memory.report", reason="needs the package skyline-cli")
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = [*WORKLOADS, *REPORT_WORKLOADS]
@@ -76,7 +76,7 @@ def test_a_setting_that_is_no_text_is_written_all_the_same(tmp_path: Path) -> No
 
 def test_structure_is_that_of_skylines_own_file(tmp_path: Path) -> None:
     golden = tmp_path / "golden.sqlite"
-    MemoryReportBuilder(str(golden)).add_misc_entry(MiscSizeType.PeakUsageBytes, 0).build()
+    skyline.MemoryReportBuilder(str(golden)).add_misc_entry(skyline.MiscSizeType.PeakUsageBytes, 0).build()
     ours, theirs = shape(written(by_hand(), tmp_path)), shape(golden)
     assert {name: ours.get(name) for name in theirs} == theirs
     assert theirs["user_version"] == 1
@@ -114,12 +114,12 @@ def test_skylines_reader_returns_what_was_put_in(name: str, tmp_path: Path) -> N
     def in_their_order(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         return sorted(rows, key=lambda row: (row[-2] is not None, row[-2] or "", row[-1] or 0))
 
-    reader = SkylineReport(sqlite3.connect(path))
+    reader = skyline.MemoryReport(sqlite3.connect(path))
     weights = in_their_order([(w.name, w.size_bytes, w.grad_size_bytes, *first(w.frames)) for w in what.weights])
     assert sorted(map(tuple, reader.get_weight_entries()), key=repr) == sorted(weights, key=repr)
     activations = in_their_order([(a.name, a.size_bytes, *first(a.frames)) for a in what.activations])
     assert sorted(map(tuple, reader.get_activation_entries()), key=repr) == sorted(activations, key=repr)
-    assert reader.get_misc_entry(MiscSizeType.PeakUsageBytes) == what.peak_bytes > 0
+    assert reader.get_misc_entry(skyline.MiscSizeType.PeakUsageBytes) == what.peak_bytes > 0
     assert sorted(query(path, R1), key=repr) == sorted(weights, key=repr)
     assert sorted(query(path, R2), key=repr) == sorted(activations, key=repr)
     assert query(path, R3, "peak_usage_bytes") == [(what.peak_bytes,)]

@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from skyline.tracking.time.report import OperationRunTimeReport, OperationRunTimeReportBuilder
 
 from tests.exporters.sqlite_reports.report_readers import R4, dump, query, shape
 from tests.report_workloads import REPORT_WORKLOADS, record_named
@@ -23,6 +22,8 @@ from tracer.capture.sources.project_files import ProjectFiles
 from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.sqlite_reports.memory_report import write_memory_report
 from tracer.exporters.sqlite_reports.run_time_report import write_run_time_report
+
+skyline = pytest.importorskip("skyline.tracking.time.report", reason="needs the package skyline-cli")
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENT = ROOT / "docs" / "reports.md"
@@ -60,7 +61,7 @@ def by_hand() -> RunTimes:
 
 def test_structure_is_that_of_skylines_own_file(tmp_path: Path) -> None:
     golden = tmp_path / "golden.sqlite"
-    OperationRunTimeReportBuilder(str(golden)).build()
+    skyline.OperationRunTimeReportBuilder(str(golden)).build()
     ours, theirs = shape(written(by_hand(), tmp_path)), shape(golden)
     assert {name: ours.get(name) for name in theirs} == theirs
     own = {"run_time_details", "bookkeeping_operations", "step_times", "device_time", "format", "settings"}
@@ -91,7 +92,7 @@ def test_skylines_reader_returns_what_was_put_in(name: str, tmp_path: Path) -> N
         file, line = next((frame for frame in named if frame[0] is not None), (None, None))
         backward = None if row.backward_ns is None else row.backward_ns / 1e6
         expected.append((row.name, row.forward_ns / 1e6, backward, file, line))
-    reader = OperationRunTimeReport(sqlite3.connect(path))
+    reader = skyline.OperationRunTimeReport(sqlite3.connect(path))
     assert sorted(map(tuple, reader.get_run_time_entries()), key=repr) == sorted(expected, key=repr)
     assert sorted(query(path, R4), key=repr) == sorted(expected, key=repr)
     in_order = query(path, "SELECT operation_name FROM run_time_entries ORDER BY id")

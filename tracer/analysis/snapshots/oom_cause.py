@@ -80,11 +80,12 @@ def advice_on(failure: FailureFacts) -> str:
     return _SENTENCES[cause_of(failure)](failure)
 
 
-def _limit(_: FailureFacts) -> str:
+def _limit(failure: FailureFacts) -> str:
     return (
-        "The device had enough free memory, so a limit of this process stopped it: look for "
+        f"{_where_to_look(failure)} A limit of this process stopped it with {format_bytes(failure.memory.reserved_bytes)} "
+        f"reserved, where the device had {format_bytes(failure.device_free_bytes or 0)} free: look for "
         "torch.cuda.set_per_process_memory_fraction, or memory that another process took and gave back."
-    )
+    ).strip()
 
 
 def _pending(failure: FailureFacts) -> str:

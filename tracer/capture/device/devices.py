@@ -88,6 +88,12 @@ def allocator_counters(device: torch.device) -> dict[str, int]:
     return state
 
 
+def allowed_bytes(device: torch.device) -> int | None:
+    """What a memory fraction lets this process reserve of an accelerator; None without one."""
+    fraction, memory = _answer(device, "get_per_process_memory_fraction"), device_memory(device)
+    return int(fraction * memory[1]) if memory is not None and isinstance(fraction, float) and fraction < 1 else None
+
+
 def device_memory(device: torch.device) -> tuple[int, int] | None:
     """What the driver says is free on an accelerator, and what it has in all, in bytes; None where it does not say."""
     if not is_accelerator(device):
@@ -215,6 +221,6 @@ def _missing(device: torch.device, has_history: bool, has_kernels: bool) -> Iter
     if not has_history:
         yield "a history of its allocator (requested sizes, segments, and why memory ran out are left out)"
     if not has_kernels:
-        yield "kernels to torch's profiler (run times are the host's)"
+        yield "kernels of operators to torch's profiler (those of a replayed graph are of none; run times are the host's)"
     if not has_events(device):
         yield "events (phases are timed by the host's clock)"

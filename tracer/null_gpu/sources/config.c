@@ -83,8 +83,6 @@ static void read_config(void) {
   read_visible();
   c->copy_limit = size_variable("NULL_GPU_COPY_LIMIT", MIB);
   c->cudnn_workspace = size_variable("NULL_GPU_CUDNN_WORKSPACE", 0);
-  const char *factor = getenv("NULL_GPU_FFT_WORKSPACE");
-  c->fft_workspace = factor && *factor ? atof(factor) : 1.0;
   c->log_level = (int)size_variable("NULL_GPU_LOG", 0);
 }
 

@@ -25,7 +25,6 @@ typedef struct {
   Card cards[MAX_DEVICES];
   size_t copy_limit;      /* larger copies to the device are not made */
   size_t cudnn_workspace; /* of each plan */
-  double fft_workspace;   /* in copies of the spectrum */
   int log_level;
 } Config;
 const Config *config(void);
