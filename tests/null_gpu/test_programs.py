@@ -36,6 +36,7 @@ TOGETHER = (
     "a_linker_of_the_driver",
     "a_gradient_in_a_larger_block_is_explained",
     "scratch_of_a_transform",
+    "scratch_of_recurrent_layers",
     "a_function_that_nobody_wrote",
     "too_many_pieces_are_said",
 )

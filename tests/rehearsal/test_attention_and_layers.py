@@ -141,7 +141,7 @@ def running(layer: nn.RNNBase, x: Tensor) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "gates", "kept"), [(nn.LSTM, 4, 5), (nn.GRU, 3, 4), (nn.RNN, 1, 1)], ids=["lstm", "gru", "rnn"]
+    ("kind", "gates", "kept"), [(nn.LSTM, 4, 5), (nn.GRU, 3, 6), (nn.RNN, 1, 1)], ids=["lstm", "gru", "rnn"]
 )
 def test_recurrent_layers_keep_gates_and_states_of_all_steps(kind: Any, gates: int, kept: int) -> None:
     """Two layers, both ways: `kept` values an element and layer, and the output of the first layer."""
@@ -149,7 +149,7 @@ def test_recurrent_layers_keep_gates_and_states_of_all_steps(kind: Any, gates: i
     done = rehearsed(running(layer, torch.randn(STEPS, SAMPLES, INPUT)), layer)
     sizes = done.requests.size_bytes.tolist()
     rows = STEPS * SAMPLES * 2
-    assert rows * (2 * kept + 1) * HIDDEN * 4 in sizes  # the reserve
+    assert rows * (2 * kept + 1) * HIDDEN * 4 + 256 in sizes  # the reserve
     assert rows * HIDDEN * 4 in sizes  # the output
     weights = sum(each.numel() for each in layer.parameters())
     assert weights == 2 * gates * HIDDEN * (INPUT + HIDDEN + 2 * HIDDEN + HIDDEN + 4)
@@ -185,7 +185,7 @@ def test_packed_sequences_and_projections_are_taken() -> None:
 def test_an_evaluated_layer_keeps_nothing() -> None:
     layer = nn.LSTM(INPUT, HIDDEN).eval()
     done = rehearsed(lambda: layer(torch.randn(STEPS, SAMPLES, INPUT)), layer)
-    assert STEPS * SAMPLES * 5 * HIDDEN * 4 not in done.requests.size_bytes.tolist()
+    assert STEPS * SAMPLES * 5 * HIDDEN * 4 + 256 not in done.requests.size_bytes.tolist()
 
 
 def test_recurrent_layers_can_be_the_cpus() -> None:

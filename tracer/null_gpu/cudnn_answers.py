@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import os
 import struct
 import sys
 from collections.abc import Iterator, Sequence
@@ -162,15 +163,15 @@ def workspace_bytes(cudnn: Cudnn, device: Descriptor, problem: dict[str, Any]) -
 
 
 def _of_matrix_product(problem: dict[str, Any]) -> int | None:
-    """The workspace of a float32 convolution with a kernel of one element, which is a product of matrices; None of others.
+    """The workspace of a convolution with a kernel of one element, which is a product of matrices; None of others.
 
-    cuDNN leaves it to cuBLAS's kernels, which it does not offer for a device that is only described. On an H100, cuDNN
-    9.19 took 0 or 400 bytes for 300 of 369 such outputs and for 256 of 309 gradients of inputs, and for that of the
-    weights one copy for each sample, where these copies are few.
+    cuDNN has engines for it that it does not offer for a device that is only described. On an H100, cuDNN 9.19 took 0
+    or 400 bytes for 300 of 369 such outputs and for 256 of 309 gradients of inputs, and for that of the weights one
+    copy in float32 for each sample, where these are few bytes. Channels last it takes what it says.
     """
     (x, x_strides), (w, _), (y, _) = problem["x"], problem["w"], problem["y"]
     is_plain = max(w[2:]) == max(problem["stride"]) == 1 and not any(problem["padding"]) and x[1] == w[1]
-    if problem["dtype"] != "float32" or not is_plain or max(x[2:]) == 1 or x_strides[1] == 1:
+    if problem["dtype"] == "float64" or not is_plain or max(x[2:]) == 1 or x_strides[1] == 1:
         return None
     if problem["operation"] != "backward_filter":
         return 0
@@ -292,7 +293,10 @@ class Graphs:
 def _convolution_in(graph: list[Any]) -> dict[str, Any] | None:
     """A graph of one convolution as `workspace_bytes` wants it; None of any other graph."""
     told = [
-        {name: values if of_type == _DESCRIPTOR else _numbers(of_type, values) for name, of_type, _, values in attributes}
+        {
+            name: values if of_type == _DESCRIPTOR else _numbers(of_type, values)
+            for name, of_type, _, values in attributes
+        }
         for _, *attributes in graph
     ]
     operations = {kind: (name, attributes) for name, (kind, *attributes) in _OPERATIONS.items()}
@@ -319,6 +323,7 @@ def _numbers(of_type: int, digits: str) -> list[int]:
 
 def main() -> None:
     """Answer until there are no more questions; -1 where no engine can be planned."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the answers are those of the card that is described, on every machine
     cudnn = Cudnn(sys.argv[1:])
     properties = json.loads(sys.stdin.readline())
     print(cudnn.version if cudnn.version >= FIRST_VERSION else 0, flush=True)

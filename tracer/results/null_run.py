@@ -54,7 +54,7 @@ def _unknown(findings: Findings | None) -> Iterator[str]:
         version = answered_version()
         yield said_of_workspaces(version, "this card") if version else _NO_CUDNN
     if any("_fft_" in name for name in names):
-        yield "Estimated: cuFFT's scratch memory, as cuFFT 12 was seen to take it on an H100; its rule is not published."
+        yield "Estimated: cuFFT's scratch memory, as cuFFT 12 took it on an H100; its rule is not published."
     if words := NcclBuffers.of_this_process().words:
         yield f"Not counted: NCCL's buffers, beside torch's memory: {words}."
 

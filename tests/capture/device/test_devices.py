@@ -69,9 +69,8 @@ def test_a_backend_that_has_nothing_is_told_of(monkeypatch: pytest.MonkeyPatch) 
     assert not devices.has_random_state(OTHER) and not devices.has_events(OTHER)
     assert devices.lacks(OTHER, has_history=False, has_kernels=False) == (
         "What privateuseone does not offer: a history of its allocator (requested sizes, segments, and why memory ran "
-        "out are left out); kernels of operators to torch's profiler (those of a replayed graph are of none; run times are "
-        "the host's); events (phases are timed by the "
-        "host's clock)."
+        "out are left out); kernels of operators to torch's profiler (a replayed graph has none; run times are the "
+        "host's); events (phases are timed by the host's clock)."
     )
 
 

@@ -81,9 +81,10 @@ def advice_on(failure: FailureFacts) -> str:
 
 
 def _limit(failure: FailureFacts) -> str:
+    reserved, free = format_bytes(failure.memory.reserved_bytes), format_bytes(failure.device_free_bytes or 0)
     return (
-        f"{_where_to_look(failure)} A limit of this process stopped it with {format_bytes(failure.memory.reserved_bytes)} "
-        f"reserved, where the device had {format_bytes(failure.device_free_bytes or 0)} free: look for "
+        f"{_where_to_look(failure)} A limit of this process stopped it with {reserved} reserved, where the device had "
+        f"{free} free: look for "
         "torch.cuda.set_per_process_memory_fraction, or memory that another process took and gave back."
     ).strip()
 

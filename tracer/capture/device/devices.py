@@ -221,6 +221,6 @@ def _missing(device: torch.device, has_history: bool, has_kernels: bool) -> Iter
     if not has_history:
         yield "a history of its allocator (requested sizes, segments, and why memory ran out are left out)"
     if not has_kernels:
-        yield "kernels of operators to torch's profiler (those of a replayed graph are of none; run times are the host's)"
+        yield "kernels of operators to torch's profiler (a replayed graph has none; run times are the host's)"
     if not has_events(device):
         yield "events (phases are timed by the host's clock)"

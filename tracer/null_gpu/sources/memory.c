@@ -121,28 +121,36 @@ static long find_block(const Place *place, uintptr_t at) {
   return found;
 }
 
-/* Room for a block where CUDA's driver on Linux was seen to place it, as tracer/allocator/driver.py has it: 32 MiB and
-   more in whole chunks of 32 MiB, the highest that are free; less in the lowest gap of a chunk that is in use already. */
-static size_t round_down(size_t size, size_t to) { return size / to * to; }
+/* ---- room for a block, where CUDA's driver on Linux was seen to place it (tracer/allocator/driver.py has the same):
+   less than 32 MiB in the lowest gap of a chunk of 32 MiB that is in use already, else whole chunks, the highest free. */
+typedef struct {
+  uintptr_t low, high;
+} Gap;
+static Gap gap_below(const Place *place, uintptr_t base, long index) {
+  const Block *above = &place->blocks[index];
+  return (Gap){.low = index ? above[-1].at + above[-1].size : base,
+               .high = index < (long)place->count ? above->at : base + REGION};
+}
+static uintptr_t round_down(uintptr_t at, size_t to) { return at / to * to; }
+/* What of a gap lies in the chunk in which the block below it ends, and in which the block above it begins. */
+static uintptr_t place_in_used_chunk(Gap gap, bool has_below, bool has_above, size_t size, size_t alignment) {
+  uintptr_t at = round_up(gap.low, alignment), end = round_up(gap.low, CHUNK);
+  if (has_below && at + size <= (end < gap.high ? end : gap.high)) return at;
+  at = round_down(gap.high, CHUNK);
+  at = round_up(at > gap.low ? at : gap.low, alignment);
+  return has_above && at + size <= gap.high ? at : 0;
+}
+static uintptr_t place_in_free_chunks(Gap gap, size_t size, size_t alignment) {
+  uintptr_t low = round_up(gap.low, CHUNK), high = round_down(gap.high, CHUNK), chunks = round_up(size, CHUNK);
+  uintptr_t at = high < low + chunks ? 0 : round_down(high - chunks, alignment);
+  return at >= low ? at : 0;
+}
 static long find_room(const Place *place, uintptr_t base, size_t size, size_t alignment, uintptr_t *room) {
   long count = (long)place->count;
-  const Block *blocks = place->blocks;
-  for (long i = 0; size < CHUNK && i <= count; i++) { /* the gap below block i */
-    uintptr_t low = i ? blocks[i - 1].at + blocks[i - 1].size : base + REGION;
-    uintptr_t high = i < count ? blocks[i].at : base + REGION, tail = round_up(low, CHUNK), head = round_down(high, CHUNK);
-    uintptr_t ends[2][2] = {{low, tail < high ? tail : high}, {head, high}};
-    for (int end = i == 0; end < 2; end++) {
-      uintptr_t at = round_up(ends[end][0], alignment);
-      if ((end == 0 || head >= tail || !i) && at + size <= ends[end][1]) return *room = at, i;
-    }
-  }
-  for (long i = count; i >= 0; i--) {
-    uintptr_t low = i ? round_up(blocks[i - 1].at + blocks[i - 1].size, CHUNK) : base;
-    uintptr_t high = round_down(i < count ? blocks[i].at : base + REGION, CHUNK), chunks = round_up(size, CHUNK);
-    if (high < low + chunks) continue;
-    uintptr_t at = round_down(high - chunks, alignment);
-    if (at >= low) return *room = at, i;
-  }
+  for (long i = 0; size < CHUNK && i <= count; i++)
+    if ((*room = place_in_used_chunk(gap_below(place, base, i), i > 0, i < count, size, alignment))) return i;
+  for (long i = count; i >= 0; i--)
+    if ((*room = place_in_free_chunks(gap_below(place, base, i), size, alignment))) return i;
   return -1;
 }
 
