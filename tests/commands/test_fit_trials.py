@@ -45,9 +45,9 @@ def test_each_change_is_told_beside_the_script_as_it_is(
     assert [trial.apply for trial in report.trials] == [(), *alone] and report.best == report.trials[0]
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "What each change would save alone, made without editing the script:"
-    assert ("as it is: 1.00 GiB allocated, 2.00 GiB reserved; fits with 5.51 GiB left." in lines) is not is_known
+    assert ("as it is: 1.00 GiB allocated, 2.00 GiB reserved; fits with 5.32 GiB left." in lines) is not is_known
     row = "checkpoint: 960.00 MiB allocated, 1.00 GiB reserved, 64.00 MiB less at the peak"
-    assert f"{row}, +33.3 % FLOPs; fits with 6.51 GiB left." in lines
+    assert f"{row}, +33.3 % FLOPs; fits with 6.32 GiB left." in lines
     assert sum("FLOPs" in line for line in lines) == 1
     assert "bf16: the script ended with an error before a step was done." in lines and "  ValueError: no" in lines
     assert "  chunked-loss: no large loss over classes was computed." in lines

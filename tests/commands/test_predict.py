@@ -44,9 +44,9 @@ def test_it_says_what_a_step_needs_and_what_fills_it() -> None:
 def test_it_fits_or_it_does_not() -> None:
     wide = predict(*GPT, "--gpu-memory", "RTX-4090")
     assert wide.exit_code == 0 and "Fits in RTX-4090 (23.64 GiB)" in wide.stdout
-    tight = predict(*GPT, "--gpu-memory", "520MiB")
-    assert tight.exit_code == 3 and "Does not fit in 520.00 MiB" in tight.stdout
-    where = as_json(*GPT, "--gpu-memory", "520MiB")["out_of_memory"]
+    tight = predict(*GPT, "--gpu-memory", "720MiB")
+    assert tight.exit_code == 3 and "Does not fit in 720.00 MiB" in tight.stdout
+    where = as_json(*GPT, "--gpu-memory", "720MiB")["out_of_memory"]
     assert where["step"] >= 0 and where["op"].startswith("aten::") and where["file"].endswith("gpt.py")
 
 
@@ -99,12 +99,12 @@ def test_a_batch_that_does_not_fit_is_offered_in_micro_batches(tmp_path: Path) -
         encoding="utf-8",
     )
     model = ("--model", f"{file}:build", "--input", "512x1024", "--optimizer", "sgd")
-    said = as_json(*model, "--batch-size", "24", "--gpu-memory", "700MiB", "--largest-batch")
+    said = as_json(*model, "--batch-size", "24", "--gpu-memory", "900MiB", "--largest-batch")
     largest, (size, number) = said["largest_batch"], said["accumulated"].values()
     assert said["fits"] is False and 0 < size <= largest < 24 and size * number == 24
-    again = (*model, "--gpu-memory", "700MiB", "--batch-size", str(size), "--accumulate", str(number))
+    again = (*model, "--gpu-memory", "900MiB", "--batch-size", str(size), "--accumulate", str(number))
     assert as_json(*again)["fits"] is True
-    words = predict(*model, "--batch-size", "24", "--gpu-memory", "700MiB", "--largest-batch").stdout
+    words = predict(*model, "--batch-size", "24", "--gpu-memory", "900MiB", "--largest-batch").stdout
     assert f"--batch-size {size} --accumulate {number}" in " ".join(words.split())
 
 
@@ -151,7 +151,7 @@ def test_a_prediction_and_a_run_stand_side_by_side(tmp_path: Path) -> None:
 
 
 def test_on_and_gpu_memory_are_two_forms_of_one_option() -> None:
-    on, memory = (predict(*GPT, option, "520MiB") for option in ("--on", "--gpu-memory"))
+    on, memory = (predict(*GPT, option, "720MiB") for option in ("--on", "--gpu-memory"))
     assert (on.exit_code, on.stdout) == (memory.exit_code, memory.stdout)
 
 

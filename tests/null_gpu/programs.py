@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 GIB = 1 << 30
-CONTEXT = 500 << 20  # set aside of every card
+CONTEXT = 700 << 20  # set aside of every card
 
 
 def device_of_the_card() -> None:

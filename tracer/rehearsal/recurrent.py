@@ -85,12 +85,12 @@ class Layers:
         of_dropout = between * directions * ((padded + 7) // 8) if self.has_dropout else 0
         return values * item_bytes + of_dropout + 256
 
-    def workspace_bytes(self, batch: Batch, item_bytes: int) -> int:
+    def workspace_bytes(self, batch: Batch, item_bytes: int, *, is_persistent: bool = False) -> int:
         """Scratch of each call.
 
         Source:
             cuDNN does not publish it. Of 1,084 answers of cuDNN 9.19 on an H100 for layers at random 980 are this to
-            0.1 % and all to 6 %; `dnn.c` of the null GPU has the same, and what persistent kernels take.
+            0.1 % and all to 6 %; `dnn.c` of the null GPU has the same.
         """
         gates, directions, layers = _GATES[self.kind], self.num_directions, self.num_layers
         sample, of_hidden = batch.num_samples * self.hidden_size, batch.num_steps * self.hidden_size
@@ -100,7 +100,7 @@ class Layers:
             forward = (2 * gates + 4) * of_hidden + layers * (16 if is_lstm else 10 if gates > 1 else 6) * sample
             backward = (4 if layers > 1 else 2) * of_hidden + 4 * widest + layers * (10 if is_lstm else 6) * sample
         else:
-            at_once = min(_STEPS_AT_ONCE * sample, of_hidden)
+            at_once = of_hidden if is_persistent else min(_STEPS_AT_ONCE * sample, of_hidden)
             forward = gates * at_once + (of_hidden if self.has_dropout else 0)
             forward += layers * (6 if is_lstm else 3 if gates > 1 else 1) * sample
             at_once = min(of_hidden, (8 + 9 * layers) * sample) if layers > 1 else of_hidden
@@ -110,9 +110,38 @@ class Layers:
             if batch.is_packed
             else directions * of_hidden + of_input + layers * directions * (4 if is_lstm else 2) * sample
         )
-        values = max(forward + copies, backward + 2 * copies) if self.is_training else forward + copies
+        forward, values = forward + copies, max(forward + copies, backward + 2 * copies)
+        if is_persistent:
+            forward += 4 * gates * of_hidden
+            values = max(forward, values + (12 if is_lstm else 14 if gates > 1 else 9) * of_hidden)
+        values = values if self.is_training else forward
         return (
             layers * directions * _MULTIPLICATION_BYTES + (self.matrix_values(batch.input_size) + values) * item_bytes
+        )
+
+    def is_persistent(self, batch: Batch, dtype: torch.dtype, gpu: Gpu, *, in_backward: bool) -> bool:
+        """Whether torch asks for kernels that keep the weights in registers, and cuDNN has them.
+
+        Source:
+            get_algo, use_rnn_persist_small_h and use_persist_device_heuristics in
+            aten/src/ATen/native/cudnn/RNN.cpp. Of bfloat16 cuDNN's answers are those of its other kernels.
+        """
+        is_plain = self.kind.startswith("rnn")
+        if batch.is_packed or self.projected_size != self.hidden_size or dtype not in (torch.float16, torch.float32):
+            return False
+        most = (256 if is_plain else 128) if in_backward else (384 if is_plain else 192)
+        if self.hidden_size <= most:
+            return True
+        is_one = self.num_layers == self.num_directions == 1 and self.kind != "gru" and dtype == torch.float16
+        of_128 = self.hidden_size <= 1024 and self.hidden_size % 128 == batch.input_size % 128 == 0
+        is_known = gpu.card.capability >= (8, 0) and gpu.card.capability[1] != 6 and gpu.card.num_sms >= 98
+        few = batch.num_samples % 8 == 0 and batch.num_samples <= 128
+        return (
+            is_one
+            and of_128
+            and is_known
+            and few
+            and (not is_plain or batch.num_samples < 96 or self.hidden_size < 896)
         )
 
     def matrix_values(self, input_size: int) -> int:
@@ -129,6 +158,7 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        gpu: Gpu,
         layers: Layers,
         batch_sizes: Tensor | None,
         x: Tensor,
@@ -140,11 +170,11 @@ class _Recurrence(torch.autograd.Function):
         batch = Batch.of(in_order, batch_sizes)
         output = x.new_empty((*in_order.shape[:-1], layers.num_directions * layers.projected_size))
         last = hidden.new_empty(hidden.shape), cell.new_empty(cell.shape) if cell is not None else None
-        scratch = _scratch(layers, batch, x)
+        scratch = _scratch(gpu, layers, batch, x, in_backward=False)
         if layers.is_training:
             num_bytes = layers.reserve_bytes(batch, x.element_size())
             reserve = torch.empty(num_bytes, dtype=torch.uint8, device=x.device)
-            ctx.layers, ctx.batch = layers, batch
+            ctx.gpu, ctx.layers, ctx.batch = gpu, layers, batch
             ctx.save_for_backward(x, hidden, cell, output, reserve, *weights)
         del scratch
         return output, *last
@@ -155,18 +185,20 @@ class _Recurrence(torch.autograd.Function):
         in_order, of_output = ctx.layers.time_first(x).contiguous(), gradients[0].contiguous()
         of_x, of_hidden = torch.empty_like(in_order), torch.empty_like(hidden)
         of_cell = torch.empty_like(cell) if cell is not None else None
-        scratch = _scratch(ctx.layers, ctx.batch, x)
+        scratch = _scratch(ctx.gpu, ctx.layers, ctx.batch, x, in_backward=True)
         del scratch
         # One buffer, of which every weight's gradient is a part.
         flat = torch.zeros(ctx.layers.weight_values(weights), dtype=x.dtype, device=x.device)
         of_weights = _parts(flat, weights)
-        scratch = _scratch(ctx.layers, ctx.batch, x)
+        scratch = _scratch(ctx.gpu, ctx.layers, ctx.batch, x, in_backward=True)
         del in_order, of_output, scratch
-        return None, None, ctx.layers.time_first(of_x), of_hidden, of_cell, *of_weights
+        return None, None, None, ctx.layers.time_first(of_x), of_hidden, of_cell, *of_weights
 
 
-def _scratch(layers: Layers, batch: Batch, x: Tensor) -> Tensor:
-    return torch.empty(layers.workspace_bytes(batch, x.element_size()), dtype=torch.uint8, device=x.device)
+def _scratch(gpu: Gpu, layers: Layers, batch: Batch, x: Tensor, *, in_backward: bool) -> Tensor:
+    is_persistent = layers.is_persistent(batch, x.dtype, gpu, in_backward=in_backward)
+    num_bytes = layers.workspace_bytes(batch, x.element_size(), is_persistent=is_persistent)
+    return torch.empty(num_bytes, dtype=torch.uint8, device=x.device)
 
 
 def recurrence(kind: str) -> Callable[[Callable[..., Any], Gpu], Callable[..., Any]]:

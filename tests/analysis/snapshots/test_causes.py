@@ -481,14 +481,38 @@ def test_the_state_of_a_first_step_that_is_still_to_come() -> None:
     second = [frame("_init_group", f"{TORCH}/optim/adam.py", 6), *STEP]
     between = []
     for number in range(11):
-        between.append(program.make(8, [line(2)]))
+        between.append(program.make(8, STEP))
         program.make(10, STATE if number % 2 == 0 else second)
     for block in between:
-        program.free(block, [line(2)])
+        program.free(block, STEP)
     program.fail(50, second)
     found = program.changes()
     assert "110.00 MiB of 200.00 MiB are there" in found["optimizer state"].sentence
     assert next(iter(found)) == "optimizer state"
+
+
+def test_a_first_step_makes_its_own_state_and_none_of_a_model_trained_before() -> None:
+    """Of an earlier model 20 MiB of weights and 40 of state; of 60 MiB of state of this one 40 are there."""
+    program = Recorded(capacity=240)
+    program.make(20, MOVING)
+    for at in range(3):
+        train(program, size=2)
+        if at == 0:
+            program.make(20, STATE)
+            program.make(20, STATE)
+    second = [frame("_init_group", f"{TORCH}/optim/adam.py", 6), *STEP]
+    for _ in range(3):
+        program.make(10, MOVING)
+    kept = [program.make(10, layer(7)) for _ in range(3)]
+    for block in kept:
+        program.free(block, BACKWARD)
+        program.make(10, [frame("torch::autograd::AccumulateGrad::apply(x)", "??", 0), *BACKWARD])
+    for frames in (STATE, second, STATE, second):
+        program.make(10, frames)
+    program.fail(120, STATE)
+    found = program.changes()
+    assert "40.00 MiB of 60.00 MiB are there" in found["optimizer state"].sentence
+    assert "40.00 MiB of optimizer state" in found["other models"].sentence
 
 
 def test_calls_of_a_line_that_makes_blocks_of_several_sizes() -> None:

@@ -47,11 +47,15 @@ def segments(*address: int, is_expandable: bool = False) -> Segments:
 
 
 def test_parameters_come_first_and_addresses_rise_but_for_those_of_the_hosts_mmap() -> None:
-    size, addr = ints(9, 9, 5, 9, 9, 5), ints(0, 40, 80, 100, 140, 180)
+    chunk = 32 << 20
+    size, addr = ints(9, 9, 5, 9, 9, 5), ints(0, 40, 80, chunk, chunk + 40, chunk + 80)
     rows = np.arange(6)
-    assert sorted(first_of_each(rows, size, addr, 2, segments(0, 100))) == [0, 1, 2]
+    assert sorted(first_of_each(rows, size, addr, 2, segments(0, chunk))) == [0, 1, 2]
     high = 0x7F00_0000_0000
-    falling = segments(high, high + 100)
+    falling = segments(high, high + chunk)
     assert sorted(first_of_each(rows, size, addr + high, 2, falling)) == [3, 4, 5]
-    growing = segments(high, high + 100, is_expandable=True)
+    growing = segments(high, high + chunk, is_expandable=True)
     assert sorted(first_of_each(rows, size, addr + high, 2, growing)) == [0, 1, 2]
+    # Segments of one chunk of the driver's rise.
+    in_one_chunk = ints(0, 40, 80, 100, 140, 180) + high
+    assert sorted(first_of_each(rows, size, in_one_chunk, 2, segments(high, high + 100))) == [0, 1, 2]

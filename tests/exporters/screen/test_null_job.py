@@ -31,15 +31,15 @@ def test_the_worst_and_what_sets_the_least_apart() -> None:
 def test_a_verdict_is_about_what_torch_reserves_and_what_is_outside_its_allocator() -> None:
     found = job(replace(FIRST, nccl=NcclBuffers(2, 1)), LAST)
     assert job_words(found)[-1] == (
-        "On the GPU of rank 0, torch reserves 4.00 GiB, CUDA's context takes 500.00 MiB, and NCCL's buffers 84.00 MiB "
-        "to 1.78 GiB for 2 communicators and 1 rank that it sends to or receives from: together 4.57 GiB to 6.27 GiB "
+        "On the GPU of rank 0, torch reserves 4.00 GiB, CUDA's context takes 700.00 MiB, and NCCL's buffers 84.00 MiB "
+        "to 1.78 GiB for 2 communicators and 1 rank that it sends to or receives from: together 4.77 GiB to 6.46 GiB "
         "of 79.10 GiB. It fits."
     )
     assert found.fits is True
     shares = job(replace(FIRST, shared_bytes=64 << 20))
     assert job_words(shares)[-1] == (
-        "On the GPU of rank 0, torch reserves 4.00 GiB, CUDA's context takes 500.00 MiB, and symmetric memory 64.00 "
-        "MiB: together 4.55 GiB of 79.10 GiB. It fits."
+        "On the GPU of rank 0, torch reserves 4.00 GiB, CUDA's context takes 700.00 MiB, and symmetric memory 64.00 "
+        "MiB: together 4.75 GiB of 79.10 GiB. It fits."
     )
     assert null_job_json(shares)["ranks"][0]["shared_bytes"] == 64 << 20
     # The driver counts the most of the whole run, the recorded step what was reserved at its peak.

@@ -3,8 +3,9 @@
 A step of training leaves one gradient for each parameter. Where the blocks that were there before, and stay, have the
 sizes of gradients two or three times over, one set is the parameters, and the others are the optimizer's: momentum, or
 Adam's averages. Which of two equal blocks is which, their addresses say: parameters are made first. A driver that takes
-addresses from where the host's `mmap` does (0x7f...) goes down from one segment to the next, others go up: so 0.04 to
-0.15 and 0.97 of the steps between segments in public recordings; within a segment addresses rise.
+addresses from where the host's `mmap` does (0x7f...), as the null GPU does at its own place, goes down from one chunk of
+32 MiB to the next, others go up: so 0.04 to 0.15 and 0.97 of the steps between segments in public recordings; within a
+chunk, and so within a segment, addresses rise.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import numpy as np
 
 from tracer.arrays import Ints
 from tracer.snapshot.columns import Segments
+from tracer.units import MIB
 
 _TIMES: Final = (2, 3)
 """Of parameters and momentum, and of parameters and Adam's averages. More may be a copy of the weights."""
-_FALLING_FROM: Final = 0x7000_0000_0000
-"""Addresses that the host's `mmap` gives, from the top down."""
+_FALLING_FROM: Final = 0x1000_0000_0000
+"""Addresses that the host's `mmap` gives, from the top down, and the null GPU's."""
+_CHUNK: Final = 32 * MIB
 _SHARE_OF_SETS: Final = 0.9
 """Of the gradients' bytes, whose sizes have to be there as many times."""
 _MAX_SIZES: Final = 100
@@ -87,9 +90,9 @@ def first_of_each(rows: Ints, size: Ints, addr: Ints, times: int, segments: Segm
         segments: Segments in the end.
     """
     begins = np.sort(segments.address)
-    segment = np.searchsorted(begins, addr[rows], side="right")
     is_falling = bool(len(begins)) and int(begins[0]) >= _FALLING_FROM and not segments.is_expandable.any()
-    order = np.lexsort((addr[rows], -segment if is_falling else segment, size[rows]))
+    chunk = begins[np.searchsorted(begins, addr[rows], side="right") - 1] // _CHUNK if is_falling else 0 * rows
+    order = np.lexsort((addr[rows], -chunk, size[rows]))
     sizes = size[rows[order]]
     begin = np.flatnonzero(np.append(True, sizes[1:] != sizes[:-1]))
     number = np.diff(np.append(begin, len(sizes)))

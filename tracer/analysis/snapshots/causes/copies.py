@@ -13,7 +13,7 @@ from tracer.analysis.snapshots.causes.case import Case
 from tracer.analysis.snapshots.causes.cause import Cause, GivesUp
 from tracer.analysis.snapshots.changed_requests import with_earlier_frees, without_blocks
 from tracer.analysis.snapshots.stack_facts import Fact, has
-from tracer.arrays import Ints
+from tracer.arrays import Bools, Ints
 from tracer.units import format_bytes
 
 _LEAST_PERCENT: Final = 10
@@ -71,7 +71,8 @@ def other_models(case: Case) -> Iterator[Cause]:
     state = case.in_use[case.kind[case.in_use] == Kind.OPTIMIZER_STATE]
     starts, ends = case.device.kinds.phases.steps
     made_in = np.searchsorted(starts, lives.begin[state], side="right") - 1
-    steps = np.unique(made_in[made_in >= 0])
+    # State from before the recording may be of the model that is trained now, unless that one was made since.
+    steps = np.unique(made_in if _has_new_model(case) else made_in[made_in >= 0])
     if len(steps) < _LEAST_SETS or np.diff(steps).min() < _LEAST_SETS:
         return  # of several optimizers that step in turn each belongs to every iteration
     latest = int(steps[-1])
@@ -91,12 +92,21 @@ def other_models(case: Case) -> Iterator[Cause]:
     )
 
 
+def _has_new_model(case: Case) -> bool:
+    """Whether parameters were made in the recording."""
+    return bool((_is_parameter(case)[case.in_use] & (case.lives.alloc_entry[case.in_use] >= 0)).any())
+
+
+def _is_parameter(case: Case) -> Bools:
+    is_parameter: Bools = (case.kind == Kind.PARAMETER) | has(case.facts, Fact.MODULE_SETUP)
+    return is_parameter
+
+
 def _parameters_of(case: Case, state: Ints) -> Ints:
     """As many parameters, from the first ones made on, as that state is for: two blocks of its size each."""
     sizes = Counter(case.lives.requested_bytes[state].tolist())
-    is_parameter = (case.kind == Kind.PARAMETER) | has(case.facts, Fact.MODULE_SETUP)
     chosen = []
-    for row in case.in_use[is_parameter[case.in_use]].tolist():
+    for row in case.in_use[_is_parameter(case)[case.in_use]].tolist():
         size = int(case.lives.requested_bytes[row])
         if sizes[size] >= _LEAST_SETS:
             sizes[size] -= _LEAST_SETS

@@ -27,8 +27,13 @@ def state_to_come(case: Case) -> Iterator[Cause]:
     makes = case.stacks_with([*map(_makes_state, case.frames)])
     if not case.has_failed or not makes[case.asked_stack]:
         return
-    gradients = case.bytes(case.in_use[case.kind[case.in_use] == Kind.GRADIENT])
-    rows = np.flatnonzero((case.kind == Kind.OPTIMIZER_STATE) & (case.lives.requested_bytes >= _LEAST_BYTES))
+    _, ends = case.device.kinds.phases.steps
+    # What was made before the last step ended is of other optimizers, whose steps those were.
+    is_new = case.lives.alloc_entry > max(ends[ends <= case.entry], default=-1)
+    gradients = case.bytes(case.in_use[(case.kind[case.in_use] == Kind.GRADIENT) & is_new[case.in_use]])
+    rows = np.flatnonzero(
+        (case.kind == Kind.OPTIMIZER_STATE) & (case.lives.requested_bytes >= _LEAST_BYTES) & is_new
+    )
     held = case.held(rows)
     lines = {_innermost(case, stack) for stack in np.unique(case.lives.stack[held]).tolist()}
     lines.add(_innermost(case, case.asked_stack))
