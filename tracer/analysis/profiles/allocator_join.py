@@ -184,7 +184,8 @@ def last_events(history: JoinedHistory, lifetimes: BlockLifetimes, entry: int) -
     is_made = (history.entry >= 0) & (history.entry <= entry)
     made = int(lifetimes.made_at[is_made].max(initial=0))
     is_freed = is_made & (freed_after[history.entry] <= entry)
-    return made, max(made, int(lifetimes.freed_at[is_freed].max(initial=0)))
+    freed = int(lifetimes.freed_at[is_freed].max(initial=0))  # behind the events where the recording ended before it
+    return made, max(made, min(freed, len(lifetimes.events) - 1))
 
 
 def _pending(history: JoinedHistory, rows: Rows, entry: int) -> Bools:
