@@ -186,12 +186,15 @@ class _Recurrence(torch.autograd.Function):
         of_x, of_hidden = torch.empty_like(in_order), torch.empty_like(hidden)
         of_cell = torch.empty_like(cell) if cell is not None else None
         scratch = _scratch(ctx.gpu, ctx.layers, ctx.batch, x, in_backward=True)
-        del scratch
-        # One buffer, of which every weight's gradient is a part.
-        flat = torch.zeros(ctx.layers.weight_values(weights), dtype=x.dtype, device=x.device)
-        of_weights = _parts(flat, weights)
-        scratch = _scratch(ctx.gpu, ctx.layers, ctx.batch, x, in_backward=True)
         del in_order, of_output, scratch
+        in_order = ctx.layers.time_first(x).contiguous()
+        # One buffer, of which every weight's gradient is a part, or is copied where it has places for biases beside.
+        flat = torch.zeros(ctx.layers.weight_values(weights), dtype=x.dtype, device=x.device)
+        scratch = _scratch(ctx.gpu, ctx.layers, ctx.batch, x, in_backward=True)
+        of_weights = _parts(flat, weights)
+        if not ctx.layers.has_bias:
+            of_weights = [part.clone() for part in of_weights]
+        del in_order, scratch
         return None, None, None, ctx.layers.time_first(of_x), of_hidden, of_cell, *of_weights
 
 
@@ -233,7 +236,7 @@ def recurrence(kind: str) -> Callable[[Callable[..., Any], Gpu], Callable[..., A
             if is_training and dropout > 0:
                 _keep_random_state(gpu, x)
             output, hidden, cell = _Recurrence.apply(
-                layers, args[1] if is_packed else None, x, hidden.contiguous(), cell, *weights
+                gpu, layers, args[1] if is_packed else None, x, hidden.contiguous(), cell, *weights
             )
             output = layers.time_first(output)
             return (output, hidden) if cell is None else (output, hidden, cell)

@@ -31,9 +31,7 @@ def state_to_come(case: Case) -> Iterator[Cause]:
     # What was made before the last step ended is of other optimizers, whose steps those were.
     is_new = case.lives.alloc_entry > max(ends[ends <= case.entry], default=-1)
     gradients = case.bytes(case.in_use[(case.kind[case.in_use] == Kind.GRADIENT) & is_new[case.in_use]])
-    rows = np.flatnonzero(
-        (case.kind == Kind.OPTIMIZER_STATE) & (case.lives.requested_bytes >= _LEAST_BYTES) & is_new
-    )
+    rows = np.flatnonzero((case.kind == Kind.OPTIMIZER_STATE) & (case.lives.requested_bytes >= _LEAST_BYTES) & is_new)
     held = case.held(rows)
     lines = {_innermost(case, stack) for stack in np.unique(case.lives.stack[held]).tolist()}
     lines.add(_innermost(case, case.asked_stack))
