@@ -3,7 +3,7 @@
 A step of training leaves one gradient for each parameter. Where the blocks that were there before, and stay, have the
 sizes of gradients two or three times over, one set is the parameters, and the others are the optimizer's: momentum, or
 Adam's averages. Which of two equal blocks is which, their addresses say: parameters are made first. A driver that takes
-addresses from where the host's `mmap` does (0x7f...), as the null GPU does at its own place, goes down from one chunk of
+addresses from where the host's `mmap` does (0x7f...), as the null GPU at its own place, goes down from one chunk of
 32 MiB to the next, others go up: so 0.04 to 0.15 and 0.97 of the steps between segments in public recordings; within a
 chunk, and so within a segment, addresses rise.
 """
