@@ -143,7 +143,9 @@ def variables_over_the_step(case: Case) -> Iterator[Cause]:
     """Blocks that variables hold over an optimizer's step, into the next iteration."""
     start, lives = case.device.kinds.phases.steps[0], case.device.replay.lives
     next_step = np.searchsorted(start, lives.begin, side="right")
-    has_step = (next_step < len(start)) & (lives.end > np.append(start, -1)[next_step])
+    starts = np.append(start, [len(case.state.trace) + 1] * 2)
+    # Over one step: what outlives a second one is kept for good, and is growth.
+    has_step = (lives.end > starts[next_step]) & (lives.end <= starts[next_step + 1])
     is_held = (case.kind == Kind.HELD) | ((case.kind == Kind.ACTIVATION) & _is_freed_by_program(case))
     rows = np.flatnonzero(is_held & has_step & case.device.kinds.met_backward)
     if not len(rows):
