@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.allocator.recording_allocator import RecordingAllocator
-from tracer.allocator.blocks import FREE, PENDING, USED, Block
+from tests.driver_places import SEGMENTS
+from tracer.allocator.blocks import DEFAULT_POOL, FREE, PENDING, USED, Block
 from tracer.allocator.driver import PackingDriver
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import parse_settings
@@ -80,6 +81,12 @@ def test_each_power_of_two_has_its_own_divisions_and_the_last_is_for_all_above()
 
 
 # ---- which block, and what is split off ------------------------------------------------------------------------------
+
+
+def test_segments_lie_where_a_driver_placed_them() -> None:
+    driver = PackingDriver()
+    placed = [driver.reserve(size * MIB, 0, DEFAULT_POOL) for size, _ in SEGMENTS]
+    assert [(place - placed[0]) // MIB for place in placed] == [offset for _, offset in SEGMENTS]  # type: ignore[operator]
 
 
 def test_of_blocks_of_one_size_the_oldest_segment_serves_since_torch_2_13() -> None:

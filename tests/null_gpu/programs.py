@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from tests.driver_places import SEGMENTS
+
 GIB = 1 << 30
 CONTEXT = 700 << 20  # set aside of every card
 
@@ -169,6 +171,17 @@ def managed_memory_fills_no_card() -> None:
     ctypes.memset(pointer.value or 0, 7, 1000)
     assert torch.cuda.mem_get_info()[0] == before
     assert runtime.cudaFree(pointer) == 0
+
+
+def segments_lie_where_a_driver_placed_them() -> None:
+    runtime, placed = ctypes.CDLL(None), []
+    for size, _ in SEGMENTS:
+        placed.append(ctypes.c_void_p())
+        assert runtime.cudaMalloc(ctypes.byref(placed[-1]), ctypes.c_size_t(size << 20)) == 0
+    first = placed[0].value or 0
+    assert [((place.value or 0) - first) >> 20 for place in placed] == [offset for _, offset in SEGMENTS]
+    for place in placed:
+        assert runtime.cudaFree(place) == 0
 
 
 def small_requests_share_a_granule() -> None:

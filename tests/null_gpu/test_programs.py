@@ -17,6 +17,7 @@ from tracer.null_gpu.toolchain import torch_folder
 pytestmark = needs_null_gpu
 
 TOGETHER = (
+    "segments_lie_where_a_driver_placed_them",  # before there are any others
     "device_of_the_card",
     "what_the_host_wrote_is_read",
     "a_pattern_of_words_is_one_write",

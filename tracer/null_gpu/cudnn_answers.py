@@ -144,7 +144,7 @@ def workspace_bytes(cudnn: Cudnn, device: Descriptor, problem: dict[str, Any]) -
     Raises:
         CudnnError: No engine can be planned.
     """
-    if (product_bytes := _of_matrix_product(problem)) is not None:
+    if (product_bytes := of_matrix_product(problem)) is not None:
         return product_bytes
     graph = _graph(cudnn, problem)
     may_use_tensor_cores = problem["allow_tf32"] or problem["dtype"] != "float32"
@@ -162,7 +162,7 @@ def workspace_bytes(cudnn: Cudnn, device: Descriptor, problem: dict[str, Any]) -
     raise CudnnError("no engine")
 
 
-def _of_matrix_product(problem: dict[str, Any]) -> int | None:
+def of_matrix_product(problem: dict[str, Any]) -> int | None:
     """The workspace of a convolution with a kernel of one element, which is a product of matrices; None of others.
 
     cuDNN has engines for it that it does not offer for a device that is only described. On an H100, cuDNN 9.19 took 0
@@ -251,7 +251,7 @@ class Graphs:
         engines = self._engines(question["graph"], question["mode"])
         if question["index"] >= 0:
             problem = _convolution_in(question["graph"])
-            if problem is not None and (product_bytes := _of_matrix_product(problem)) is not None:
+            if problem is not None and (product_bytes := of_matrix_product(problem)) is not None:
                 return str(product_bytes)
             try:
                 return str(_planned_bytes(self._cudnn, self._device, engines[question["index"]]))
