@@ -7,149 +7,14 @@ their autocast in aten/src/ATen/cudnn/AutocastRNN.cpp.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tracer.capture.torch_private import torch_dispatch, torch_fake
+from tracer.rehearsal.recurrent_sizes import GATES, Batch, Layers
 from tracer.rehearsal.rule import Gpu
-from tracer.units import MIB
-
-# Values that are kept for backward, for each element of the hidden state: the gates, and the LSTM's cell state or what
-# the GRU's candidate is made of.
-_VALUES_KEPT = {"lstm": 4 + 1, "gru": 3 + 3, "rnn_tanh": 1, "rnn_relu": 1}
-_STEPS_AT_ONCE = 256
-"""The steps whose gates cuDNN multiplies at once in one direction."""
-_MULTIPLICATION_BYTES = 8 * MIB
-"""Of the workspace, for each layer and direction: cuBLASLt's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A batch as cuDNN's descriptor has it."""
-
-    num_samples: int
-    longest: int  # Steps of the longest sample
-    num_steps: int  # Of all samples together
-    input_size: int
-    is_packed: bool
-
-    @classmethod
-    def of(cls, in_order: Tensor, batch_sizes: Tensor | None) -> Batch:
-        """The batch of an input [T, B, I], or of a packed one [sum of steps, I] with samples by step."""
-        if batch_sizes is None:
-            steps, samples = in_order.shape[:2]
-            return cls(samples, steps, steps * samples, in_order.shape[-1], is_packed=False)
-        return cls(int(batch_sizes[0]), len(batch_sizes), in_order.shape[0], in_order.shape[-1], is_packed=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Layers:
-    """What the sizes follow from."""
-
-    kind: str
-    num_layers: int
-    num_directions: int
-    hidden_size: int
-    projected_size: int
-    is_training: bool
-    batch_first: bool
-    has_bias: bool
-    has_dropout: bool
-
-    def time_first(self, x: Tensor) -> Tensor:
-        """With time as the first axis, or back."""
-        return x.transpose(0, 1) if self.batch_first else x
-
-    def weight_values(self, weights: Sequence[Tensor]) -> int:
-        """Values in cuDNN's buffer of all weights, which has places for biases even without biases."""
-        biases = (
-            0 if self.has_bias else 2 * self.num_layers * self.num_directions * _GATES[self.kind] * self.hidden_size
-        )
-        return sum(weight.numel() for weight in weights) + biases
-
-    def reserve_bytes(self, batch: Batch, item_bytes: int) -> int:
-        """Kept for backward: of all layers their values; between layers, their output and what dropout keeps of it.
-
-        Source:
-            As `workspace_bytes`.
-        """
-        directions, between = self.num_directions, self.num_layers - 1
-        kept = _VALUES_KEPT[self.kind] * self.hidden_size
-        if self.projected_size != self.hidden_size:
-            kept += self.hidden_size + self.projected_size
-        values = batch.num_steps * directions * (self.num_layers * kept + between * self.hidden_size)
-        padded = batch.num_samples * batch.longest * directions * self.projected_size
-        of_dropout = between * directions * ((padded + 7) // 8) if self.has_dropout else 0
-        return values * item_bytes + of_dropout + 256
-
-    def workspace_bytes(self, batch: Batch, item_bytes: int, *, is_persistent: bool = False) -> int:
-        """Scratch of each call.
-
-        Source:
-            cuDNN does not publish it. Of 1,084 answers of cuDNN 9.19 on an H100 for layers at random 980 are this to
-            0.1 % and all to 6 %; `dnn.c` of the null GPU has the same.
-        """
-        gates, directions, layers = _GATES[self.kind], self.num_directions, self.num_layers
-        sample, of_hidden = batch.num_samples * self.hidden_size, batch.num_steps * self.hidden_size
-        of_input = batch.num_steps * batch.input_size
-        is_lstm, widest = self.kind == "lstm", max(of_hidden, of_input)
-        if directions == 2:
-            forward = (2 * gates + 4) * of_hidden + layers * (16 if is_lstm else 10 if gates > 1 else 6) * sample
-            backward = (4 if layers > 1 else 2) * of_hidden + 4 * widest + layers * (10 if is_lstm else 6) * sample
-        else:
-            at_once = of_hidden if is_persistent else min(_STEPS_AT_ONCE * sample, of_hidden)
-            forward = gates * at_once + (of_hidden if self.has_dropout else 0)
-            forward += layers * (6 if is_lstm else 3 if gates > 1 else 1) * sample
-            at_once = min(of_hidden, (8 + 9 * layers) * sample) if layers > 1 else of_hidden
-            backward = at_once + widest + (2 * layers + 1 if is_lstm else int(layers < 2)) * sample
-        copies = (
-            0
-            if batch.is_packed
-            else directions * of_hidden + of_input + layers * directions * (4 if is_lstm else 2) * sample
-        )
-        forward, values = forward + copies, max(forward + copies, backward + 2 * copies)
-        if is_persistent:
-            forward += 4 * gates * of_hidden
-            values = max(forward, values + (12 if is_lstm else 14 if gates > 1 else 9) * of_hidden)
-        values = values if self.is_training else forward
-        return (
-            layers * directions * _MULTIPLICATION_BYTES + (self.matrix_values(batch.input_size) + values) * item_bytes
-        )
-
-    def is_persistent(self, batch: Batch, dtype: torch.dtype, gpu: Gpu, *, in_backward: bool) -> bool:
-        """Whether torch asks for kernels that keep the weights in registers, and cuDNN has them.
-
-        Source:
-            get_algo, use_rnn_persist_small_h and use_persist_device_heuristics in
-            aten/src/ATen/native/cudnn/RNN.cpp. Of bfloat16 cuDNN's answers are those of its other kernels.
-        """
-        is_plain = self.kind.startswith("rnn")
-        if batch.is_packed or self.projected_size != self.hidden_size or dtype not in (torch.float16, torch.float32):
-            return False
-        most = (256 if is_plain else 128) if in_backward else (384 if is_plain else 192)
-        if self.hidden_size <= most:
-            return True
-        is_one = self.num_layers == self.num_directions == 1 and self.kind != "gru" and dtype == torch.float16
-        of_128 = self.hidden_size <= 1024 and self.hidden_size % 128 == batch.input_size % 128 == 0
-        is_known = gpu.card.capability >= (8, 0) and gpu.card.capability[1] != 6 and gpu.card.num_sms >= 98
-        few = batch.num_samples % 8 == 0 and batch.num_samples <= 128
-        return (
-            is_one
-            and of_128
-            and is_known
-            and few
-            and (not is_plain or batch.num_samples < 96 or self.hidden_size < 896)
-        )
-
-    def matrix_values(self, input_size: int) -> int:
-        """Values of the weights without biases."""
-        rows, output = _GATES[self.kind] * self.hidden_size, self.projected_size
-        projections = output * self.hidden_size if output != self.hidden_size else 0
-        inputs = [input_size, *[self.num_directions * output] * (self.num_layers - 1)]
-        return self.num_directions * sum(rows * (columns + output) + projections for columns in inputs)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -225,7 +90,7 @@ def recurrence(kind: str) -> Callable[[Callable[..., Any], Gpu], Callable[..., A
                 kind,
                 num_layers=num_layers,
                 num_directions=2 if both else 1,
-                hidden_size=weights[1].shape[0] // _GATES[kind],
+                hidden_size=weights[1].shape[0] // GATES[kind],
                 projected_size=hidden.shape[-1],
                 is_training=is_training,
                 batch_first=not is_packed and args[8],
@@ -297,7 +162,6 @@ def _keep_random_state(gpu: Gpu, x: Tensor) -> None:
 _RANDOM_STATE = "cudnn-dropout-state"
 _THREADS_OF_RANDOM_STATE = 1024
 _BYTES_OF_A_GENERATOR = 48
-_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 def _parts(flat: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:

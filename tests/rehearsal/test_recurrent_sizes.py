@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tracer.rehearsal.recurrent import Batch, Layers
+from tracer.rehearsal.recurrent_sizes import Batch, Layers
 
 # Kind, layers, directions, input, hidden, steps, samples, steps of all, packed, dropout, bytes of a value; then the
 # workspaces of training and of inference, and the reserve.
