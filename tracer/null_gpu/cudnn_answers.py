@@ -43,7 +43,9 @@ _OPERATIONS = {
     "backward_filter": (11, 712, 713, 714, 715, 716, 717),
 }
 _MOST_CONFIGURATIONS = 64
+_HOPPER = 900
 _MOST_COPIES_BYTES, _LEAST_CHANNELS = 64 << 20, 40
+_LEAST_SUMMANDS, _LEAST_ROWS, _FEW_SUMS, _MOST_PARTS = 6000, 400, 0.2, 16
 _MOST_GRAPHS = 8
 
 
@@ -134,10 +136,11 @@ class Descriptor:
         self._cudnn.library.cudnnBackendDestroyDescriptor(self.pointer)
 
 
-def workspace_bytes(cudnn: Cudnn, device: Descriptor, problem: dict[str, Any]) -> int:
+def workspace_bytes(cudnn: Cudnn, device: Descriptor, num_sms: int, problem: dict[str, Any]) -> int:
     """What the engine takes that cuDNN would choose for a convolution.
 
     Args:
+        num_sms: As `with_shared_sums`.
         problem: `operation`, `dtype`, `allow_tf32`, `deterministic`, sizes and strides of `x`, `w` and `y`,
             `padding`, `stride`, `dilation`.
 
@@ -156,7 +159,7 @@ def workspace_bytes(cudnn: Cudnn, device: Descriptor, problem: dict[str, Any]) -
             if _NONDETERMINISTIC in notes and problem.get("deterministic"):
                 continue
             try:
-                return _planned_bytes(cudnn, device, configuration)
+                return with_shared_sums(problem, _planned_bytes(cudnn, device, configuration), num_sms)
             except CudnnError:
                 continue
     raise CudnnError("no engine")
@@ -178,6 +181,30 @@ def of_matrix_product(problem: dict[str, Any]) -> int | None:
     copies_bytes = 4 * x[0] * math.prod(w)
     are_few = copies_bytes < min(_MOST_COPIES_BYTES, 3 * 4 * (math.prod(x) + math.prod(y)))
     return copies_bytes if are_few and w[1] >= _LEAST_CHANNELS else None
+
+
+def with_shared_sums(problem: dict[str, Any], said_bytes: int, num_sms: int) -> int:
+    """The workspace of a gradient of weights in float32, whose sums multiprocessors share.
+
+    Of a described card cuDNN says too few of them. An H100 divided the sums until nearly each multiprocessor, or each
+    second one, had a tile of the weights of 128 by 128 or 64 by 64, and kept all tiles behind copies of its tensors.
+
+    Args:
+        num_sms: Multiprocessors of a card of the H100's kind; 0 of others, of which that is not known.
+    """
+    (x, x_strides), (w, _), (y, _) = problem["x"], problem["w"], problem["y"]
+    is_plain = problem["dtype"] == "float32" and x[1] == w[1] and x_strides[1] > 1
+    if not num_sms or problem["operation"] != "backward_filter" or not is_plain:
+        return said_bytes
+    side, rows = 64 if w[0] <= 64 else 128, math.prod(w[1:])
+    tiles = math.ceil(w[0] / side) * math.ceil(rows / side)
+    if rows < _LEAST_ROWS or (tiles <= num_sms and y[0] * math.prod(y[2:]) < _LEAST_SUMMANDS):
+        return said_bytes
+    is_half = num_sms >= tiles > num_sms // 2 or num_sms // tiles > _MOST_PARTS
+    in_use = num_sms // 2 if is_half else num_sms
+    sums_bytes = 4 * side * side * (in_use // tiles * tiles if tiles <= in_use else in_use)
+    copies_bytes = 4 * sum(map(math.prod, (x, w, y)))
+    return copies_bytes + sums_bytes if 0 <= said_bytes - copies_bytes < _FEW_SUMS * sums_bytes else said_bytes
 
 
 def _graph(cudnn: Cudnn, problem: dict[str, Any]) -> Descriptor:
@@ -238,8 +265,8 @@ class Graphs:
     `mode`; and an `index`.
     """
 
-    def __init__(self, cudnn: Cudnn, device: Descriptor) -> None:
-        self._cudnn, self._device = cudnn, device
+    def __init__(self, cudnn: Cudnn, device: Descriptor, num_sms: int) -> None:
+        self._cudnn, self._device, self._num_sms = cudnn, device, num_sms
         self._known: dict[str, list[Descriptor]] = {}
 
     def answer(self, question: dict[str, Any]) -> str:
@@ -254,9 +281,10 @@ class Graphs:
             if problem is not None and (product_bytes := of_matrix_product(problem)) is not None:
                 return str(product_bytes)
             try:
-                return str(_planned_bytes(self._cudnn, self._device, engines[question["index"]]))
+                said_bytes = _planned_bytes(self._cudnn, self._device, engines[question["index"]])
             except CudnnError:
                 return "-1"
+            return str(said_bytes if problem is None else with_shared_sums(problem, said_bytes, self._num_sms))
         is_last = question["mode"] == _FALLBACK or not (engines or self._engines(question["graph"], _FALLBACK))
         numbers = [len(engines), int(is_last)]
         for engine in engines:
@@ -330,12 +358,15 @@ def main() -> None:
     if cudnn.version < FIRST_VERSION:
         return
     device = Descriptor(cudnn, _DEVICE).set(2702, _CHAR, json.dumps(properties).encode() + b"\0").finish()
-    graphs = Graphs(cudnn, device)
+    num_sms = properties["multiProcessorCount"] if properties["deviceVer"] == _HOPPER else 0
+    graphs = Graphs(cudnn, device, num_sms)
     for line in sys.stdin:
         question = json.loads(line)
         try:
-            answer = graphs.answer(question) if "graph" in question else workspace_bytes(cudnn, device, question)
-            print(answer, flush=True)
+            is_graph = "graph" in question
+            print(
+                graphs.answer(question) if is_graph else workspace_bytes(cudnn, device, num_sms, question), flush=True
+            )
         except CudnnError:
             print(-1, flush=True)
 

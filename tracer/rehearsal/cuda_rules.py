@@ -212,7 +212,7 @@ RULES: tuple[CudaRule, ...] = (
     CudaRule(
         "recurrent",
         "aten/src/ATen/native/cudnn/RNN.cpp, _cudnn_rnn, _cudnn_rnn_backward",
-        "Recurrent layers are one operator of cuDNN's with scratch and a reserve: gates, states and copies, as on an H100.",
+        "Recurrent layers are one operator of cuDNN's with scratch and a reserve, as on an H100.",
         operators={
             f"{kind}.{overload}": recurrence(kind)
             for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")
