@@ -214,7 +214,7 @@ EXPORT cudnnStatus_t cudnnGetRNNWeightParams(cudnnHandle_t handle, cudnnRNNDescr
 }
 /* cuDNN does not publish them; this is what cuDNN 9.19 was seen to answer on an H100, where of 1,084 answers for layers
    at random 980 are these to 0.1 % and all to 6 % (the workspace of training in one direction is not quite understood).
-   tracer/rehearsal/recurrent.py has the same. */
+   tracer/rehearsal/recurrent_sizes.py has the same. */
 typedef struct {
   size_t sample, hidden, input, gates, directions, layers; /* bytes of one state of each sample; of all steps */
   bool is_lstm;

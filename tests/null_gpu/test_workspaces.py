@@ -1,12 +1,13 @@
-"""Which convolutions cuDNN makes as products of matrices, and what they take: as measured on an H100."""
+"""What cuDNN does not say of a described card, as measured on an H100: products of matrices, and shared sums."""
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import pytest
 
-from tracer.null_gpu.cudnn_answers import of_matrix_product
+from tracer.null_gpu.cudnn_answers import of_matrix_product, with_shared_sums
 
 
 def pointwise(operation: str, x: tuple[int, ...], channels: int, *, kernel: int = 1, last: bool = False) -> Any:
@@ -38,3 +39,22 @@ def test_a_kernel_of_one_element_is_a_product_of_matrices(
     assert of_matrix_product(pointwise("backward_data", x, channels)) == 0
     for other in ({"kernel": 3}, {"last": True}):
         assert of_matrix_product(pointwise("forward", x, channels, **other)) is None  # type: ignore[arg-type]
+
+
+# Of VGG-16 and Inception, gradients of weights: what cuDNN says behind copies of the tensors, and what it took.
+@pytest.mark.parametrize(
+    ("x", "channels", "said", "took"),
+    [
+        ((16, 64, 224, 224), 64, 295123, 2065063),
+        ((16, 128, 56, 56), 256, 16, 8258215),
+        ((16, 256, 56, 56), 256, 16, 7078495),
+        ((16, 256, 28, 28), 512, 147, 4326127),
+        ((16, 512, 28, 28), 512, 147, 8651503),
+        ((16, 128, 8, 8), 384, 147, 147),  # of few summands
+    ],
+)
+def test_sums_are_shared_by_all_multiprocessors(x: tuple[int, ...], channels: int, said: int, took: int) -> None:
+    problem = pointwise("backward_filter", x, channels, kernel=3)
+    copies = 4 * sum(prod(problem[name][0]) for name in "xwy")
+    assert with_shared_sums(problem, copies + said, 132) == pytest.approx(copies + took, abs=1024)
+    assert with_shared_sums(problem, copies + said, 0) == copies + said  # another kind of card
