@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from tests.driver_places import SEGMENTS
+from tracer.sessions.watch_report import limit_of
 
 GIB = 1 << 30
 CONTEXT = 700 << 20  # set aside of every card
@@ -56,6 +57,7 @@ def fraction_of_the_card() -> None:
         assert "7.91 GiB allowed" in str(error), error
     else:
         raise AssertionError("more than the fraction")
+    assert abs((limit_of(torch.device("cuda", 0)) or 0) - 0.1 * torch.cuda.mem_get_info()[1]) <= 1
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 

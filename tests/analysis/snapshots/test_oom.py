@@ -108,7 +108,8 @@ class TestOutOfMemory:
     def test_a_limit_of_the_process(self, tmp_path: Path, asked: int, reserved: int) -> None:
         """Only where the device had room for the whole segment that the request needs."""
         (limited,) = explain(tmp_path / "s", [failed(asked, reserved)]).oom
-        assert "set_per_process_memory_fraction" in limited.advice
+        assert "set_per_process_memory_fraction" in limited.advice and "with 0 B reserved" in limited.advice
+        assert limited.advice.startswith("Nothing else was in use")  # where to look comes first
         (short,) = explain(tmp_path / "s", [failed(asked, reserved - 1)]).oom
         assert "set_per_process_memory_fraction" not in short.advice
 
