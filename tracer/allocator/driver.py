@@ -75,7 +75,8 @@ class Ranges:
         return address
 
 
-_CHUNK = 32 * MIB
+CHUNK_BYTES = 32 * MIB
+"""Of addresses, which CUDA's driver on Linux gives downwards, one chunk after the other."""
 ABOVE_ALL_DEVICES = 1 << 63
 _TOP = 1 << 62  # above the addresses of all devices, with room for every range that a replay may want
 
@@ -130,7 +131,7 @@ class PackingDriver:
         self.capacity = capacity
         self.reserved = reserved
         self._given = given
-        self._lowest = top // _CHUNK * _CHUNK
+        self._lowest = top // CHUNK_BYTES * CHUNK_BYTES
         self._chunks = Ranges()
         self._pieces = Ranges()
 
@@ -144,7 +145,7 @@ class PackingDriver:
         if self.capacity is not None and self.reserved + size > self.capacity:
             return None
         self.reserved += size
-        address = self._pieces.take_lowest(size) if size < _CHUNK else None
+        address = self._pieces.take_lowest(size) if size < CHUNK_BYTES else None
         if address is None:
             address = self._whole_chunks(size)
             if rest := _in_chunks(size) - size:
@@ -157,7 +158,7 @@ class PackingDriver:
         if address in self._given:
             return
         start, length = self._pieces.add(address, size)
-        first, last = _in_chunks(start), (start + length) // _CHUNK * _CHUNK
+        first, last = _in_chunks(start), (start + length) // CHUNK_BYTES * CHUNK_BYTES
         if last > first:
             self._pieces.remove(first, last - first)
             self._chunks.add(first, last - first)
@@ -191,7 +192,7 @@ class PackingDriver:
 
 
 def _in_chunks(number: int) -> int:
-    return -(-number // _CHUNK) * _CHUNK
+    return -(-number // CHUNK_BYTES) * CHUNK_BYTES
 
 
 class RecordedDriver:

@@ -10,12 +10,11 @@ from tracer.errors import UsageError
 from tracer.units import GIB, KIB, MAX_RANKS, MIB, format_bytes, parse_count, parse_memory, shortened
 
 CONTEXT_BYTES = 700 * MIB
-"""What a process takes of a GPU beside torch's allocator: CUDA's context, and the kernels that it loads as it goes.
+"""Memory of a GPU that a process takes beside torch's allocator: CUDA's context, and the kernels that it loads.
 
-One stated figure for all of them; it depends on driver, GPU and libraries. Measured on an H100 (torch 2.11, CUDA 13,
-driver 580): 518 MiB for the context, 610 with the first kernel, 676 with cuBLAS, 686 where GPT-2 ran out of memory in
-its first forward, 742 to 762 in most of 40 trainings, 916 with NCCL. A process that had done little else was seen with
-470 MiB on an RTX 4090 and 420 on an A100.
+One stated figure for all cards; it depends on driver, GPU and libraries. `benchmarks.beside_null_gpu` counted 630 to
+766 MiB in 25 trainings on an H100 (torch 2.11, CUDA 13, driver 580), and torch's message 686 where GPT-2 ran out of
+memory there. A process that had done little else was seen with 470 MiB on an RTX 4090 and 420 on an A100.
 """
 MAX_DEVICES = 16
 """Of one process."""

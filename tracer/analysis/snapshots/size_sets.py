@@ -16,15 +16,14 @@ from typing import Final
 
 import numpy as np
 
+from tracer.allocator.driver import CHUNK_BYTES
 from tracer.arrays import Ints
 from tracer.snapshot.columns import Segments
-from tracer.units import MIB
 
 _TIMES: Final = (2, 3)
 """Of parameters and momentum, and of parameters and Adam's averages. More may be a copy of the weights."""
 _FALLING_FROM: Final = 0x1000_0000_0000
 """Addresses that the host's `mmap` gives, from the top down, and the null GPU's."""
-_CHUNK: Final = 32 * MIB
 _SHARE_OF_SETS: Final = 0.9
 """Of the gradients' bytes, whose sizes have to be there as many times."""
 _MAX_SIZES: Final = 100
@@ -91,7 +90,7 @@ def first_of_each(rows: Ints, size: Ints, addr: Ints, times: int, segments: Segm
     """
     begins = np.sort(segments.address)
     is_falling = bool(len(begins)) and int(begins[0]) >= _FALLING_FROM and not segments.is_expandable.any()
-    chunk = begins[np.searchsorted(begins, addr[rows], side="right") - 1] // _CHUNK if is_falling else 0 * rows
+    chunk = begins[np.searchsorted(begins, addr[rows], side="right") - 1] // CHUNK_BYTES if is_falling else 0 * rows
     order = np.lexsort((addr[rows], -chunk, size[rows]))
     sizes = size[rows[order]]
     begin = np.flatnonzero(np.append(True, sizes[1:] != sizes[:-1]))

@@ -89,7 +89,7 @@ def allocator_counters(device: torch.device) -> dict[str, int]:
 
 
 def allowed_bytes(device: torch.device) -> int | None:
-    """What a memory fraction lets this process reserve of an accelerator; None without one."""
+    """Bytes of an accelerator that a memory fraction lets this process reserve; None without a fraction."""
     fraction, memory = _answer(device, "get_per_process_memory_fraction"), device_memory(device)
     return int(fraction * memory[1]) if memory is not None and isinstance(fraction, float) and fraction < 1 else None
 

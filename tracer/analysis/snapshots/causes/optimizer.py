@@ -28,7 +28,7 @@ def state_to_come(case: Case) -> Iterator[Cause]:
     if not case.has_failed or not makes[case.asked_stack]:
         return
     _, ends = case.device.kinds.phases.steps
-    # What was made before the last step ended is of other optimizers, whose steps those were.
+    # Blocks from before the end of the last step belong to other optimizers, which made those steps.
     is_new = case.lives.alloc_entry > max(ends[ends <= case.entry], default=-1)
     gradients = case.bytes(case.in_use[(case.kind[case.in_use] == Kind.GRADIENT) & is_new[case.in_use]])
     rows = np.flatnonzero((case.kind == Kind.OPTIMIZER_STATE) & (case.lives.requested_bytes >= _LEAST_BYTES) & is_new)
