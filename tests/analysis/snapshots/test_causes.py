@@ -38,6 +38,7 @@ LOADING = [frame("restore_location", f"{TORCH}/serialization.py", 5), line(1)]
 MOVING = [frame("_apply", f"{TORCH}/nn/modules/module.py", 5), line(2)]
 STEP = [frame("step", f"{TORCH}/optim/adam.py", 5), line(5)]
 STATE = [frame("_init_group", f"{TORCH}/optim/adam.py", 4), *STEP]
+SECOND_STATE = [frame("_init_group", f"{TORCH}/optim/adam.py", 6), *STEP]
 FOREACH = [frame("_multi_tensor_adam", f"{TORCH}/optim/adam.py", 9), *STEP]
 
 
@@ -49,6 +50,15 @@ def train(program: Recorded, *, forward: int = 4, size: int = 10) -> None:
     for block in [*kept, gradient, batch]:
         program.free(block, BACKWARD)
     program.free(program.make(1, STEP), STEP)
+
+
+def backward_of(program: Recorded, number: int) -> None:
+    """Parameters of 10 MiB each, a forward pass, and the first gradients."""
+    for _ in range(number):
+        program.make(10, MOVING)
+    for block in [program.make(10, layer(7)) for _ in range(number)]:
+        program.free(block, BACKWARD)
+        program.make(10, [frame("torch::autograd::AccumulateGrad::apply(x)", "??", 0), *BACKWARD])
 
 
 def first(program: Recorded) -> FirstChange:
@@ -472,20 +482,14 @@ def test_two_optimizers_that_step_in_turn_make_one_iteration() -> None:
 def test_the_state_of_a_first_step_that_is_still_to_come() -> None:
     """Ten gradients of 10 MiB; of 200 MiB of state 110 are there, and in one piece there is room for 80 more."""
     program = Recorded(capacity=420)
-    for _ in range(10):
-        program.make(10, MOVING)
-    kept = [program.make(10, layer(7)) for _ in range(10)]
-    for block in kept:
-        program.free(block, BACKWARD)
-        program.make(10, [frame("torch::autograd::AccumulateGrad::apply(x)", "??", 0), *BACKWARD])
-    second = [frame("_init_group", f"{TORCH}/optim/adam.py", 6), *STEP]
+    backward_of(program, 10)
     between = []
     for number in range(11):
         between.append(program.make(8, STEP))
-        program.make(10, STATE if number % 2 == 0 else second)
+        program.make(10, STATE if number % 2 == 0 else SECOND_STATE)
     for block in between:
         program.free(block, STEP)
-    program.fail(50, second)
+    program.fail(50, SECOND_STATE)
     found = program.changes()
     assert "110.00 MiB of 200.00 MiB are there" in found["optimizer state"].sentence
     assert next(iter(found)) == "optimizer state"
@@ -500,14 +504,8 @@ def test_a_first_step_makes_its_own_state_and_none_of_a_model_trained_before() -
         if at == 0:
             program.make(20, STATE)
             program.make(20, STATE)
-    second = [frame("_init_group", f"{TORCH}/optim/adam.py", 6), *STEP]
-    for _ in range(3):
-        program.make(10, MOVING)
-    kept = [program.make(10, layer(7)) for _ in range(3)]
-    for block in kept:
-        program.free(block, BACKWARD)
-        program.make(10, [frame("torch::autograd::AccumulateGrad::apply(x)", "??", 0), *BACKWARD])
-    for frames in (STATE, second, STATE, second):
+    backward_of(program, 3)
+    for frames in (STATE, SECOND_STATE, STATE, SECOND_STATE):
         program.make(10, frames)
     program.fail(120, STATE)
     found = program.changes()

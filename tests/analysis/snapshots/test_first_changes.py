@@ -47,20 +47,26 @@ def test_fused_makes_no_temporaries() -> None:
     assert weights
 
 
-def test_a_variable_that_lives_into_the_next_iteration() -> None:
-    program, held = Recorded(), None
-    for _ in range(3):
+def with_logits_kept(num_iterations: int) -> dict[str, FirstChange]:
+    """Changes of a loop that lets go of its logits so many iterations later."""
+    program, held = Recorded(), []
+    for _ in range(num_iterations + 2):
         hidden, logits = program.make(100, MODULE), program.make(50, HEAD)
-        if held is not None:
-            program.free(held, LOOP)
+        if len(held) == num_iterations:
+            program.free(held.pop(0), LOOP)
         program.free(hidden, BACKWARD)
         program.free(program.make(20, BACKWARD), BACKWARD)
         program.free(program.make(20, STEP), STEP)
-        held = logits
-    found = program.changes()
+        held.append(logits)
+    return program.changes()
+
+
+def test_a_variable_that_lives_into_the_next_iteration() -> None:
+    found = with_logits_kept(1)
     assert allocated(found["held over the step"]) == (200, 150)
     assert found["held over the step"].site is not None
     assert found["held over the step"].site.file == "/home/me/model.py"
+    assert "held over the step" not in with_logits_kept(3)  # kept for good, or for long
 
 
 def test_gradients_that_wait_for_zero_grad() -> None:
