@@ -212,50 +212,60 @@ EXPORT cudnnStatus_t cudnnGetRNNWeightParams(cudnnHandle_t handle, cudnnRNNDescr
   if (bias_at) *bias_at = (char *)weights + offset * item_of(r);
   return CUDNN_STATUS_SUCCESS;
 }
-/* cuDNN does not publish them; this is what cuDNN 9.19 was seen to answer on an H100, where of 1,084 answers for layers
-   at random 980 are these to 0.1 % and all to 6 % (the workspace of training in one direction is not quite understood).
-   tracer/rehearsal/recurrent_sizes.py has the same. */
+/* cuDNN does not publish them; this is what cuDNN 9.19 was seen to answer on an H100: for 966 of 1,084 layers at
+   random to 0.1 %, for the others to 6.4 % (the workspace of training in one direction is not quite understood).
+   tracer/rehearsal/recurrent_sizes.py has the same; benchmarks/h100_answers.py compares both. */
 typedef struct {
+  size_t kept; /* for backward, in states of all steps */
+  size_t forward_one_way, forward_both_ways, backward_both_ways; /* for each layer and sample */
+  size_t copied, of_persistent; /* in each direction, of a padded batch; where weights stay in registers */
+} Cell;
+typedef struct {
+  const Cell *cell;
   size_t sample, hidden, input, gates, directions, layers; /* bytes of one state of each sample; of all steps */
   bool is_lstm;
 } Parts;
+static const Cell *cell_of(const Recurrent *r) {
+  static const Cell plain = {1, 1, 6, 6, 2, 9}, lstm = {5, 6, 16, 10, 4, 12}, gru = {6, 3, 10, 6, 2, 14};
+  return r->mode == CUDNN_LSTM ? &lstm : r->mode == CUDNN_GRU ? &gru : &plain;
+}
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 static size_t most(size_t a, size_t b) { return a > b ? a : b; }
 /* The gates of so many steps at a time, and states of each sample. */
 static size_t forward_bytes(const Parts *p, const Recurrent *r) {
   if (p->directions == 2)
-    return (2 * p->gates + 4) * p->hidden + p->layers * (p->is_lstm ? 16 : p->gates > 1 ? 10 : 6) * p->sample;
+    return (2 * p->gates + 4) * p->hidden + p->layers * p->cell->forward_both_ways * p->sample;
   size_t at_once = r->is_persistent ? p->hidden : least(256 * p->sample, p->hidden);
   return p->gates * at_once + (r->has_dropout ? p->hidden : 0) +
-         p->layers * (p->is_lstm ? 6 : p->gates > 1 ? 3 : 1) * p->sample;
+         p->layers * p->cell->forward_one_way * p->sample;
 }
 static size_t backward_bytes(const Parts *p) {
   size_t widest = most(p->hidden, p->input);
   if (p->directions == 2)
-    return (p->layers > 1 ? 4 : 2) * p->hidden + 4 * widest + p->layers * (p->is_lstm ? 10 : 6) * p->sample;
+    return (p->layers > 1 ? 4 : 2) * p->hidden + 4 * widest + p->layers * p->cell->backward_both_ways * p->sample;
   size_t at_once = p->layers > 1 ? least(p->hidden, (8 + 9 * p->layers) * p->sample) : p->hidden;
   return at_once + widest + (p->is_lstm ? 2 * p->layers + 1 : p->layers < 2 ? 1 : 0) * p->sample;
 }
 static size_t workspace_of(const Recurrent *r, const Recurrent *data, bool trains) {
   size_t state = (size_t)r->hidden * item_of(r), matrices = 0;
-  Parts p = {.sample = (size_t)data->samples * state, .hidden = (size_t)data->steps * state,
+  Parts p = {.cell = cell_of(r), .sample = (size_t)data->samples * state, .hidden = (size_t)data->steps * state,
              .input = (size_t)data->steps * (size_t)r->input * item_of(r), .gates = (size_t)gates_of(r),
              .directions = (size_t)directions_of(r), .layers = (size_t)r->layers, .is_lstm = r->mode == CUDNN_LSTM};
   for (int i = 0; i < r->layers * directions_of(r); i++) matrices += matrices_of(r, i) * item_of(r);
   /* Padded batches are copied, in backward their gradients too. */
-  size_t copies = p.directions * p.hidden + p.input + p.layers * p.directions * (p.is_lstm ? 4 : 2) * p.sample;
+  size_t copies = p.directions * p.hidden + p.input + p.layers * p.directions * p.cell->copied * p.sample;
   if (data->is_packed) copies = 0;
   size_t forward = forward_bytes(&p, r) + copies, both = most(forward, backward_bytes(&p) + 2 * copies);
   if (r->is_persistent) {
     forward += 4 * p.gates * p.hidden;
-    both = most(forward, both + (p.is_lstm ? 12 : p.gates > 1 ? 14 : 9) * p.hidden);
+    both = most(forward, both + p.cell->of_persistent * p.hidden);
   }
   return p.layers * p.directions * 8 * MIB + matrices + (trains ? both : forward);
 }
 /* For each element of the hidden state its gates and the LSTM's cell, or three values of the GRU's candidate; between
    layers their output, and which of it dropout keeps. */
 static size_t reserve_of(const Recurrent *r, const Recurrent *data) {
-  size_t kept = (size_t)r->hidden * (r->mode == CUDNN_LSTM ? 5 : r->mode == CUDNN_GRU ? 6 : 1), between = (size_t)r->layers - 1;
+  size_t kept = (size_t)r->hidden * cell_of(r)->kept, between = (size_t)r->layers - 1;
   if (r->projection) kept += (size_t)(r->hidden + r->projection);
   size_t directions = (size_t)directions_of(r), padded = (size_t)data->samples * (size_t)data->longest;
   size_t of_dropout = between * directions * ((padded * directions * (size_t)output_of(r) + 7) / 8);
