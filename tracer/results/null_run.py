@@ -56,7 +56,7 @@ def _unknown(findings: Findings | None) -> Iterator[str]:
     if any("_fft_" in name for name in names):
         yield "Estimated: cuFFT's scratch memory, as cuFFT 12 took it on an H100; its rule is not published."
     if any("_cudnn_rnn" in name for name in names):
-        yield "Estimated: recurrent layers' scratch memory, as cuDNN 9.19 took on an H100; its rule is not published."
+        yield "Estimated: recurrent layers' scratch memory, as of cuDNN 9.19 on an H100; its rule is not published."
     if words := NcclBuffers.of_this_process().words:
         yield f"Not counted: NCCL's buffers, beside torch's memory: {words}."
 
