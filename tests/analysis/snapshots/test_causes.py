@@ -513,18 +513,26 @@ def test_a_first_step_makes_its_own_state_and_none_of_a_model_trained_before() -
     assert "40.00 MiB of optimizer state" in found["other models"].sentence
 
 
-def test_calls_of_a_line_that_makes_blocks_of_several_sizes() -> None:
-    """Each of 20 calls of a cell makes 4, 2 and 2 MiB by one line, and keeps them."""
+@pytest.mark.parametrize(
+    ("num_calls", "kept"),
+    [
+        (20, "114.00 MiB in 38 blocks (/home/me/model.py:7), some 6.00 MiB each,"),
+        (2, "6.00 MiB in 2 blocks (/home/me/model.py:7) of the first,"),
+    ],
+)
+def test_calls_of_a_line_that_makes_blocks_of_several_sizes(num_calls: int, kept: str) -> None:
+    """Each call of a cell makes 4, 2 and 2 MiB by one line: all but the last pass the last 2 MiB on."""
     cell = [frame("forward", f"{TORCH}/nn/modules/rnn.py", 9), MODULE_CALL, *layer(7)]
-    program = Recorded(capacity=200)
-    for _ in range(20):
+    program = Recorded(capacity=10 * num_calls)
+    for _ in range(num_calls):
         for size in (4, 2, 2):
             program.make(size, cell)
-    program.fail(60, layer(8))
+    program.fail(3 * num_calls, layer(8))
     change = first(program)
     assert change.cause == "repeated parts" and change.sentence.startswith(
-        "20 parts that are alike, of the model called at"
+        f"{num_calls} parts that are alike, of the model called at"
     )
+    assert kept in change.sentence
 
 
 @pytest.mark.parametrize(("num_units", "is_whole"), [(1, True), (8, False)])

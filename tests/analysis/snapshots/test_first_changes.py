@@ -8,6 +8,7 @@ from tests.allocator.recorded import MIB
 from tests.analysis.snapshots.allocator_samples import explain, fragmented, full, screen
 from tests.analysis.snapshots.recorded_program import Recorded
 from tests.snapshot.dumps import frame
+from tracer.allocator.blocks import Block
 from tracer.analysis.snapshots.first_changes import FirstChange
 
 MODULE = [
@@ -49,7 +50,8 @@ def test_fused_makes_no_temporaries() -> None:
 
 def with_logits_kept(num_iterations: int) -> dict[str, FirstChange]:
     """Changes of a loop that lets go of its logits so many iterations later."""
-    program, held = Recorded(), []
+    program = Recorded()
+    held: list[Block] = []
     for _ in range(num_iterations + 2):
         hidden, logits = program.make(100, MODULE), program.make(50, HEAD)
         if len(held) == num_iterations:
