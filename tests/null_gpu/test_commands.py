@@ -235,6 +235,20 @@ optimizer.step()
 """
 
 
+ENDS_IN_THE_STUDENT = """
+import torch
+from torch import nn
+def make():
+    return nn.Sequential(*(nn.Sequential(nn.Linear(1000, 1000), nn.GELU()) for _ in range(20))).cuda()
+teacher, student = make().eval(), make()
+optimizer = torch.optim.SGD(student.parameters(), 0.1)
+batch = torch.randn(6000, 1000, device="cuda")
+wanted = teacher(batch)
+(wanted - student(batch)).square().mean().backward()
+optimizer.step()
+"""
+
+
 ENDS_IN_A_SECOND_MODEL = """
 import torch
 from torch import nn
@@ -257,6 +271,7 @@ second(torch.randn(8000, 1000, device="cuda")).sum().backward()
         (ENDS_WITHOUT_TRAINING, "results kept"),
         (ENDS_BETWEEN_CYCLES, "one request"),
         (ENDS_IN_THE_TEACHER, "gradients in evaluation"),
+        (ENDS_IN_THE_STUDENT, "graph of an untrained model"),
     ],
 )
 def test_why_memory_ends(program: str, cause: str, tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ class KeptRun:
     waste: tuple[KeptWaste, ...] = ()  # What nobody needed of the peak: who held it cannot be asked again
     values_read: ValuesRead | None = None  # What the program read of a device that computes nothing; None on any other
     was_evaluating: bool = False  # Whether what is trained was in evaluation mode then
+    untrained: tuple[int, ...] = ()  # Addresses of what graphs kept then for parameters that nothing trains
     # What CUDA graphs work in, as peak.json has it: captures are not recorded in cycles.
     graph_pools: tuple[dict[str, Any], ...] = ()
     num_later: int | None = 0  # Cycles behind the one that the snapshot is of; None if it is of none

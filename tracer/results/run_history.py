@@ -77,7 +77,13 @@ class RunHistory:
         return device_out_of_memory(self.columns) if self.columns is not None else None
 
     def failed_allocation(
-        self, findings: Findings | None, known: KnownStorages, device: str, *, was_evaluating: bool = False
+        self,
+        findings: Findings | None,
+        known: KnownStorages,
+        device: str,
+        *,
+        was_evaluating: bool = False,
+        untrained: frozenset[int] = frozenset(),
     ) -> FailedAllocation | None:
         """The last allocation that a device of this one's type had no memory for, explained.
 
@@ -91,7 +97,9 @@ class RunHistory:
             labelled = self.labelled(findings, known)
             columns = self.columns if labelled is self.snapshot else snapshot_in_memory(labelled or {})
             assert columns is not None
-            return failed_allocation(columns, findings, known, device_type=kind, was_evaluating=was_evaluating)
+            return failed_allocation(
+                columns, findings, known, device_type=kind, was_evaluating=was_evaluating, untrained=untrained
+            )
 
         return self._or_note(explained)
 

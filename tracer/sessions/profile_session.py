@@ -26,6 +26,7 @@ from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.objects.storage_observer import Observed
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
+from tracer.capture.objects.untrained_graphs import kept_by_untrained_graphs
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.capture.torch_private import torch_profiler, torch_tensors
@@ -181,6 +182,7 @@ class ProfileSession(Session):
         self._keeps_wrapped = self._is_on_meta = False
         self.waste: tuple[Waste, ...] = ()
         self._looked_for_waste = self._failed_in_evaluation = False
+        self._untrained = frozenset[int]()
         self._cost, self._has_enough = RecordingCost(), False
         self._loaded = LoadedModules(self._is_loading_module)
 
@@ -346,8 +348,10 @@ class ProfileSession(Session):
             self._tracer.preferred = str(self.device)
 
     def _note_evaluation(self, error: BaseException) -> None:
-        """Whether what was called, or what is trained, was in evaluation mode when the loop failed."""
+        """Whether what was called, or is trained, was in evaluation mode, and what graphs kept for nothing then."""
         self._failed_in_evaluation = self._is_evaluating(error)
+        if is_out_of_memory(error):
+            self._untrained = kept_by_untrained_graphs(self.device)
 
     def _look_for_meta(self) -> None:
         """Whether the model has parameters without memory."""
@@ -651,7 +655,7 @@ class ProfileSession(Session):
         findings = self._found()
         device = str(self.device_of(findings))
         return self.run_history.failed_allocation(
-            findings, self.known, device, was_evaluating=self._failed_in_evaluation
+            findings, self.known, device, was_evaluating=self._failed_in_evaluation, untrained=self._untrained
         )
 
     def device_of(self, findings: Findings | None) -> torch.device:

@@ -25,7 +25,7 @@ from tracer.results.run_results import RunResults
 
 def kept_run(results: RunResults) -> KeptRun:
     """All that was observed, of the results that were concluded from it."""
-    findings, failure = results.findings, results.failure
+    findings, failure, failed = results.findings, results.failure, results.failed_allocation
     cycles = findings.cycles if findings is not None else ()
     trace = None
     if findings is not None and results.trace is not None:
@@ -44,7 +44,8 @@ def kept_run(results: RunResults) -> KeptRun:
         num_steps=results.num_steps,
         failure=tuple(failure_lines(results)),
         ran_out_of_memory=failure is not None and failure.out_of_memory,
-        was_evaluating=results.failed_allocation is not None and results.failed_allocation.event.in_evaluation,
+        was_evaluating=failed is not None and failed.event.in_evaluation,
+        untrained=() if failed is None else tuple(sorted(failed.untrained)),
         notes=tuple(note for note in results.notes if note not in results.history.notes),
         settings=results.settings,
         origin=results.origin,
@@ -83,7 +84,9 @@ def results_of(run: KeptRun) -> RunResults:
         notes.append("The trace that was kept is of another cycle than the one with the largest peak.")
     failed = None
     if run.ran_out_of_memory:
-        failed = history.failed_allocation(findings, run.known, run.device, was_evaluating=run.was_evaluating)
+        failed = history.failed_allocation(
+            findings, run.known, run.device, was_evaluating=run.was_evaluating, untrained=frozenset(run.untrained)
+        )
     return RunResults(
         findings=findings,
         timings=run.timings,

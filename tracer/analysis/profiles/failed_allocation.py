@@ -26,6 +26,7 @@ class FailedAllocation:
     # What to try first, replayed on the recorded requests; None where they cannot be replayed.
     first: FirstChanges | None
     in_use: PeakReport | None  # All blocks of that moment, as of a peak; None where it was not recorded
+    untrained: frozenset[int] = frozenset()  # Addresses of what graphs kept then for parameters that nothing trains
 
     def is_at(self, peak: PeakReport) -> bool:
         """Whether a peak was at that moment, so that its rows are what was in use then."""
@@ -39,11 +40,13 @@ def failed_allocation(
     *,
     device_type: str,
     was_evaluating: bool = False,
+    untrained: frozenset[int] = frozenset(),
 ) -> FailedAllocation | None:
     """Explain the last allocation that a device had no memory for; None if no device ran out of memory.
 
     Args:
         device_type: Type of the devices in the history, such as `cuda`.
+        untrained: Addresses of what graphs kept then for parameters that nothing trains.
 
     Raises:
         SnapshotError: The snapshot contradicts itself.
@@ -59,7 +62,7 @@ def failed_allocation(
     if was_evaluating:
         event = in_evaluation(event)
     modelled = model_device(one)
-    first = first_changes(replayed, one, modelled, in_evaluation=event.in_evaluation)
+    first = first_changes(replayed, one, modelled, in_evaluation=event.in_evaluation, untrained=untrained)
     cycles = findings.cycles if findings is not None and findings.device == device else ()
     in_use = next((cycle.at_failure for cycle in cycles if cycle.at_failure is not None), None)
-    return FailedAllocation(with_cause(event, first), first, in_use)
+    return FailedAllocation(with_cause(event, first), first, in_use, untrained)

@@ -90,12 +90,18 @@ class FirstChanges:
 
 
 def first_changes(
-    replayed: ReplayedSnapshot, device: ReplayedDevice, modelled: Modelled | None, *, in_evaluation: bool = False
+    replayed: ReplayedSnapshot,
+    device: ReplayedDevice,
+    modelled: Modelled | None,
+    *,
+    in_evaluation: bool = False,
+    untrained: frozenset[int] = frozenset(),
 ) -> FirstChanges | None:
     """Try what may help, and keep what does: by a hundredth of the peak at least, or failed requests are served.
 
     Args:
         in_evaluation: At its end the model was in evaluation mode, and kept much for a backward pass all the same.
+        untrained: Addresses of what graphs kept then for parameters that nothing trains.
 
     Returns:
         None where nothing can be replayed.
@@ -103,7 +109,7 @@ def first_changes(
     if modelled is None or not (modelled.history.num_allocations or modelled.history.failed):
         return None
     modelled = modelled.as_it_failed
-    causes = causes_of(Case(replayed, device, in_evaluation), modelled)
+    causes = causes_of(Case(replayed, device, in_evaluation, untrained), modelled)
     tried = [(cause, _tried(cause, modelled)) for cause in causes]
     helping = [(cause, change) for cause, change in tried if change is not None and _helps(change, modelled)]
     most = max((change.saved_bytes for cause, change in helping if cause.gives_up < GivesUp.UNKNOWN), default=0)

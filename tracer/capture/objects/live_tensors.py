@@ -64,7 +64,8 @@ def live_tensors(models: Mapping[str, nn.Module] | None = None) -> LiveTensors:
         names = {id(tensor): name for _, name, tensor in named}
         trained = list(_trained(tensors, optimizers))
         state = [tensor for optimizer in optimizers for tensor in optimizer_tensors(optimizer, names)]
-        saved, is_complete = _saved_for_backward(tensors)
+        nodes, is_complete = nodes_behind(tensors)
+        saved = [kept for node in nodes for kept in torch_graph.saved_by(node)]
     unnamed: list[Tensor | torch.UntypedStorage] = [*tensors, *storages]
     rest = [(Role.HELD, "", tensor) for tensor in unnamed]
     of_graphs = [(Role.SAVED, "", tensor) for tensor in saved]
@@ -146,9 +147,8 @@ def _of_module(root_name: str, root: nn.Module) -> Iterator[Reached]:
                 yield Role.GRADIENT, f"{path}.{name}", gradient
 
 
-def _saved_for_backward(tensors: Iterable[Tensor]) -> tuple[list[Tensor], bool]:
-    """What the graphs behind some tensors keep; and whether all of them were followed to the end."""
-    saved: list[Tensor] = []
+def nodes_behind(tensors: Iterable[Tensor]) -> tuple[list[Any], bool]:
+    """The nodes of the graphs behind some tensors; and whether all of them were followed to the end."""
     nodes: dict[int, Any] = {}
     stack = [node for tensor in tensors if (node := torch_graph.made_by(tensor)) is not None]
     while stack:
@@ -156,8 +156,7 @@ def _saved_for_backward(tensors: Iterable[Tensor]) -> tuple[list[Tensor], bool]:
         if id(node) in nodes:
             continue
         if len(nodes) >= MAX_NODES:
-            return saved, False
+            return list(nodes.values()), False
         nodes[id(node)] = node  # kept, so that no other node gets its id
-        saved += torch_graph.saved_by(node)
         stack += [inner for inner, _ in node.next_functions if inner is not None]
-    return saved, True
+    return list(nodes.values()), True

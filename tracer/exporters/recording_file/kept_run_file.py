@@ -73,6 +73,7 @@ def kept_run_columns(kept: KeptRun) -> Arrays:
     if kept.eager is not None:
         columns["eager"] = np.frombuffer(json.dumps(kept.eager).encode(), np.uint8)
     columns |= {**_parameter_columns(kept), "losses": np.array(kept.losses, np.float64)}
+    columns["untrained"] = np.array(kept.untrained, np.int64)
     if kept.timings is not None:
         columns |= {f"timings.{name}": np.array(kept.timings.durations_ms[name], np.float64) for name in PHASES}
     if kept.snapshot is not None:
@@ -196,6 +197,7 @@ def kept_run_from(columns: Columns) -> KeptRun:
         ran_out_of_memory=document.truth("ran_out_of_memory"),
         # As the caveat below.
         was_evaluating=document.truth("was_evaluating") if "was_evaluating" in document else False,
+        untrained=tuple(columns.ints("untrained").tolist()) if "untrained" in columns else (),
         notes=document.texts("notes"),
         settings=document.settings("settings"),
         origin=RunOrigin(

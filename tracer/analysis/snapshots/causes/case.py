@@ -39,6 +39,7 @@ class Case:
     device: ReplayedDevice
     # At the end the model was in evaluation mode, and kept much for a backward pass all the same.
     is_evaluating: bool = False
+    untrained: frozenset[int] = frozenset()  # Addresses of what graphs keep in which nothing is trained
 
     @cached_property
     def _parts(self) -> tuple[DeviceState, Lives]:

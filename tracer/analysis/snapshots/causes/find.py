@@ -18,7 +18,7 @@ from tracer.analysis.snapshots.causes.cause import Cause
 from tracer.analysis.snapshots.causes.copies import checkpoint_left, copies_of_weights, other_models
 from tracer.analysis.snapshots.causes.data import data_on_device
 from tracer.analysis.snapshots.causes.earlier_failure import held_by_traceback
-from tracer.analysis.snapshots.causes.evaluation import evaluation_with_gradients
+from tracer.analysis.snapshots.causes.evaluation import evaluation_with_gradients, untrained_graphs
 from tracer.analysis.snapshots.causes.growth import grown_by_cat, growth
 from tracer.analysis.snapshots.causes.optimizer import (
     gradients_freed_late,
@@ -37,6 +37,7 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     growth,
     grown_by_cat,
     evaluation_with_gradients,
+    untrained_graphs,
     checkpoint_left,
     other_models,
     variables_over_the_step,

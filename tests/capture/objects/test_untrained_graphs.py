@@ -1,0 +1,65 @@
+"""Memory that graphs keep although nothing that they lead to is trained."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tracer.capture.objects.untrained_graphs import kept_by_untrained_graphs
+
+
+def for_nothing(*tensors: Tensor) -> list[bool]:
+    """Whether only graphs of what is not trained keep some tensors."""
+    kept = kept_by_untrained_graphs(torch.device("cpu"))
+    return [tensor.data_ptr() in kept for tensor in tensors]
+
+
+class Net(nn.Module):
+    """Keeps what it squares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        made = x * self.weight
+        return made, made.square()
+
+
+def optimizer_of(*nets: Net) -> torch.optim.Optimizer:
+    return torch.optim.SGD([parameter for net in nets for parameter in net.parameters()], 0.1)
+
+
+def test_a_teachers_graph_and_no_students() -> None:
+    """The weights that both graphs keep, and the batch, are none of it: the program has them anyway."""
+    teacher, student = Net().eval(), Net()
+    optimizer = optimizer_of(student)
+    batch = torch.ones(3)
+    kept, wanted = teacher(batch)
+    own, given = student(batch)
+    loss = (wanted - given).square().mean()
+    assert for_nothing(kept, own, batch, teacher.weight, wanted) == [True, False, False, False, False]
+    del optimizer, loss, given
+
+
+def test_a_frozen_network_behind_the_one_that_is_trained_is_needed() -> None:
+    """As in a loss of features: gradients pass through it."""
+    features, trained = Net().eval(), Net()
+    optimizer = optimizer_of(trained)
+    made, loss = features(trained(torch.ones(3))[1])
+    assert for_nothing(made) == [False]
+    del optimizer, loss
+
+
+def test_a_model_may_be_trained_without_an_optimizer_that_is_there() -> None:
+    """In training mode it may be soon, and one that has a gradient is by hand."""
+    other, by_hand, trained = Net(), Net().eval(), Net()
+    by_hand.weight.grad = torch.ones(3)
+    held = [net(torch.ones(3)) for net in (other, by_hand, trained)]
+    made = [first for first, _ in held]
+    assert for_nothing(*made) == [False] * 3
+    optimizer = optimizer_of(trained)
+    assert for_nothing(*made) == [False] * 3
+    other.eval()
+    assert for_nothing(*made) == [True, False, False]
+    del optimizer
