@@ -110,7 +110,7 @@ def _fragmentation(failure: FailureFacts) -> str:
         )
     spare = failure.usable.free_bytes + (failure.device_free_bytes or 0) - failure.asked_bytes
     if failure.is_explained:
-        pieces = f"Free memory lies in pieces beside that; in one piece there would be {format_bytes(spare)} to spare"
+        pieces = f"The free memory is in pieces, too; in one piece it would exceed the request by {format_bytes(spare)}"
         served = failure.serves("expandable segments")
         if served is None:
             return f"{pieces}."
