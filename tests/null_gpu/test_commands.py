@@ -249,6 +249,31 @@ optimizer.step()
 """
 
 
+ENDS_IN_FLOAT64 = """
+import numpy
+import torch
+from torch import nn
+model = nn.Sequential(*(nn.Sequential(nn.Linear(1000, 1000), nn.GELU()) for _ in range(12))).double().cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+batch = torch.from_numpy(numpy.ones((9000, 1000))).cuda()
+model(batch).square().mean().backward()
+optimizer.step()
+"""
+
+
+ENDS_IN_A_SUM_OF_LOSSES = """
+import torch
+from torch import nn
+model = nn.Sequential(*(nn.Sequential(nn.Linear(1000, 1000), nn.GELU()) for _ in range(10))).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+total = 0
+for part in range(12):
+    total = total + model(torch.randn(2000, 1000, device="cuda")).square().mean()
+total.backward()
+optimizer.step()
+"""
+
+
 ENDS_IN_A_SECOND_MODEL = """
 import torch
 from torch import nn
@@ -272,6 +297,8 @@ second(torch.randn(8000, 1000, device="cuda")).sum().backward()
         (ENDS_BETWEEN_CYCLES, "one request"),
         (ENDS_IN_THE_TEACHER, "gradients in evaluation"),
         (ENDS_IN_THE_STUDENT, "graph of an untrained model"),
+        (ENDS_IN_FLOAT64, "float64"),
+        (ENDS_IN_A_SUM_OF_LOSSES, "graphs kept"),
     ],
 )
 def test_why_memory_ends(program: str, cause: str, tmp_path: Path) -> None:
@@ -280,6 +307,7 @@ def test_why_memory_ends(program: str, cause: str, tmp_path: Path) -> None:
     run = called(tmp_path, "run", "--on", "h100:2GiB", "--save-dir", "out", "ends.py")
     assert run.returncode == 1 and re.search(r"^Out of memory at \S+  \S+:\d+$", run.stdout, re.MULTILINE)
     assert peak_of(tmp_path / "out")["failure"]["decisive"] == cause
+    assert ("no_grad" in run.stdout) == (program in (ENDS_IN_THE_TEACHER, ENDS_IN_THE_STUDENT))
     assert "used more than the peak below" not in run.stderr
 
 

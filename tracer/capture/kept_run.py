@@ -10,6 +10,7 @@ import numpy as np
 
 from tracer.capture.device.phase_timings import PhaseTimings
 from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
 from tracer.capture.objects.parameter_origins import Parameter
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.recording import Recording
@@ -87,8 +88,7 @@ class KeptRun:
     eager: dict[str, Any] | None = None
     waste: tuple[KeptWaste, ...] = ()  # What nobody needed of the peak: who held it cannot be asked again
     values_read: ValuesRead | None = None  # What the program read of a device that computes nothing; None on any other
-    was_evaluating: bool = False  # Whether what is trained was in evaluation mode then
-    untrained: tuple[int, ...] = ()  # Addresses of what graphs kept then for parameters that nothing trains
+    at_failure: ObjectsAtFailure | None = None  # What objects told when memory ran out; None where it did not
     # What CUDA graphs work in, as peak.json has it: captures are not recorded in cycles.
     graph_pools: tuple[dict[str, Any], ...] = ()
     num_later: int | None = 0  # Cycles behind the one that the snapshot is of; None if it is of none

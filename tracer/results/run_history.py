@@ -15,6 +15,7 @@ from tracer.analysis.snapshots.first_changes import FirstChanges, first_changes
 from tracer.analysis.snapshots.modelled import model_device
 from tracer.analysis.snapshots.oom import device_out_of_memory
 from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
 from tracer.errors import SnapshotError
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import snapshot_in_memory
@@ -81,9 +82,7 @@ class RunHistory:
         findings: Findings | None,
         known: KnownStorages,
         device: str,
-        *,
-        was_evaluating: bool = False,
-        untrained: frozenset[int] = frozenset(),
+        objects: ObjectsAtFailure | None = None,
     ) -> FailedAllocation | None:
         """The last allocation that a device of this one's type had no memory for, explained.
 
@@ -97,9 +96,7 @@ class RunHistory:
             labelled = self.labelled(findings, known)
             columns = self.columns if labelled is self.snapshot else snapshot_in_memory(labelled or {})
             assert columns is not None
-            return failed_allocation(
-                columns, findings, known, device_type=kind, was_evaluating=was_evaluating, untrained=untrained
-            )
+            return failed_allocation(columns, findings, known, objects, device_type=kind)
 
         return self._or_note(explained)
 

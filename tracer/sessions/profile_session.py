@@ -24,9 +24,10 @@ from tracer.capture.graph_captures import GRAPH_CAPTURES, LivePool
 from tracer.capture.ignored_warnings import ignored
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.objects.look_at_failure import look_at_failure
+from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
 from tracer.capture.objects.storage_observer import Observed
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
-from tracer.capture.objects.untrained_graphs import kept_by_untrained_graphs
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.capture.torch_private import torch_profiler, torch_tensors
@@ -181,8 +182,8 @@ class ProfileSession(Session):
         self._records_shapes = True
         self._keeps_wrapped = self._is_on_meta = False
         self.waste: tuple[Waste, ...] = ()
-        self._looked_for_waste = self._failed_in_evaluation = False
-        self._untrained = frozenset[int]()
+        self._looked_for_waste = False
+        self._at_failure: ObjectsAtFailure | None = None
         self._cost, self._has_enough = RecordingCost(), False
         self._loaded = LoadedModules(self._is_loading_module)
 
@@ -303,7 +304,8 @@ class ProfileSession(Session):
                     self._guarded(self.history.start)
                 self._guarded(lambda: self.history.dump(self._tracer.num_cycles if is_recorded else None))
             self._guarded(lambda: self._look_where_memory_ran_out(error))
-            self._guarded(lambda: self._note_evaluation(error))
+            if is_out_of_memory(error):
+                self._guarded(lambda: self._note_objects(error))
             if is_out_of_memory(error) and not is_recorded:
                 self._guarded(lambda: self._observe_everything(is_walk=True, batch=self._observed.living_arguments()))
         if profiler is not None:
@@ -347,11 +349,8 @@ class ProfileSession(Session):
             self.device = self.device_of_failure
             self._tracer.preferred = str(self.device)
 
-    def _note_evaluation(self, error: BaseException) -> None:
-        """Whether what was called, or is trained, was in evaluation mode, and what graphs kept for nothing then."""
-        self._failed_in_evaluation = self._is_evaluating(error)
-        if is_out_of_memory(error):
-            self._untrained = kept_by_untrained_graphs(self.device)
+    def _note_objects(self, error: BaseException) -> None:
+        self._at_failure = look_at_failure(self.device, error, is_evaluating=self._is_evaluating(error))
 
     def _look_for_meta(self) -> None:
         """Whether the model has parameters without memory."""
@@ -654,9 +653,7 @@ class ProfileSession(Session):
         """The last allocation that a device had no memory for, explained from the allocator's history."""
         findings = self._found()
         device = str(self.device_of(findings))
-        return self.run_history.failed_allocation(
-            findings, self.known, device, was_evaluating=self._failed_in_evaluation, untrained=self._untrained
-        )
+        return self.run_history.failed_allocation(findings, self.known, device, self._at_failure)
 
     def device_of(self, findings: Findings | None) -> torch.device:
         """The device that findings are about; where there are none, the one that the run is likely to be about."""

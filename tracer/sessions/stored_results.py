@@ -44,8 +44,7 @@ def kept_run(results: RunResults) -> KeptRun:
         num_steps=results.num_steps,
         failure=tuple(failure_lines(results)),
         ran_out_of_memory=failure is not None and failure.out_of_memory,
-        was_evaluating=failed is not None and failed.event.in_evaluation,
-        untrained=() if failed is None else tuple(sorted(failed.untrained)),
+        at_failure=None if failed is None else failed.objects,
         notes=tuple(note for note in results.notes if note not in results.history.notes),
         settings=results.settings,
         origin=results.origin,
@@ -84,9 +83,7 @@ def results_of(run: KeptRun) -> RunResults:
         notes.append("The trace that was kept is of another cycle than the one with the largest peak.")
     failed = None
     if run.ran_out_of_memory:
-        failed = history.failed_allocation(
-            findings, run.known, run.device, was_evaluating=run.was_evaluating, untrained=frozenset(run.untrained)
-        )
+        failed = history.failed_allocation(findings, run.known, run.device, run.at_failure)
     return RunResults(
         findings=findings,
         timings=run.timings,

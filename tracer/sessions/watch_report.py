@@ -27,9 +27,9 @@ from tracer.capture.device.memory_counters import read_counters
 from tracer.capture.objects.holders import Holder, find_holders
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.objects.live_tensors import live_tensors
+from tracer.capture.objects.look_at_failure import look_at_failure
 from tracer.capture.objects.reached_tensors import Alike, unnamed_tensors
 from tracer.capture.objects.storage_observer import StorageObserver
-from tracer.capture.objects.untrained_graphs import kept_by_untrained_graphs
 from tracer.capture.sources.error_line import error_line
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns
@@ -159,8 +159,8 @@ class _Explanation:
         event = finding.oom[-1] if finding.oom and self._moment.error is not None else None
         if event is not None:
             event = in_evaluation(event) if self._moment.is_evaluating else event
-            modelled, untrained = model_device(explained), kept_by_untrained_graphs(self._device)
-            first = first_changes(replayed, explained, modelled, in_evaluation=event.in_evaluation, untrained=untrained)
+            objects = look_at_failure(self._device, self._moment.error, is_evaluating=event.in_evaluation)
+            first = first_changes(replayed, explained, model_device(explained), objects=objects)
             event = with_cause(event, first)
         return _History(
             device=explained,

@@ -555,3 +555,21 @@ def test_fsdp_that_gathers_the_whole_model_at_once(num_units: int, is_whole: boo
     unit = program.make(80 if is_whole else 40, gathering)
     program.fail(70, layer(9))
     assert ("gathered whole" in program.changes()) == is_whole
+
+
+def test_a_graph_that_a_backward_made() -> None:
+    """Of 5 blocks that a backward leaves, one is a gradient, and 4 of 10 MiB are its own graph."""
+    program = Recorded(capacity=210)
+    for _ in range(2):
+        program.make(3, MOVING)
+    train(program)
+    kept = [program.make(10, layer(7)) for _ in range(4)]
+    program.make(3, BACKWARD)
+    for _ in kept:
+        program.make(10, BACKWARD)
+        program.free(program.make(10, BACKWARD), BACKWARD)
+    program.make(10, layer(8))
+    program.fail(110, layer(9))
+    change = program.changes()["graph of a gradient"]
+    assert change.num_served == 1 and "40.00 MiB in 4 blocks" in change.sentence
+    assert "call backward() for each term of the loss" in change.words

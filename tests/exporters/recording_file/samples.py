@@ -17,6 +17,7 @@ from tracer.analysis.profiles.findings import find_in_cycle, put_together, with_
 from tracer.capture.device.device_kernels import Kernels
 from tracer.capture.kept_run import KeptRun
 from tracer.capture.objects.live_tensors import LiveTensors
+from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
 from tracer.capture.recording import Allocations, Recording
 from tracer.capture.sources.compiled_code import CompiledCode, CompiledGraph
 from tracer.exporters.memory_snapshot import snapshot_of_recording
@@ -83,4 +84,7 @@ def kept_on_cpu() -> KeptRun:
 @cache
 def kept_on_cuda() -> KeptRun:
     """With a history, a failure, kernels and a trace."""
-    return kept_run(on_cuda(oom=True))
+    objects = ObjectsAtFailure(
+        is_evaluating=True, is_training=False, untrained=frozenset({512, 1024}), float64=frozenset({4096})
+    )
+    return dataclasses.replace(kept_run(on_cuda(oom=True)), at_failure=objects)

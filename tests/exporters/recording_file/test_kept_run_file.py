@@ -22,6 +22,7 @@ from tests.exporters.recording_file.samples import SETTINGS, kept_on_cpu, kept_o
 from tests.exporters.recording_file.test_recording_columns import assert_equal
 from tests.snapshot.fuzz import mutate_objects
 from tracer.capture.kept_run import KeptRun
+from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.errors import RecordingError, TracerError
 from tracer.exporters.recording_file.checked_columns import MAX_UNPACKED_BYTES, Columns
@@ -111,13 +112,21 @@ def with_run(**changes: Any) -> Columns:
     return Columns(columns | {"run": np.frombuffer(json.dumps(run).encode(), np.uint8)})
 
 
-def test_a_recording_from_before_evaluation_was_noted_is_read() -> None:
-    columns = kept_run_columns(kept_on_cpu())
+def test_a_recording_from_before_objects_were_looked_at_is_read() -> None:
+    columns = kept_run_columns(kept_on_cuda())
     run = json.loads(columns["run"].tobytes())
-    del run["was_evaluating"]
+    del run["was_evaluating"], columns["untrained"], columns["float64"]
     older = Columns(columns | {"run": np.frombuffer(json.dumps(run).encode(), np.uint8)})
-    assert kept_run_from(older).was_evaluating is False
-    assert kept_run_from(with_run(was_evaluating=True)).was_evaluating is True
+    assert kept_run_from(older).at_failure is None
+    evaluating = ObjectsAtFailure(is_evaluating=True, is_training=False, untrained=frozenset(), float64=frozenset())
+    assert kept_run_from(with_run(was_evaluating=True)).at_failure == evaluating
+
+
+def test_shapes_of_more_elements_than_a_number_has_are_read() -> None:
+    columns = kept_run_columns(kept_on_cuda())
+    name = "cycle0.shapes.sizes"
+    huge = Columns(columns | {name: np.full_like(columns[name], 1 << 40)})
+    assert results_of(kept_run_from(huge)).findings is not None
 
 
 def test_a_later_version_is_refused_by_its_number() -> None:

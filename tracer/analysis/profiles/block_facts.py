@@ -43,6 +43,7 @@ _FOREVER = np.iinfo(np.int64).max
 _SMALL = 1 << 20
 _ADDS = ("aten::add_", "aten::add")
 _ELEMENT_BYTES = (1, 2, 4, 8, 16)
+_MOST_ELEMENTS = 1 << 58  # More than any memory has; a file may say what it likes
 KIND_OF_ROLE = {
     Role.PARAMETER: Kind.PARAMETER,
     Role.BUFFER: Kind.BUFFER,
@@ -376,7 +377,8 @@ class Facts:
         of_parameter = np.isin(lifetimes.key, recording.parameter_keys) | (self.role == Role.PARAMETER)
         if not of_parameter.any() or any(text.startswith(COLLECTIVE_OPERATORS) for text in recording.strings):
             return np.zeros(len(self), np.bool_)
-        lengths = np.array([prod(shapes[0]) if shapes else NONE for shapes in recording.shapes] + [NONE], np.int64)
+        numbers = [min(prod(shapes[0]), _MOST_ELEMENTS) if shapes else NONE for shapes in recording.shapes]
+        lengths = np.array([*numbers, NONE], np.int64)
         length = lengths[at(recording.keys.shape, lifetimes.key, NONE)]
         size_bytes, elements = lifetimes.size_bytes, np.array(_ELEMENT_BYTES)[:, None]
         sizes = np.unique([elements * length[of_parameter], elements * (size_bytes[of_parameter] // elements)])

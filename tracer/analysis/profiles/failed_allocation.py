@@ -5,7 +5,7 @@ The history alone has the moment of the failure; what each block is, the recordi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.held_now import held_at_failure, last_seen
@@ -15,6 +15,7 @@ from tracer.analysis.snapshots.first_changes import FirstChanges, first_changes,
 from tracer.analysis.snapshots.modelled import model_device
 from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory, in_evaluation, last_out_of_memory
 from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
 from tracer.snapshot.columns import Snapshot
 
 
@@ -26,7 +27,7 @@ class FailedAllocation:
     # What to try first, replayed on the recorded requests; None where they cannot be replayed.
     first: FirstChanges | None
     in_use: PeakReport | None  # All blocks of that moment, as of a peak; None where it was not recorded
-    untrained: frozenset[int] = frozenset()  # Addresses of what graphs kept then for parameters that nothing trains
+    objects: ObjectsAtFailure | None = None
 
     def is_at(self, peak: PeakReport) -> bool:
         """Whether a peak was at that moment, so that its rows are what was in use then."""
@@ -37,16 +38,14 @@ def failed_allocation(
     snapshot: Snapshot,
     findings: Findings | None,
     known: KnownStorages,
+    objects: ObjectsAtFailure | None = None,
     *,
     device_type: str,
-    was_evaluating: bool = False,
-    untrained: frozenset[int] = frozenset(),
 ) -> FailedAllocation | None:
     """Explain the last allocation that a device had no memory for; None if no device ran out of memory.
 
     Args:
         device_type: Type of the devices in the history, such as `cuda`.
-        untrained: Addresses of what graphs kept then for parameters that nothing trains.
 
     Raises:
         SnapshotError: The snapshot contradicts itself.
@@ -59,10 +58,11 @@ def failed_allocation(
     replayed = replay_snapshot(snapshot, device=index, held=last_seen(known, device), held_now={index: now})
     (one,) = replayed.devices
     event = last_out_of_memory(one)
-    if was_evaluating:
-        event = in_evaluation(event)
+    if objects is not None:
+        event = in_evaluation(event) if objects.is_evaluating else event
+        objects = replace(objects, is_evaluating=event.in_evaluation)
     modelled = model_device(one)
-    first = first_changes(replayed, one, modelled, in_evaluation=event.in_evaluation, untrained=untrained)
+    first = first_changes(replayed, one, modelled, objects=objects)
     cycles = findings.cycles if findings is not None and findings.device == device else ()
     in_use = next((cycle.at_failure for cycle in cycles if cycle.at_failure is not None), None)
-    return FailedAllocation(with_cause(event, first), first, in_use, untrained)
+    return FailedAllocation(with_cause(event, first), first, in_use, objects)

@@ -14,6 +14,7 @@ from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.modelled import Modelled
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.sites import Site
+from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
 from tracer.units import format_bytes
 
 MAX_CHANGES: Final = 3
@@ -94,14 +95,13 @@ def first_changes(
     device: ReplayedDevice,
     modelled: Modelled | None,
     *,
-    in_evaluation: bool = False,
-    untrained: frozenset[int] = frozenset(),
+    objects: ObjectsAtFailure | None = None,
 ) -> FirstChanges | None:
     """Try what may help, and keep what does: by a hundredth of the peak at least, or failed requests are served.
 
     Args:
-        in_evaluation: At its end the model was in evaluation mode, and kept much for a backward pass all the same.
-        untrained: Addresses of what graphs kept then for parameters that nothing trains.
+        objects: What the program's objects told at the failure; the model was in evaluation mode only where it kept
+            much for a backward pass all the same. None for a recording from a file.
 
     Returns:
         None where nothing can be replayed.
@@ -109,7 +109,7 @@ def first_changes(
     if modelled is None or not (modelled.history.num_allocations or modelled.history.failed):
         return None
     modelled = modelled.as_it_failed
-    causes = causes_of(Case(replayed, device, in_evaluation, untrained), modelled)
+    causes = causes_of(Case(replayed, device, objects), modelled)
     tried = [(cause, _tried(cause, modelled)) for cause in causes]
     helping = [(cause, change) for cause, change in tried if change is not None and _helps(change, modelled)]
     most = max((change.saved_bytes for cause, change in helping if cause.gives_up < GivesUp.UNKNOWN), default=0)

@@ -16,6 +16,7 @@ import numpy as np
 from tracer.analysis.profiles.waste import WasteKind
 from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, KeptWaste, SourceFile
+from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
 from tracer.capture.objects.parameter_origins import Parameter
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.run_origin import RunOrigin
@@ -73,7 +74,9 @@ def kept_run_columns(kept: KeptRun) -> Arrays:
     if kept.eager is not None:
         columns["eager"] = np.frombuffer(json.dumps(kept.eager).encode(), np.uint8)
     columns |= {**_parameter_columns(kept), "losses": np.array(kept.losses, np.float64)}
-    columns["untrained"] = np.array(kept.untrained, np.int64)
+    if kept.at_failure is not None:
+        for name in ("untrained", "float64"):
+            columns[name] = np.array(sorted(getattr(kept.at_failure, name)), np.int64)
     if kept.timings is not None:
         columns |= {f"timings.{name}": np.array(kept.timings.durations_ms[name], np.float64) for name in PHASES}
     if kept.snapshot is not None:
@@ -103,7 +106,8 @@ def _document(kept: KeptRun) -> dict[str, Any]:
         "notes": list(kept.notes),
         "failure": list(kept.failure),
         "ran_out_of_memory": kept.ran_out_of_memory,
-        "was_evaluating": kept.was_evaluating,
+        "was_evaluating": kept.at_failure is not None and kept.at_failure.is_evaluating,
+        "was_training": kept.at_failure is not None and kept.at_failure.is_training,
         "unused_parameters": None if kept.unused_parameters is None else list(kept.unused_parameters),
         "timings": None if timings is None else {"device": timings.device, "clock": timings.clock},
         "waste": [asdict(waste) | {"line": _line(waste.line), "held_at": _line(waste.held_at)} for waste in kept.waste],
@@ -195,9 +199,7 @@ def kept_run_from(columns: Columns) -> KeptRun:
         num_steps=document.number("num_steps"),
         failure=document.texts("failure"),
         ran_out_of_memory=document.truth("ran_out_of_memory"),
-        # As the caveat below.
-        was_evaluating=document.truth("was_evaluating") if "was_evaluating" in document else False,
-        untrained=tuple(columns.ints("untrained").tolist()) if "untrained" in columns else (),
+        at_failure=_at_failure_from(columns, document),
         notes=document.texts("notes"),
         settings=document.settings("settings"),
         origin=RunOrigin(
@@ -287,6 +289,20 @@ def _snapshot_from(columns: Columns, device: str) -> dict[str, Any] | None:
     if isinstance(snapshot, dict) and ":" in device and all(isinstance(snapshot.get(name), list) for name in lists):
         return snapshot
     raise RecordingError("What is kept of the allocator is no snapshot of a device.", hint=DAMAGED)
+
+
+def _at_failure_from(columns: Columns, document: Document) -> ObjectsAtFailure | None:
+    """Older recordings have less of it."""
+    is_evaluating = document.truth("was_evaluating") if "was_evaluating" in document else False
+    if not is_evaluating and "untrained" not in columns:
+        return None
+    return ObjectsAtFailure(
+        is_evaluating=is_evaluating,
+        is_training=document.truth("was_training") if "was_training" in document else False,
+        **{
+            name: frozenset(columns.ints(name).tolist() if name in columns else ()) for name in ("untrained", "float64")
+        },
+    )
 
 
 def _timings_from(columns: Columns, document: Document) -> PhaseTimings | None:

@@ -29,6 +29,8 @@ _TILES: Final = 4
 _LONGER: Final = 2
 """Times the usual size, from which on a batch is an outlier."""
 _LONG_PERCENT: Final = 25
+_GRAPH_PERCENT: Final = 10
+_GRAPH_PARTS: Final = 4
 _STAYING: Final = (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.BUFFER, Kind.WORKSPACE, Kind.GRADIENT)
 _SHRINKS: Final = {
     Kind.ACTIVATION: "checkpoint what it calls (torch.utils.checkpoint), run it in bfloat16, or use a smaller batch: ",
@@ -170,6 +172,28 @@ def _is_freed_by_program(case: Case) -> Bools:
     is_own = (stack != lives.stack) & has(case.sites.facts[stack], Fact.STACK)
     is_freed: Bools = is_own & ~has(case.sites.facts[stack], Fact.ENGINE, Fact.RELEASE_SAVED)
     return is_freed
+
+
+def graph_of_gradient(case: Case) -> Iterator[Cause]:
+    """A backward that made a graph of its own, for a derivative of its gradient, and has ended since."""
+    lives, phases = case.lives, case.device.kinds.phases
+    is_over = [runs.end_after(lives.begin) <= case.entry for runs in (phases.backwards, phases.silences)]
+    is_made = np.logical_or(*is_over) & ~case.stays & ~np.isin(case.kind, (Kind.GRADIENT, Kind.COMMUNICATION))
+    kept = case.in_use[is_made[case.in_use]]
+    if not case.is_much(kept, percent=_GRAPH_PERCENT):
+        return
+    forward = np.flatnonzero(np.isin(lives.stack, case.forward[kept]) & (case.kind != Kind.PARAMETER))
+    rows = np.union1d(kept, forward)
+    yield Cause(
+        "graph of a gradient",
+        f"A backward kept a graph of its own (create_graph=True): {case.words(kept)}{case.lines(kept)}, beside what "
+        "forward keeps for it.",
+        "take that gradient of a part of the batch (a quarter here), and call backward() for each term of the loss by "
+        "itself, the term with that gradient first",
+        lambda modelled: with_smaller_blocks(modelled, rows, _GRAPH_PARTS),
+        case.largest_site(kept),
+        GivesUp.TIME_OR_SIZE,
+    )
 
 
 def largest_line(case: Case) -> Iterator[Cause]:

@@ -22,6 +22,7 @@ from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.sites import Site, Sites
 from tracer.analysis.snapshots.stack_facts import Fact, has, is_module_call
 from tracer.arrays import Bools, Interned, Ints
+from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Frame, Stacks
 from tracer.snapshot.replay import BEFORE, Lives, as_it_failed
@@ -37,9 +38,7 @@ class Case:
 
     replayed: ReplayedSnapshot
     device: ReplayedDevice
-    # At the end the model was in evaluation mode, and kept much for a backward pass all the same.
-    is_evaluating: bool = False
-    untrained: frozenset[int] = frozenset()  # Addresses of what graphs keep in which nothing is trained
+    objects: ObjectsAtFailure | None = None  # None where nothing but the recording is known
 
     @cached_property
     def _parts(self) -> tuple[DeviceState, Lives]:
@@ -203,6 +202,23 @@ class Case:
         begins |= head == np.array([of_line.get(line, -2) for line in lines.tolist()], np.int64)
         number = np.cumsum(begins) - 1
         return np.where(call >= 0, np.append(number, -1)[call], -1), lines[begins]
+
+    @property
+    def is_evaluating(self) -> bool:
+        """Whether the model is known to be in evaluation mode, and keeps much for a backward pass all the same."""
+        return self.objects is not None and self.objects.is_evaluating
+
+    @property
+    def is_training(self) -> bool:
+        """Whether what ran out of memory is known to be a call of a model in training mode."""
+        return self.objects is not None and self.objects.is_training
+
+    def alike(self, addresses: frozenset[int]) -> tuple[Ints, Ints]:
+        """The blocks in use at some addresses, and with them those that the same lines make at other times."""
+        held = self.in_use[np.isin(self.lives.addr[self.in_use], list(addresses))]
+        key = self.stack * (max(Kind) + 1) + self.kind
+        rows = np.flatnonzero(np.isin(key, key[held]) & (self.lives.begin > BEFORE))
+        return held, np.union1d(rows, held)
 
     def held(self, rows: Ints) -> Ints:
         """Those of some blocks that were in use at the moment."""

@@ -54,11 +54,11 @@ def evaluation_with_gradients(case: Case) -> Iterator[Cause]:
 
 def untrained_graphs(case: Case) -> Iterator[Cause]:
     """What calls keep for a backward that gives gradients to nothing that an optimizer updates, as a teacher's."""
-    held = case.in_use[np.isin(case.lives.addr[case.in_use], list(case.untrained))]
+    if case.objects is None:
+        return
+    held, rows = case.alike(case.objects.untrained)
     if not case.is_much(held):
         return
-    rows = np.flatnonzero(np.isin(case.stack, case.stack[held]) & (case.kind == Kind.ACTIVATION))
-    rows = np.union1d(rows[case.lives.begin[rows] > BEFORE], held)
     yield Cause(
         "graph of an untrained model",
         f"The call{_by(case, held)} keeps {case.words(held)}{case.lines(held)} for a backward pass, and no optimizer "

@@ -8,6 +8,7 @@ from typing import Final
 from tracer.analysis.snapshots.causes.activations import (
     attention_matrix,
     decoding_at_full_size,
+    graph_of_gradient,
     largest_line,
     long_batch,
     variables_over_the_step,
@@ -27,6 +28,7 @@ from tracer.analysis.snapshots.causes.optimizer import (
 )
 from tracer.analysis.snapshots.causes.outputs import logits
 from tracer.analysis.snapshots.causes.parallel import gathered_whole, gradients_beside_buckets
+from tracer.analysis.snapshots.causes.precision import float64
 from tracer.analysis.snapshots.causes.repeated_parts import repeated_parts
 from tracer.analysis.snapshots.causes.request import one_request
 from tracer.analysis.snapshots.causes.reserving import emptied_cache, fragmentation, stranded_in_streams
@@ -41,6 +43,8 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     checkpoint_left,
     other_models,
     variables_over_the_step,
+    float64,
+    graph_of_gradient,
     gradients_freed_late,
     logits,
     optimizer_temporaries,

@@ -104,10 +104,13 @@ def _detached(case: Case, grown: Grown, what: str) -> str:
         return f"evaluate under `with torch.no_grad():`, and {detach}"
     if grown.are_steps or not _are_never_learned(case, grown):
         return detach
-    return (
-        "evaluate under `with torch.no_grad():`, or train with a backward() for each part of a batch in place of one "
-        f"for their sum; checkpoint each {what} (torch.utils.checkpoint) where one loss needs them all; {detach}"
+    training = (
+        "call backward() for each part of a batch in place of once for the sum of their losses (gradients add up), or "
+        f"checkpoint each {what} (torch.utils.checkpoint) where one loss needs them all"
     )
+    if case.is_training:
+        return training
+    return f"evaluate under `with torch.no_grad():`; in a training, {training}; {detach}"
 
 
 def _most_grown(case: Case) -> Grown | None:

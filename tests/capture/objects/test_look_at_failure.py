@@ -1,16 +1,17 @@
-"""Memory that graphs keep although nothing that they lead to is trained."""
+"""What objects tell at a failure: memory that graphs keep although nothing that they lead to is trained; float64."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from tracer.capture.objects.untrained_graphs import kept_by_untrained_graphs
+from tracer.capture.objects.look_at_failure import look_at_failure
+from tracer.capture.torch_private import torch_graph
 
 
 def for_nothing(*tensors: Tensor) -> list[bool]:
     """Whether only graphs of what is not trained keep some tensors."""
-    kept = kept_by_untrained_graphs(torch.device("cpu"))
+    kept = look_at_failure(torch.device("cpu"), None, is_evaluating=False).untrained
     return [tensor.data_ptr() in kept for tensor in tensors]
 
 
@@ -63,3 +64,12 @@ def test_a_model_may_be_trained_without_an_optimizer_that_is_there() -> None:
     other.eval()
     assert for_nothing(*made) == [True, False, False]
     del optimizer
+
+
+def test_float64_that_only_a_graph_keeps() -> None:
+    weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    result = (weight * 2).square()  # the product is kept by the graph alone
+    (kept,) = torch_graph.saved_by(result.grad_fn)
+    single = torch.ones(3)
+    found = look_at_failure(torch.device("cpu"), None, is_evaluating=False).float64
+    assert [tensor.data_ptr() in found for tensor in (weight, result, kept, single)] == [True, True, True, False]

@@ -1,0 +1,77 @@
+"""What a program's objects tell while it runs out of memory: graphs of what nobody trains, and numbers of 64 bits.
+
+A graph is of nothing that is trained, such as a teacher's, where all leaves that it ends in are of modules in
+evaluation mode, no optimizer updates them and no backward has given them a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tracer.capture.objects.live_tensors import nodes_behind, objects_of
+from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
+from tracer.capture.objects.plain_tensors import storages_with_memory
+from tracer.capture.torch_private import torch_graph, torch_modules, torch_tensors
+
+
+def look_at_failure(device: torch.device, error: BaseException | None, *, is_evaluating: bool) -> ObjectsAtFailure:
+    """Look at all that Python can reach now; where a graph is too large to be followed, at the beginning of it."""
+    called = torch_modules.outermost_called(error) if error is not None else None
+    objects: list[Any] = objects_of((Tensor, nn.Module, torch.optim.Optimizer))
+    tensors = [each for each in objects if isinstance(each, Tensor)]
+    with torch_tensors.as_plain_tensors():
+        nodes, is_complete = nodes_behind(tensors)
+        saved = [tensor for node in nodes for tensor in torch_graph.saved_by(node)]
+        wide = [tensor for tensor in (*tensors, *saved) if tensor.dtype is torch.float64]
+        return ObjectsAtFailure(
+            is_evaluating=is_evaluating,
+            is_training=called is not None and called.training,
+            untrained=_kept_by_untrained(objects, nodes, device) if is_complete else frozenset(),
+            float64=frozenset(_addresses(wide, device)),
+        )
+
+
+def _kept_by_untrained(objects: Sequence[Any], nodes: Sequence[Any], device: torch.device) -> frozenset[int]:
+    """Addresses of the memory that only graphs of what is not trained keep; none where there is no optimizer."""
+    groups = (group for each in objects if isinstance(each, torch.optim.Optimizer) for group in each.param_groups)
+    trained = {id(parameter) for group in groups for parameter in group["params"]}
+    if not trained:
+        return frozenset()
+    modules = [each for each in objects if isinstance(each, nn.Module)]
+    owned = [
+        (tensor, module.training) for module in modules for *_, tensor in torch_modules.parameters_and_buffers(module)
+    ]
+    learning = trained | {id(tensor) for tensor, is_training in owned if is_training}
+    at_rest = {id(tensor) for tensor, _ in owned if torch_graph.gradient_of(tensor) is None} - learning
+    leaves = [(id(node), id(leaf) in at_rest) for node in nodes for leaf in torch_graph.accumulates_into(node)]
+    idle, learns = (_leading_to(nodes, [node for node, rests in leaves if rests is of]) for of in (True, False))
+    kept, needed = set[int](), _addresses((tensor for tensor, _ in owned), device)
+    for node in nodes:
+        into = kept if id(node) in idle and id(node) not in learns else needed
+        into |= _addresses(torch_graph.saved_by(node), device)
+    return frozenset(kept - needed)
+
+
+def _leading_to(nodes: Sequence[Any], leaves: Iterable[int]) -> set[int]:
+    """Nodes from which a backward comes to one of some nodes, by `id()`."""
+    above: dict[int, list[int]] = {}
+    for node in nodes:
+        for inner, _ in node.next_functions:
+            if inner is not None:
+                above.setdefault(id(inner), []).append(id(node))
+    found, level = set[int](), list(leaves)
+    while level:
+        node = level.pop()
+        if node not in found:
+            found.add(node)
+            level += above.get(node, ())
+    return found
+
+
+def _addresses(tensors: Iterable[Tensor], device: torch.device) -> set[int]:
+    storages = (storage for tensor in tensors for storage in storages_with_memory(tensor))
+    return {storage.data_ptr() for storage in storages if storage.device == device}

@@ -1,0 +1,15 @@
+"""What the program's objects tell of the moment when memory ran out, beside the allocator's history. Without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectsAtFailure:
+    """A look at models, optimizers and tensors, while the exception still keeps them."""
+
+    is_evaluating: bool  # Whether what was called, or what is trained, was in evaluation mode
+    is_training: bool  # Whether the call of a model that failed was in training mode
+    untrained: frozenset[int]  # Addresses of what graphs kept for parameters that nothing trains
+    float64: frozenset[int]  # Addresses of tensors of 64-bit floating point, and of such that graphs kept
