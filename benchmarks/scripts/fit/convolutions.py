@@ -1,4 +1,4 @@
-"""A residual network of named stages with two blocks each, at full resolution; on h100:1500MiB: checkpoint."""
+"""A residual network of named stages with two blocks each, at full resolution; on h100:1700MiB: checkpoint."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A GPT-2 from its configuration, with the loss of the library; on h100:2130MiB: chunked-loss,checkpoint."""
+"""A GPT-2 from its configuration, with the loss of the library; on h100:2330MiB: chunked-loss,checkpoint."""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel

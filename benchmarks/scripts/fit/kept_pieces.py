@@ -1,4 +1,4 @@
-"""Features that keep the rest of a large segment from use; on h100:2650MiB: expandable-segments."""
+"""Features that keep the rest of a large segment from use; on h100:2850MiB: expandable-segments."""
 
 import torch
 from torch import nn

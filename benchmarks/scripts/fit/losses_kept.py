@@ -1,4 +1,4 @@
-"""Losses kept with their graphs, 64 MiB more each step; on h100:900MiB: nothing."""
+"""Losses kept with their graphs, 64 MiB more each step; on h100:1100MiB: nothing."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The same, where weights and state do not fit beside each other; on h100:2340MiB: state-on-host."""
+"""The same, where weights and state do not fit beside each other; on h100:2540MiB: state-on-host."""
 
 from pathlib import Path
 from runpy import run_path

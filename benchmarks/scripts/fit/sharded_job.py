@@ -1,4 +1,4 @@
-"""Two ranks, each with weights, gradients and Adam's state of 512 MiB each; on 2xh100:2340MiB: shard."""
+"""Two ranks, each with weights, gradients and Adam's state of 512 MiB each; on 2xh100:2540MiB: shard."""
 
 import torch
 import torch.distributed as dist

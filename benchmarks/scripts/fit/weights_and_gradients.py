@@ -1,4 +1,4 @@
-"""Weights of 768 MiB, which fit, with gradients and momentum beside them; on h100:1800MiB: bf16-weights."""
+"""Weights of 768 MiB, which fit, with gradients and momentum beside them; on h100:2000MiB: bf16-weights."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Logits of 781 MiB, their softmax and their gradient; on h100:2600MiB: chunked-loss."""
+"""Logits of 781 MiB, their softmax and their gradient; on h100:2800MiB: chunked-loss."""
 
 import torch
 from torch import nn
