@@ -52,12 +52,11 @@ from tests.truth.on_device import on_device, size_there
 from tests.truth.program import PROGRAMS, Entry, Provable
 from tests.truth.running import first_recorded
 from tests.truth.verdict import instants_of, kinds, knows_batch, proven_kind
-from tracer.analysis.kinds import Evidence, Kind
+from tracer.analysis.kinds import Evidence, HasLength, Kind, Rule
 from tracer.analysis.profiles import classify_blocks as profiles
 from tracer.analysis.profiles.attribution import Phase
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
-from tracer.analysis.profiles.peak_rows import origin_of
-from tracer.analysis.rules import HasLength, Rule
+from tracer.analysis.profiles.peak import origin_of
 from tracer.analysis.snapshots.classify_blocks import PROOFS, RULES, apply_rules
 from tracer.analysis.snapshots.counting import BlockFacts
 from tracer.analysis.snapshots.findings import replay_snapshot

@@ -33,9 +33,9 @@ from models.resnet import ResNet
 from tests.training_steps import torch_timeline
 from tracer import MemoryTimeline, profile_training
 from tracer.analysis.kinds import Evidence, Kind
-from tracer.analysis.profiles.compiled_words import compiled_sentences
+from tracer.analysis.profiles.caveats import compiled_sentences
 from tracer.analysis.profiles.findings import CycleFindings
-from tracer.analysis.profiles.peak_rows import origin_of
+from tracer.analysis.profiles.peak import origin_of
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
 from tracer.sessions.profile_session import Schedule

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tracer.analysis.kinds import Kind
+from tracer.analysis.kinds import NOT, OR, Kind, Rule
 from tracer.analysis.profiles import classify_blocks as profiles
 from tracer.analysis.profiles.waste import WasteRule
-from tracer.analysis.rules import NOT, OR, Rule
 from tracer.analysis.snapshots import classify_blocks as snapshots
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "how-it-works.md"

@@ -91,7 +91,7 @@ TORCHS_NAMES = re.compile(
 )
 # Snapshots are read without what capture knows: their stacks name functions of torch in Python and C++.
 NAMES_OF_STACKS = {
-    f"tracer.analysis.snapshots.{name}" for name in ("autograd_frames", "phases", "sites", "stack_facts", "timeline")
+    f"tracer.analysis.snapshots.{name}" for name in ("frames", "phases", "sites", "stack_facts", "timeline")
 }
 # The table of a device's differences names the file of torch that each of them comes from.
 NAMES_SOURCES = {"tracer.rehearsal.cuda_rules"}

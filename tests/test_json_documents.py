@@ -21,8 +21,7 @@ from tests.trace import chrome
 from tracer.analysis.peak_row import PeakRow
 from tracer.capture.values_read import LeftOut, ValueRead, ValuesRead
 from tracer.changes.recommendation import AdviceReport, Recommendation, UnneededMemory
-from tracer.exporters.json_documents.advice import write_advice_json
-from tracer.exporters.json_documents.fit import write_fit_json
+from tracer.exporters.json_documents.advice import write_advice_json, write_fit_json
 from tracer.exporters.json_documents.header import UNITS
 from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS
 from tracer.results.fit import FitReport, FitTrial

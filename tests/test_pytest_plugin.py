@@ -15,7 +15,7 @@ from tests.null_gpu.started import needs_null_gpu
 from tracer.analysis.peak_diff import SavedPeak, diff_peaks
 from tracer.analysis.peak_row import PeakRow
 from tracer.errors import SnapshotError
-from tracer.exporters.json_documents.baseline import read_baseline, write_baseline
+from tracer.exporters.json_documents.peak import read_baseline, write_baseline
 from tracer.exporters.markdown import write_markdown
 from tracer.integrations.pytest_plugin import MARK, Limits, _judged
 from tracer.sessions.process_memory import ProcessPeak

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.exporters.page.page_samples import peak_row
-from tracer.analysis.module_tree import NO_MODULE, module_tree
+from tracer.analysis.peak_row import NO_MODULE, module_tree
 
 
 def test_nothing_is_a_root_alone() -> None:

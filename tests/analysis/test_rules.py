@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.analysis.kinds import Evidence, Kind
-from tracer.analysis.rules import OR, Rule, all_hold, first_that_holds
+from tracer.analysis.kinds import OR, Evidence, Kind, Rule, all_hold, first_that_holds
 from tracer.arrays import Bools, Ints
 
 

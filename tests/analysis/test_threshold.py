@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tracer.analysis.threshold import parse_threshold
+from tracer.analysis.peak_diff import parse_threshold
 from tracer.errors import TracerError
 
 

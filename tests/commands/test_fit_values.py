@@ -10,10 +10,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import main
-from tracer.analysis.snapshots.explanation import Explanation
+from tracer.analysis.snapshots.allocator_finding import Explanation
 from tracer.commands.fit import combinations
 from tracer.errors import UsageError
-from tracer.exporters.screen.fit import command_words, print_search, trial_words
+from tracer.exporters.screen.prediction import command_words, print_search, trial_words
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.results.fit import FitTrial, RankTrial
 from tracer.units import GIB

@@ -17,8 +17,8 @@ from tests.analysis.profiles.test_breakdown import cycle
 from tests.test_json_documents import HEADER, keys
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.profiles.allocator_count import CountedParts
-from tracer.analysis.profiles.breakdown import Breakdown, breakdown
 from tracer.analysis.profiles.findings import put_together
+from tracer.analysis.profiles.memory_timeline import Breakdown, breakdown
 from tracer.analysis.profiles.peak import AllocatorPeak
 from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 from tracer.capture.run_origin import RunOrigin

@@ -23,11 +23,11 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from tests.on_null_gpu.small_cards import leave_bytes
 from tracer import TimelineTracer
+from tracer.analysis.profiles.allocator_join import reserved_ranges
 from tracer.analysis.profiles.findings import CycleFindings
-from tracer.analysis.profiles.reserved_ranges import reserved_ranges
 from tracer.capture.device.allocator_history import record_from_start
 from tracer.capture.torch_private.torch_history import allocator_history_enabled
-from tracer.exporters.screen.failure import failure_lines
+from tracer.exporters.screen.run import failure_lines
 from tracer.sessions.profile_session import ProfileSession, Schedule
 from tracer.sessions.stored_results import kept_run, results_of
 from tracer.sessions.training_profile import TrainingProfile, profile_training

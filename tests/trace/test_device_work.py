@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.trace import chrome
-from tracer.analysis.times.work_rows import launching_operators
+from tracer.analysis.times.step_times import launching_operators
 from tracer.trace.load import load_trace
 
 

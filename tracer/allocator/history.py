@@ -77,11 +77,7 @@ class History:
 
 
 def read_history(snapshot: Snapshot, state: DeviceState, replay: Replay) -> History:
-    """Turn one device's recording into operations.
-
-    Args:
-        state: The device; it has at least one entry.
-    """
+    """Turn one device's recording into operations."""
     trace, lives = state.trace, replay.lives
     segment_entries, oom_entries = trace.where(*_SEGMENT_ACTIONS), trace.where(Action.OOM)
     pools = _Pools(snapshot, state)

@@ -57,7 +57,6 @@ def bucket_starts(x: Ints, num_buckets: int) -> Rows:
 
 
 def _first_of(column: Ints, starts: Rows, extreme: np.ufunc) -> Rows:
-    """The first row of each bucket that holds the bucket's extreme."""
     extremes = extreme.reduceat(column, starts)
     lengths = np.diff(np.append(starts, len(column)))
     hits = np.flatnonzero(column == np.repeat(extremes, lengths))

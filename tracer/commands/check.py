@@ -70,8 +70,7 @@ def check(
 
         torch-timeline check train.py --on 8xh100 --fail-above 2%
     """
-    from tracer.analysis.peak_diff import diff_peaks
-    from tracer.analysis.threshold import parse_threshold
+    from tracer.analysis.peak_diff import diff_peaks, parse_threshold
 
     grown: list[str] = []
     with errors_for_people(), kept_import_path():
@@ -116,7 +115,7 @@ def _peak(answer: Prediction, name: str) -> SavedPeak:
     Raises:
         TracerError: Memory ran out.
     """
-    from tracer.analysis.profiles.eager_comparison import saved_peak
+    from tracer.analysis.profiles.caveats import saved_peak
 
     findings = answer.results.findings
     if findings is None or answer.failed_at is not None:
@@ -130,7 +129,7 @@ def _known(baseline: Path, name: str, *, update: bool) -> Mapping[str, SavedPeak
     Raises:
         TracerError: It cannot be read, or has not what it is asked for.
     """
-    from tracer.exporters.json_documents.baseline import read_baseline
+    from tracer.exporters.json_documents.peak import read_baseline
 
     if update and not baseline.exists():
         return {}
@@ -166,7 +165,7 @@ def _hand_on(peak: SavedPeak, folder: Path) -> None:
 
 
 def _write(baseline: Path, peaks: Mapping[str, SavedPeak], name: str, peak: SavedPeak, *, quiet: bool) -> None:
-    from tracer.exporters.json_documents.baseline import write_baseline
+    from tracer.exporters.json_documents.peak import write_baseline
     from tracer.units import format_bytes
 
     write_baseline(peaks, baseline)
@@ -175,7 +174,7 @@ def _write(baseline: Path, peaks: Mapping[str, SavedPeak], name: str, peak: Save
 
 
 def _print(diff: PeakDiff, name: str, baseline: Path, options: ScreenOptions, *, as_json: bool) -> None:
-    from tracer.exporters.json_documents.diff import peak_diffs_json
+    from tracer.exporters.json_documents.peak import peak_diffs_json
     from tracer.exporters.screen.diff import print_peak_diffs
 
     with terminal(is_shown=as_json or not options.quiet) as console:

@@ -83,7 +83,7 @@ def show_diff(
         OutputError: The page cannot be written.
         TracerError: `fail_above` is not a valid threshold.
     """
-    from tracer.analysis.threshold import parse_threshold
+    from tracer.analysis.peak_diff import parse_threshold
 
     threshold = parse_threshold(fail_above) if fail_above is not None else None
     names = {"before": str(before), "after": str(after)}
@@ -92,7 +92,7 @@ def show_diff(
     before, after = (side.parent if side.name == PEAK_NAME and side.is_file() else side for side in (before, after))
     diffs = compare(before, after)
     if as_json:
-        from tracer.exporters.json_documents.diff import peak_diffs_json
+        from tracer.exporters.json_documents.peak import peak_diffs_json
 
         console.file.write(peak_diffs_json(diffs, **names) + "\n")
     else:
@@ -197,7 +197,7 @@ def _peak_of(path: Path) -> SavedPeak:
         return read_peak_json(path / PEAK_NAME)
     if not _is_trace(path):
         raise SnapshotError(f"{path} cannot be compared with a trace.", hint="Name another trace, or a run's folder.")
-    from tracer.analysis.profiles.eager_comparison import saved_peak
+    from tracer.analysis.profiles.caveats import saved_peak
     from tracer.results.trace_report import explain_trace
 
     results = explain_trace(path).results

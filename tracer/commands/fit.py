@@ -21,9 +21,9 @@ from tracer.commands.options import number, option, with_options
 from tracer.commands.script import check_script, no_card_named
 from tracer.commands.usage import OUTPUTS, SCHEDULE
 from tracer.errors import UsageError
-from tracer.exporters.screen.fit import command_words, print_search, trial_words
 from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.paths import shorten_paths
+from tracer.exporters.screen.prediction import command_words, print_search, trial_words
 from tracer.exporters.screen.terminal import say, screen, show
 from tracer.null_gpu.cards import Devices, devices_of
 from tracer.results.fit import FitReport, FitTrial
@@ -119,7 +119,7 @@ def fit(
                 best = _least(told, trials)
         report = FitReport(devices.words, trials.usable_bytes, own, tuple(made), best)
         if save_dir is not None:
-            from tracer.exporters.json_documents.fit import write_fit_json
+            from tracer.exporters.json_documents.advice import write_fit_json
 
             write_fit_json(report, save_dir / "fit.json")
         if best is None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tracer.command_line import in_role
 from tracer.errors import SnapshotError, TracerError
-from tracer.exporters.screen.fit import trial_words
+from tracer.exporters.screen.prediction import trial_words
 from tracer.exporters.screen.terminal import say, show
 from tracer.null_gpu.job.earlier import earlier_ranks_are_asked_for
 from tracer.null_gpu.nccl_buffers import NcclBuffers
@@ -25,7 +25,7 @@ from tracer.sessions.jobs.child_processes import ChildProcesses
 from tracer.sessions.trials.trial_channel import TrialRequest, TrialServer, history_name
 
 if TYPE_CHECKING:
-    from tracer.analysis.snapshots.explanation import Explanation
+    from tracer.analysis.snapshots.allocator_finding import Explanation
     from tracer.null_gpu.cards import Devices
     from tracer.null_gpu.job.place import RankPlace
     from tracer.results.null_job import NullJob, RankRun
@@ -211,7 +211,7 @@ def _explanation(path: Path) -> Explanation | None:
     """Read what a recording says, if there is one; the trial's answer stands without it."""
     if not path.exists():
         return None
-    from tracer.analysis.snapshots.explanation import explanation_of
+    from tracer.analysis.snapshots.allocator_finding import explanation_of
     from tracer.snapshot.load import load_snapshot
 
     try:

@@ -139,7 +139,7 @@ def run_ranks(
     if job is None or RankPlace.here() is not None:
         return
     from tracer.exporters.json_documents.job import null_job_json
-    from tracer.exporters.screen.null_job import print_null_job
+    from tracer.exporters.screen.job import print_null_job
     from tracer.sessions.jobs.run_ranks import run_job
 
     result = run_job(job, save_dir, tell=not_said if quiet else say, is_first_seen=not as_json)

@@ -144,7 +144,7 @@ def _advise_script(
     options: PredictOptions, devices: Devices, base: FitTrial | None = None, job: Job | None = None
 ) -> None:
     """What each change made from outside would save; as fit.json, too, where files are written."""
-    from tracer.exporters.json_documents.fit import write_fit_json
+    from tracer.exporters.json_documents.advice import write_fit_json
 
     own = (*(["-m"] if options.is_module else []), str(options.script), *options.arguments)
     report = told_alone(devices, own, base, job)

@@ -323,7 +323,7 @@ def _run_eager(build: Callable[[], Built], folder: Path, how: RunOptions) -> tup
     """
     import gc
 
-    from tracer.analysis.profiles.eager_comparison import saved_peak
+    from tracer.analysis.profiles.caveats import saved_peak
     from tracer.capture.device.devices import release_cached_memory
     from tracer.workloads.compiling import without_compiling
 
@@ -432,7 +432,7 @@ def _progress(what: str = "Training steps", *, is_shown: bool) -> Iterator[Calla
 
 def _write(results: RunResults, save_dir: Path, how: RunOptions) -> bool:
     """Say what failed and what is noteworthy, and write the files; False if one could not be written."""
-    from tracer.exporters.screen.failure import failure_lines
+    from tracer.exporters.screen.run import failure_lines
     from tracer.sessions.output_files import left_from_earlier, left_sentence, teller, write_outputs
 
     say_all(failure_lines(results))

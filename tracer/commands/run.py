@@ -25,8 +25,8 @@ from tracer.commands.script import BEFORE_SCRIPT, check_script, run_script
 from tracer.commands.usage import DEVICE
 from tracer.commands.workload_options import check_device
 from tracer.errors import Terminated, UsageError
-from tracer.exporters.screen.fit import need_words
 from tracer.exporters.screen.next_commands import program_name
+from tracer.exporters.screen.prediction import need_words
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.job.place import RankPlace
 
@@ -202,7 +202,7 @@ def _checked_changes(names: str) -> Sequence[str]:
     from tracer.changes.script_changes import allocator_variables, script_changes
 
     if names.endswith(".json"):
-        from tracer.exporters.json_documents.fit import read_fit_json
+        from tracer.exporters.json_documents.advice import read_fit_json
 
         names = ",".join(read_fit_json(Path(names)))
     changes = script_changes(names)
@@ -226,7 +226,7 @@ def _check_advise(on: OnOptions, apply: str) -> None:
 
 def _advise(devices: Devices, card: str, own: tuple[str, ...], save_dir: Path, job: Job | None = None) -> None:
     """Each change alone, fit.json, and the command that finds the fewest with which it fits."""
-    from tracer.exporters.json_documents.fit import write_fit_json
+    from tracer.exporters.json_documents.advice import write_fit_json
 
     report = told_alone(devices, own, job=job)
     write_fit_json(report, save_dir / "fit.json")

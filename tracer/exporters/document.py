@@ -150,9 +150,6 @@ class Document:
         """The document as a dataclass or named tuple, each field by its own name and read by its own type.
 
         A field with a default may be missing: files of an earlier version do not have what came later.
-
-        Raises:
-            TracerError: Another field is missing, or one is not of its type.
         """
         make: Any = kind  # mypy does not take a class for hashable
         fields = [(name, type_) for name, type_, is_needed in _fields(make) if is_needed or name in self]
@@ -184,7 +181,6 @@ _READERS: dict[Any, Callable[[Document, str], Any]] = {
 
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
-    """Name and type of each field, and whether it has no default."""
     parameters, types = signature(kind).parameters, get_type_hints(kind)
     return tuple((name, type_, parameters[name].default is Parameter.empty) for name, type_ in types.items())
 

@@ -39,11 +39,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        OutputError: It cannot be written.
-    """
+    """Write a file whole or not at all."""
     data = content.encode() if isinstance(content, str) else content
     with replacing(path) as temporary:
         temporary.write_bytes(data)
@@ -55,11 +51,7 @@ def write_json(path: Path, values: Mapping[str, object]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file of an earlier run, if it is there.
-
-    Raises:
-        OutputError: It cannot be removed.
-    """
+    """Remove a file of an earlier run, if it is there."""
     try:
         with own_files():
             path.unlink(missing_ok=True)

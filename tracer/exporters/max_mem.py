@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tracer.analysis.profiles.breakdown import Breakdown
+from tracer.analysis.profiles.memory_timeline import Breakdown
 from tracer.analysis.profiles.peak import PeakReport
 from tracer.exporters.files import write_atomically
 from tracer.units import format_bytes, gib
@@ -26,10 +26,6 @@ def max_mem_text(
     breakdown: Breakdown, peaks: Sequence[PeakReport], *, caveat: str = "", notes: Sequence[str] = ()
 ) -> str:
     """The file's text.
-
-    Args:
-        peaks: One report per cycle of those, for the second part; may be empty.
-        caveat: What has to be said of the run before anything else; it stands right behind the rows.
 
     Source:
         `parse_memory_breakdowns.py` of tensorgrad: of lines that start with `Max ` or `Peak total memory` the second

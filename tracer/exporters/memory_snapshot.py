@@ -33,9 +33,6 @@ def snapshot_of_recording(
 
     The CPU has no segments. Address ranges that blocks ever lay in, merged where they touch, stand in for them: each
     encloses its blocks, and together they are the memory that the run has used.
-
-    Returns:
-        Segments as they are at the end of the recording, and one trace entry per allocation and two per free.
     """
     stacks, lifetimes = PythonStacks(recording), _with_addresses(lifetimes)
     device = _device_number(recording, lifetimes)
@@ -99,7 +96,6 @@ def _trace(
 
 
 def _blocks_at(positions: Ints, blocks: Rows) -> dict[int, list[int]]:
-    """Some blocks by a position of theirs."""
     by_position: dict[int, list[int]] = {}
     for block in blocks.tolist():
         by_position.setdefault(int(positions[block]), []).append(block)
@@ -190,7 +186,6 @@ def _segment(address: int, size: int, blocks: list[dict[str, Any]]) -> dict[str,
 
 
 def _annotations(recording: Recording) -> list[dict[str, Any]]:
-    """`record_function` regions and steps, in order of time."""
     spans = recording.spans
     marks = []
     for name, start, end in zip(spans.name.tolist(), spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True):

@@ -65,9 +65,6 @@ class PythonStacks:
 def stacks_of_rows(recording: Recording, peak: PeakReport, *, num_rows: int, num_frames: int) -> list[list[str] | None]:
     """The stack of most bytes, for each of a peak's largest rows.
 
-    Args:
-        num_rows: How many rows get a stack; the others have None.
-
     Returns:
         Frames as text, innermost first; None where no Python frame led to any block of the row.
     """

@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import IO, Literal, TypedDict
+from typing import IO, Any
 
 import numpy as np
 
@@ -34,38 +34,11 @@ _ROWS_AT_A_TIME = 1 << 15
 _BASE_KEY = "baseTimeNanoseconds"
 
 
-class Instant(TypedDict):
-    """A point in time, of the whole process."""
-
-    ph: Literal["i"]
-    s: Literal["p"]
-    cat: str
-    name: str
-    pid: int
-    tid: int
-    ts: float
-    args: dict[str, int | str | None]
-
-
-class Slice(TypedDict):
-    """A stretch of time on a lane of its own."""
-
-    ph: Literal["X"]
-    cat: str
-    name: str
-    pid: int
-    tid: str
-    ts: float
-    dur: float
-    args: dict[str, int | str | None]
-
-
 def write_trace(trace: ProfilerTrace, cycle: CycleFindings, path: Path) -> None:
     """Write trace.json.gz, whole or not at all, in pieces: memory does not grow with the trace.
 
     Raises:
         RecordingError: The profiler did not give its trace, or in a shape that is not known here.
-        OutputError: The file cannot be written.
     """
     chunks = trace.chunks()
     head, rest, base_ns = _split_head(chunks)
@@ -137,7 +110,7 @@ def memory_events(cycle: CycleFindings, *, process_id: int = 0, base_ns: int = 0
     yield from _phases(cycle, process_id, base_ns)
     peak = cycle.peak
     yield _event(
-        {
+        {  # of the whole process
             "ph": "i",
             "s": "p",
             "cat": "memory",
@@ -151,7 +124,6 @@ def memory_events(cycle: CycleFindings, *, process_id: int = 0, base_ns: int = 0
 
 
 def _start_ns(cycle: CycleFindings) -> int:
-    """Time of the first thing that was recorded."""
     recording = cycle.recording
     columns = (recording.ops.start_ns, recording.spans.start_ns, recording.allocations.time_ns)
     return min(int(column.min()) for column in columns if len(column))
@@ -191,5 +163,5 @@ def _phases(cycle: CycleFindings, process_id: int, base_ns: int) -> Iterator[byt
         )
 
 
-def _event(event: Instant | Slice) -> bytes:
+def _event(event: dict[str, Any]) -> bytes:
     return json.dumps(event).encode()

@@ -112,8 +112,7 @@ class _AllTests:
             return
         from tracer.errors import SnapshotError
         from tracer.exporters.document import Document, Source
-        from tracer.exporters.json_documents.baseline import read_baseline, write_baseline
-        from tracer.exporters.json_documents.peak import saved_peak_from
+        from tracer.exporters.json_documents.peak import read_baseline, saved_peak_from, write_baseline
 
         path = Path(self._config.getoption(_BASELINE))
         peaks = read_baseline(path) if path.exists() else {}
@@ -298,7 +297,7 @@ class _OneTest:
         file = self._config.getoption(_BASELINE)
         if not file or self._config.getoption(_UPDATE) or not Path(file).exists():
             return None
-        from tracer.exporters.json_documents.baseline import read_baseline
+        from tracer.exporters.json_documents.peak import read_baseline
 
         return read_baseline(Path(file)).get(nodeid)
 
@@ -324,8 +323,7 @@ def _document(peak: SavedPeak) -> dict[str, object]:
 
 def _judged(worst: ProcessPeak, limits: Limits, before: SavedPeak | None) -> tuple[list[str], str]:
     """What is too much, in lines, and the peak in a few words."""
-    from tracer.analysis.peak_diff import diff_peaks
-    from tracer.analysis.threshold import parse_threshold
+    from tracer.analysis.peak_diff import diff_peaks, parse_threshold
     from tracer.units import format_bytes
 
     peak = worst.peak

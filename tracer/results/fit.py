@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tracer.analysis.snapshots.explanation import Explanation
+from tracer.analysis.snapshots.allocator_finding import Explanation
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 
 

@@ -102,7 +102,6 @@ class NullJob:
         return sum(self._of_gpu_bytes(other, self.local(run)) for other in others if other != run.rank)
 
     def _of_gpu_bytes(self, rank: int, index: int) -> int:
-        """Bytes that a rank takes of another one's GPU."""
         alike = min((run for run in self.runs if self.local(run)), key=lambda run: abs(run.rank - rank), default=None)
         alike = next((run for run in self.runs if run.rank == rank), alike)
         return 0 if alike is None or self.local(alike) == index else alike.taken.get(index, 0)

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, TypeVar
 
-from tracer.analysis.profiles.failed_allocation import FailedAllocation, failed_allocation
+from tracer.analysis.profiles.failed_allocation import FailedAllocation, failed_allocation, last_seen
 from tracer.analysis.profiles.findings import CycleFindings, Findings, with_allocator_history
-from tracer.analysis.profiles.held_now import last_seen
 from tracer.analysis.profiles.labels import label_snapshot, labels_of
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.first_changes import FirstChanges, first_changes
@@ -31,7 +30,6 @@ class RunHistory:
     That a new torch writes another history, or one that contradicts itself, is a note and not a failure.
 
     Attributes:
-        snapshot: As torch returned it; None where there is none.
         num_later: Cycles that were recorded behind the one that it is of, which had the highest peak until then; None
             where it is of no recorded cycle.
         notes: A sentence on each thing in it that could not be read.

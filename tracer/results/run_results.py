@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracer.analysis.peak_diff import PeakDiff, SavedPeak
 from tracer.analysis.peak_row import PeakRow
-from tracer.analysis.profiles.eager_comparison import compared_with_eager
+from tracer.analysis.profiles.caveats import compared_with_eager
 from tracer.analysis.profiles.failed_allocation import FailedAllocation
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.waste import Waste
@@ -95,11 +95,7 @@ class RunResults:
         return self.findings.worst.peak.rows if self.findings is not None else ()
 
     def to_pandas(self) -> Any:
-        """The rows as a pandas.DataFrame, one column for each field of a row.
-
-        Raises:
-            MissingPackageError: pandas is not installed.
-        """
+        """The rows as a pandas.DataFrame, one column for each field of a row."""
         try:
             pandas = import_module("pandas")
         except ImportError as error:

@@ -43,9 +43,6 @@ def explain_trace(path: Path, *, device: str | None = None, command: str = "") -
 
     Args:
         device: The device whose memory is meant, as in `str(torch.device)`; by default the one that used most.
-
-    Raises:
-        RecordingError: It cannot be read, or has nothing of that device.
     """
     trace = load_trace(path)
     findings = _findings(trace, device)
@@ -127,7 +124,6 @@ def _bytes_of(path: Path) -> Callable[[], Iterator[bytes]]:
 
 
 def _rank(header: Mapping[str, Any]) -> int | None:
-    """Rank of torch.distributed in the trace's `distributedInfo`, or None."""
     info = header.get("distributedInfo")
     rank = info.get("rank") if type(info) is dict else None
     return rank if type(rank) is int and rank >= 0 else None

@@ -10,8 +10,8 @@ from pathlib import Path
 from tracer.analysis.operators.invocations import OpInstances, op_instances
 from tracer.analysis.operators.memory_report import memory_report
 from tracer.analysis.operators.run_times import RunTimes, run_times
+from tracer.analysis.profiles.failed_allocation import held_at_failure, last_seen
 from tracer.analysis.profiles.findings import Findings, find_on_other_device
-from tracer.analysis.profiles.held_now import held_at_failure, last_seen
 from tracer.analysis.profiles.labels import labels_of
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.oom import device_out_of_memory

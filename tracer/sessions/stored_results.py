@@ -18,7 +18,7 @@ from tracer.exporters.json_documents.peak import (
     saved_peak_from,
 )
 from tracer.exporters.recording_file.checked_columns import RECORDING
-from tracer.exporters.screen.failure import failure_lines
+from tracer.exporters.screen.run import failure_lines
 from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
 

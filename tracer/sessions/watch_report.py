@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tracer.analysis.profiles.held_now import held_now
+from tracer.analysis.profiles.failed_allocation import held_now
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.first_changes import first_changes, with_cause
 from tracer.analysis.snapshots.groups import SnapshotRow, group_rows
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.modelled import model_device
+from tracer.analysis.snapshots.moments import OutlivedGroup, StepEnds, first_whole_step, outlived_groups
 from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory, in_evaluation
-from tracer.analysis.snapshots.outlived_steps import OutlivedGroup, StepEnds, first_whole_step, outlived_groups
 from tracer.analysis.steps.step_findings import explain_steps
 from tracer.capture.device.device_blocks import device_blocks
 from tracer.capture.device.device_ledger import DeviceLedger, device_ledger

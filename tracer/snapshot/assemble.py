@@ -51,11 +51,7 @@ _RANGES = {
 
 
 def assemble(raw: RawSnapshot, path: Path) -> Snapshot:
-    """Make a `Snapshot` of raw columns.
-
-    Raises:
-        SnapshotError: A number is negative or larger than any allocator writes.
-    """
+    """Make a `Snapshot` of raw columns."""
     columns = {name: np.frombuffer(column, dtype=column.typecode) for name, column in raw.columns.items()}
     traces = _by_device(columns)
     for name, column in columns.items():
@@ -141,7 +137,6 @@ def _trace(table: Table, stack_of_id: Int32s) -> Trace:
 
 
 def _of(kind: type[_Columns], table: Table) -> _Columns:
-    """The columns of a table that a kind of table has; truths are numbers in a file."""
     columns = {name: table[name] for name in kind.names()}
     return kind(**{name: c.astype(np.bool_) if name.startswith("is_") else c for name, c in columns.items()})
 

@@ -45,7 +45,6 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
     Raises:
         SnapshotError: It is packed in something that cannot be opened here.
-        OSError: It cannot be read.
     """
     kind = packing(path)
     with path.open("rb") as file:

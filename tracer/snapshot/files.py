@@ -40,11 +40,7 @@ def read_objects(path: Path, remarks: Remarks) -> Any:
 
 
 def _decode_marked(content: bytes, error: UnicodeDecodeError, path: Path, remarks: Remarks) -> Any:
-    """The objects of a file with texts that are not UTF-8, as names of C++ need not be: a mark for each wrong byte.
-
-    Raises:
-        SnapshotError: There are many such texts, or the file is refused for another reason.
-    """
+    """The objects of a file with texts that are not UTF-8, as names of C++ need not be: a mark for each wrong byte."""
     for _ in range(_MOST_ODD_TEXTS):
         odd = bytes(error.object)
         remarks.add("A text is not UTF-8 and is read with ? where it is not", "it is", odd[:80])
@@ -88,7 +84,6 @@ def _decode(file: IO[bytes], path: Path, remarks: Remarks) -> Any:
 
 
 def _beside(path: Path) -> str:
-    """Return a hint that names the snapshot in the folder of a page or a database, or an empty text."""
     snapshot = path.with_name("memory_snapshot.pkl")
     return f"Name {snapshot}." if path != snapshot and snapshot.is_file() else ""
 
@@ -150,11 +145,7 @@ class DataOnlyUnpickler(pickle.Unpickler):
     """
 
     def find_class(self, module: str, name: str) -> Any:
-        """The plain stand-in for a global of the pickle.
-
-        Raises:
-            SnapshotError: It is not on the list.
-        """
+        """The plain stand-in for a global of the pickle."""
         stand_in = _STAND_INS.get((module, name))
         if stand_in is None:
             raise SnapshotError(
@@ -164,11 +155,7 @@ class DataOnlyUnpickler(pickle.Unpickler):
         return stand_in
 
     def persistent_load(self, pid: object) -> Any:
-        """Refuse a reference to an object outside of the file.
-
-        Raises:
-            SnapshotError: Always.
-        """
+        """Refuse a reference to an object outside of the file."""
         raise SnapshotError("The pickle refers to objects outside of the file, which a snapshot never does.")
 
 

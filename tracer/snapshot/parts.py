@@ -22,11 +22,7 @@ _SCALAR_SETTINGS = {
 
 
 def snapshot_parts(objects: Any, path: Path, remarks: Remarks) -> dict[str, Any]:
-    """The top level of the snapshot; the bare list of `torch.cuda.memory_snapshot()` has only segments.
-
-    Raises:
-        SnapshotError: The file holds something else.
-    """
+    """The top level of the snapshot; the bare list of `torch.cuda.memory_snapshot()` has only segments."""
     if (other := _other_document(objects)) is not None:
         format_name, hint = other
         raise SnapshotError(f"{path} is {format_name}, not an allocator snapshot.", hint=hint)

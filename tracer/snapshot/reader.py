@@ -48,25 +48,14 @@ class RawSnapshot:
 
 
 def read_raw(path: Path) -> RawSnapshot:
-    """Read a snapshot in this process.
-
-    Raises:
-        SnapshotError: The file is no snapshot that can be read.
-    """
+    """Read a snapshot in this process."""
     with paused_gc():
         remarks = Remarks()
         return columns_of(read_objects(path, remarks), path, remarks)
 
 
 def columns_of(objects: Any, path: Path, remarks: Remarks | None = None) -> RawSnapshot:
-    """The columns of a snapshot that is in memory.
-
-    Args:
-        objects: What `torch.cuda.memory._snapshot()` returned, or what was read from a file.
-
-    Raises:
-        SnapshotError: These are other data, or damaged ones.
-    """
+    """The columns of a snapshot that is in memory."""
     remarks = Remarks() if remarks is None else remarks
     parts = snapshot_parts(objects, path, remarks)
     stacks, texts = StackTable(remarks), Texts()

@@ -15,11 +15,7 @@ class Remarks:
     _found: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def add(self, what: str, place: str, value: object) -> None:
-        """Note something odd.
-
-        Args:
-            what: What is odd and how it is read, a sentence without its full stop.
-        """
+        """Note something odd."""
         self.add_many(what, 1, f"{place}: {spelled(value)[:_MAX_VALUE]}")
 
     def add_many(self, what: str, count: int, first: str) -> None:

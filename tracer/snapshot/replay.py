@@ -74,9 +74,6 @@ class Replay:
 def replay(state: DeviceState, settings: Mapping[str, Any]) -> Replay:
     """Replay one device's recording.
 
-    Args:
-        settings: Settings of the allocator as the snapshot has them, by which requests are rounded.
-
     Raises:
         SnapshotError: The end state puts two live blocks at one address.
     """

@@ -42,11 +42,7 @@ class Where:
         return self._pattern.format(self._start + index)
 
     def refuse(self, index: int, complaint: str) -> NoReturn:
-        """Refuse the file because of one row.
-
-        Raises:
-            SnapshotError: Always.
-        """
+        """Refuse the file because of one row."""
         raise SnapshotError(f"{self.place(index)} {complaint}", hint=DAMAGED)
 
     def remark(self, index: int, what: str, value: object) -> None:
@@ -56,11 +52,7 @@ class Where:
 
 
 def as_rows(value: object, what: str, remarks: Remarks) -> list[Row]:
-    """The value, if it is a list of dicts; a tuple is one too, and what is None in it is left out.
-
-    Raises:
-        SnapshotError: It is something else.
-    """
+    """The value, if it is a list of dicts; a tuple is one too, and what is None in it is left out."""
     if type(value) is tuple:
         value = list(value)
     if type(value) is not list:
@@ -167,9 +159,6 @@ def trace_columns(entries: object, *, device: int, stacks: StackTable, texts: Te
         `action`, `addr` (an `oom` entry's free bytes on the device, or `UNKNOWN_FREE`), `size`, `stream`, `time_us` (-1
         where the recording has none) and `stack`; and, only if an entry has one, `category`, `metadata`, `pool` and
         `compiled` (numbers of texts).
-
-    Raises:
-        SnapshotError: An entry is not what an allocator writes.
     """
     rows = as_rows([] if entries is None else entries, f"The trace of device {device}", remarks)
     out: Columns = {"action": array("B"), **{key: array("q") for key in ("addr", "size", "stream", "time_us")}}
@@ -189,11 +178,7 @@ def trace_columns(entries: object, *, device: int, stacks: StackTable, texts: Te
 
 
 def segment_columns(segments: object, *, stacks: StackTable, texts: Texts, remarks: Remarks) -> Columns:
-    """Segments and, in the same order, their blocks, as columns named `segment.*` and `block.*`.
-
-    Raises:
-        SnapshotError: A segment or block is not what an allocator writes.
-    """
+    """Segments and, in the same order, their blocks, as columns named `segment.*` and `block.*`."""
     rows = as_rows(segments, "The list of segments", remarks)
     where = Where("Segment {}", 0, remarks)
     own = {

@@ -43,11 +43,7 @@ class StackTable:
         self._by_identity: dict[tuple[int, ...], int] = {}
 
     def ids(self, stacks: Iterable[Frames | None]) -> array[int]:
-        """The numbers of many stacks; None counts as empty.
-
-        Raises:
-            StrangeStackError: One of them is not a list.
-        """
+        """The numbers of many stacks; None counts as empty."""
         candidates = self._candidates
         out: list[int] = []
         last: Frames | None = None

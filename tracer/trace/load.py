@@ -20,8 +20,7 @@ from tracer.snapshot.containers import why_no_file
 from tracer.snapshot.remarks import Remarks
 from tracer.trace.device_work import DeviceWork
 from tracer.trace.events import EventReader
-from tracer.trace.host_order import HostRows
-from tracer.trace.recording import recording_of
+from tracer.trace.recording import HostRows, recording_of
 from tracer.trace.tables import NOT_COUNTED, Table, TraceTables
 from tracer.trace.text import EVENTS_KEY, pieces_of
 
@@ -228,7 +227,6 @@ def _is_repeated_at_its_address(memory: Table) -> Column[Bool]:
 
 
 def _counts(memory: Table) -> Ints:
-    """[rows] counts of one device's events in order of time."""
     counted, changed = memory["allocated_bytes"], np.cumsum(memory["size_bytes"])
     known = np.flatnonzero(counted != NOT_COUNTED)
     if not len(known):

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from enum import IntEnum
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from tracer.arrays import Int, Ints
 from tracer.capture.profiler.event_columns import ALLOCATION_ROW, CALL_ROW, OP_ROW, SPAN_ROW, EventTables, to_columns
 from tracer.capture.profiler.inline_operators import TextOf
 from tracer.capture.recording import CallKind, Frames, OpKind, Recording
@@ -33,9 +35,9 @@ from tracer.capture.torch_names import (
     STEP_PREFIX,
     is_backward_node,
 )
+from tracer.snapshot.remarks import Remarks
 from tracer.trace.device_work import DeviceWork, device_work
-from tracer.trace.host_order import HostRows, HostTable
-from tracer.trace.tables import TraceTables
+from tracer.trace.tables import Table, TraceTables
 
 _MODULE_PREFIX: Final = "nn.Module: "
 _FUNCTION = re.compile(r"^(.*)\((-?\d{1,9})\): (.*)$", re.DOTALL)
@@ -211,7 +213,6 @@ class _TraceReader(EventTables):
                 self._num_calls += 1
 
     def _call_of(self, name: int) -> tuple[int, int, int]:
-        """Kind of a call, the row of its function's frame and of its module, or -1."""
         known = self._called.get(name)
         if known is None:
             kind, function, module = called(self._names[name])
@@ -244,3 +245,98 @@ class _TraceReader(EventTables):
             name = self._places[function][2] if function >= 0 else ""
             frame = self._frame_of[key] = self._frame((*line, name))
         return frame
+
+
+_ROWS_AT_A_TIME = 1 << 16
+THREADS_GUESSED = "Python's calls are on a thread without operators, and are taken to be the main thread's"
+
+
+class HostTable(IntEnum):
+    """The table of a row."""
+
+    PYTHON = 0
+    OPERATOR = 1
+    MEMORY = 2
+
+
+class HostRows:
+    """The rows of a trace by thread.
+
+    Attributes:
+        threads: Numbers of the threads with operators, calls or allocations: those that Python ran on first.
+    """
+
+    def __init__(self, tables: TraceTables, base_ns: int, remarks: Remarks) -> None:
+        """Sort the rows of all tables by thread and time."""
+        python, operators, memory = tables.python, tables.operators, tables.memory
+        thread = _python_threads(python, operators, remarks)
+        start = np.concatenate(
+            [base_ns + column for column in (python["start_ns"], operators["start_ns"], memory["time_ns"])]
+        )
+        end = start + np.concatenate([python["duration_ns"], operators["duration_ns"], np.zeros(len(memory), Int)])
+        source = np.repeat(np.arange(3), [len(python), len(operators), len(memory)])
+        row = np.concatenate([np.arange(len(table)) for table in (python, operators, memory)])
+        thread = np.concatenate([thread, operators["thread"], memory["thread"]])
+        order = np.lexsort((row, source, -end, start, thread))
+        self._columns = tuple(column[order] for column in (source, row, start, end))
+        sorted_thread = thread[order]
+        numbers, first = np.unique(sorted_thread, return_index=True)
+        last = np.append(first[1:], len(order))[: len(first)]
+        self._range = dict(zip(numbers.tolist(), zip(first.tolist(), last.tolist(), strict=True), strict=True))
+        has_python = np.isin(numbers, thread[: len(python)])
+        self.threads: list[int] = numbers[np.lexsort((self._columns[2][first], ~has_python))].tolist()
+
+    def of(self, thread: int) -> Iterator[tuple[int, int, int, int]]:
+        """Table, row, start and end in nanoseconds of each row of a thread, what encloses others before these."""
+        first, last = self._range[thread]
+        for at in range(first, last, _ROWS_AT_A_TIME):
+            some = slice(at, min(at + _ROWS_AT_A_TIME, last))
+            yield from zip(*(column[some].tolist() for column in self._columns), strict=True)
+
+
+def _python_threads(python: Table, operators: Table, remarks: Remarks) -> Ints:
+    """The thread of every call.
+
+    Some versions of torch write all calls of Python under thread 0, those of several threads among each other. Calls
+    know the call that made them: what has no other above it begins a thread, and two that overlap are of two threads.
+    The one with most calls is then that of the steps, or else of most operators.
+    """
+    thread = python["thread"].astype(Int)
+    lost = ~np.isin(thread, np.unique(operators["thread"]))
+    if not lost.any() or not len(operators):
+        return thread
+    rows = np.flatnonzero(lost)
+    lane = _lanes(python[rows])
+    busiest = int(np.bincount(lane).argmax())
+    main = _main_thread(operators)
+    if main in np.unique(thread[~lost]):
+        return thread
+    # The others explain no operator, and are threads of their own.
+    thread[rows] = np.where(lane == busiest, main, -2 - lane)
+    remarks.add_many(THREADS_GUESSED, int((lane == busiest).sum()), "as torch 2.4 to 2.7 have them")
+    return thread
+
+
+def _main_thread(operators: Table) -> int:
+    """The thread of most named regions, which programs mark in the main thread, else of most operators."""
+    regions = operators["thread"][operators["is_region"] != 0]
+    return int(np.bincount(regions if len(regions) else operators["thread"]).argmax())
+
+
+def _lanes(python: Table) -> Ints:
+    """A number for each thread that some calls must be of: roots that overlap are of different ones."""
+    start = python["start_ns"]
+    end = start + python["duration_ns"]
+    row_of = {number: row for row, number in enumerate(python["id"].tolist())}
+    parents = python["parent_id"].tolist()
+    lane = [-1] * len(parents)
+    free_from: list[int] = []
+    for row in np.argsort(start, kind="stable").tolist():
+        above = row_of.get(parents[row], -1)
+        if above >= 0 and lane[above] >= 0:
+            lane[row] = lane[above]
+            continue
+        place = next((number for number, free in enumerate(free_from) if free <= start[row]), len(free_from))
+        free_from[place : place + 1] = [int(end[row])]
+        lane[row] = place
+    return np.array(lane, Int)

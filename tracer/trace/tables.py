@@ -262,7 +262,6 @@ def _id(number: Any) -> int:
 
 
 def _flat(dims: list[Any]) -> list[Any]:
-    """Shapes of tensors, and of those in lists of tensors."""
     shapes: list[Any] = []
     for shape in dims:
         if type(shape) is list and shape and type(shape[0]) is list:

@@ -89,7 +89,6 @@ def trace_head(text: str) -> tuple[int, dict[str, object]]:
 
     Raises:
         ValueError: The text is no trace, or ends before that.
-        IndexError: It ends before that.
     """
     at = _skip(text, 0)
     if text[at] == "[":  # the events alone

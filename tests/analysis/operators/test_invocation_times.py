@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tests.analysis.operators.test_run_times import NAMES, cycles
-from tracer.analysis.operators.invocation_times import instance_times, sum_at
-from tracer.analysis.operators.invocations import op_instances, short_op_name
+from tracer.analysis.operators.invocations import instance_times, op_instances, short_op_name, sum_at
 from tracer.capture.recording import OpKind
 
 

@@ -8,8 +8,7 @@ from tests.exporters.sqlite_reports.test_memory_report import NAMES, findings_of
 from tests.histories import known_of
 from tests.report_workloads import record_named
 from tracer.analysis.operators.invocations import op_instances
-from tracer.analysis.operators.memory_report import memory_report, weights
-from tracer.analysis.operators.saved_tensors import saved_activations
+from tracer.analysis.operators.memory_report import memory_report, saved_activations, weights
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.parameter_origins import Parameter, describe_parameters
 from tracer.capture.objects.storage_observer import StorageObserver

@@ -15,8 +15,7 @@ from torch import nn
 
 from tests.report_workloads import REPORT_WORKLOADS, record_named
 from tests.training_steps import WORKLOADS, Recorded, mlp, mlp_batch, record
-from tracer.analysis.operators.invocation_times import InstanceTimes, instance_times
-from tracer.analysis.operators.invocations import op_instances, short_op_name
+from tracer.analysis.operators.invocations import InstanceTimes, instance_times, op_instances, short_op_name
 from tracer.analysis.operators.run_times import RunTimes, kernel_times, run_times
 from tracer.analysis.profiles.attribution import Attribution, Phase, attribute
 from tracer.capture.device.device_kernels import Kernels

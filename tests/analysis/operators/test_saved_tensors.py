@@ -15,8 +15,7 @@ from torch.overrides import TorchFunctionMode
 from tests.report_workloads import REPORT_WORKLOADS, build, record_named
 from tests.training_steps import WORKLOADS, Workload, mlp, mlp_batch, record
 from tracer.analysis.operators.invocations import OpInstances, op_instances
-from tracer.analysis.operators.memory_report import activation_entries
-from tracer.analysis.operators.saved_tensors import HowSaved, SavedActivations, saved_activations
+from tracer.analysis.operators.memory_report import HowSaved, SavedActivations, activation_entries, saved_activations
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 from tracer.capture.objects.storage_observer import StorageObserver, input_tensors

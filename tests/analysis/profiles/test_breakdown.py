@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 
 from tests.histories import START_NS, Event, Key, recording_of
 from tests.training_steps import WORKLOADS, Recorded
-from tracer.analysis.profiles.breakdown import TAGGED, Breakdown, CycleBreakdown, breakdown
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle, put_together
-from tracer.analysis.profiles.memory_timeline import MemoryTimeline, memory_timeline
+from tracer.analysis.profiles.memory_timeline import (
+    TAGGED,
+    Breakdown,
+    CycleBreakdown,
+    MemoryTimeline,
+    breakdown,
+    memory_timeline,
+)
 from tracer.errors import RecordingError
 
 

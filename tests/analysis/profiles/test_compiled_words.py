@@ -10,7 +10,7 @@ import torch
 
 from tests.training_steps import record
 from tracer.analysis.compiled.origins import CompiledOrigins, Origin
-from tracer.analysis.profiles.compiled_words import compiled_sentences
+from tracer.analysis.profiles.caveats import compiled_sentences
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.sources.compiled_code import (

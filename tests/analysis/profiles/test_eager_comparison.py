@@ -10,7 +10,7 @@ import torch
 from tests.exporters.page.page_samples import peak_row
 from tests.training_steps import record
 from tracer.analysis.peak_diff import SavedPeak, diff_peaks
-from tracer.analysis.profiles.eager_comparison import compared_with_eager, eager_sentences, saved_peak
+from tracer.analysis.profiles.caveats import compared_with_eager, eager_sentences, saved_peak
 from tracer.analysis.profiles.findings import find_in_cycle, put_together
 from tracer.capture.profiler.event_tree import read_recording
 

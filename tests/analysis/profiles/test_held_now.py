@@ -9,8 +9,8 @@ import pytest
 
 from tests.histories import START_NS, Event, known_of, recording_of
 from tracer.analysis.kinds import Kind
+from tracer.analysis.profiles.failed_allocation import held_at_failure, held_now
 from tracer.analysis.profiles.findings import find_in_cycle, put_together
-from tracer.analysis.profiles.held_now import held_at_failure, held_now
 from tracer.analysis.snapshots.kind_finder import NOTHING_HELD
 from tracer.capture.objects.known_storages import KnownStorages, Role
 

@@ -12,8 +12,7 @@ import pytest
 from tests.histories import Event, Key, known_of, recording_of
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.profiles.findings import find_in_cycle
-from tracer.analysis.profiles.peak import PeakReport
-from tracer.analysis.profiles.peak_rows import group_rows
+from tracer.analysis.profiles.peak import PeakReport, group_rows
 from tracer.analysis.profiles.source_lines import recorded_op_name
 from tracer.capture.objects.known_storages import Role
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.analysis.profiles.test_allocator_join import WatchedAllocator, joined, run
 from tests.snapshot.allocator_model import SEGMENT_BYTES
+from tracer.analysis.profiles.allocator_join import reserved_ranges
 from tracer.analysis.profiles.findings import CycleFindings
-from tracer.analysis.profiles.reserved_ranges import reserved_ranges
 from tracer.exporters.page.timeline_page import timeline_page
 
 

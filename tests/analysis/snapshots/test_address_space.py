@@ -9,7 +9,7 @@ import pytest
 
 from tests.analysis.snapshots.test_findings import BASE, load
 from tests.snapshot.dumps import REAL_FILES, block, entry, segment, snapshot
-from tracer.analysis.snapshots.address_space import AddressRanges, address_ranges
+from tracer.analysis.snapshots.fragmentation import AddressRanges, address_ranges
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot
 from tracer.snapshot.replay import replay

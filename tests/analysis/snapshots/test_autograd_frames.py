@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracer.analysis.snapshots.autograd_frames import autograd_frames, node_name
+from tracer.analysis.snapshots.frames import autograd_frames, node_name
 from tracer.snapshot.columns import Frame, Stacks
 
 KERNEL = Frame("at::_ops::mm::redispatch(c10::DispatchKeySet)", "??", 0)

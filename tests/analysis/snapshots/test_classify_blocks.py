@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from tests.rule_tables import DOCUMENT, HEADS, documented, facts_named, rows_of, told, weaker
-from tracer.analysis.kinds import Evidence, Kind
-from tracer.analysis.rules import Rule
+from tracer.analysis.kinds import Evidence, Kind, Rule
 from tracer.analysis.snapshots.block_facts import NONE
 from tracer.analysis.snapshots.classify_blocks import LIKELY, PROOFS, RULES, apply_rules
 from tracer.analysis.snapshots.counting import BlockFacts

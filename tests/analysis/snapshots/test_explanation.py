@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.analysis.snapshots.recorded_program import Recorded
 from tests.analysis.snapshots.test_causes import layer, line, train
-from tracer.analysis.snapshots.explanation import Explanation, explanation_of
+from tracer.analysis.snapshots.allocator_finding import Explanation, explanation_of
 from tracer.snapshot.load import snapshot_in_memory
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.analysis.snapshots.test_findings import BASE, FORWARD, MIB, load
 from tests.snapshot.dumps import block, entry, segment, snapshot
 from tracer.analysis.snapshots.diff import PeakSide
-from tracer.analysis.snapshots.job import JobFinding, RankPeak, explain_job, rank_peak
-from tracer.analysis.snapshots.rank_role import RankRole
+from tracer.analysis.snapshots.job import JobFinding, RankPeak, RankRole, explain_job, rank_peak
 from tracer.exporters.page.job_page import job_page
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tracer.analysis.snapshots.fragmentation import Fragmentation, Usable
-from tracer.analysis.snapshots.oom_cause import Cause, FailureFacts, advice_on, cause_of
+from tracer.analysis.snapshots.oom import Cause, FailureFacts, advice_on, cause_of
 from tracer.units import MIB
 
 # 40 MiB asked for; 30 are free for this request in pieces of 20, 10 wait, and 10 belong to others.

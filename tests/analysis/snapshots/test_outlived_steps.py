@@ -14,7 +14,7 @@ from tests.snapshot.dumps import Row, block, entry, frame, freed, segment, snaps
 from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.snapshots.findings import ReplayedSnapshot, replay_snapshot
 from tracer.analysis.snapshots.kind_finder import HeldNow
-from tracer.analysis.snapshots.outlived_steps import StepEnds, first_whole_step, outlived_groups, steps_of_blocks
+from tracer.analysis.snapshots.moments import StepEnds, first_whole_step, outlived_groups, steps_of_blocks
 from tracer.snapshot.load import snapshot_in_memory
 
 LEAK, USUAL = [frame("remember", "/home/me/train.py", 7)], [frame("forward", "/home/me/train.py", 20)]

@@ -8,8 +8,7 @@ import pytest
 
 from tests.analysis.snapshots.test_findings import BASE, MIB, load
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
-from tracer.analysis.snapshots.job import rank_peak
-from tracer.analysis.snapshots.rank_role import RankRole, rank_of, role_of_file
+from tracer.analysis.snapshots.job import RankRole, rank_of, rank_peak, role_of_file
 
 TORCH = "/usr/lib/python3/site-packages/torch"
 

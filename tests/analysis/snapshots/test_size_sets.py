@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracer.analysis.snapshots.size_sets import first_of_each, sets_of_sizes
+from tracer.analysis.snapshots.sizes import first_of_each, sets_of_sizes
 from tracer.arrays import Bools, Ints
 from tracer.snapshot.columns import Segments
 

@@ -26,7 +26,7 @@ from tests.histories import known_of
 from tests.snapshot.dumps import REAL_FILES, Row, block, entry, freed, segment, snapshot
 from tests.snapshot.explained import allocated_after
 from tracer.analysis.kinds import LAYERS, Kind
-from tracer.analysis.profiles.held_now import last_seen
+from tracer.analysis.profiles.failed_allocation import last_seen
 from tracer.analysis.snapshots.findings import ReplayedSnapshot, explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.timeline import DeviceTimeline, device_timeline, forward_runs

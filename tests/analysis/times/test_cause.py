@@ -9,7 +9,7 @@ import pytest
 
 from tests.analysis.times.test_findings import times_of
 from tests.trace import chrome
-from tracer.analysis.times.cause import cause
+from tracer.analysis.times.findings import cause
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.histories import known_of
 from tracer.analysis.kinds import Kind
-from tracer.analysis.profiles.held_now import held_now, last_seen
+from tracer.analysis.profiles.failed_allocation import held_now, last_seen
 from tracer.capture.device.device_blocks import DeviceBlocks
 from tracer.capture.objects import storage_observer
 from tracer.capture.objects.known_storages import KnownStorages, Role

@@ -19,9 +19,9 @@ from tracer.analysis.profiles.findings import put_together
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.moments import held_at
 from tracer.arrays import Ints
+from tracer.exporters.page.blocks import unpacked
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.model import Page, PageBlocks, PagePeak, Series
-from tracer.exporters.page.pack import unpacked
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.snapshot.load import load_snapshot
 

@@ -16,7 +16,7 @@ from tracer.analysis.peak_diff import PeakChange, SavedPeak, diff_peaks
 from tracer.analysis.snapshots.diff import diff_snapshots
 from tracer.commands.diff import show_diff
 from tracer.errors import OutputError
-from tracer.exporters.json_documents.diff import peak_diffs_json
+from tracer.exporters.json_documents.peak import peak_diffs_json
 from tracer.exporters.page.diff_page import diff_pages
 from tracer.exporters.screen.terminal import screen
 

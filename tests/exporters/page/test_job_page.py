@@ -8,8 +8,7 @@ from dataclasses import replace
 from tests.analysis.snapshots.test_job import peak
 from tests.exporters.page.page_samples import html_of
 from tests.exporters.page.test_html import data_in
-from tracer.analysis.snapshots.job import JobFinding, explain_job
-from tracer.analysis.snapshots.rank_role import RankRole
+from tracer.analysis.snapshots.job import JobFinding, RankRole, explain_job
 from tracer.exporters.page.job_page import job_page, worth_a_page
 from tracer.units import MIB
 

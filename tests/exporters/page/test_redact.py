@@ -20,10 +20,10 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.training_steps import Recorded
 from tracer.analysis.snapshots.timeline import Band
 from tracer.commands.app import app
+from tracer.exporters.page.blocks import unpacked
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.html import data_of_html, write_pages
 from tracer.exporters.page.model import FileCell, Page, PageBlocks, Section, SlowModule, Table
-from tracer.exporters.page.pack import unpacked
 from tracer.exporters.page.redact import redacted_pages
 
 DATA = '<script type="application/json" id="data">'

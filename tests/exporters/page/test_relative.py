@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.exporters.page import page_samples as samples
+from tracer.exporters.page.data import folders_up, readable_text, relative_paths
 from tracer.exporters.page.html import data_of_html, write_pages
 from tracer.exporters.page.model import FileCell, Page, PagePeak, Section, Table
-from tracer.exporters.page.relative import folders_up, readable_text, relative_paths
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tracer.capture.sources.compiled_code import (
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import RecordingError
 from tracer.exporters.recording_file.checked_columns import Columns
-from tracer.exporters.recording_file.compiled_columns import compiled_columns, compiled_from
+from tracer.exporters.recording_file.recording_columns import compiled_columns, compiled_from
 
 LINE = SourceLine("/home/somebody/net.py", 7)
 CODE = CompiledCode(

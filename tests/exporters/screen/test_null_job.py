@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.json_documents.job import null_job_json
-from tracer.exporters.screen.null_job import job_words
+from tracer.exporters.screen.job import job_words
 from tracer.null_gpu.cards import CONTEXT_BYTES, H100, Devices
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.results.null_job import NullJob, RankRun

@@ -13,7 +13,7 @@ from tests.analysis.profiles.test_collectives import BLOCK_BYTES, blocks, one_of
 from tests.truth.isolate import value_in_fresh_process
 from tracer.analysis.peak_row import PeakRow
 from tracer.capture.torch_names import in_buffers_of
-from tracer.exporters.screen.parallelism import _of_modules, parallelism_sentences, wide_sentence
+from tracer.exporters.screen.profile import _of_modules, parallelism_sentences, wide_sentence
 
 GIB = 2**30
 

@@ -26,8 +26,7 @@ from tracer.capture.objects.parameter_origins import ParameterOrigins, describe_
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.sources.project_files import ProjectFiles, project_root
 from tracer.capture.sources.source_line import SourceLine
-from tracer.exporters.sqlite_reports.memory_report import write_memory_report
-from tracer.exporters.sqlite_reports.sqlite_file import write_database
+from tracer.exporters.sqlite_reports.memory_report import write_database, write_memory_report
 
 skyline = pytest.importorskip("skyline.tracking.memory.report", reason="needs the package skyline-cli")
 

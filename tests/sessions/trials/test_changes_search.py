@@ -10,7 +10,7 @@ import pytest
 
 from tracer.changes.script_changes import SCRIPT_CHANGES, changes_to_apply, script_changes
 from tracer.errors import UsageError
-from tracer.exporters.json_documents.fit import read_fit_json, write_fit_json
+from tracer.exporters.json_documents.advice import read_fit_json, write_fit_json
 from tracer.results.fit import FitReport, FitTrial
 from tracer.sessions.trials.changes_search import Arguments, Changes, cheapest_first, least_that_fits, search
 

@@ -157,7 +157,6 @@ def _function(node: ast.FunctionDef) -> Function:
 
 
 def _deleted(body: list[ast.stmt]) -> set[tuple[int, str]]:
-    """Lines and names of what is deleted."""
     deletes = [(node_.lineno, target) for node_ in body if isinstance(node_, ast.Delete) for target in node_.targets]
     return {(line, target.id) for line, target in deletes if isinstance(target, ast.Name)}
 

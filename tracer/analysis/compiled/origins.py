@@ -194,7 +194,6 @@ class _OriginFinder:
         return np.array(inner, np.int64)
 
     def _invocations(self) -> dict[str, list[int]]:
-        """Rows of the calls of generated functions, by file."""
         calls, by_file = self.recording.calls, dict[str, list[int]]()
         for row in np.flatnonzero(self.is_generated_frame[calls.function]).tolist():
             file = self.recording.strings[self.recording.frames.file[calls.function[row]]]
@@ -278,7 +277,6 @@ class _OriginFinder:
 
 
 def _freed_ns(recording: Recording) -> dict[int, int]:
-    """Time of each allocation's free, by the allocation's number."""
     allocations = recording.allocations
     freed = allocations.size_bytes < 0
     return dict(zip(allocations.allocation_id[freed].tolist(), allocations.time_ns[freed].tolist(), strict=True))

@@ -13,8 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.analysis.operators.invocation_times import InstanceTimes, instance_times
-from tracer.analysis.operators.invocations import OpInstances, op_instances, short_op_name
+from tracer.analysis.operators.invocations import (
+    InstanceTimes,
+    OpInstances,
+    instance_times,
+    op_instances,
+    short_op_name,
+)
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.source_lines import frames_of_op, line_of_frame
 from tracer.arrays import Int, PerOp

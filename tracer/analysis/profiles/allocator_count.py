@@ -67,9 +67,6 @@ class CountedParts:
 def allocator_count(device: DeviceRecording, unrecorded: UnrecordedStorages) -> AllocatorCount:
     """Count what was allocated after each event of one device.
 
-    Args:
-        unrecorded: Unrecorded storages of the same device; what was made unseen is known by its operators only.
-
     Source:
         `total_allocated` of the profiler's allocation events; c10/core/CPUAllocator.cpp (ProfiledCPUMemoryReporter),
         aten/src/ATen/MapAllocator.cpp.
@@ -153,10 +150,6 @@ def _counter_before_next(
     Where a foreign free of as many bytes as the counter has reports 0, this alone tells whether the counter fell.
 
     Args:
-        total: [D]
-        size: [D]
-        address: [D]
-        is_assumed: [D]
         is_mapped_at: What is there at each address, as far as it is known: whether it is mapped.
     """
     mapped_since: set[int] = set()

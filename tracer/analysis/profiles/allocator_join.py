@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
-from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
+from tracer.analysis.snapshots.fragmentation import AddressRanges, Fragmentation, address_ranges, fragmentation_after
 from tracer.analysis.snapshots.sites import Sites
 from tracer.arrays import Bools, Int, Ints, PerBlock, PerBlockInUse, Rows
 from tracer.snapshot.actions import Action, BlockState
@@ -50,14 +50,8 @@ class InUse:
 def join_history(snapshot: Snapshot, device: str, lifetimes: BlockLifetimes) -> JoinedHistory | None:
     """Find a recording's allocations in a snapshot that was dumped right after it.
 
-    Args:
-        snapshot: With the history of at least the end of the recording.
-
     Returns:
         None if the snapshot has nothing of the device.
-
-    Raises:
-        SnapshotError: The snapshot's end state contradicts itself.
     """
     index = device.rpartition(":")[2]
     state = next((state for state in snapshot.devices if str(state.device) == index), None)
@@ -107,9 +101,6 @@ def join_entries(entry: Ints, address: Ints, size_bytes: Ints, lifetimes: BlockL
 
 def pairs_from_end(address: Ints, other: Ints) -> tuple[Rows, Rows]:
     """Pair equal addresses of two lists that end at the same moment: the last of each, the one before it, ...
-
-    Args:
-        address: The first list, oldest first.
 
     Returns:
         Positions in the first one, and as many in the second one.
@@ -206,3 +197,38 @@ def _pending(history: JoinedHistory, rows: Rows, entry: int) -> Bools:
     waiting &= (lives.end[rows] == len(trace)) & (last[1][life_of] <= begin)
     waiting |= (begin == BEFORE) & (lives.end[rows] < len(trace)) & (lives.free_entry[rows] < 0)
     return np.asarray((last[0][life_of] > begin) | waiting, np.bool_)
+
+
+def reserved_ranges(history: JoinedHistory, lifetimes: BlockLifetimes) -> AddressRanges | None:
+    """Follow the segments over the events of a recording; None if the history has none of these.
+
+    Blocks that are both in the history and in the recording say which entry is which event; a segment that an entry
+    between two of them reserved or gave back is there, or no longer there, from the later one on.
+    """
+    position, entry = _both(history, lifetimes)
+    if not len(position):
+        return None
+    ranges = address_ranges(history.state)
+    at = np.append(position, len(lifetimes.events))
+    made_at = at[np.searchsorted(entry, ranges.begin, side="left")]
+    return replace(
+        ranges,
+        begin=np.where(ranges.begin < entry[0], BEFORE, made_at),
+        end=at[np.searchsorted(entry, ranges.end, side="left")],
+        known_from=int(position[0]),
+    )
+
+
+def _both(history: JoinedHistory, lifetimes: BlockLifetimes) -> tuple[Ints, Ints]:
+    """Events that are entries too, in order, and the entries."""
+    trace, num_events = history.state.trace, len(lifetimes.events)
+    entry_of = np.full(num_events, -1, np.int64)
+    joined = history.entry >= 0
+    entry_of[lifetimes.made_at[joined]] = history.entry[joined]
+    freed = np.flatnonzero((lifetimes.freed_at < num_events) & ~lifetimes.died_unseen)
+    freed = freed[np.argsort(lifetimes.freed_at[freed], kind="stable")]
+    frees = trace.where(Action.FREE_REQUESTED)
+    at, row = pairs_from_end(trace.addr[frees], lifetimes.address[freed])
+    entry_of[lifetimes.freed_at[freed[row]]] = frees[at]
+    position = np.flatnonzero(entry_of >= 0)
+    return position, np.maximum.accumulate(entry_of[position])

@@ -15,7 +15,7 @@ import numpy as np
 
 from tracer.analysis.compiled.origins import CompiledOrigins
 from tracer.analysis.profiles.collectives import carried_modules, made_for_collectives
-from tracer.analysis.profiles.frame_ranks import Whose, whose_frames
+from tracer.analysis.profiles.source_lines import Whose, whose_frames
 from tracer.analysis.profiles.time_spans import enclosing, merged
 from tracer.arrays import Bool, Bools, Int, Ints, PerAllocation, PerCall, PerFrame, PerOp, Rows
 from tracer.capture.recording import CallKind, OpKind, Recording
@@ -66,11 +66,7 @@ class Attribution:
 
 
 def attribute(recording: Recording, *, module_names: Mapping[int, str] | None = None) -> Attribution:
-    """Find the owner of every operator and allocation; what cannot be told is -1 or OTHER.
-
-    Args:
-        module_names: Dotted names of live modules by `id()`, as the recording numbers modules.
-    """
+    """Find the owner of every operator and allocation; what cannot be told is -1 or OTHER."""
     return _Attributor(recording, module_names or {}).run()
 
 
@@ -305,7 +301,6 @@ class _Attributor:
 
     # ------------------------------------------------------------------------------------------------ steps and phases
     def _steps(self, times_ns: Ints) -> tuple[Ints, tuple[str, ...]]:
-        """Index of the step that encloses each time, -1 outside."""
         start, end, names = self._spans((STEP_PREFIX,))
         return enclosing(start, end, times_ns), names
 
@@ -381,7 +376,6 @@ class _Attributor:
 
 
 def _class_of(name: str) -> str:
-    """The class in torch's name of a module, such as `Linear_3`."""
     return name.rpartition("_")[0] or name
 
 
@@ -392,12 +386,7 @@ class _LineFinder:
         self._base = num_frames + 1
 
     def of(self, frame: Ints, user: Ints) -> Ints:
-        """One number for each pair of a line and the user's line that led to it.
-
-        Args:
-            frame: Rows of the lines, -1 for none.
-            user: Rows of the user's lines, which may be the same, or -1.
-        """
+        """One number for each pair of a line and the user's line that led to it."""
         return np.where(frame >= 0, frame * self._base + user + 1, -1)
 
     def frame(self, line: Ints) -> Ints:
@@ -477,7 +466,6 @@ def _closure(recording: Recording, row: int) -> int:
 
 
 def _function(recording: Recording, call: int) -> tuple[str, str]:
-    """File and name of the function called."""
     function = int(recording.calls.function[call])
     if function < 0:
         return "", ""

@@ -14,7 +14,7 @@ from math import prod
 
 import numpy as np
 
-from tracer.analysis.kinds import Kind
+from tracer.analysis.kinds import FactsOf, Kind
 from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.backward_passes import OutermostCalls, backward_passes, outermost_calls, records_grad
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
@@ -23,7 +23,6 @@ from tracer.analysis.profiles.observed_storages import DeviceRecording
 from tracer.analysis.profiles.storage_uses import StorageUses
 from tracer.analysis.profiles.time_spans import TimeSpans, enclosing, merged
 from tracer.analysis.profiles.torch_categories import Categories, Category
-from tracer.analysis.rules import FactsOf
 from tracer.arrays import Bool, Bools, Int, PerBlock, PerKey, at
 from tracer.block_sizes import MIN_BLOCK_BYTES
 from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role

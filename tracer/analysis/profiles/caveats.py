@@ -1,14 +1,18 @@
-"""Sentences on what a recording does not show, was left out or grows: the same on the screen and the page."""
+"""Sentences on what a recording does not show, what grows and what torch.compile made: the same on screen and page."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
+from tracer.analysis.peak_diff import PeakDiff, SavedPeak, diff_peaks
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.growth import GrowingPlace, Growth
-from tracer.analysis.profiles.peak import PeakReport
+from tracer.analysis.profiles.peak import PeakReport, origin_of
 from tracer.capture.recording import Recording
+from tracer.capture.sources.compiled_code import CompiledCode, CompiledFunction, MemoryBudget
+from tracer.capture.sources.source_line import SourceLine
 from tracer.units import format_bytes, some
 
 _NUM_PLACES = 3
@@ -126,3 +130,174 @@ def left_out(findings: Findings) -> tuple[str, ...]:
     cycles = some(count, "cycle", "was/were")
     of_peak = "" if findings.worst.is_whole else ", and the peak shown is in one that was cut"
     return (f"{cycles} cut short by the end of the run: means (max_mem.txt) leave that out{of_peak}.",)
+
+
+_NUM_SHOWN = 3
+_FileName = Callable[[str], str]
+
+
+def compiled_sentences(findings: Findings, *, file_name: _FileName = str) -> tuple[str, ...]:
+    """Sentences on compiled code; none where nothing compiled ran."""
+    code = findings.compiled
+    if findings.worst.attribution.origins is None:
+        return ()
+    return (
+        _graphs(code),
+        *_breaks(code, file_name),
+        *_recompilations(code, file_name),
+        *_cuda_graphs(code, is_explained=bool(findings.graph_pools)),
+        *_recomputed(findings),
+        *_budgets(code, file_name),
+        *_without_line(findings),
+    )
+
+
+def _graphs(code: CompiledCode) -> str:
+    num_backward = sum(graph.is_backward for graph in code.graphs)
+    num_forward = len(code.graphs) - num_backward
+    breaks, again = _count(len(code.breaks), "graph break"), _count(code.num_recompilations, "recompilation")
+    return (
+        f"Compiled code ran: {_count(num_forward, 'graph')} of forward and {num_backward} of backward; {breaks} and "
+        f"{again} in this run. What they allocate has the line of the operator that each buffer stands for."
+    )
+
+
+def _breaks(code: CompiledCode, file_name: _FileName) -> list[str]:
+    shown = [
+        f"Graph break{_at(graph_break.line, file_name)}: {graph_break.reason}."
+        for graph_break in code.breaks[:_NUM_SHOWN]
+    ]
+    return shown + _rest(len(code.breaks), "graph break")
+
+
+def _at(line: SourceLine | None, file_name: _FileName) -> str:
+    return "" if line is None else f" at {file_name(line.file)}:{line.line}"
+
+
+def _recompilations(code: CompiledCode, file_name: _FileName) -> list[str]:
+    again = [function for function in code.functions if not function.compile_id.endswith("/0")]
+    shown = [
+        f"{function.name} ({file_name(function.line.file)}:{function.line.line}) was compiled again{_why(function)}."
+        for function in again[:_NUM_SHOWN]
+    ]
+    return shown + _rest(len(again), "recompilation")
+
+
+def _why(function: CompiledFunction) -> str:
+    return f": {function.reason.strip().splitlines()[0]}" if function.reason.strip() else ""
+
+
+def _cuda_graphs(code: CompiledCode, *, is_explained: bool) -> list[str]:
+    """What `mode="reduce-overhead"` asks for, what it costs, and that it does not get it everywhere."""
+    left_out, size_bytes = code.cuda_graphs_left_out, 0 if is_explained else code.cuda_graphs_bytes
+    reserved = [
+        f"{format_bytes(size_bytes)} are reserved for CUDA graphs, which nothing else may use. While a graph is "
+        "replayed, torch counts what it works with as free: so it is in what is reserved, and in no row."
+    ]
+    if not left_out:
+        return reserved if size_bytes else []
+    reasons = [reason.rstrip(".") for reason in left_out if reason] or ["this device has none"]
+    more = [f"{_count(len(reasons) - _NUM_SHOWN, 'more reason')}"] if len(reasons) > _NUM_SHOWN else []
+    why = "; ".join([*reasons[:_NUM_SHOWN], *more])
+    missing = (
+        f"CUDA graphs were asked for, as mode=reduce-overhead does, and not made: {why}. "
+        "What is not in one allocates in every step, as it does without that mode."
+    )
+    return [*reserved, missing] if size_bytes else [missing]
+
+
+def _recomputed(findings: Findings) -> list[str]:
+    """What backward computes again, which checkpointing, a budget and torch's own choice may all have it do."""
+    backward = [node for graph in findings.compiled.graphs if graph.is_backward for node in graph.nodes]
+    again = sum(node.is_recomputed for node in backward)
+    if not again:
+        return []
+    cycle = findings.worst
+    blocks = zip(cycle.peak.blocks.allocation.tolist(), cycle.peak.blocks.size_bytes.tolist(), strict=True)
+    origins = ((origin_of(cycle.attribution, allocation), size_bytes) for allocation, size_bytes in blocks)
+    recomputed_bytes = sum(size_bytes for origin, size_bytes in origins if origin is not None and origin.is_recomputed)
+    return [
+        f"Compiled backward computes {_count(again, 'operator')} of forward again; "
+        f"{format_bytes(recomputed_bytes)} of the peak hold the results."
+    ]
+
+
+def _budgets(code: CompiledCode, file_name: _FileName) -> list[str]:
+    sentences = []
+    for budget in sorted({graph.budget for graph in code.budgets}):
+        mine = [graph for graph in code.budgets if graph.budget == budget]
+        kept_bytes, by_default = sum(graph.kept_bytes for graph in mine), sum(graph.default_bytes for graph in mine)
+        sentences.append(
+            f"With an activation_memory_budget of {budget:g} forward keeps {format_bytes(kept_bytes)} for backward; by "
+            f"default it would keep {format_bytes(by_default)}.{_computed_again(mine, file_name)}"
+        )
+    return sentences
+
+
+def _computed_again(budgets: list[MemoryBudget], file_name: _FileName) -> str:
+    totals = Counter[str]()
+    for tensor in (tensor for budget in budgets for tensor in budget.recomputed):
+        totals[_at(tensor.line, file_name).removeprefix(" at ") or tensor.module or "no line"] += tensor.size_bytes
+    if not totals:
+        return ""
+    shown = [f"{place} ({format_bytes(size_bytes)})" for place, size_bytes in totals.most_common(_NUM_SHOWN)]
+    more = [f"{_count(len(totals) - _NUM_SHOWN, 'more line')}"] if len(totals) > _NUM_SHOWN else []
+    return f" The results of these lines are recomputed instead of kept: {', '.join([*shown, *more])}."
+
+
+def _rest(count: int, noun: str) -> list[str]:
+    return [f"{_count(count - _NUM_SHOWN, f'more {noun}')}."] if count > _NUM_SHOWN else []
+
+
+def _without_line(findings: Findings) -> list[str]:
+    """How much of the peak has no line in compiled regions, and, if the run came too late for it, how to get it."""
+    cycle, total = findings.worst, Counter[str]()
+    unknown = {graph.path for graph in findings.compiled.graphs if not graph.nodes}
+    blocks = cycle.peak.blocks
+    columns = (blocks.allocation.tolist(), blocks.size_bytes.tolist(), blocks.frame.tolist())
+    for allocation, size_bytes, frame in zip(*columns, strict=True):
+        if origin_of(cycle.attribution, allocation) is not None and frame < 0:
+            total["bytes"] += size_bytes
+    if not total["bytes"]:
+        return []
+    sentence = f"{format_bytes(total['bytes'])} of the peak were allocated by compiled code and have no line."
+    if unknown:
+        sentence += (
+            " It was compiled before the run: begin profiling before the model is called for the first time, or call "
+            "torch.compiler.reset() right after, and it is compiled again with its lines."
+        )
+    return [sentence]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
+
+
+def saved_peak(findings: Findings) -> SavedPeak:
+    """The largest peak of a run, as it is compared with another run's."""
+    peak = findings.worst.peak
+    return SavedPeak(peak.device, peak.peak_bytes, peak.phase, peak.rows)
+
+
+def compared_with_eager(findings: Findings, eager: SavedPeak) -> PeakDiff:
+    """Changes from the peak without compilation to the peak with it."""
+    return diff_peaks(eager, saved_peak(findings))
+
+
+def eager_sentences(diff: PeakDiff) -> tuple[str, ...]:
+    """How the two peaks differ, in words."""
+    was, now = diff.before, diff.after
+    change = "as much" if not diff.bytes else f"{format_bytes(abs(diff.bytes))} {'more' if diff.bytes > 0 else 'less'}"
+    if diff.bytes and was.bytes:
+        change += f", {100 * abs(diff.bytes) / was.bytes:.1f} %"
+    sentences = [
+        f"Without compilation the peak is {format_bytes(was.bytes)}{_in(was)}; "
+        f"compiled it is {format_bytes(now.bytes)}{_in(now)}: {change}."
+    ]
+    if not any(row.is_compiled for row in now.rows):
+        sentences.append("Compiled code allocated nothing of the second peak; --compile compiles the model.")
+    return tuple(sentences)
+
+
+def _in(peak: SavedPeak) -> str:
+    return f" in {peak.phase}" if peak.phase else ""

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.analysis.kinds import Evidence, Kind, levels_by_kind
+from tracer.analysis.kinds import Evidence, Kind, Rule, first_that_holds, levels_by_kind
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.block_facts import NONE, Facts
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.collectives import common_modules
 from tracer.analysis.profiles.torch_categories import Categories
-from tracer.analysis.rules import Rule, first_that_holds
 from tracer.arrays import ColumnTable, Int, Ints, PerBlock, at
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording

@@ -11,17 +11,14 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.allocator_count import default_device, most_held_bytes
 from tracer.analysis.profiles.allocator_join import JoinedHistory, join_history
 from tracer.analysis.profiles.attribution import Attribution, attribute
+from tracer.analysis.profiles.backward_passes import StepPhase, step_phases
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes, follow_blocks
-from tracer.analysis.profiles.breakdown import Breakdown, CycleBreakdown, breakdown, cycle_breakdown
 from tracer.analysis.profiles.classify_blocks import Cycle, classify_blocks
 from tracer.analysis.profiles.compiled_owners import with_compiled_owners
-from tracer.analysis.profiles.growth import Growth, find_growth
-from tracer.analysis.profiles.lost_track import LostTrack, find_lost_track
-from tracer.analysis.profiles.memory_timeline import device_index
+from tracer.analysis.profiles.growth import Growth, Survivors, find_growth, find_survivors
+from tracer.analysis.profiles.memory_timeline import Breakdown, CycleBreakdown, breakdown, cycle_breakdown, device_index
 from tracer.analysis.profiles.peak import PeakReport, peak_position, peak_report, worst_of
-from tracer.analysis.profiles.step_phases import StepPhase, step_phases
-from tracer.analysis.profiles.survivors import Survivors, find_survivors
-from tracer.analysis.profiles.torch_categories import Categories, categorize
+from tracer.analysis.profiles.torch_categories import Categories, LostTrack, categorize, find_lost_track
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode, CompiledGraph
@@ -120,7 +117,6 @@ def find_in_cycle(
     """Ask all questions of one cycle.
 
     Args:
-        device: Name; by default `default_device`.
         graphs: What torch.compile made of it; the recording has frames for the lines of their nodes.
 
     Raises:
@@ -145,7 +141,6 @@ def find_in_cycle(
 
 
 def _index(recording: Recording, device: str) -> int:
-    """Index of a device in the recording, -1 where nothing was allocated on it."""
     index = device_index(recording, device)
     return index if (recording.allocations.device == index).any() else -1
 
@@ -180,11 +175,7 @@ def _cycle_findings(
 
 
 def find_on_other_device(findings: Findings, device: str, *, known: KnownStorages | None = None) -> Findings:
-    """What the same cycles say about another device of the run; what its operators are is not found out again.
-
-    Raises:
-        RecordingError: Nothing was allocated on it.
-    """
+    """What the same cycles say about another device of the run; what its operators are is not found out again."""
     cycles = []
     for cycle in findings.cycles:
         index = _index(cycle.recording, device)
@@ -202,11 +193,7 @@ def _averaged(cycles: Sequence[CycleFindings]) -> tuple[CycleFindings, ...]:
 
 
 def put_together(cycles: Sequence[CycleFindings], *, compiled: CompiledCode = NOTHING_COMPILED) -> Findings:
-    """Findings of a run from those of its cycles, all of one device.
-
-    Raises:
-        RecordingError: There are none.
-    """
+    """Findings of a run from those of its cycles, all of one device."""
     if not cycles:
         raise RecordingError(
             "The run ended before a single step was profiled.",
@@ -235,11 +222,7 @@ def without_wrapped(findings: Findings) -> Findings:
 def with_allocator_history(
     findings: Findings, snapshot: Snapshot, num_later: int = 0, *, known: KnownStorages | None = None
 ) -> Findings:
-    """The same findings, with the peak of one cycle by the allocator's own books.
-
-    Raises:
-        SnapshotError: The snapshot contradicts itself.
-    """
+    """The same findings, with the peak of one cycle by the allocator's own books."""
     number = max(0, len(findings.cycles) - 1 - num_later)
     cycle = findings.cycles[number]
     history = join_history(snapshot, findings.device, cycle.lifetimes)

@@ -15,7 +15,7 @@ from tracer.analysis.compiled.origins import with_lines_of_nodes
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.attribution import Phase
 from tracer.analysis.profiles.findings import CycleFindings, Findings, GraphPool, find_in_cycle
-from tracer.analysis.profiles.peak_rows import group_rows
+from tracer.analysis.profiles.peak import group_rows
 from tracer.arrays import Rows, in_use
 from tracer.capture.graph_captures import Capture, LivePool
 from tracer.capture.objects.known_storages import KnownStorages
@@ -33,7 +33,6 @@ def graph_pools(
 
     Args:
         findings: Of the device, in whose cycles may be captures that were not recorded by themselves.
-        module_names: Dotted names of the model's modules by `id()`.
     """
     found = [_Pool(pool, findings, known, module_names).explained() for pool in pools]
     return tuple(sorted(found, key=lambda pool: -pool.reserved_bytes))
@@ -41,8 +40,6 @@ def graph_pools(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Blocks:
-    """Some blocks of a cycle."""
-
     cycle: CycleFindings
     rows: Rows
 
@@ -117,13 +114,11 @@ class _Pool:
 
 
 def _has(cycle: CycleFindings, capture: Capture) -> bool:
-    """Whether a capture lies in a recorded cycle."""
     times = cycle.recording.allocations.time_ns
     return bool(len(times) and times.min() <= capture.ended_ns and capture.began_ns <= times.max())
 
 
 def _in_use(blocks: _Blocks, capture: Capture) -> _Blocks:
-    """Return the blocks that an earlier capture made and that were in use when this one began."""
     # Of several at one address, the last.
     lifetimes = blocks.cycle.lifetimes
     last = {address: row for row, address in zip(blocks.rows, lifetimes.address[blocks.rows].tolist(), strict=True)}

@@ -17,13 +17,12 @@ from functools import cached_property
 
 import numpy as np
 
-from tracer.analysis.kinds import Evidence, Kind
+from tracer.analysis.kinds import Evidence, FactsOf, Kind
 from tracer.analysis.profiles.attribution import Phase
 from tracer.analysis.profiles.block_facts import Facts
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.peak import peak_position
 from tracer.analysis.profiles.time_spans import TimeSpans, enclosing, merged
-from tracer.analysis.rules import FactsOf
 from tracer.arrays import Bool, Bools, Int, Ints, PerBlock, at
 
 _FOREVER = np.iinfo(np.int64).max
@@ -223,7 +222,6 @@ class IdleBlocks:
         return after[0] or was_zeroed
 
     def _spans_of(self, names: tuple[str, ...]) -> TimeSpans:
-        """Spans of the operators with these names."""
         ops, rows = self.cycle.recording.ops, self.cycle.recording.ops_named(names.__contains__)
         # A node has the time of its operator's beginning, which an end at the same time would leave out.
         return merged(ops.start_ns[rows], ops.end_ns[rows] + 1)

@@ -12,7 +12,7 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
-from tracer.analysis.profiles.peak_rows import line_before
+from tracer.analysis.profiles.peak import line_before
 from tracer.analysis.profiles.source_lines import line_of_frame, recorded_op_name
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, LABEL_BEFORE
 from tracer.arrays import Int, PerBlock

@@ -124,11 +124,7 @@ class DeviceRecording:
         return inside
 
     def released_at(self, address: PerUnrecorded[Int]) -> PerUnrecorded[Int]:
-        """[U] position of the first event after a storage that a walk had found was seen to go; past the last if none.
-
-        Args:
-            address: [U] Addresses of the storages whose allocation was not recorded.
-        """
+        """[U] position of the first event after a storage found by a walk was seen to go; past the last if none."""
         known = self.known
         position = np.full(len(address), len(self.events), np.int64)
         if self.walk_ns is None:
@@ -148,7 +144,6 @@ class DeviceRecording:
         That a tensor is reachable from Python says that it is there, and not what it is.
 
         Args:
-            address: [B] Where each block begins.
             made_at: [B] Position in `events` at which it was made; -1 before them.
             freed_at: [B] Position in `events` at which it was freed; their number if it never was.
         """

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracer.analysis.kinds import FactsOf
 from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.backward_passes import loader_calls
 from tracer.analysis.profiles.time_spans import enclosing
 from tracer.analysis.profiles.torch_categories import Categories
-from tracer.analysis.rules import FactsOf
 from tracer.arrays import Bool, Int, PerEdge, PerKey, PerNode, at
 from tracer.capture.recording import DataFlow, Recording
 

@@ -10,12 +10,7 @@ TimeSpans = tuple[Ints, Ints]  # Starts and ends, in order
 
 
 def merged(start: Ints, end: Ints) -> TimeSpans:
-    """Spans in order, those that overlap made one.
-
-    Args:
-        start: Start of each span, in ns, in any order.
-        end: End of each span, in ns.
-    """
+    """Spans in order, those that overlap made one."""
     order = np.argsort(start, kind="stable")
     start, end = start[order], np.maximum.accumulate(end[order]) if len(end) else end
     apart = np.ones(len(start), bool)
@@ -26,13 +21,7 @@ def merged(start: Ints, end: Ints) -> TimeSpans:
 
 
 def enclosing(start: Ints, end: Ints, times_ns: Ints) -> Ints:
-    """Index of the span that encloses each time, -1 where none does; spans are in order and do not overlap.
-
-    Args:
-        start: Start of each span, in ns.
-        end: End of each span, in ns; it is no longer inside.
-        times_ns: Times to place, in any order.
-    """
+    """Index of the span that encloses each time, -1 where none does; spans are in order and do not overlap."""
     if not len(start):
         return np.full(len(times_ns), -1, np.int64)
     at = np.searchsorted(start, times_ns, side="right") - 1
@@ -40,12 +29,7 @@ def enclosing(start: Ints, end: Ints, times_ns: Ints) -> Ints:
 
 
 def covered(start: Ints, end: Ints, edges: Ints) -> Ints:
-    """Nanoseconds between each edge and the next that some span covers [edges - 1].
-
-    Args:
-        start: Start of the spans, in any order.
-        edges: Moments in order.
-    """
+    """Nanoseconds between each edge and the next that some span covers [edges - 1]."""
     starts, ends = merged(start, end)
     if not len(starts):
         return np.zeros(max(len(edges) - 1, 0), np.int64)

@@ -250,12 +250,7 @@ def _handed_out_again(device: DeviceRecording, address: Ints, size_bytes: Ints, 
 
 
 def reused_at(device: DeviceRecording, address: Ints, size_bytes: Ints) -> PerUnrecorded[Int]:
-    """[U] position of the first allocation that overlaps each storage from before; one past the last if none.
-
-    Args:
-        address: [U] Where each storage begins.
-        size_bytes: [U] Bytes of the same storages.
-    """
+    """[U] position of the first allocation that overlaps each storage from before; one past the last if none."""
     allocations, events = device.recording.allocations, device.events
     allocated = np.flatnonzero(allocations.size_bytes[events] > 0)
     address_again, size_again = (column[events][allocated] for column in (allocations.address, allocations.size_bytes))
@@ -278,10 +273,6 @@ def own_bytes(address: Ints, size_bytes: Ints) -> Ints:
     """Return the bytes of each piece of memory that lie in no piece which begins later: together, all bytes once.
 
     0 to 10, and within it 2 to 4 and 5 to 6: 7, 2, 1. Of pieces that begin at one address, the longer one has the rest.
-
-    Args:
-        address: [U] Where each begins.
-        size_bytes: [U]
     """
     order = np.lexsort((-size_bytes, address))
     start, stop = address[order], (address + size_bytes)[order]

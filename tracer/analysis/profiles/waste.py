@@ -13,12 +13,10 @@ from functools import partial
 
 import numpy as np
 
-from tracer.analysis.kinds import Kind
+from tracer.analysis.kinds import Kind, all_hold
 from tracer.analysis.profiles.findings import CycleFindings, Findings
-from tracer.analysis.profiles.frame_ranks import Whose
 from tracer.analysis.profiles.idle_blocks import IdleBlocks
-from tracer.analysis.profiles.source_lines import PlaceInCode, line_of_frame, place_of
-from tracer.analysis.rules import all_hold
+from tracer.analysis.profiles.source_lines import PlaceInCode, Whose, line_of_frame, place_of
 from tracer.arrays import Rows, grouped
 from tracer.capture.recording import CallKind, Recording
 from tracer.capture.sources.source_line import SourceLine
@@ -69,7 +67,7 @@ class WasteRule:
     """A row of the table: of which blocks it says what keeps them."""
 
     kind: WasteKind
-    when: tuple[str, ...]  # Names of facts of `IdleBlocks`, as conditions of `tracer.analysis.rules`
+    when: tuple[str, ...]  # Names of facts of `IdleBlocks`, as conditions of `tracer.analysis.kinds`
 
 
 RULES: tuple[WasteRule, ...] = (
@@ -182,7 +180,6 @@ class _Groups:
 
 
 def _sites(cycle: CycleFindings, rows: Rows) -> list[PlaceInCode]:
-    """Site of each of these blocks."""
     blocks = cycle.blocks.take(rows)
     line = np.where(blocks.caller >= 0, blocks.caller, blocks.frame)
     sites = grouped((blocks.op, blocks.module, line), partial(place_of, cycle.recording, cycle.attribution))

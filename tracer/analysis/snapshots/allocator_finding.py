@@ -1,16 +1,19 @@
-"""Everything that the model of the allocator has to say about a snapshot: the findings behind `snapshot --settings`."""
+"""What a replay by the model of the allocator says of a snapshot: settings, and in short why memory ran out or grew."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from tracer.allocator.settings import recorded_settings
-from tracer.analysis.snapshots.findings import ReplayedSnapshot
-from tracer.analysis.snapshots.first_changes import FirstChanges, first_changes
+from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding, explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.first_changes import FirstChanges, first_changes, with_cause
 from tracer.analysis.snapshots.modelled import Modelled, agreement, model_device
+from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.reserved import Reserved, reserved_at_end, reserved_at_peak
 from tracer.analysis.snapshots.what_if import WhatIf, what_if
+from tracer.snapshot.columns import Snapshot
 
 NO_HISTORY = "There is no history to be replayed, so neither settings nor another GPU can be tried on it."
 
@@ -36,11 +39,7 @@ def explain_allocator(
     search_settings: bool = False,
     gpu_memory: int | None = None,
 ) -> tuple[AllocatorFinding, ...]:
-    """Replay every device of a snapshot through the model.
-
-    Raises:
-        SettingsError: torch would not start with some of the settings.
-    """
+    """Replay every device of a snapshot through the model."""
     has_questions = bool(settings) or search_settings or gpu_memory is not None
     unasked = (NO_HISTORY,) if has_questions else ()
     findings = []
@@ -62,3 +61,42 @@ def explain_allocator(
             )
         )
     return tuple(findings)
+
+
+_NO_CAUSES: Final = ("too little", "not known")
+"""Causes of a failure that do not blame the allocator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The decisive cause and its change."""
+
+    sentences: str  # The cause and what to change first; of a failure without one, the allocator's sentence
+    cause: str = ""  # Name of the cause; empty where none is known
+    file: str = ""  # Of the line at which memory ran out; empty where it did not, or where none is known
+    line: int = 0  # Its number; 0 likewise
+
+
+def worst_failure(replayed: ReplayedSnapshot, finding: SnapshotFinding) -> OutOfMemory | None:
+    """The last failure of the worst device with its decisive cause; None if no request failed there."""
+    if finding.worst is None or not finding.devices[finding.worst].oom:
+        return None
+    device = replayed.devices[finding.worst]
+    modelled = model_device(device)
+    return with_cause(finding.devices[finding.worst].oom[-1], first_changes(replayed, device, modelled))
+
+
+def explanation_of(snapshot: Snapshot) -> Explanation | None:
+    """Explain the last failure, or else why so much was in use; None where nothing is known."""
+    replayed = replay_snapshot(snapshot)
+    finding = explain_replayed(replayed)
+    if (failure := worst_failure(replayed, finding)) is not None:
+        cause = failure.decisive or ("" if failure.cause in _NO_CAUSES else failure.cause)
+        return Explanation(failure.advice, cause, failure.site.file or "", failure.site.line or 0)
+    if finding.worst is None:
+        return None
+    device = replayed.devices[finding.worst]
+    first = first_changes(replayed, device, model_device(device))
+    if first is None or (change := first.decisive) is None:
+        return None
+    return Explanation(f"{change.sentence} {change.order}.", change.cause)

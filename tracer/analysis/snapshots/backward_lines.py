@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from tracer.analysis.snapshots.autograd_frames import AutogradFrames
+from tracer.analysis.snapshots.frames import AutogradFrames
 from tracer.analysis.snapshots.phases import Stretches
 from tracer.arrays import Bools, Ints
 from tracer.snapshot.replay import Lives

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from tracer.analysis.rules import FactsOf
+from tracer.analysis.kinds import FactsOf
 from tracer.analysis.snapshots.phases import DevicePhases
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.stack_facts import Fact, has
@@ -325,17 +325,12 @@ def facts_of_frees(state: DeviceState, lives: Lives, facts: Ints) -> Ints:
 
 
 def calls_of_models(line: Ints) -> tuple[Ints, Ints]:
-    """The number of the call that each entry is in, or -1; and the line of each call [entries], [calls].
-
-    Args:
-        line: The line that calls the outermost module of each entry, or -1 [entries].
-    """
+    """The number of the call that each entry is in, or -1; and the line of each call [entries], [calls]."""
     begins = np.append(True, line[1:] != line[:-1])[: len(line)] & (line >= 0)
     return np.where(line >= 0, np.cumsum(begins) - 1, -1), line[begins]
 
 
 def _last_made(state: DeviceState) -> int:
-    """The last entry that made a block, if nothing but the free of that block was requested since; else -1."""
     action, addr = state.trace.action, state.trace.addr
     entry = int(np.flatnonzero(action == Action.ALLOC).max(initial=-1))
     if entry < 0:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tracer.analysis.kinds import Evidence, Kind
-from tracer.analysis.rules import HasLength, Rule, first_that_holds
+from tracer.analysis.kinds import Evidence, HasLength, Kind, Rule, first_that_holds
 from tracer.arrays import Ints
 
 # What stacks, annotations and lives prove.

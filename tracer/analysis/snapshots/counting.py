@@ -8,12 +8,19 @@ from functools import cached_property
 
 import numpy as np
 
-from tracer.analysis.kinds import Kind
-from tracer.analysis.rules import FactsOf, Rule
+from tracer.analysis.kinds import FactsOf, Kind, Rule
 from tracer.analysis.snapshots.block_facts import LARGE_WORKSPACE_BYTES, NONE, WORKSPACE_BYTES, LifeFacts
 from tracer.analysis.snapshots.classify_blocks import PROOFS, apply_rules
-from tracer.analysis.snapshots.size_sets import SizeSets, first_of_each, sets_of_sizes
-from tracer.analysis.snapshots.sizes import as_many_as, copies_of, has_size_of, is_one_set, most_at_once
+from tracer.analysis.snapshots.sizes import (
+    SizeSets,
+    as_many_as,
+    copies_of,
+    first_of_each,
+    has_size_of,
+    is_one_set,
+    most_at_once,
+    sets_of_sizes,
+)
 from tracer.arrays import Bools, Ints
 from tracer.snapshot.columns import Int32s
 from tracer.snapshot.stacks import NO_STACK
@@ -31,12 +38,7 @@ _OF_PLACES = {"takes_buffers_place", "takes_parameters_place", "is_replacing"}
 
 
 def kinds_of_stacks(stack: Int32s, kind: Ints, num_stacks: int) -> Ints:
-    """The kind of all blocks of each stack that have one; `NONE`, or `SEVERAL` where they differ [stacks].
-
-    Args:
-        stack: Stack of each block [lives].
-        kind: What it is proved to be, or `Kind.UNKNOWN` [lives].
-    """
+    """The kind of all blocks of each stack that have one; `NONE`, or `SEVERAL` where they differ [stacks]."""
     rows = np.flatnonzero((kind != Kind.UNKNOWN) & (stack != NO_STACK))
     low, high = np.full(num_stacks, len(Kind), dtype=np.int64), np.full(num_stacks, NONE, dtype=np.int64)
     np.minimum.at(low, stack[rows], kind[rows])

@@ -23,11 +23,7 @@ _SUMMED: Final = ("before_bytes", "after_bytes", "before_count", "after_count")
 
 
 def diff_snapshots(before: Snapshot, after: Snapshot) -> tuple[PeakDiff, ...]:
-    """Compare the peaks of two snapshots, device by device; a side that lacks a device counts as zero.
-
-    Raises:
-        SnapshotError: The end state of one of them contradicts itself.
-    """
+    """Compare the peaks of two snapshots, device by device; a side that lacks a device counts as zero."""
     replayed = [replay_snapshot(snapshot) for snapshot in (before, after)]
     sides = [{device.state.device: _whole_side(device) for device in side.devices} for side in replayed]
     return tuple(
@@ -64,7 +60,6 @@ def peak_side(device: ReplayedDevice) -> PeakSide:
 
 
 def _keys(device: ReplayedDevice, rows: Ints) -> Grouped[Key]:
-    """Blocks by kind and stack without lines."""
     lives = device.replay.lives
     return grouped(
         (device.kinds.of(rows), lives.stack[rows], lives.begin[rows] == BEFORE),
@@ -73,7 +68,6 @@ def _keys(device: ReplayedDevice, rows: Ints) -> Grouped[Key]:
 
 
 def _whole_side(device: ReplayedDevice) -> PeakSide:
-    """The peak of a device, and what each kind and stack had at its own."""
     return replace(peak_side(device), own_peaks=_own_peaks(device))
 
 
@@ -145,7 +139,6 @@ def _by_kind(changes: Iterable[PeakChange]) -> Iterator[PeakChange]:
 
 
 def _with_own_peaks(change: PeakChange, before: PeakSide, after: PeakSide) -> PeakChange:
-    """A whole kind's change with the kind's own peaks on both sides."""
     if not before.own_peaks or not after.own_peaks:
         return change
     key = (change.name[0], ())
@@ -223,7 +216,6 @@ def _by_inner_frames(before: Sequence[Key], after: Sequence[Key]) -> dict[Key, K
 
 
 def _common(stack: Stack, other: Stack) -> int:
-    """How many frames are the same, from the innermost on."""
     same = 0
     for frame, counterpart in zip(stack, other, strict=False):
         if frame != counterpart:

@@ -102,7 +102,6 @@ def replay_snapshot(
     """Replay the devices of a loaded snapshot.
 
     Args:
-        snapshot: What `load_snapshot` returned.
         device: Index of the only device to look at; None means all.
         held_now: By index of the device, what the program held when the snapshot was taken.
 

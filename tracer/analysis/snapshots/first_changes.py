@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tracer.analysis.snapshots.causes.case import Case
-from tracer.analysis.snapshots.causes.cause import Cause, GivesUp
+from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
 from tracer.analysis.snapshots.causes.find import causes_of
 from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice

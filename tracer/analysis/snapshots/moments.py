@@ -1,16 +1,21 @@
-"""What was in use at any moment of a recording, what came and went between two, and what grew from step to step."""
+"""What was in use at any moment of a recording, what came and went between two, and what outlived steps."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 
+from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.groups import SnapshotRow, group_rows
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
+from tracer.analysis.snapshots.sites import Site
+from tracer.arrays import Ints, grouped
 from tracer.errors import SnapshotError, UsageError
 from tracer.snapshot.actions import Action
+from tracer.snapshot.replay import BEFORE
 
 START = -1
 _US_PER_S = 1_000_000
@@ -79,10 +84,6 @@ def entry_at(device: ReplayedDevice, moment: str) -> int:
     Args:
         moment: `start`, `peak`, `oom` (the first), `end`, the number of an entry, a time such as `1757253257us`, or
             `2.5s` since the first entry.
-
-    Raises:
-        UsageError: It is none of these.
-        SnapshotError: The recording has no such moment.
     """
     trace, num_entries = device.state.trace, len(device.state.trace)
     named = {"start": START, "peak": device.replay.peak_entry, "end": num_entries - 1}
@@ -125,14 +126,7 @@ def _entry_at_time(device: ReplayedDevice, value: float, unit: str) -> int:
 
 
 def entries_between(device: ReplayedDevice, moments: tuple[str, str]) -> tuple[int, int]:
-    """The entries of two moments.
-
-    Args:
-        moments: The earlier and the later one, as `entry_at` takes them.
-
-    Raises:
-        SnapshotError: The first is later than the second, or one of them is no moment.
-    """
+    """The entries of two moments."""
     first, last = (entry_at(device, moment) for moment in moments)
     if first > last:
         raise SnapshotError(
@@ -148,11 +142,7 @@ def entry_words(entry: int) -> str:
 
 
 def held_at(device: ReplayedDevice, entry: int) -> Held:
-    """What was in use right after an entry.
-
-    Args:
-        entry: Position in the trace; -1 is the start.
-    """
+    """What was in use right after an entry."""
     trace, replay = device.state.trace, device.replay
     return Held(
         entry=entry,
@@ -165,11 +155,7 @@ def held_at(device: ReplayedDevice, entry: int) -> Held:
 
 
 def between(device: ReplayedDevice, first: int, last: int) -> Between:
-    """What came and what went from after one entry to after another, whichever is the earlier.
-
-    Args:
-        first: Position in the trace.
-    """
+    """What came and what went from after one entry to after another, whichever is the earlier."""
     first, last = sorted((first, last))
     lives, level = device.replay.lives, device.replay.requested_bytes
     was = (lives.begin <= first) & (lives.end > first)
@@ -185,12 +171,7 @@ def between(device: ReplayedDevice, first: int, last: int) -> Between:
 
 
 def last_before(device: ReplayedDevice, entry: int, size: int) -> LastBefore:
-    """The last allocations before an entry that hold at least `size` bytes together, of those in use then.
-
-    Args:
-        entry: Position in the trace.
-        size: Bytes.
-    """
+    """The last allocations before an entry that hold at least `size` bytes together, of those in use then."""
     lives = device.replay.lives
     rows = lives.alive_after(entry)
     rows = rows[np.argsort(-lives.begin[rows], kind="stable")]
@@ -214,3 +195,103 @@ def step_levels(device: ReplayedDevice) -> tuple[StepLevel, ...]:
         levels.append(StepLevel(entry=end, end_bytes=int(level[end]), peak_bytes=peak))
         before = end
     return tuple(levels)
+
+
+EXPECTED = (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.GRADIENT, Kind.BUFFER, Kind.WORKSPACE)
+"""Kinds that stay from step to step."""
+_NUM_SAMPLES = 6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepEnds:
+    """Ends of steps, as the number of allocations that the allocator had served by then.
+
+    A snapshot has no steps: its entries are joined with these by the order of allocations, never by time; the
+    last of the recording's is the last of `num_allocations_now`.
+    """
+
+    step: Ints  # Numbers of the steps, rising [steps]
+    num_allocations: Ints  # Requests served when each of them had ended [steps]
+    num_allocations_now: int  # Requests served when the snapshot was taken
+
+
+@dataclass(frozen=True, slots=True)
+class OutlivedGroup:
+    """Blocks of one line and kind that are in use at the end and were made before the last whole step."""
+
+    site: Site
+    kind: Kind
+    bytes: int  # Bytes of these blocks together, as requested
+    count: int
+    # How much more of them each step leaves, over the steps that the recording has in full; 0 where it has none, or
+    # they have become no more.
+    bytes_per_step: int
+    addresses: tuple[int, ...]  # Addresses of some of them, from the oldest to the latest
+
+
+def outlived_groups(
+    device: ReplayedDevice, ends: StepEnds, *, expected: Collection[Kind] = EXPECTED
+) -> tuple[OutlivedGroup, ...]:
+    """Gather what is in use at the end, was made before the last whole step, and is of no kind that stays.
+
+    Returns:
+        What grows first, by how fast; then the rest, the largest first. Empty where no step has ended.
+    """
+    lives, num_entries = device.replay.lives, len(device.state.trace)
+    if not len(ends.step):
+        return ()
+    rows = np.flatnonzero(lives.end == num_entries)
+    made_in = steps_of_blocks(device, ends)[rows]
+    last_whole = int(ends.step[-1])
+    old = made_in < last_whole
+    rows, made_in = rows[old], made_in[old]
+    first_recorded = first_whole_step(device, ends)
+    num_judged = last_whole - first_recorded
+    kinds = device.kinds.of(rows)
+    kinds[kinds == Kind.BEFORE_RECORDING] = Kind.UNKNOWN  # a line's blocks are one group, whenever they were made
+    groups = grouped((lives.stack[rows], kinds), lambda stack, kind: (device.sites.site(stack), Kind(kind)))
+    outlived = []
+    for number, (site, kind) in enumerate(groups.keys):
+        if kind in expected:
+            continue
+        chosen = groups.of_row == number
+        of = rows[chosen]
+        recent = made_in[chosen] >= first_recorded
+        per_step = int(lives.requested_bytes[of[recent]].sum()) // num_judged if num_judged > 0 else 0
+        # In one step of many is no growth: what is replaced now and then was made once, lately.
+        if len(np.unique(made_in[chosen][recent])) < 2:
+            per_step = 0
+        order = np.argsort(lives.begin[of], kind="stable")
+        picked = np.unique(np.linspace(0, len(of) - 1, min(_NUM_SAMPLES, len(of))).astype(np.int64))
+        outlived.append(
+            OutlivedGroup(
+                site=site,
+                kind=kind,
+                bytes=int(lives.requested_bytes[of].sum()),
+                count=len(of),
+                bytes_per_step=per_step,
+                addresses=tuple(lives.addr[of[order[picked]]].tolist()),
+            )
+        )
+    return tuple(
+        sorted(outlived, key=lambda group: (-group.bytes_per_step, -group.bytes, group.site.frame, group.kind.words))
+    )
+
+
+def steps_of_blocks(device: ReplayedDevice, ends: StepEnds) -> Ints:
+    """The step in which each block was made, from 1 [lives]; 0 for those from before the recording."""
+    lives = device.replay.lives
+    allocs = device.state.trace.where(Action.ALLOC)
+    before = ends.num_allocations_now - len(allocs)
+    number = before + np.searchsorted(allocs, lives.alloc_entry, side="left") + 1
+    last = int(ends.step[-1]) if len(ends.step) else 0
+    steps = np.append(ends.step, last + 1)
+    step = steps[np.searchsorted(ends.num_allocations, number, side="left")]
+    return np.where((lives.begin == BEFORE) | (lives.alloc_entry < 0), 0, step)
+
+
+def first_whole_step(device: ReplayedDevice, ends: StepEnds) -> int:
+    """The first step of which the recording has every allocation, and whose number is known; else the one behind."""
+    first = ends.num_allocations_now - len(device.state.trace.where(Action.ALLOC))
+    whole = np.flatnonzero(ends.num_allocations >= first)
+    return int(ends.step[whole[0]]) + 1 if len(whole) else int(ends.step[-1]) + 1

@@ -37,12 +37,7 @@ class Stretches(NamedTuple):
 
 
 def runs_of(wanted: Bools, stacked: Bools) -> Stretches:
-    """Maximal runs of wanted entries; those that are not stacked do not interrupt one.
-
-    Args:
-        wanted: Whether each entry is wanted [entries].
-        stacked: Whether it says anything [entries].
-    """
+    """Maximal runs of wanted entries; those that are not stacked do not interrupt one."""
     saying = np.flatnonzero(stacked)
     edge = np.diff(np.concatenate([[0], wanted[saying].astype(np.int8), [0]]))
     first, past = np.flatnonzero(edge == 1), np.flatnonzero(edge == -1)

@@ -11,9 +11,10 @@ from typing import Final
 import numpy as np
 
 from tracer.analysis.kinds import kind_named
-from tracer.analysis.snapshots.autograd_frames import AutogradFrames, autograd_frames
 from tracer.analysis.snapshots.frames import (
     LABEL,
+    AutogradFrames,
+    autograd_frames,
     compiled_graph,
     compiled_region,
     is_label,

@@ -1,7 +1,8 @@
-"""advice.json: what would lower the peak, for other programs."""
+"""advice.json and fit.json: what would lower the peak, and with which changes a script fits; `run --apply` reads it."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ import torch
 
 from tracer.changes.recommendation import AdviceReport
 from tracer.command_line import this_command
+from tracer.errors import UsageError
+from tracer.exporters.document import Source, read_document
 from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.header import json_header, record_values
+from tracer.results.fit import FitReport
 
 VERSION = 1
 
@@ -28,3 +32,36 @@ def advice_values(report: AdviceReport, *, computed: bool) -> dict[str, Any]:
 def write_advice_json(report: AdviceReport, path: Path, *, computed: bool = True) -> None:
     """Write advice.json; arguments as of `advice_values`."""
     write_json(path, advice_values(report, computed=computed))
+
+
+_FIT_VERSION = 1
+_FORMAT = "torch-timeline fit"
+_MAX_BYTES = 1 << 24
+_HINT = "Name the fit.json that `fit --save-dir` wrote, or the changes themselves."
+
+
+def fit_values(report: FitReport) -> dict[str, Any]:
+    """All of it, as values for JSON; docs/files.md describes them."""
+    return {
+        **json_header("fit", _FIT_VERSION, torch=torch.__version__, command=this_command(), computed=False),
+        "device": report.device,
+        "usable_bytes": report.usable_bytes,
+        "script": list(report.script),
+        "trials": [asdict(trial) for trial in report.trials],
+        "apply": None if report.best is None else list(report.best.apply),
+        "arguments": [] if report.best is None else list(report.best.arguments),
+    }
+
+
+def write_fit_json(report: FitReport, path: Path) -> None:
+    """Write fit.json, the trials of a script's changes."""
+    write_json(path, fit_values(report))
+
+
+def read_fit_json(path: Path) -> tuple[str, ...]:
+    """Names of the changes with which the script fits."""
+    document = read_document(path, Source(str(path), UsageError, _HINT), at_most=_MAX_BYTES, hint=_HINT)
+    document.check_format(_FORMAT, _FIT_VERSION, "what fit wrote")
+    if (names := document.texts_or_none("apply")) is None:
+        raise UsageError(f"{path} says that nothing fits.", hint="Ask fit about a larger GPU, or a smaller batch.")
+    return names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import fields, is_dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.sites import Site
@@ -13,21 +13,10 @@ UNITS = {"*bytes": "bytes", "*_us": "microseconds", "*time_us": "microseconds si
 """Of keys by what they end in; the longer ending decides. Other numbers are counts."""
 
 
-class Header(TypedDict):
-    """The first keys of a document; docs/files.md describes them."""
-
-    format: str
-    version: int
-    torch: str | None
-    command: str | None
-    computed: bool | None
-    units: dict[str, str]
-
-
 def json_header(
     name: str, version: int, *, torch: str | None, command: str | None, computed: bool | None = None
-) -> Header:
-    """A document's first keys.
+) -> dict[str, Any]:
+    """A document's first keys; docs/files.md describes them.
 
     Args:
         version: Version of the format. A new key does not change it; a new meaning of a key does.

@@ -1,20 +1,24 @@
-"""peak.json: the rows of the peak, for other programs; written, and read back to compare two runs."""
+"""peak.json, baselines of peaks by name, and two peaks compared, for other programs; peaks are read back for that."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracer.analysis.peak_diff import PeakDiff, SavedPeak
 from tracer.analysis.peak_row import PeakRow
+from tracer.command_line import this_command
 from tracer.errors import SnapshotError
 from tracer.exporters.document import Document, Source, read_document
+from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.header import json_header
 from tracer.units import MIB, NS_PER_US
 
 if TYPE_CHECKING:
+    from tracer.analysis.peak_diff import PeakChange, PeakDiff
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
     from tracer.analysis.profiles.findings import GraphPool
     from tracer.analysis.profiles.peak import PeakReport
@@ -130,11 +134,7 @@ def saved_peak_document(peak: SavedPeak) -> dict[str, object]:
 
 
 def read_peak_json(path: Path) -> SavedPeak:
-    """Read a peak.json of this or an earlier version: rows may lack what came later, and have more than is known here.
-
-    Raises:
-        SnapshotError: It cannot be read, is no peak.json or a later version's, or its rows do not sum to its peak.
-    """
+    """Read a peak.json of this or an earlier version: rows may lack what came later, or have more."""
     source = Source(str(path), SnapshotError, _DAMAGED)
     return saved_peak_from(read_document(path, source, at_most=MAX_BYTES, hint="Check the path and its permissions."))
 
@@ -160,3 +160,58 @@ def saved_peak_from(document: Document) -> SavedPeak:
 def _check_sum(document: Document, rows: Sequence[PeakRow], peak_bytes: int) -> None:
     if (total := sum(row.bytes for row in rows)) != peak_bytes:
         raise document.refusal(f": its rows sum to {total:,} B, its peak is {peak_bytes:,} B.")
+
+
+_BASELINE_VERSION = 1
+_BASELINE_FORMAT = "torch-timeline baseline"
+_BASELINE_HINT = "Name the file that --update wrote, or another one to be written."
+_NO_BASELINE = "Write it first, with --update, or --gpu-memory-update in pytest; or name another file."
+
+
+def write_baseline(peaks: Mapping[str, SavedPeak], path: Path) -> None:
+    """Write it, in an order that versions of it can be compared line by line."""
+    named = {name: saved_peak_document(peaks[name]) for name in sorted(peaks)}
+    document = {"format": _BASELINE_FORMAT, "version": _BASELINE_VERSION, "peaks": named}
+    write_json(path, document)
+
+
+def read_baseline(path: Path) -> dict[str, SavedPeak]:
+    """Read the peaks of a baseline file, by name."""
+    document = read_document(path, Source(str(path), SnapshotError, _BASELINE_HINT), hint=_NO_BASELINE)
+    document.check_format(_BASELINE_FORMAT, _BASELINE_VERSION, "a baseline of peaks")
+    peaks = document.document("peaks")
+    return {name: saved_peak_from(peaks.document(name)) for name in peaks.unchecked()}
+
+
+_DIFF_VERSION = 1
+
+
+def peak_diffs_json(diffs: Sequence[PeakDiff], *, before: str, after: str) -> str:
+    """Two peaks, device by device; the changes of each list sum to the change of the peak."""
+    header = json_header("diff", _DIFF_VERSION, torch=None, command=this_command())
+    devices = [_diff_device(diff) for diff in diffs]
+    return json.dumps({**header, "before": before, "after": after, "devices": devices}, indent=1)
+
+
+def change_values(change: PeakChange, gathered_by: str) -> dict[str, Any]:
+    """The name, and what it has on both sides."""
+    name: dict[str, Any] = {"name": list(change.name)}
+    if gathered_by in ("kind", "stack"):
+        name = {"kind": change.name[0], "stack": list(change.name[1:])}
+    counts = {"before_count": change.before_count, "after_count": change.after_count}
+    own = dict(zip(("before_own_peak_bytes", "after_own_peak_bytes"), change.own_peaks or (), strict=False))
+    return {**name, **_diff_sizes(change.before_bytes, change.after_bytes), **counts, **own, "growth": change.growth}
+
+
+def _diff_device(diff: PeakDiff) -> dict[str, Any]:
+    return {
+        "device": diff.after.device,
+        "before_phase": diff.before.phase,
+        "after_phase": diff.after.phase,
+        **_diff_sizes(diff.before.bytes, diff.after.bytes),
+        **{f"by_{name}": [change_values(change, name) for change in changes] for name, changes in diff.changes.items()},
+    }
+
+
+def _diff_sizes(before: int, after: int) -> dict[str, int]:
+    return {"before_bytes": before, "after_bytes": after, "bytes": after - before}

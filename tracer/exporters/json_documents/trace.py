@@ -7,8 +7,7 @@ import re
 from dataclasses import asdict
 from typing import Any
 
-from tracer.analysis.times.cause import cause
-from tracer.analysis.times.findings import TraceTimes
+from tracer.analysis.times.findings import TraceTimes, cause
 from tracer.analysis.times.ranks import JobTimes, RankRow
 from tracer.analysis.times.step_times import StepTimes
 from tracer.exporters.json_documents.header import json_header

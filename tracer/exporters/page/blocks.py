@@ -8,21 +8,21 @@ blocks. Reserved ranges stand under the names of their streams and pools.
 
 from __future__ import annotations
 
+import base64
 import re
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import numpy as np
 
-from tracer.analysis.snapshots.address_space import AddressRanges
+from tracer.analysis.snapshots.fragmentation import AddressRanges
 from tracer.arrays import Int, Ints, PerBlock, Rows
 from tracer.exporters.page.model import PageBlocks, PageSpace
-from tracer.exporters.page.pack import Packed, packed
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
-
 
 MOST_BLOCKS: Final = 120_000  # Shown one by one; smaller ones are grouped
 MAX_STACK_FRAMES: Final = 40
@@ -48,10 +48,6 @@ _LINE_FIELDS: Final = ("line", "caller_line")
 
 def blocks_json(blocks: PageBlocks, kept_rows: Rows, *, most_blocks: int = MOST_BLOCKS) -> dict[str, Any]:
     """The blocks at the kept rows of the timeline; positions are indices into the kept rows.
-
-    Args:
-        kept_rows: Rows of the timeline that the page keeps, ascending.
-        most_blocks: Blocks that are drawn one by one; smaller ones are summed by group.
 
     Returns:
         Packed tables. The columns of `groups` are numbers of `texts`, one more than the number, and 0 for none; lines
@@ -187,11 +183,8 @@ def keep_blocks(
     """Reduce blocks to what is seen at the kept rows.
 
     Args:
-        kept_rows: Rows of the timeline, ascending.
         made_at: [B] First row at which each block is in use; negative if it was there before.
         freed_at: [B] First row at which it no longer is.
-        size_bytes: [B]
-        group: [B] A number that small blocks are put together by.
         most_blocks: How many may stay one by one; the limit of size is the least power of two that achieves it.
     """
     first = np.searchsorted(kept_rows, made_at, side="left")
@@ -226,3 +219,41 @@ def _changes(group: Ints, first: Ints, last: Ints, size_bytes: Ints, num_rows: i
     is_change = (grown != 0) | (more != 0)
     at, of_group = np.divmod(distinct[is_change], int(group.max(initial=0)) + 1)
     return of_group, at, grown[is_change], more[is_change]
+
+
+class Packed(TypedDict):
+    """A table of integers as text; `total` is the number of rows that it was reduced from."""
+
+    total: int
+    rows: int
+    columns: int
+    packed: str
+
+
+def packed(columns: Sequence[Ints], *, total: int | None = None) -> Packed:
+    """A table of columns in packed form."""
+    rows = len(columns[0]) if columns else 0
+    return {
+        "total": rows if total is None else total,
+        "rows": rows,
+        "columns": len(columns),
+        "packed": pack(columns),
+    }
+
+
+def pack(columns: Iterable[Ints]) -> str:
+    """Columns of one length as text. All values below 2**53, which JavaScript counts exactly.
+
+    The columns' differences, as little-endian int64, sorted by the significance of their bytes, deflated, in base64.
+    Most differences are 0, so a row costs a few bytes.
+    """
+    deltas = np.array([np.diff(column, prepend=0) for column in columns], "<i8")
+    planes = deltas.reshape(-1, 1).view(np.uint8).T
+    return base64.b64encode(zlib.compress(planes.tobytes(), 6)).decode()
+
+
+def unpacked(table: Packed) -> Ints:
+    """What `packed` was given, [columns, rows]."""
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(table["packed"])), np.uint8).reshape(8, -1)
+    deltas = np.ascontiguousarray(planes.T).view("<i8").reshape(table["columns"], table["rows"])
+    return np.asarray(np.cumsum(deltas, axis=1), np.int64)

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tracer.exporters.files import write_atomically
-from tracer.exporters.page.data import page_data, page_json
+from tracer.exporters.page.data import Names, folders_up, page_data, page_json, relative_paths
 from tracer.exporters.page.model import Page, Selector
-from tracer.exporters.page.relative import Names, folders_up, relative_paths
 from tracer.working_folder import working_folder
 
 _POLICY = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -40,12 +39,7 @@ def write_pages(
     names: Names = lambda path: None,
     root: Path | None = None,
 ) -> None:
-    """Write one page of several devices, with a selector.
-
-    Args:
-        names: What files of the project are called; by default as below the working directory.
-        root: From where they are named; by default the working directory.
-    """
+    """Write one page of several devices, with a selector."""
     data = [page_data(page, num_pages=len(pages)) for page in pages]
     write_prepared(data, path, shown=shown, names=names, root=root)
 

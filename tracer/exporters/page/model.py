@@ -17,7 +17,7 @@ from tracer.arrays import Int, Ints, PerBlock, PerPageRow
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
-    from tracer.analysis.snapshots.address_space import AddressRanges
+    from tracer.analysis.snapshots.fragmentation import AddressRanges
     from tracer.analysis.snapshots.timeline import Band
     from tracer.analysis.times.findings import WorkLane
 

@@ -15,9 +15,8 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.labels import NO_MODULE
 from tracer.analysis.snapshots.sites import LABEL_BEFORE
 from tracer.capture.torch_names import STEP_PREFIX, is_torchs_own
-from tracer.exporters.page.blocks import TEXT_FIELDS
-from tracer.exporters.page.pack import packed, unpacked
-from tracer.exporters.page.relative import mapped
+from tracer.exporters.page.blocks import TEXT_FIELDS, packed, unpacked
+from tracer.exporters.page.data import mapped
 from tracer.results.files import OUTPUT_FILES
 
 _COMMON = frozenset(
@@ -245,7 +244,6 @@ def _is_number(value: str) -> bool:
 
 
 def _groups(blocks: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The texts of each group by the name of their field."""
     texts = blocks["texts"]
     columns = unpacked(blocks["groups"])[: len(TEXT_FIELDS)].tolist()
     return [
@@ -278,5 +276,4 @@ def _rows(page: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
 
 
 def _modules(page: Mapping[str, Any]) -> Iterable[str]:
-    """Paths of modules and names of parameters."""
     return (row[key] for row in _rows(page) for key in _MODULES if row.get(key) and not row[key].startswith("("))

@@ -1,4 +1,4 @@
-"""memory_timeline.html of a profiled run: findings put in the shape that the page shows."""
+"""memory_timeline.html of a profiled run: findings of memory and of time in the shape that the page shows."""
 
 from __future__ import annotations
 
@@ -11,32 +11,42 @@ import numpy as np
 from tracer.analysis.kinds import Evidence
 from tracer.analysis.operators.run_times import RunTimes
 from tracer.analysis.peak_diff import PeakChange, PeakDiff
-from tracer.analysis.profiles.caveats import counted, graph_sentences, growth_sentences, left_out, not_recorded, unseen
+from tracer.analysis.profiles.allocator_join import reserved_ranges
+from tracer.analysis.profiles.caveats import (
+    compiled_sentences,
+    counted,
+    eager_sentences,
+    graph_sentences,
+    growth_sentences,
+    left_out,
+    not_recorded,
+    unseen,
+)
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, memory_by_kind
-from tracer.analysis.profiles.compiled_words import compiled_sentences
-from tracer.analysis.profiles.eager_comparison import eager_sentences
 from tracer.analysis.profiles.failed_allocation import FailedAllocation
 from tracer.analysis.profiles.findings import CycleFindings, Findings
-from tracer.analysis.profiles.peak import PeakReport
-from tracer.analysis.profiles.peak_rows import LOOP_OWNER, group_rows
-from tracer.analysis.profiles.reserved_ranges import reserved_ranges
+from tracer.analysis.profiles.peak import LOOP_OWNER, PeakReport, group_rows
+from tracer.analysis.profiles.source_lines import PlaceInCode
 from tracer.analysis.snapshots.first_changes import FirstChanges
 from tracer.analysis.snapshots.timeline import Band, BandKind
-from tracer.analysis.times.findings import TraceTimes
+from tracer.analysis.times.findings import TraceTimes, cause
+from tracer.analysis.times.step_times import StepTimes
 from tracer.arrays import Int, PerBlock, totals_by
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
-from tracer.capture.torch_names import STEP_PREFIX
+from tracer.capture.torch_names import STEP_PREFIX, step_words
 from tracer.changes.recommendation import AdviceReport, UnneededMemory
 from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.model import (
     Cell,
     Curve,
+    FileCell,
     KindBytes,
     Mark,
     Page,
     PageAdvice,
     PageBlocks,
+    PageLane,
     PageLostTrack,
     PagePeak,
     PageSpace,
@@ -46,13 +56,17 @@ from tracer.exporters.page.model import (
     StepTiming,
     Table,
 )
-from tracer.exporters.page.out_of_memory import first_changes_sections, much_saved, oom_section, oom_sentences
-from tracer.exporters.page.snapshot_page import reserved_table
-from tracer.exporters.page.times import time_lanes, time_section, time_sentence
+from tracer.exporters.page.snapshot_page import (
+    first_changes_sections,
+    much_saved,
+    oom_section,
+    oom_sentences,
+    reserved_table,
+)
 from tracer.exporters.page.words import headline
 from tracer.exporters.python_stacks import PythonStacks
 from tracer.exporters.screen.paths import source_place
-from tracer.units import format_bytes, some
+from tracer.units import format_bytes, ms, some
 
 # Below this part of the peak, a thousandth, a row says nothing.
 _LEAST_SHARE = 1000
@@ -149,7 +163,6 @@ def _title(device_times: TraceTimes | None, verdict: str) -> str:
 
 
 def _advice(report: AdviceReport | None) -> tuple[PageAdvice, ...]:
-    """The list, then what is together."""
     if report is None:
         return ()
     rows = [*report.rows, *([report.together] if report.together is not None else [])]
@@ -169,7 +182,6 @@ _HOW = {"rehearsed": "rehearsal", "replayed": "replay", "measured": "measuring"}
 
 
 def _eager_section(diff: PeakDiff) -> Section:
-    """What compiling changes at the peak."""
     sizes = ("change", "without compilation", "compiled")
 
     def table(title: str, names: tuple[str, ...], changes: Sequence[PeakChange]) -> Table:
@@ -214,7 +226,6 @@ def _stacks(
 
 
 def _space(cycle: CycleFindings) -> PageSpace | None:
-    """What was reserved where, as the allocator's history has it."""
     history = cycle.history
     ranges = reserved_ranges(history, cycle.lifetimes) if history is not None else None
     return None if history is None or ranges is None else page_space(ranges, history.texts.__getitem__)
@@ -347,3 +358,79 @@ def slow_modules(times: RunTimes, peak: PeakReport) -> tuple[SlowModule, ...]:
         for module, (forward_ns, backward_ns, num_ops) in totals.items()
     ]
     return tuple(sorted(modules, key=lambda module: -((module.forward_ns or 0) + (module.backward_ns or 0))))
+
+
+_MOST_STEPS, _MOST_ROWS = 50, 100
+
+
+def time_lanes(times: TraceTimes) -> tuple[PageLane, ...]:
+    """A lane for each stream."""
+    words = {stream.stream: stream.words for stream in times.streams}
+    return tuple(PageLane(f"GPU {times.device}, {words[lane.stream]}", lane) for lane in times.lanes)
+
+
+def time_sentence(times: TraceTimes) -> str:
+    """What most of the time goes to."""
+    return f"Time on GPU {times.device}: {cause(times)}"
+
+
+def time_section(times: TraceTimes) -> Section:
+    """Tables of time by step, by launcher and by kernel."""
+    return Section(f"Time on GPU {times.device}", (), (_steps(times), _launchers(times), _kernels(times)))
+
+
+def _steps(times: TraceTimes) -> Table:
+    loads = times.total.loading_ns > 0
+    columns = ("step", "computes", "collectives", "copies", "waits for the host", "waits, launched", "together")
+    of_loading = ("host loads data", "while the GPU waits") if loads else ()
+    total = [("all", times.total)] if len(times.steps) > 1 else []
+    shown = [(step_words(step.name), step) for step in times.steps[:_MOST_STEPS]]
+    return Table(
+        "Where the time went",
+        (*columns, *of_loading),
+        tuple((name, *_parts(step, loads)) for name, step in (*total, *shown)),
+    )
+
+
+def _parts(step: StepTimes, loads: bool) -> tuple[str, ...]:
+    parts = (step.compute_ns, step.communication_ns, step.copies_ns, step.host_wait_ns, step.launched_wait_ns)
+    loading = (step.loading_ns, step.loading_wait_ns) if loads else ()
+    return tuple(_ms(value) for value in (*parts, step.wall_ns, *loading))
+
+
+def _launchers(times: TraceTimes) -> Table:
+    rows = tuple(
+        (
+            *map(_ms, (row.forward_ns, row.backward_ns, row.other_ns, row.host_wait_ns)),
+            f"{row.count:,}",
+            *_place(row.launcher),
+        )
+        for row in times.rows[:_MOST_ROWS]
+    )
+    columns = ("forward", "backward", "other", "waited for", "kernels", "operator and line", "module")
+    return Table("Work by who launched it, and how long the GPU waited for that", columns, rows)
+
+
+def _kernels(times: TraceTimes) -> Table:
+    rows = tuple(
+        (
+            _ms(kernel.total_ns),
+            _ms(kernel.longest_ns),
+            f"{kernel.count:,}",
+            kernel.name,
+            *_place(kernel.launcher),
+        )
+        for kernel in times.kernels[:_MOST_ROWS]
+    )
+    columns = ("together", "longest", "times", "kernel", "operator and line", "module")
+    return Table("The longest kernels, by who launched them", columns, rows)
+
+
+def _place(launcher: PlaceInCode) -> tuple[Cell, ...]:
+    words = launcher.op or "no operator"
+    place: Cell = FileCell(words, launcher.file, launcher.line) if launcher.file else words
+    return place, launcher.module or ""
+
+
+def _ms(duration_ns: int) -> str:
+    return f"{ms(duration_ns):,.3f} ms"

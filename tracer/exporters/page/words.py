@@ -92,7 +92,6 @@ def _piece(row: PeakRow) -> str:
 
 
 def _some(names: Iterable[str | None]) -> str:
-    """The first two of some names, each once, and how many more there are."""
     distinct = list(dict.fromkeys(name for name in names if name))
     more = f" and {len(distinct) - 2} more" if len(distinct) > 2 else ""
     return (" and " if len(distinct) == 2 else ", ").join(distinct[:2]) + more

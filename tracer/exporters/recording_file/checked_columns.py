@@ -56,11 +56,7 @@ class Columns:
         return len(self._take(name, "i", None))
 
     def ints(self, name: str, *, low: int = -MAX_NUMBER, high: int = MAX_NUMBER, length: int | None = None) -> Ints:
-        """A column of integers, all of them from `low` to `high`.
-
-        Args:
-            length: How many rows there have to be; None for any.
-        """
+        """A column of integers, all of them from `low` to `high`."""
         column = np.ascontiguousarray(self._take(name, "i", length), np.int64)
         if len(column) and not (low <= int(column.min()) and int(column.max()) <= high):
             raise RecordingError(f"Column {name} has values outside {low} to {high}.", hint=DAMAGED)
@@ -74,12 +70,7 @@ class Columns:
         return column
 
     def ends(self, name: str, *, total: int, length: int | None = None) -> Ints:
-        """End of each of several pieces; the last one ends at `total`.
-
-        Args:
-            total: Rows of all pieces together.
-            length: How many pieces there have to be; None for any.
-        """
+        """End of each of several pieces; the last one ends at `total`."""
         column = self.ints(name, low=0, high=total, length=length)
         if (np.diff(column) < 0).any() or (int(column[-1]) if len(column) else 0) != total:
             raise RecordingError(f"Column {name} does not divide {total} rows.", hint=DAMAGED)

@@ -34,10 +34,11 @@ from tracer.exporters.recording_file.checked_columns import (
     text_columns,
     write_columns,
 )
-from tracer.exporters.recording_file.compiled_columns import compiled_columns, compiled_from
 from tracer.exporters.recording_file.plain_objects import object_columns, object_from
 from tracer.exporters.recording_file.recording_columns import (
     Arrays,
+    compiled_columns,
+    compiled_from,
     known_columns,
     known_from,
     recording_columns,
@@ -51,21 +52,12 @@ _CHUNK_BYTES = 1 << 20
 
 
 def save_kept_run(path: Path, kept: KeptRun) -> None:
-    """Write recording.npz, whole or not at all.
-
-    Raises:
-        OutputError: The file cannot be written.
-        RecordingError: The profiler did not give its trace.
-    """
+    """Write recording.npz, whole or not at all."""
     write_columns(path, kept_run_columns(kept))
 
 
 def kept_run_columns(kept: KeptRun) -> Arrays:
-    """The columns of a run, by the names that docs/recording.md has.
-
-    Raises:
-        RecordingError: The profiler did not give its trace.
-    """
+    """The columns of a run, by the names that docs/recording.md has."""
     columns: Arrays = {"run": np.frombuffer(json.dumps(_document(kept)).encode(), np.uint8)}
     for number, cycle in enumerate(kept.cycles):
         columns |= recording_columns(cycle.recording, f"cycle{number}")

@@ -103,9 +103,6 @@ def object_columns(name: str, root: Any) -> dict[str, npt.NDArray[Any]]:
 
     Args:
         root: Dicts, lists, tuples, texts, numbers and None, nothing of which holds itself.
-
-    Raises:
-        TypeError: It holds something else.
     """
     writer = _Writer()
     writer.add(root)

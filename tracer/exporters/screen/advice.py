@@ -95,7 +95,6 @@ def _print_table(report: AdviceReport, console: Console) -> None:
 
 
 def _heading(group: str, has_reserved: bool) -> tuple[str, ...]:
-    """A row over the changes that give up the same."""
     return (*("",) * (3 if has_reserved else 2), Group[group.upper()].words)
 
 
@@ -145,7 +144,6 @@ def _is_of_null_gpu(row: Recommendation) -> bool:
 
 
 def _measured(row: Recommendation, measured: Measured) -> str:
-    """What came of making it, against what the rehearsal said."""
     saved = (
         f"Measured, {row.change}: {format_bytes(measured.saves_bytes)} less at the peak, where the rehearsal says "
         f"{format_bytes(row.saves_bytes)}"

@@ -19,12 +19,7 @@ from tracer.units import format_bytes, some
 
 
 def print_allocator(findings: Sequence[AllocatorFinding], console: Console, *, top: int = 10) -> None:
-    """Print, for each device, how far the model agrees, why so much is reserved, and what was asked about settings.
-
-    Args:
-        findings: What `explain_allocator` returned.
-        top: Rows of the table of holders.
-    """
+    """Print, for each device, how far the model agrees, why so much is reserved, and what was asked about settings."""
     for finding in findings:
         say(console)
         say(console, f"Allocator of device {finding.device}", style="bold")
@@ -165,7 +160,6 @@ def _explanations(what_if: WhatIf, modelled: Modelled) -> list[str]:
 
 
 def _how_searched(what_if: WhatIf) -> str:
-    """What the smallest GPU is, and how exactly."""
     below = [
         "as recorded" if row.settings == AS_RECORDED else row.settings
         for row in what_if.rows

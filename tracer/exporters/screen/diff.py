@@ -127,7 +127,6 @@ def _sizes(changes: Sequence[PeakChange]) -> tuple[str, str, str]:
 
 
 def _moved(change: PeakChange) -> str:
-    """The frame that differs between two stacks of the same code."""
     if not change.was and not change.became:
         return ""
     return f"\n(a frame differs: {change.was or 'none'} -> {change.became or 'none'})"

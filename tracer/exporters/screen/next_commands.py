@@ -40,8 +40,6 @@ def fit_words(settings: Mapping[str, object], device_name: str, capacity_bytes: 
 
     Args:
         settings: What the run was made with: `script`, `arguments` and, on a null GPU, `on`.
-        device_name: Name of the GPU.
-        capacity_bytes: Its memory; None where that is not known.
     """
     script, own, card = (str(settings.get(name, "")) for name in ("script", "arguments", "on"))
     if not card and (known := named_card(device_name)) is not None:
@@ -95,11 +93,7 @@ def after_snapshot(
 
 
 def after_job(worst: str | None, paths: Sequence[Path], *, has_page: bool) -> tuple[str, ...]:
-    """After a job's recordings were put beside each other.
-
-    Args:
-        worst: The file of the rank with the largest peak; None where none could be read.
-    """
+    """After a job's recordings were put beside each other."""
     ideas = [] if worst is None else [f"look at the worst rank alone by {command_line('snapshot', worst)}"]
     if worst is not None and not has_page:
         ideas.append(f"look at all in a browser by {command_line('snapshot', *paths, '--html', 'job.html')}")
@@ -121,12 +115,7 @@ def after_diff(before: Path, after: Path, *, has_page: bool) -> tuple[str, ...]:
 def after_prediction(
     fits: bool | None, folder: Path | None, written: Collection[str], *, has_advice: bool, has_largest_batch: bool
 ) -> tuple[str, ...]:
-    """After a prediction.
-
-    Args:
-        fits: Whether it fits; None where no device was named.
-        folder: Folder of its files, if there are any.
-    """
+    """After a prediction."""
     ideas = []
     if fits is None:
         ideas.append("add --gpu-memory 24GiB to ask whether it fits there")
@@ -142,5 +131,4 @@ def after_prediction(
 
 
 def _line(ideas: Sequence[str]) -> tuple[str, ...]:
-    """The first two."""
     return (f"Next: {', or '.join(ideas[:2])}.",) if ideas else ()

@@ -1,19 +1,191 @@
-"""A prediction for people: which engine answered, will it fit, what fills it, what was assumed."""
+"""Does it fit: a prediction for people, and results of trials of changes in a sentence each, with commands to paste."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+
 from rich.console import Console
 
-from tracer.exporters.screen.failure import print_failure
-from tracer.exporters.screen.fit import need_words
 from tracer.exporters.screen.paths import source_place
-from tracer.exporters.screen.profile import NUM_ROWS, print_rows
-from tracer.exporters.screen.text import say
+from tracer.exporters.screen.profile import NUM_ROWS, print_parts
+from tracer.exporters.screen.run import print_failure
+from tracer.exporters.screen.text import print_rows, say
 from tracer.exporters.screen.values import print_values
 from tracer.null_gpu.cards import CONTEXT_BYTES
+from tracer.results.fit import FitTrial
 from tracer.results.null_run import CAVEAT
 from tracer.results.prediction import LargestSize, OutOfMemoryAt, Prediction
 from tracer.units import format_bytes
+
+_VISIBLE_SHARE = 0.0005
+_NARROW_SHARE = 0.02
+
+
+def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None) -> tuple[str, ...]:
+    """What came of it.
+
+    Args:
+        base: The script as it is, to compare with; None to leave that out.
+    """
+    what = _what(trial)
+    if trial.has_ended_before:
+        return f"{what}: the script ended with an error before a step was done.", *_notes(trial)
+    sizes = f"{_sizes(trial)}{_difference(trial, base)}"
+    if trial.fits:
+        left = _left(trial, usable_bytes)
+        does = "fits narrowly," if _is_narrow(trial, usable_bytes) else "fits"
+        came = f"{does} with {left} left" if left[0].isdigit() else f"fits{left}"
+        return f"{what}: {sizes}; {came}.", *_growth(trial, usable_bytes), *_notes(trial)
+    if trial.failed_in is None:
+        return f"{what}: needs {sizes}; {_missing(trial, usable_bytes)}.", *_notes(trial)
+    rank = "" if trial.worst_rank is None else f"rank {trial.worst_rank:,} is "
+    line = f"{what}: {rank}out of memory {_failed_where(trial)}, with {format_bytes(trial.failed_at_bytes)} allocated."
+    return line, *need_words(trial, usable_bytes), *_notes(trial)
+
+
+def need_words(trial: FitTrial, usable_bytes: int) -> tuple[str, ...]:
+    """How much a script needs that ran out of memory; nothing where that is not known, or is no more than there is.
+
+    Its first steps may fit, and what came later not.
+    """
+    room_bytes = usable_bytes - trial.beside_bytes
+    if not trial.is_whole or trial.has_ended_before or trial.reserved_bytes <= room_bytes:
+        return ()
+    sentence = f"Where memory does not end, it needs {_sizes(trial)}: {_missing(trial, usable_bytes)}."
+    return sentence, *_growth(trial, usable_bytes)
+
+
+def _sizes(trial: FitTrial) -> str:
+    sizes = f"{format_bytes(trial.allocated_bytes)} allocated, {format_bytes(trial.reserved_bytes)} reserved"
+    return sizes if trial.worst_rank is None else f"{sizes} by rank {trial.worst_rank:,}, the worst"
+
+
+def _notes(trial: FitTrial) -> list[str]:
+    return [f"  {note}" for note in trial.notes]
+
+
+def _failed_where(trial: FitTrial) -> str:
+    why = trial.explanation
+    at = source_place(why.file, why.line) if why is not None and why.file else ""
+    step = "before the first step" if trial.failed_in == -1 else f"in step {(trial.failed_in or 0) + 1:,}"
+    return f"{step} ({at})" if at else step
+
+
+def _missing(trial: FitTrial, usable_bytes: int) -> str:
+    """How much more than there is; of what is reserved in pieces, that it is."""
+    room_bytes = usable_bytes - trial.beside_bytes
+    if trial.allocated_bytes > room_bytes:
+        return f"{format_bytes(trial.allocated_bytes - room_bytes)} more than there is"
+    return f"reserved in pieces, of which {format_bytes(trial.reserved_bytes - room_bytes)} are more than there is"
+
+
+def _growth(trial: FitTrial, usable_bytes: int) -> list[str]:
+    """A sentence where memory grows, and when it ends if that goes on."""
+    if not trial.growth_bytes:
+        return []
+    sentence = f"Memory grows: each of the last steps left {format_bytes(trial.growth_bytes)} more in use"
+    steps_left = (usable_bytes - trial.beside_bytes - trial.reserved_bytes) // trial.growth_bytes
+    if steps_left < 0:
+        return [f"{sentence}."]
+    return [f"{sentence}; if that goes on, it ends in step {trial.num_steps + steps_left + 1:,} or so."]
+
+
+def _left(trial: FitTrial, usable_bytes: int) -> str:
+    """What is left of the card, `1.00 GiB` or a range, by how much NCCL takes; or on what it hangs that it fits."""
+    room = usable_bytes - trial.reserved_bytes - trial.beside_bytes
+    least, most = room - trial.nccl.most_bytes, room - trial.nccl.least_bytes
+    if most < 0:
+        return ", after the allocator released its cache"
+    if least < 0:
+        return f" if NCCL takes no more than {format_bytes(room)}"
+    return format_bytes(most) if least == most else f"{format_bytes(least)} to {format_bytes(most)}"
+
+
+def _is_narrow(trial: FitTrial, usable_bytes: int) -> bool:
+    """Whether so little is left that another driver, or a batch a little longer, takes it."""
+    left = usable_bytes - trial.reserved_bytes - trial.beside_bytes - trial.nccl.most_bytes
+    return left < _NARROW_SHARE * usable_bytes
+
+
+def _what(trial: FitTrial) -> str:
+    return ", ".join((*((shlex.join(trial.arguments),) if trial.arguments else ()), *trial.apply)) or "as it is"
+
+
+def print_search(
+    device: str, usable_bytes: int, trials: Sequence[FitTrial], commands: Sequence[str], console: Console
+) -> None:
+    """Print a table of trials, and commands to paste below it."""
+    is_job = any(trial.ranks for trial in trials)
+    rows = [
+        (*_row(trial, usable_bytes), *([_by_rank(trial)] if is_job else [])) for trial in trials if not trial.in_vain
+    ]
+    title, words = f"Tried on {device}, the cheapest that fits first", ("with", "peak by rank")[: 1 + is_job]
+    print_rows(title, ("peak", "reserved", "left"), rows, console, words=words)
+    if commands:
+        say(console)
+        say(console, "Commands for those that fit, in that order:")
+        for command in commands:
+            console.print(command, soft_wrap=True, markup=False, highlight=False)
+
+
+def _row(trial: FitTrial, usable_bytes: int) -> tuple[str, str, str, str]:
+    if trial.has_ended_before:
+        return "", "", "error", _what(trial)
+    if not trial.fits and not trial.is_whole:
+        return "", "", "out of memory", _what(trial)
+    if not trial.fits:
+        return format_bytes(trial.allocated_bytes), format_bytes(trial.reserved_bytes), "does not fit", _what(trial)
+    words = _left(trial, usable_bytes).removeprefix(", ").strip()
+    return format_bytes(trial.allocated_bytes), format_bytes(trial.reserved_bytes), words, _what(trial)
+
+
+def _by_rank(trial: FitTrial) -> str:
+    """As in `0, 2: 1.00 GiB; 3: out of memory`: ranks of the same peak together, the worst first."""
+    alike: dict[tuple[bool, int], list[int]] = {}
+    for rank in trial.ranks:
+        alike.setdefault((rank.fits, rank.allocated_bytes if rank.fits else 0), []).append(rank.rank)
+    return "; ".join(
+        f"{', '.join(f'{rank:,}' for rank in ranks)}: {format_bytes(size) if fits else 'out of memory'}"
+        for (fits, size), ranks in sorted(alike.items(), key=lambda item: (item[0][0], -item[0][1]))
+    )
+
+
+def _difference(trial: FitTrial, base: FitTrial | None) -> str:
+    """The change of the peak in words; empty where one of the two is not known."""
+    if base is None or not (base.is_whole and trial.is_whole):
+        return ""
+    saved_bytes = base.allocated_bytes - trial.allocated_bytes
+    if saved_bytes == 0:
+        return f", the same peak{_more_flops(trial, base)}"
+    words = f", {format_bytes(abs(saved_bytes))} {'less' if saved_bytes > 0 else 'more'} at the peak"
+    return words + _more_flops(trial, base)
+
+
+def _more_flops(trial: FitTrial, base: FitTrial) -> str:
+    """As the list of a model's changes has it; empty where there are as many, or they are not known."""
+    if not trial.flops or not base.flops:
+        return ""
+    more = trial.flops / base.flops - 1
+    return f", {100 * more:+.1f} % FLOPs" if abs(more) > _VISIBLE_SHARE else ""
+
+
+def command_words(
+    script: Sequence[str], apply: Sequence[str], program: str, *, num_ranks: int = 0, num_nodes: int = 1
+) -> str:
+    """A command to paste: the script with what makes it fit.
+
+    Args:
+        num_ranks: Number of ranks of a job on each node; 0 for one process.
+    """
+    own = shlex.join(script)
+    run = f"run --apply {','.join(apply)} {own}"
+    if not num_ranks:
+        return f"{program} {run}" if apply else f"python {own}"
+    nodes = f" --nnodes {num_nodes} --rdzv-backend c10d --rdzv-endpoint $HOST_NODE_ADDR" if num_nodes > 1 else ""
+    torchrun = f"torchrun{nodes} --nproc-per-node {num_ranks}"
+    return f"{torchrun} -m tracer {run}" if apply else f"{torchrun} {own}"
+
 
 _ENGINE = {
     "null GPU": CAVEAT,
@@ -93,7 +265,7 @@ def print_prediction(prediction: Prediction, console: Console, *, top: int = NUM
     if failed is not None and not prediction.is_whole:
         is_shown = print_failure(failed, findings, console, top)
     if findings is not None:
-        print_rows(findings.worst.peak, console, top, categories=not is_shown)
+        print_parts(findings.worst.peak, console, top, categories=not is_shown)
     say(console)
     print_values(prediction.results.values_read, console)
     say(console, "Assumed", style="bold")
@@ -102,7 +274,6 @@ def print_prediction(prediction: Prediction, console: Console, *, top: int = NUM
 
 
 def _print_difference(prediction: Prediction, other: Prediction, console: Console) -> None:
-    """What the other engine says; nothing where both say the same."""
     ours, theirs = prediction.need, other.need
     for name in ("allocated", "reserved"):
         mine, its = (getattr(sizes, f"peak_{name}_bytes") for sizes in (ours, theirs))

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tracer.analysis.kinds import meaning_of, words_of
-from tracer.analysis.module_tree import ModuleNode, module_tree
-from tracer.analysis.peak_row import PeakRow
-from tracer.analysis.profiles.caveats import counted, graph_sentences, growth_sentences, left_out, not_recorded, unseen
-from tracer.analysis.profiles.compiled_words import compiled_sentences
+from tracer.analysis.kinds import Evidence, Kind, meaning_of, words_of
+from tracer.analysis.peak_row import ModuleNode, PeakRow, module_tree
+from tracer.analysis.profiles.caveats import (
+    compiled_sentences,
+    counted,
+    graph_sentences,
+    growth_sentences,
+    left_out,
+    not_recorded,
+    unseen,
+)
 from tracer.analysis.profiles.findings import CycleFindings, Findings
-from tracer.analysis.profiles.lost_track import LostTrack
 from tracer.analysis.profiles.peak import AllocatorPeak, PeakReport
+from tracer.analysis.profiles.torch_categories import LostTrack
 from tracer.arrays import totals_by
 from tracer.capture.device.phase_timings import PHASES, PhaseTimings
-from tracer.capture.torch_names import step_words
-from tracer.exporters.screen.parallelism import parallelism_sentences
+from tracer.capture.torch_names import GRADIENT_BUCKETS, in_buffers_of, step_words
+from tracer.exporters.python_stacks import PythonStacks
 from tracer.exporters.screen.paths import short_path, shorten_paths, source_place
 from tracer.exporters.screen.text import print_table, say_wrapped, table
 from tracer.units import format_bytes, some
@@ -67,7 +74,7 @@ def print_peak(
         if line is not None:
             say_wrapped(console, line, style="bold")
     say_wrapped(console, _counts(findings))
-    print_rows(peak, console, top, categories=categories)
+    print_parts(peak, console, top, categories=categories)
     if top:
         _print_phases(findings.worst, console)
         _print_graphs(findings, console, top)
@@ -83,7 +90,7 @@ def print_peak(
         say_wrapped(console, words)
 
 
-def print_rows(peak: SummedRows, console: Console, top: int, *, categories: bool = True) -> None:
+def print_parts(peak: SummedRows, console: Console, top: int, *, categories: bool = True) -> None:
     """Print the peak by category, module and line."""
     if categories:
         print_categories(peak, console)
@@ -138,7 +145,6 @@ def _is_only_one(node: ModuleNode, outermost: list[ModuleNode], smallest: int) -
 
 
 def _print_graphs(findings: Findings, console: Console, top: int) -> None:
-    """Print the memory that CUDA graphs use, by what their captures allocated."""
     for words in graph_sentences(findings):
         console.print()
         say_wrapped(console, words)
@@ -240,7 +246,6 @@ def _of_graphs(size_bytes: int) -> str:
 
 
 def _three_sizes(peak: PeakReport, allocator: AllocatorPeak, graph_bytes: int) -> str:
-    """Bytes requested, what they were rounded to, and what was reserved from the driver for them."""
     free = f"{format_bytes(max(0, allocator.free_bytes - graph_bytes))} free"
     largest, pending = format_bytes(allocator.largest_free_bytes), allocator.pending_bytes
     return (
@@ -362,3 +367,78 @@ def parameters_sentence(unused: tuple[str, ...]) -> str:
     names = ", ".join(unused[:NUM_ROWS]) + (f" and {len(unused) - NUM_ROWS} more" if len(unused) > NUM_ROWS else "")
     noun = "parameter" if len(unused) == 1 else "parameters"
     return f"{len(unused)} {noun} received no gradient: {names}."
+
+
+LEAST_PERCENT: Final = 1  # Of the peak; less is not said
+LEAST_WIDE_PERCENT: Final = 10
+NUM_MODULES: Final = 2
+OTHER: Final = "other buffers of collectives"
+_NARROW: Final = ("bfloat16", "float16")
+_MADE_IN_STEPS: Final = tuple(
+    kind.name for kind in (Kind.ACTIVATION, Kind.AUTOGRAD_DETAIL, Kind.TEMPORARY, Kind.HELD, Kind.EVALUATION)
+)
+
+
+def parallelism_sentences(cycle: CycleFindings) -> tuple[str, ...]:
+    """Sentences on the buffers of collectives and the modules in them, and on memory in 32 bits beside 16."""
+    sentences = (_communication(cycle), wide_sentence(cycle.peak.rows, cycle.peak.peak_bytes))
+    return tuple(sentence for sentence in sentences if sentence is not None)
+
+
+def _communication(cycle: CycleFindings) -> str | None:
+    peak = cycle.peak
+    chosen = [row.category == Kind.COMMUNICATION.name for row in peak.rows]
+    total = sum(row.bytes for row, is_chosen in zip(peak.rows, chosen, strict=True) if is_chosen)
+    if total * 100 < peak.peak_bytes * LEAST_PERCENT:
+        return None
+    stacks = PythonStacks(cycle.recording)
+    modules: dict[str, Counter[str]] = {}
+    columns = (peak.row_of, peak.blocks.allocation, peak.blocks.size_bytes)
+    for row, allocation, size_bytes in zip(*(column.tolist() for column in columns), strict=True):
+        if chosen[row]:
+            words = _in_buffer(peak.rows[row], stacks, allocation)
+            modules.setdefault(words, Counter())[peak.rows[row].module or ""] += size_bytes
+    parts = sorted(modules.items(), key=lambda part: -part[1].total())
+    listed = [f"{format_bytes(found.total())} {words}{_of_modules(found)}" for words, found in parts]
+    return f"Communication at the peak: {', '.join(listed)}."
+
+
+def _in_buffer(row: PeakRow, stacks: PythonStacks, allocation: int) -> str:
+    if row.evidence == Evidence.GIVEN_TO_REDUCER.text:
+        return GRADIENT_BUCKETS
+    found = (in_buffers_of(frame["filename"], frame["name"]) for frame in stacks.of_allocation(allocation))
+    return next((words for words in found if words is not None), OTHER)
+
+
+def _of_modules(found: Counter[str]) -> str:
+    ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    named = [module for module, _ in ordered if module and not module.startswith("(")]
+    if not named:
+        return ""
+    more = [f"{some(len(named) - NUM_MODULES, 'more module')}"] if len(named) > NUM_MODULES else []
+    words = [*named[:NUM_MODULES], *more]
+    return f" ({' and '.join([', '.join(words[:-1]), words[-1]] if len(words) > 1 else words)})"
+
+
+def wide_sentence(rows: Iterable[PeakRow], peak_bytes: int) -> str | None:
+    """The line with most bytes of float32 that a step makes where it makes 16 bits too, as of logits that were cast."""
+    made = [row for row in rows if row.category in _MADE_IN_STEPS]
+    narrow = Counter[str]()
+    wide: dict[tuple[str, int | None], list[PeakRow]] = {}
+    for row in made:
+        if row.dtype in _NARROW:
+            narrow[row.dtype] += row.bytes
+        elif row.dtype == "float32" and row.file is not None:
+            wide.setdefault((row.file, row.line), []).append(row)
+    if not wide or narrow.total() * 100 < peak_bytes * LEAST_PERCENT:
+        return None
+    (file, line), found = max(wide.items(), key=lambda item: sum(row.bytes for row in item[1]))
+    size_bytes = sum(row.bytes for row in found)
+    if size_bytes * 100 < peak_bytes * LEAST_WIDE_PERCENT:
+        return None
+    largest = max(found, key=lambda row: row.bytes / row.count)
+    shape = " x ".join(f"{length:,}" for length in largest.shape or ())
+    return (
+        f"In float32 beside {narrow.most_common(1)[0][0]}: {format_bytes(size_bytes)} at {source_place(file, line)}"
+        + (f", the largest tensor {shape}." if shape else ".")
+    )

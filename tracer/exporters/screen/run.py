@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from tracer.analysis.profiles.eager_comparison import eager_sentences
+from tracer.analysis.profiles.caveats import eager_sentences
+from tracer.analysis.profiles.failed_allocation import FailedAllocation
+from tracer.analysis.profiles.findings import Findings
+from tracer.capture.sources.source_line import SourceLine
 from tracer.changes.recommendation import UnneededMemory
 from tracer.changes.unneeded import large, unneeded_memory, unneeded_sentence
+from tracer.errors import Terminated
 from tracer.exporters.screen.advice import print_advice, print_unneeded
 from tracer.exporters.screen.allocator import print_first_changes
 from tracer.exporters.screen.diff import print_against_eager
-from tracer.exporters.screen.failure import print_failure
 from tracer.exporters.screen.next_commands import after_run, fit_words
-from tracer.exporters.screen.paths import short_path
+from tracer.exporters.screen.paths import short_path, source_place
 from tracer.exporters.screen.profile import (
     NUM_ROWS,
     parameters_sentence,
+    print_categories,
+    print_parts,
     print_peak,
     print_timings,
     short_screen,
 )
-from tracer.exporters.screen.snapshot import ran_out_at
+from tracer.exporters.screen.snapshot import print_failed_allocation, ran_out_at
 from tracer.exporters.screen.text import say
 from tracer.exporters.screen.values import print_values, values_sentences
+from tracer.results.failure import Failure
 from tracer.results.run_results import RunResults
-from tracer.units import some
+from tracer.units import format_bytes, some
 
 
 def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tuple[str, ...]:
@@ -46,7 +52,6 @@ def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tu
 
 
 def _large(results: RunResults) -> tuple[UnneededMemory, ...]:
-    """What nobody needs and is a good part of the peak."""
     if results.findings is None:
         return ()
     return large(unneeded_memory(results.waste, device=results.findings.device), results.findings.worst.peak.peak_bytes)
@@ -84,6 +89,97 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS,
 
 
 def _fit(results: RunResults) -> str:
-    """How to ask for the least change with which a run's script fits."""
     state = results.failure.allocator if results.failure is not None else {}
     return fit_words(results.settings, results.origin.device_name, state.get("device"))
+
+
+def behind(line: SourceLine | None) -> str:
+    """File and line, to be put behind a sentence."""
+    return f" ({source_place(line.file, line.line)})" if line is not None else ""
+
+
+def failure_lines(results: RunResults) -> list[str]:
+    """What happened, the allocator's state where it has one, and what to do about it; nothing if nothing failed."""
+    failure = results.failure
+    if failure is None:
+        return []
+    lines = [f"Error: {_what(failure)}"]
+    if failure.allocator:
+        state = ", ".join(f"{key} {format_bytes(value)}" for key, value in failure.allocator.items())
+        lines.append(f"Allocator: {state}.")
+    return [*lines, f"Hint: {_hint(failure, results)}"]
+
+
+def _what(failure: Failure) -> str:
+    error, where = failure.error, behind(failure.line)
+    during = "the timing pass" if failure.in_timing_pass else f"step {failure.step + 1}"
+    subject = during[0].upper() + during[1:]
+    if isinstance(error, KeyboardInterrupt):
+        return f"Interrupted in {during}."
+    if isinstance(error, Terminated):
+        return f"Ended by {error.signal_name} in {during}."
+    if isinstance(error, SystemExit):
+        return f"{subject} ended the program{where}."
+    if isinstance(error, StopIteration):
+        return f"The data iterator was exhausted in {during}{where}."
+    if getattr(error, "hint", ""):  # it is meant for people already
+        return str(error)
+    name = type(error).__name__
+    event = "ran out of memory" if failure.out_of_memory else f"raised {name}"
+    why = str(error).strip().splitlines()
+    return f"{subject} {event}: {why[0] if why else name}{where}"
+
+
+def _hint(failure: Failure, results: RunResults) -> str:
+    error, below = failure.error, _below(failure, results)
+    if isinstance(error, StopIteration):
+        return f"Restart the data iterator, or ask for fewer steps: --n-active-steps, --n-repeats. {below}"
+    if getattr(error, "hint", ""):
+        return str(error.hint)  # type: ignore[attr-defined]
+    if failure.step == 0 and isinstance(error, Exception) and not failure.out_of_memory:
+        return _called_with(results.settings) or below
+    return below
+
+
+def _below(failure: Failure, results: RunResults) -> str:
+    if results.findings is not None:
+        return "What was recorded until then is explained and written below."
+    if results.failed_allocation is not None:
+        return "What was in use then is explained below, by line."
+    if failure.out_of_memory:
+        return (
+            "Nothing was recorded yet. With --n-wait-steps 0 --n-warmup-steps 0 the first step is recorded too, "
+            "and explained."
+        )
+    return "Nothing was recorded yet."
+
+
+def _called_with(settings: Mapping[str, object]) -> str:
+    """What a plain module of the user's was called with, where its first step failed."""
+    inputs = settings.get("inputs")
+    if not isinstance(inputs, tuple):
+        return ""
+    if not inputs:
+        return "If it is a module that needs inputs, describe them with --input."
+    options = " ".join(f"--input {text}" for text in inputs)
+    return f"It was called with {options} and --batch-size {settings['batch_size']}: check shape, dtype and range."
+
+
+def print_failure(
+    failed: FailedAllocation, findings: Findings | None, console: Console, top: int, *, fit: str = ""
+) -> bool:
+    """Print why memory ran out, what was in use then, and what to try first.
+
+    Returns:
+        Whether that was the run's peak: its modules and lines are not printed here.
+    """
+    in_use = failed.in_use
+    is_peak = findings is not None and failed.is_at(findings.worst.peak)
+    print_failed_allocation(failed.event, console, top=top if in_use is None else 0, fit=fit)
+    if in_use is not None:
+        print_categories(in_use, console, title="What was in use then")
+    if failed.first is not None:
+        print_first_changes(failed.first, console)
+    if in_use is not None and not is_peak:
+        print_parts(in_use, console, top, categories=False)
+    return is_peak

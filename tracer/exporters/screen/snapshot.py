@@ -40,9 +40,6 @@ def print_snapshot(
     """Print what filled each device at its peak, those that ran out of memory before the others.
 
     Args:
-        finding: What `explain_replayed` returned.
-        console: Where to print; file names are never read as markup.
-        top: Rows of each table; what the others hold together is said.
         more: Prints what else there is to say of a device, given its index.
         why: What fills a good part of a device's peak, and what to change; where none is known, empty.
     """
@@ -103,7 +100,6 @@ def _print_device(
 
 
 def _rows(groups: Sequence[SnapshotRow]) -> tuple[tuple[object, ...], ...]:
-    """What a table of groups shows."""
     return tuple((group.bytes, group.count, group.kind_words, group.site) for group in groups)
 
 
@@ -181,7 +177,6 @@ def print_failed_allocation(event: OutOfMemory, console: Console, *, top: int = 
 
     Args:
         top: Rows of the table of what was in use; 0 for no table.
-        fit: A sentence on how to find the least change with which it fits.
     """
     say(console)
     say(console, ran_out_at(event.site), style="bold")
@@ -220,7 +215,6 @@ def _print_in_use(event: OutOfMemory, console: Console, top: int) -> None:
 
 
 def _print_oom_sizes(event: OutOfMemory, console: Console, fit: str = "") -> None:
-    """Print the advice, and what was requested and free."""
     say(console, shorten_paths(event.advice), style="bold", indent=2)
     if fit:
         say(console, fit, indent=2)

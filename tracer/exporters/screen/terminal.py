@@ -40,11 +40,7 @@ def screen(*, is_shown: bool = True) -> Iterator[Console]:
 
 
 def show(line: str) -> None:
-    """Print a line on stdout at once, as commands do that go on for long.
-
-    Raises:
-        OutputError: stdout does not take it.
-    """
+    """Print a line on stdout at once, as commands do that go on for long."""
     _answer(f"{visible(line)}\n")
 
 
@@ -126,11 +122,7 @@ def _encoding(stream: TextIO | None) -> str:
 
 
 def _put(text: str, stream: TextIO | None) -> None:
-    """Write a text to a stream now.
-
-    Raises:
-        OSError: The stream does not take it.
-    """
+    """Write a text to a stream now."""
     if stream is None or _is_closed(stream):
         raise OSError("it is closed")
     data = text.encode(_encoding(stream), "backslashreplace")

@@ -7,11 +7,9 @@ from collections.abc import Iterable
 from rich.console import Console
 
 from tracer.analysis.profiles.source_lines import PlaceInCode
-from tracer.analysis.times.cause import cause
-from tracer.analysis.times.findings import TraceTimes
+from tracer.analysis.times.findings import TraceTimes, cause
 from tracer.analysis.times.ranks import JobTimes, RankRow
-from tracer.analysis.times.step_times import StepTimes
-from tracer.analysis.times.work_rows import KernelRow, WorkRow
+from tracer.analysis.times.step_times import KernelRow, StepTimes, WorkRow
 from tracer.capture.torch_names import step_words
 from tracer.exporters.screen.paths import short_path, source_place
 from tracer.exporters.screen.run import print_results

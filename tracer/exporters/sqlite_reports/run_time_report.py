@@ -8,8 +8,7 @@ from dataclasses import asdict, astuple
 from pathlib import Path
 
 from tracer.analysis.operators.run_times import RunTimeRow, RunTimes, StepTime
-from tracer.exporters.sqlite_reports.memory_report import RelativeName, project_frames
-from tracer.exporters.sqlite_reports.sqlite_file import table, write_database
+from tracer.exporters.sqlite_reports.memory_report import RelativeName, project_frames, table, write_database
 from tracer.units import ms
 
 USER_VERSION = 1

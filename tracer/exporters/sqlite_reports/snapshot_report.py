@@ -7,8 +7,15 @@ from pathlib import Path
 
 from tracer.analysis.snapshots.memory_report import SnapshotReport
 from tracer.analysis.snapshots.oom import OutOfMemory
-from tracer.exporters.sqlite_reports.memory_report import ACTIVATION, TABLES, USER_VERSION, WEIGHT, entry_rows
-from tracer.exporters.sqlite_reports.sqlite_file import table, write_database
+from tracer.exporters.sqlite_reports.memory_report import (
+    ACTIVATION,
+    TABLES,
+    USER_VERSION,
+    WEIGHT,
+    entry_rows,
+    table,
+    write_database,
+)
 
 FORMAT, VERSION = "torch-timeline snapshot report", 1  # Of the tables that are not the originals'
 EXTRA_TABLES = (

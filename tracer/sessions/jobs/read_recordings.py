@@ -14,8 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from tracer.analysis.snapshots.job import RankPeak, rank_peak
-from tracer.analysis.snapshots.rank_role import rank_of
+from tracer.analysis.snapshots.job import RankPeak, rank_of, rank_peak
 from tracer.errors import MissingPackageError, SnapshotError, TracerError
 from tracer.results.files import RANK_JSON, RANKS_JSON, SNAPSHOT
 from tracer.snapshot.load import load_snapshot

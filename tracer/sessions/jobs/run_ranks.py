@@ -17,7 +17,7 @@ from typing import Final
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import TracerError, UsageError
 from tracer.exporters.files import remove, write_atomically
-from tracer.exporters.screen.null_job import of_card
+from tracer.exporters.screen.job import of_card
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import Devices
 from tracer.null_gpu.job.earlier import earlier_ranks_are_asked_for, earlier_ranks_by

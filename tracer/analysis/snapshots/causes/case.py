@@ -1,4 +1,4 @@
-"""A device's recording at the moment that is to be explained: its last failure, or else its peak.
+"""Causes of full memory, and what they are found in: a device's recording at its last failure, or else its peak.
 
 Shapes: blocks of the device, as its `Lives` have them [lives].
 """
@@ -6,8 +6,9 @@ Shapes: blocks of the device, as its `Lives` have them [lives].
 from __future__ import annotations
 
 import linecache
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Final
@@ -16,9 +17,11 @@ import numpy as np
 
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.block_facts import calls_of_models
+from tracer.analysis.snapshots.changed_requests import Changed
 from tracer.analysis.snapshots.findings import ReplayedSnapshot
 from tracer.analysis.snapshots.frames import is_label, is_python, torch_file
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
+from tracer.analysis.snapshots.modelled import Modelled
 from tracer.analysis.snapshots.sites import Site, Sites
 from tracer.analysis.snapshots.stack_facts import Fact, has, is_module_call
 from tracer.arrays import Bools, Interned, Ints
@@ -27,6 +30,34 @@ from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Frame, Stacks
 from tracer.snapshot.replay import BEFORE, Lives, as_it_failed
 from tracer.units import format_bytes, some
+
+
+class GivesUp(IntEnum):
+    """The price of a change to a program; the lower comes first."""
+
+    NOTHING = 0
+    """It lets go of what nobody needs."""
+    A_LITTLE = 1
+    """The same results by another operator, or in another order."""
+    TIME_OR_SIZE = 2
+    """Time, or a smaller batch, model or length."""
+    UNKNOWN = 3
+    """A line is named, and not how to change it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cause:
+    """A cause of full memory with its change, which is not replayed yet."""
+
+    name: str  # For scripts, such as `graphs kept`
+    sentence: str  # What holds how much; empty where the change says it all
+    change: str  # What to change, as an order: `call torch.cuda.empty_cache()`
+    make: Callable[[Modelled], Changed]  # The recorded program with that change
+    site: Site | None = None  # The line that it is about; None for none in particular
+    gives_up: GivesUp = GivesUp.NOTHING
+    grows: str = ""  # Why more memory will be wanted than what this request asks for, as `memory grows`
+    postpones: bool = False  # Where that is so, the change serves this request alone
+
 
 _LEAST_PERCENT: Final = 1
 _SAFETENSORS: Final = "/safetensors/torch.py"
@@ -241,7 +272,6 @@ class Case:
         return self.bytes(rows) * 100 >= self.bytes(of) * percent
 
     def _bytes_of_sites(self, rows: Ints) -> dict[Site, int]:
-        """Bytes of some blocks by the line that made them, the most first."""
         pairs, of_pair = np.unique(
             np.stack([self.lives.stack[rows].astype(np.int64), self.forward[rows]]), axis=1, return_inverse=True
         )
@@ -273,11 +303,7 @@ class Case:
         return f" ({', '.join(map(shown.__getitem__, chosen))})" if chosen else ""
 
     def stacks_with(self, is_wanted: Sequence[bool] | Bools) -> Bools:
-        """Which stacks have one of the wanted frames [stacks].
-
-        Args:
-            is_wanted: Of each frame of the snapshot.
-        """
+        """Which stacks have one of the wanted frames [stacks]."""
         found = np.zeros(max(len(self.stacks), 1), dtype=np.bool_)
         stack_of = np.repeat(np.arange(len(self.stacks)), np.diff(self.stacks.offset))
         found[stack_of[np.asarray(is_wanted, dtype=np.bool_)[self.stacks.frame_of]]] = True

@@ -10,8 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from tracer.analysis.snapshots.causes.case import Case
-from tracer.analysis.snapshots.causes.cause import Cause
+from tracer.analysis.snapshots.causes.case import Case, Cause
 from tracer.analysis.snapshots.changed_requests import with_earlier_frees
 from tracer.analysis.snapshots.frames import is_python, is_users
 from tracer.snapshot.columns import Frame

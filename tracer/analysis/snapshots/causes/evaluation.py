@@ -9,8 +9,7 @@ from typing import Final
 import numpy as np
 
 from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.causes.case import Case
-from tracer.analysis.snapshots.causes.cause import Cause
+from tracer.analysis.snapshots.causes.case import Case, Cause
 from tracer.analysis.snapshots.changed_requests import without_blocks
 from tracer.arrays import Bools, Ints
 from tracer.snapshot.replay import BEFORE
@@ -70,7 +69,6 @@ def untrained_graphs(case: Case) -> Iterator[Cause]:
 
 
 def _by(case: Case, rows: Ints) -> str:
-    """The line that calls the model, in words."""
     site = case.model_call(int(rows[np.argmax(case.lives.requested_bytes[rows])]))
     return f" at {site.file}:{site.line}" if site is not None else ""
 

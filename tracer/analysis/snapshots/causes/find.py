@@ -10,14 +10,19 @@ from tracer.analysis.snapshots.causes.activations import (
     decoding_at_full_size,
     graph_of_gradient,
     largest_line,
+    logits,
     long_batch,
     variables_over_the_step,
 )
-from tracer.analysis.snapshots.causes.caches import kv_cache
-from tracer.analysis.snapshots.causes.case import Case
-from tracer.analysis.snapshots.causes.cause import Cause
-from tracer.analysis.snapshots.causes.copies import checkpoint_left, copies_of_weights, other_models
-from tracer.analysis.snapshots.causes.data import data_on_device
+from tracer.analysis.snapshots.causes.caches import data_on_device, kv_cache
+from tracer.analysis.snapshots.causes.case import Case, Cause
+from tracer.analysis.snapshots.causes.copies import (
+    checkpoint_left,
+    copies_of_weights,
+    gathered_whole,
+    gradients_beside_buckets,
+    other_models,
+)
 from tracer.analysis.snapshots.causes.earlier_failure import held_by_traceback
 from tracer.analysis.snapshots.causes.evaluation import evaluation_with_gradients, untrained_graphs
 from tracer.analysis.snapshots.causes.growth import grown_by_cat, growth
@@ -26,12 +31,9 @@ from tracer.analysis.snapshots.causes.optimizer import (
     optimizer_temporaries,
     state_to_come,
 )
-from tracer.analysis.snapshots.causes.outputs import logits
-from tracer.analysis.snapshots.causes.parallel import gathered_whole, gradients_beside_buckets
 from tracer.analysis.snapshots.causes.precision import float64
 from tracer.analysis.snapshots.causes.repeated_parts import repeated_parts
-from tracer.analysis.snapshots.causes.request import one_request
-from tracer.analysis.snapshots.causes.reserving import emptied_cache, fragmentation, stranded_in_streams
+from tracer.analysis.snapshots.causes.reserving import emptied_cache, fragmentation, one_request, stranded_in_streams
 from tracer.analysis.snapshots.modelled import Modelled
 
 _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (

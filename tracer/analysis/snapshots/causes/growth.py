@@ -14,8 +14,7 @@ from typing import Final
 import numpy as np
 
 from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.causes.case import Case
-from tracer.analysis.snapshots.causes.cause import Cause, GivesUp
+from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
 from tracer.analysis.snapshots.changed_requests import Changed, with_earlier_frees, without_blocks
 from tracer.analysis.snapshots.modelled import Modelled
 from tracer.analysis.snapshots.sites import NO_FRAMES, Site
@@ -157,7 +156,6 @@ def _of_one_line(case: Case, starts: Ints) -> Ints:
 
 
 def _forwards(case: Case) -> Ints:
-    """Entries of the history that modules' forwards made."""
     return np.flatnonzero(has(case.sites.facts[case.state.trace.stack], Fact.MODULE_FORWARD))
 
 
@@ -188,11 +186,7 @@ def _grown(case: Case, starts: Ints, are_steps: bool) -> Grown | None:
 
 
 def _grown_lines(case: Case, rows: Ints, iteration: Ints, number: int) -> Bools:
-    """Which blocks are of a stack that left some in three iterations or more, at even distances up to now.
-
-    Args:
-        number: Iterations that are over.
-    """
+    """Which blocks are of a stack that left some in three iterations or more, at even distances up to now."""
     stack = case.stack[rows]
     if not len(rows):
         return np.zeros(0, np.bool_)
@@ -223,7 +217,6 @@ def _is_graph(case: Case, grown: Grown) -> bool:
 
 
 def _are_never_learned(case: Case, grown: Grown) -> bool:
-    """Whether no backward ran in these iterations."""
     return case.last_learning < int(grown.starts[0])
 
 

@@ -8,8 +8,7 @@ from typing import Final
 import numpy as np
 
 from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.causes.case import Case
-from tracer.analysis.snapshots.causes.cause import Cause, GivesUp
+from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
 from tracer.analysis.snapshots.changed_requests import with_earlier_frees, with_smaller_blocks, without_blocks
 from tracer.analysis.snapshots.frames import is_label, is_python, torch_file
 from tracer.snapshot.columns import Frame
@@ -57,7 +56,6 @@ def _makes_state(frame: Frame) -> bool:
 
 
 def _innermost(case: Case, stack: int) -> tuple[str, int]:
-    """The line of torch's optimizer that made a block."""
     return next((frame.file, frame.line) for frame in case.stacks[stack] if is_python(frame) and not is_label(frame))
 
 
@@ -89,7 +87,6 @@ def optimizer_temporaries(case: Case) -> Iterator[Cause]:
 
 
 def _is_foreach(frame: Frame) -> bool:
-    """Whether it is the foreach implementation of an optimizer that has a fused one."""
     return (
         is_python(frame)
         and frame.name.startswith("_multi_tensor_")

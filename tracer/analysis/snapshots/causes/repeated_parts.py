@@ -14,8 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.causes.case import Case
-from tracer.analysis.snapshots.causes.cause import Cause, GivesUp
+from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
 from tracer.analysis.snapshots.changed_requests import with_earlier_frees
 from tracer.analysis.snapshots.frames import is_python, torch_file
 from tracer.analysis.snapshots.sites import Site
@@ -127,12 +126,7 @@ def _repeated(case: Case, part: _Part, lines: dict[int, int]) -> _Repeated | Non
 
 
 def _told_apart(case: Case, part: _Part, lines: dict[int, int], rows: Ints, made_by: Ints) -> _Repeated | None:
-    """The same, where one number is made in each call as the first.
-
-    Args:
-        rows: Blocks of the part, in order.
-        made_by: A number for what made each of these [rows].
-    """
+    """The same, where one number is made in each call as the first."""
     call, lives = case.calls[0], case.lives
     is_past = lives.begin[rows] <= case.entry
     of_call = np.bincount(call[rows], lives.requested_bytes[rows] * (is_past & (lives.end[rows] > case.entry)))
@@ -165,11 +159,7 @@ def _told_apart(case: Case, part: _Part, lines: dict[int, int], rows: Ints, made
 
 
 def _are_alike(made_by: Ints, number: Ints) -> bool:
-    """Whether calls of a part have much the same blocks; the last one, which may not be over, has no others.
-
-    Args:
-        number: The call that each block is of.
-    """
+    """Whether calls of a part have much the same blocks; the last one, which may not be over, has no others."""
     *whole, last = (set(mine.tolist()) for mine in np.split(made_by, np.flatnonzero(np.diff(number)) + 1))
     if not whole or len(last - set().union(*whole)) > (1 - _ALIKE) * len(last):
         return False
@@ -224,7 +214,6 @@ def _classes_of(file: str) -> tuple[tuple[str, int, int], ...]:
 
 
 def _switch(file: str) -> str:
-    """How to checkpoint each part."""
     library = next(filter(_OWN_SWITCHES.get, PurePath(file.replace("\\", "/")).parts), "")
     if library:
         return _OWN_SWITCHES[library]
