@@ -381,8 +381,6 @@ def test_the_model_of_the_allocator_knows_recordings_in_few_places() -> None:
 # Files of analysis that are tested elsewhere, each with where; all causes are tested together.
 TESTED_ELSEWHERE: dict[str, str] = {
     "tracer/analysis/profiles/compiled_owners.py": "tests/analysis/compiled/test_origins.py",
-    "tracer/analysis/peak_diff.py": "tests/exporters/json_documents/test_peak_diff.py",
-    "tracer/analysis/peak_row.py": "tests/exporters/json_documents/test_peak_diff.py",
 }
 NOT_MIRRORED = "tracer/analysis/snapshots/causes/"
 

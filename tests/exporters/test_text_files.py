@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.analysis.profiles.test_breakdown import cycle
+from tests.analysis.profiles.test_memory_timeline import cycle
 from tests.test_json_documents import HEADER, keys
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.profiles.allocator_count import CountedParts
@@ -22,10 +22,9 @@ from tracer.analysis.profiles.memory_timeline import Breakdown, breakdown
 from tracer.analysis.profiles.peak import AllocatorPeak
 from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 from tracer.capture.run_origin import RunOrigin
-from tracer.exporters.cuda_timing import cuda_timing_text, write_cuda_timing
 from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.peak import FORMAT, VERSION, peak_document
-from tracer.exporters.max_mem import max_mem_text, write_max_mem
+from tracer.exporters.max_mem import cuda_timing_text, max_mem_text, write_cuda_timing, write_max_mem
 
 GIB = 1 << 30
 MAX_KEYS = ["Parameter", "Opt", "Input", "Temp", "Activation", "Grads", "Autograd_detail", "Intermediate"]

@@ -47,7 +47,7 @@ from tracer.exporters.page.data import page_data, page_json
 from tracer.exporters.page.snapshot_page import snapshot_page
 from tracer.exporters.screen.allocator import print_allocator, print_first_changes
 from tracer.exporters.screen.snapshot import print_snapshot
-from tracer.exporters.sqlite_reports.snapshot_report import write_snapshot_report
+from tracer.exporters.sqlite_reports.memory_report import write_snapshot_report
 from tracer.snapshot.load import load_snapshot
 
 BATCH = 250

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tracer.errors import RecordingError
 from tracer.snapshot.remarks import Remarks
-from tracer.trace.events import LEFT_OUT, TAIL_LEFT_OUT, EventReader
-from tracer.trace.text import CUT
+from tracer.trace.events import CUT, LEFT_OUT, TAIL_LEFT_OUT, EventReader
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.sampled_from(["},{", "[{", '"}]', "\\"]),

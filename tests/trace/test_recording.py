@@ -12,7 +12,6 @@ import pytest
 from tests.trace import chrome
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 from tracer.errors import RecordingError
-from tracer.trace import text
 from tracer.trace.load import TraceFile, load_trace
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "realdata" / "trace_h100_bert_small.json.gz"
@@ -133,7 +132,7 @@ def test_names_that_are_no_utf8_and_times_that_are_no_numbers(tmp_path: Path) ->
 
 
 def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "_SPARE_BYTES", 1 << 20)
+    monkeypatch.setattr("tracer.trace.events._SPARE_BYTES", 1 << 20)
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b"{}," * (2 << 20)))
     with pytest.raises(RecordingError, match="times its size"):

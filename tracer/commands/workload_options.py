@@ -273,7 +273,7 @@ def _model_errors() -> Iterator[None]:
         WorkloadError: It cannot be built.
     """
     from tracer.capture.sources.error_line import error_line
-    from tracer.exporters.screen.run import behind
+    from tracer.exporters.screen.paths import behind
     from tracer.workloads.user_errors import UserModelError, WrongValueError
 
     try:

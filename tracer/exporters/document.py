@@ -11,7 +11,7 @@ from types import UnionType
 from typing import Any, Final, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from tracer.errors import TracerError
-from tracer.snapshot.printable import printable
+from tracer.snapshot.remarks import printable
 
 _MAX_NUMBER = 1 << 53
 MAX_BYTES: Final = 64 << 20

@@ -1,4 +1,4 @@
-"""max_mem.txt: the guide's block line for line, then the breakdown at the true peak in lines that its parsers skip."""
+"""max_mem.txt, the guide's block and the breakdown at the true peak, and cuda_timing.txt: lines that scripts read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tracer.analysis.profiles.memory_timeline import Breakdown
 from tracer.analysis.profiles.peak import PeakReport
+from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 from tracer.exporters.files import write_atomically
 from tracer.units import format_bytes, gib
 
@@ -75,3 +76,21 @@ def write_max_mem(
 ) -> None:
     """Write max_mem.txt; arguments as of `max_mem_text`."""
     write_atomically(path, max_mem_text(breakdown, peaks, caveat=caveat, notes=notes))
+
+
+def cuda_timing_text(timings: PhaseTimings) -> str:
+    r"""The file's text.
+
+    Source:
+        `plot_timing.py` of tensorgrad reads `total_time: ([\d.]+)\+/-([\d.]+)ms`: one blank after the colon, none
+        around `+/-`, plain decimals. What follows `ms` is free.
+    """
+    lines = ["CUDA timing for key events:", "---------------"]
+    for phase in PHASES:
+        lines.append(f"{phase}: {timings.mean_ms(phase):.3f}+/-{timings.std_ms(phase):.3f}ms on {timings.clock}")
+    return "\n".join(lines) + "\n"
+
+
+def write_cuda_timing(timings: PhaseTimings, path: Path) -> None:
+    """Write cuda_timing.txt, times of the phases of a step."""
+    write_atomically(path, cuda_timing_text(timings))

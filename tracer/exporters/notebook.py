@@ -16,7 +16,7 @@ from tracer.analysis.kinds import words_of
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import Findings
 from tracer.arrays import totals_by
-from tracer.exporters.page.words import CATEGORIES
+from tracer.exporters.page.data import CATEGORIES
 from tracer.exporters.screen.profile import headline, line_name
 from tracer.units import format_bytes
 

@@ -26,7 +26,7 @@ from tracer.arrays import Ints
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.errors import RecordingError
 from tracer.exporters.files import replacing
-from tracer.trace.text import trace_head
+from tracer.trace.events import trace_head
 from tracer.units import format_bytes
 
 _MAX_HEAD_BYTES = 64 << 20

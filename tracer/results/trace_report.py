@@ -18,10 +18,9 @@ from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.run_origin import RunOrigin
 from tracer.errors import RecordingError
 from tracer.results.run_results import RunResults
-from tracer.snapshot.printable import printable
-from tracer.snapshot.remarks import Remarks
+from tracer.snapshot.remarks import Remarks, printable
+from tracer.trace.events import pieces_of
 from tracer.trace.load import TraceFile, load_trace
-from tracer.trace.text import pieces_of
 
 NOT_SAID: Final = "not in the trace"
 

@@ -19,11 +19,10 @@ from tracer.capture.device.allocator_history import snapshot_without_times
 from tracer.changes.recommendation import UnneededMemory
 from tracer.changes.unneeded import unneeded_memory
 from tracer.errors import MissingPackageError, OutputError, TracerError
-from tracer.exporters.cuda_timing import write_cuda_timing
 from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.advice import write_advice_json
 from tracer.exporters.json_documents.peak import peak_document
-from tracer.exporters.max_mem import write_max_mem
+from tracer.exporters.max_mem import write_cuda_timing, write_max_mem
 from tracer.exporters.memory_snapshot import (
     snapshot_of_recording,
     write_memory_snapshot,

@@ -25,9 +25,8 @@ from tracer.snapshot.columns import (
     Stacks,
     Trace,
 )
-from tracer.snapshot.parts import MAX_DEVICES
-from tracer.snapshot.printable import printable
-from tracer.snapshot.reader import RawSnapshot
+from tracer.snapshot.reader import MAX_DEVICES, RawSnapshot
+from tracer.snapshot.remarks import printable
 from tracer.snapshot.rows import UNKNOWN_FREE
 from tracer.units import some
 

@@ -1,8 +1,16 @@
-"""Oddities of a file that can be read all the same: each kind once, with its number, place and first value."""
+"""Oddities of a file that can be read all the same, each once; and its texts made safe for terminals and files."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+
+def printable(text: str) -> str:
+    """Text in which everything is escaped that a terminal obeys or no file takes: controls, halves of surrogates."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
 
 # A hostile file cannot make this list long: the kinds of oddities are ours, not its own.
 _MAX_VALUE = 100

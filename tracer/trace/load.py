@@ -19,10 +19,9 @@ from tracer.errors import RecordingError
 from tracer.snapshot.containers import why_no_file
 from tracer.snapshot.remarks import Remarks
 from tracer.trace.device_work import DeviceWork
-from tracer.trace.events import EventReader
+from tracer.trace.events import EVENTS_KEY, EventReader, pieces_of
 from tracer.trace.recording import HostRows, recording_of
 from tracer.trace.tables import NOT_COUNTED, Table, TraceTables
-from tracer.trace.text import EVENTS_KEY, pieces_of
 
 _BASE_KEY = "baseTimeNanoseconds"
 _MAX_BASE_NS = 1 << 62

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from tracer.arrays import Interned
 from tracer.errors import RecordingError
-from tracer.snapshot.printable import printable
+from tracer.snapshot.remarks import printable
 
 MAX_EVENTS: Final = 200_000_000
 NOT_COUNTED: Final = -(1 << 63)  # The allocator's count of an event that does not say it

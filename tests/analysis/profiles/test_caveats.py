@@ -5,13 +5,39 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
+import torch
 
+from tests.exporters.page.page_samples import peak_row
 from tests.histories import Event, Key, known_of, recording_of
+from tests.training_steps import record
+from tracer.analysis.compiled.origins import CompiledOrigins, Origin
 from tracer.analysis.kinds import Evidence
-from tracer.analysis.profiles.caveats import counted, left_out, not_recorded, unseen
-from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle, put_together
+from tracer.analysis.peak_diff import SavedPeak, diff_peaks
+from tracer.analysis.profiles.caveats import (
+    compared_with_eager,
+    compiled_sentences,
+    counted,
+    eager_sentences,
+    left_out,
+    not_recorded,
+    saved_peak,
+    unseen,
+)
+from tracer.analysis.profiles.findings import CycleFindings, Findings, find_in_cycle, put_together
 from tracer.capture.objects.known_storages import Role
+from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
+from tracer.capture.sources.compiled_code import (
+    CompiledCode,
+    CompiledFunction,
+    CompiledGraph,
+    CompiledNode,
+    GraphBreak,
+    MemoryBudget,
+    RecomputedTensor,
+)
+from tracer.capture.sources.source_line import SourceLine
 
 
 def explained(recording: Recording) -> CycleFindings:
@@ -82,3 +108,115 @@ def test_cycles_that_were_cut_are_said_and_whether_the_peak_is_in_one() -> None:
         "2 cycles were cut short by the end of the run: means (max_mem.txt) leave that out, and the peak shown is in "
         "one that was cut.",
     )
+
+
+def peak(size: int, phase: str | None = "backward", *, is_compiled: bool = True) -> SavedPeak:
+    return SavedPeak("cpu", size, phase, (peak_row(size, is_compiled=is_compiled),))
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        (peak(1536), "compiled it is 1.50 KiB in backward: 512 B less, 25.0 %."),
+        (peak(3072, None), "compiled it is 3.00 KiB: 1.00 KiB more, 50.0 %."),
+        (peak(2048, "forward"), "compiled it is 2.00 KiB in forward: as much."),
+    ],
+)
+def test_both_peaks_are_said(after: SavedPeak, words: str) -> None:
+    (sentence,) = eager_sentences(diff_peaks(peak(2048), after))
+    assert sentence == f"Without compilation the peak is 2.00 KiB in backward; {words}"
+
+
+def test_that_nothing_was_compiled_is_said() -> None:
+    _, said = eager_sentences(diff_peaks(peak(2048), peak(2048, is_compiled=False)))
+    assert said == "Compiled code allocated nothing of the second peak; --compile compiles the model."
+
+
+def test_the_peak_of_a_run_is_compared() -> None:
+    (results,) = record(lambda: torch.zeros(1024))
+    findings = put_together([find_in_cycle(read_recording(results))])
+    eager = saved_peak(findings)
+    assert eager.bytes == findings.worst.peak.peak_bytes == sum(row.bytes for row in eager.rows)
+    larger = replace(eager, bytes=eager.bytes + 8, rows=(*eager.rows, peak_row(8)))
+    assert compared_with_eager(findings, larger).bytes == -8
+
+
+LINE = SourceLine("/home/somebody/net.py", 7)
+GRAPHS = (CompiledGraph("a", ""), CompiledGraph("b", "", is_backward=True))
+
+
+def found(code: CompiledCode, *, is_compiled: bool = True) -> Findings:
+    """Findings in which everything is of a compiled region of which no more is known."""
+    (results,) = record(lambda: torch.zeros(1024))
+    recording = read_recording(results)
+    num = len(recording.allocations.op)
+    origins = CompiledOrigins((Origin("region"),), np.zeros(num, np.int64), np.full(num, -1))
+    cycle = find_in_cycle(recording)
+    attribution = replace(cycle.attribution, origins=origins if is_compiled else None)
+    blocks = replace(cycle.peak.blocks, frame=np.full(len(cycle.peak.blocks.frame), -1))
+    changed = replace(cycle, attribution=attribution, peak=replace(cycle.peak, blocks=blocks))
+    return put_together([changed], compiled=code)
+
+
+def test_a_program_that_compiles_nothing_has_no_sentence() -> None:
+    assert compiled_sentences(found(CompiledCode(), is_compiled=False)) == ()
+
+
+def test_graphs_breaks_and_recompilations_are_told() -> None:
+    breaks = tuple(GraphBreak(f"reason {number}", LINE if number else None) for number in range(5))
+    functions = (CompiledFunction("0/0", "forward", LINE, ""), CompiledFunction("0/1", "forward", LINE, "size\nmore"))
+    first, *rest = compiled_sentences(found(CompiledCode(GRAPHS, functions, breaks)), file_name=lambda _: "net.py")
+    assert first.startswith(
+        "Compiled code ran: 1 graph of forward and 1 of backward; 5 graph breaks and 1 recompilation "
+    )
+    assert rest[:4] == [
+        "Graph break: reason 0.",
+        "Graph break at net.py:7: reason 1.",
+        "Graph break at net.py:7: reason 2.",
+        "2 more graph breaks.",
+    ]
+    assert rest[4] == "forward (net.py:7) was compiled again: size."
+
+
+def test_what_is_computed_again_is_counted() -> None:
+    again, other = (CompiledNode("gelu", (), -1, "", is_recomputed=one) for one in (True, False))
+    graphs = (CompiledGraph("a", "", nodes=(other,)), CompiledGraph("b", "", is_backward=True, nodes=(again, other)))
+    (_, said, _) = compiled_sentences(found(CompiledCode(graphs)))
+    assert said == "Compiled backward computes 1 operator of forward again; 0 B of the peak hold the results."
+
+
+@pytest.mark.parametrize(
+    ("left_out", "words"),
+    [
+        (("",), "this device has none"),
+        (("mutated inputs.",), "mutated inputs"),
+        (tuple("abcde"), "a; b; c; 2 more reasons"),
+    ],
+)
+def test_cuda_graphs_that_were_not_made_are_told(left_out: tuple[str, ...], words: str) -> None:
+    said = compiled_sentences(found(CompiledCode(GRAPHS, cuda_graphs_left_out=left_out)))[1]
+    assert said.startswith(f"CUDA graphs were asked for, as mode=reduce-overhead does, and not made: {words}. ")
+
+
+def test_what_cuda_graphs_have_reserved_is_told() -> None:
+    code = CompiledCode(GRAPHS, cuda_graphs_left_out=("a.",), cuda_graphs_bytes=3 << 20)
+    reserved, left_out = compiled_sentences(found(code))[1:3]
+    assert reserved.startswith("3.00 MiB are reserved for CUDA graphs, which nothing else may use. ")
+    assert left_out.startswith("CUDA graphs were asked for, as mode=reduce-overhead does, and not made: a. ")
+
+
+def test_a_memory_budget_is_told_against_the_default() -> None:
+    tensors = [RecomputedTensor(1024 * size, SourceLine("net.py", size) if size else None, "a") for size in range(5)]
+    budgets = (MemoryBudget(0.5, 1024, 4096, tuple(tensors[:3])), MemoryBudget(0.5, 0, 8192, tuple(tensors[2:])))
+    said = compiled_sentences(found(CompiledCode(GRAPHS, budgets=budgets)))[1]
+    assert said == (
+        "With an activation_memory_budget of 0.5 forward keeps 1.00 KiB for backward; by default it would keep "
+        "12.00 KiB. The results of these lines are recomputed instead of kept: net.py:2 (4.00 KiB), net.py:4 "
+        "(4.00 KiB), net.py:3 (3.00 KiB), 2 more lines."
+    )
+
+
+def test_what_came_too_late_says_how_to_get_it() -> None:
+    *_, last = compiled_sentences(found(CompiledCode(GRAPHS)))
+    assert last.startswith("4.00 KiB of the peak were allocated by compiled code and have no line. ")
+    assert "torch.compiler.reset()" in last

@@ -19,10 +19,9 @@ from hypothesis.extra import numpy as hnp
 from benchmarks.synthetic_page import synthetic_page
 from tests.exporters.page import page_samples as samples
 from tracer.exporters.page.blocks import Packed, pack, unpacked
-from tracer.exporters.page.data import MAX_TIMELINE_CHARS, page_data, relative_paths
+from tracer.exporters.page.data import MAX_TIMELINE_CHARS, headline, page_data, relative_paths
 from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.model import Curve, KindBytes, Page, PagePeak, Series
-from tracer.exporters.page.words import headline
 
 PAGES: dict[str, Callable[[], Page]] = {
     "empty": samples.empty_page,

@@ -17,10 +17,9 @@ from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.first_changes import FirstChange, FirstChanges
 from tracer.analysis.snapshots.sites import Site
 from tracer.analysis.snapshots.timeline import device_timeline
-from tracer.exporters.page.data import page_data
+from tracer.exporters.page.data import headline, page_data
 from tracer.exporters.page.model import FileCell, Page
 from tracer.exporters.page.snapshot_page import snapshot_page
-from tracer.exporters.page.words import headline
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot
 

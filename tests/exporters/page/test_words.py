@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tracer.analysis.kinds import Kind
-from tracer.exporters.page.words import CATEGORIES
+from tracer.exporters.page.data import CATEGORIES
 
 # What is seen of linear red, green and blue. Source: Machado, Oliveira and Fernandes 2009, severity 1.0.
 VISIONS = {

@@ -15,7 +15,7 @@ from tests.snapshot.dumps import REAL_FILES, block, entry, frame, segment, snaps
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.memory_report import snapshot_report
 from tracer.analysis.snapshots.timeline import device_timeline
-from tracer.exporters.sqlite_reports.snapshot_report import write_snapshot_report
+from tracer.exporters.sqlite_reports.memory_report import write_snapshot_report
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot
 

@@ -1,6 +1,6 @@
 """Forward and backward time of every operator invocation, measured in place, and where the rest of the time went.
 
-Forward of a step is the sum of its stretches (`op_instances.ForwardPasses`); inside them every nanosecond belongs to a
+Forward of a step is the sum of its stretches (`invocations.ForwardPasses`); inside them every nanosecond belongs to a
 row, to a bookkeeping operator, or to Python between operators. Backward is the time of the autograd engine's nodes;
 each belongs to a row, to a bookkeeping operator, or to neither.
 """

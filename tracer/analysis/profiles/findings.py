@@ -11,14 +11,15 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.allocator_count import default_device, most_held_bytes
 from tracer.analysis.profiles.allocator_join import JoinedHistory, join_history
 from tracer.analysis.profiles.attribution import Attribution, attribute
-from tracer.analysis.profiles.backward_passes import StepPhase, step_phases
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes, follow_blocks
 from tracer.analysis.profiles.classify_blocks import Cycle, classify_blocks
 from tracer.analysis.profiles.compiled_owners import with_compiled_owners
 from tracer.analysis.profiles.growth import Growth, Survivors, find_growth, find_survivors
+from tracer.analysis.profiles.lost_track import LostTrack, find_lost_track
 from tracer.analysis.profiles.memory_timeline import Breakdown, CycleBreakdown, breakdown, cycle_breakdown, device_index
 from tracer.analysis.profiles.peak import PeakReport, peak_position, peak_report, worst_of
-from tracer.analysis.profiles.torch_categories import Categories, LostTrack, categorize, find_lost_track
+from tracer.analysis.profiles.step_phases import StepPhase, step_phases
+from tracer.analysis.profiles.torch_categories import Categories, categorize
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode, CompiledGraph

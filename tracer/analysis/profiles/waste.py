@@ -15,8 +15,9 @@ import numpy as np
 
 from tracer.analysis.kinds import Kind, all_hold
 from tracer.analysis.profiles.findings import CycleFindings, Findings
+from tracer.analysis.profiles.frame_ranks import Whose
 from tracer.analysis.profiles.idle_blocks import IdleBlocks
-from tracer.analysis.profiles.source_lines import PlaceInCode, Whose, line_of_frame, place_of
+from tracer.analysis.profiles.source_lines import PlaceInCode, line_of_frame, place_of
 from tracer.arrays import Rows, grouped
 from tracer.capture.recording import CallKind, Recording
 from tracer.capture.sources.source_line import SourceLine

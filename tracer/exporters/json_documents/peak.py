@@ -13,7 +13,6 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.command_line import this_command
 from tracer.errors import SnapshotError
 from tracer.exporters.document import Document, Source, read_document
-from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.header import json_header
 from tracer.units import MIB, NS_PER_US
 
@@ -170,6 +169,8 @@ _NO_BASELINE = "Write it first, with --update, or --gpu-memory-update in pytest;
 
 def write_baseline(peaks: Mapping[str, SavedPeak], path: Path) -> None:
     """Write it, in an order that versions of it can be compared line by line."""
+    from tracer.exporters.files import write_json  # whoever reads a peak or compares two needs none of that
+
     named = {name: saved_peak_document(peaks[name]) for name in sorted(peaks)}
     document = {"format": _BASELINE_FORMAT, "version": _BASELINE_VERSION, "peaks": named}
     write_json(path, document)

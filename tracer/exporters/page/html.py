@@ -25,9 +25,9 @@ _STATIC = Path(__file__).parent / "static"
 _DATA_BEGINS = '<script type="application/json" id="data">'
 # Names of the script's parts, in the order in which they need one another.
 _SCRIPTS = (
-    "data", "words", "share", "editor", "stack", "moments", "view", "plot", "timeline", "lanes", "work_lanes",
-    "kept_block", "measure", "search", "picture", "controls", "frames", "tree", "icicle", "flames", "table",
-    "answer", "ranks_time", "ranks", "moment", "allocator", "space", "sections", "findings", "main",
+    "data", "words", "editor", "stack", "moments", "view", "plot", "timeline", "lanes",
+    "kept_block", "search", "picture", "controls", "tree", "icicle", "table",
+    "answer", "ranks", "moment", "allocator", "space", "sections", "main",
 )  # fmt: skip
 
 

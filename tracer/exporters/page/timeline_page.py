@@ -37,6 +37,7 @@ from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX, step_words
 from tracer.changes.recommendation import AdviceReport, UnneededMemory
 from tracer.exporters.page.blocks import page_space
+from tracer.exporters.page.data import headline
 from tracer.exporters.page.model import (
     Cell,
     Curve,
@@ -63,7 +64,6 @@ from tracer.exporters.page.snapshot_page import (
     oom_sentences,
     reserved_table,
 )
-from tracer.exporters.page.words import headline
 from tracer.exporters.python_stacks import PythonStacks
 from tracer.exporters.screen.paths import source_place
 from tracer.units import format_bytes, ms, some

@@ -22,7 +22,7 @@ from tracer.arrays import Bools, Floats, Ints
 from tracer.errors import RecordingError
 from tracer.exporters.document import Source
 from tracer.exporters.files import replacing
-from tracer.snapshot.printable import printable
+from tracer.snapshot.remarks import printable
 
 Bytes8 = npt.NDArray[np.uint8]
 

@@ -13,7 +13,7 @@ from tracer.analysis.kinds import words_of
 from tracer.analysis.peak_diff import PeakDiff
 from tracer.analysis.snapshots.job import JobFinding, RankGroup, RankPeak
 from tracer.exporters.screen.diff import print_peak_diffs
-from tracer.exporters.screen.paths import source_place
+from tracer.exporters.screen.paths import behind
 from tracer.exporters.screen.text import print_rows, say
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.results.failure import without_gpu
@@ -152,7 +152,7 @@ def job_words(job: NullJob) -> list[str]:
     if worst is not None and worst.out_of_memory:
         return [
             *lines,
-            f"Rank {worst.rank:,} does not fit: {without_gpu(worst.failure)}{_at(worst)}.",
+            f"Rank {worst.rank:,} does not fit: {without_gpu(worst.failure)}{behind(worst.line)}.",
             *_astray(job),
             *_beside(worst),
         ]
@@ -210,10 +210,6 @@ def _ends(job: NullJob, fullest: RankRun) -> str:
     if left >= fullest.nccl.least_bytes:
         return f". It fits if NCCL takes no more than {format_bytes(left)}, or torch gives back its cache for it."
     return ". It fits with the least of NCCL's buffers, for torch gives back its cache; with more, that is not known."
-
-
-def _at(run: RankRun) -> str:
-    return f" ({source_place(run.line.file, run.line.line)})" if run.line is not None else ""
 
 
 def _beside(run: RankRun) -> Iterator[str]:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from tracer.capture.sources.notebook_cells import is_cell
+from tracer.capture.sources.source_line import SourceLine
 from tracer.working_folder import working_folder
 
 _PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
@@ -41,6 +42,11 @@ def source_place(file: str, line: int | None) -> str:
     if is_cell(file) and line is not None:
         return f"{file}, line {line}"
     return short_path(file) if line is None else f"{short_path(file)}:{line}"
+
+
+def behind(line: SourceLine | None) -> str:
+    """File and line, to be put behind a sentence."""
+    return f" ({source_place(line.file, line.line)})" if line is not None else ""
 
 
 _IN_SENTENCE = re.compile(r"(?:/[^\s:()]+){2,}")

@@ -22,8 +22,8 @@ from tracer.analysis.profiles.caveats import (
     unseen,
 )
 from tracer.analysis.profiles.findings import CycleFindings, Findings
+from tracer.analysis.profiles.lost_track import LostTrack
 from tracer.analysis.profiles.peak import AllocatorPeak, PeakReport
-from tracer.analysis.profiles.torch_categories import LostTrack
 from tracer.arrays import totals_by
 from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 from tracer.capture.torch_names import GRADIENT_BUCKETS, in_buffers_of, step_words

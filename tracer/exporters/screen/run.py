@@ -10,7 +10,6 @@ from rich.console import Console
 from tracer.analysis.profiles.caveats import eager_sentences
 from tracer.analysis.profiles.failed_allocation import FailedAllocation
 from tracer.analysis.profiles.findings import Findings
-from tracer.capture.sources.source_line import SourceLine
 from tracer.changes.recommendation import UnneededMemory
 from tracer.changes.unneeded import large, unneeded_memory, unneeded_sentence
 from tracer.errors import Terminated
@@ -18,7 +17,7 @@ from tracer.exporters.screen.advice import print_advice, print_unneeded
 from tracer.exporters.screen.allocator import print_first_changes
 from tracer.exporters.screen.diff import print_against_eager
 from tracer.exporters.screen.next_commands import after_run, fit_words
-from tracer.exporters.screen.paths import short_path, source_place
+from tracer.exporters.screen.paths import behind, short_path
 from tracer.exporters.screen.profile import (
     NUM_ROWS,
     parameters_sentence,
@@ -91,11 +90,6 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS,
 def _fit(results: RunResults) -> str:
     state = results.failure.allocator if results.failure is not None else {}
     return fit_words(results.settings, results.origin.device_name, state.get("device"))
-
-
-def behind(line: SourceLine | None) -> str:
-    """File and line, to be put behind a sentence."""
-    return f" ({source_place(line.file, line.line)})" if line is not None else ""
 
 
 def failure_lines(results: RunResults) -> list[str]:

@@ -20,7 +20,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from tracer.errors import OutputError
-from tracer.snapshot.printable import printable
+from tracer.snapshot.remarks import printable
 
 
 @contextmanager

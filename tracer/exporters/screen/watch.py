@@ -10,9 +10,8 @@ from tracer.analysis.snapshots.sites import NO_FRAMES
 from tracer.analysis.steps.step_findings import GrowthOverSteps
 from tracer.arrays import totals_by
 from tracer.capture.device.device_ledger import DeviceLedger
-from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.files import write_atomically
-from tracer.exporters.screen.paths import short_path
+from tracer.exporters.screen.paths import behind, source_place
 from tracer.exporters.screen.snapshot import place, ran_out_at
 from tracer.exporters.screen.values import values_lines
 from tracer.results.failure import without_gpu
@@ -81,7 +80,7 @@ def _found_before(report: WatchReport) -> Iterator[str]:
 def _headline(report: WatchReport) -> Iterator[str]:
     at = f"Step {report.event.step + 1:,}" if report.error else f"After step {report.event.step:,}"
     error = f": {without_gpu(report.error)}" if report.error else ""
-    yield f"{at}, {report.event.what}{error}{_behind(report.error_line)}"
+    yield f"{at}, {report.event.what}{error}{behind(report.error_line)}"
     in_use = _in_use(report)
     if in_use:
         yield in_use
@@ -152,7 +151,7 @@ def _kept_lines(report: WatchReport) -> Iterator[str]:
 
 def _kept_words(group: OutlivedMemory) -> str:
     is_known = group.frame and (group.line is not None or group.frame != NO_FRAMES)
-    origin = f"made in {group.frame}{_behind(group.line)}" if is_known else ""
+    origin = f"made in {group.frame}{behind(group.line)}" if is_known else ""
     holders = " and ".join(holder_words(name) for name in group.holders[:2])
     parts = [f"kept: {format_bytes(group.bytes)} in {some(group.count, 'block')} of kind {group.what}"]
     parts += [origin] if origin else []
@@ -163,7 +162,7 @@ def _kept_words(group: OutlivedMemory) -> str:
 def holder_words(name: HolderName) -> str:
     """`trainer.history[...] -> graph of the tensor, train.py:81 (local variable of main(), train.py:12)`."""
     holder = name.holder
-    line = f", {_short(name.graph_line)}" if name.graph_line is not None else ""
+    line = f", {source_place(*name.graph_line)}" if name.graph_line is not None else ""
     also = "".join(f" and {path}" for path in holder.also)
     return f"{holder.path}{line}" + (f" ({holder.variable})" if holder.variable else "") + also
 
@@ -270,11 +269,3 @@ def _list_of_events(report: WatchReport) -> Iterator[str]:
 def _notes(report: WatchReport) -> Iterator[str]:
     for note in report.notes:
         yield f"Note: {note}"
-
-
-def _behind(line: SourceLine | None) -> str:
-    return f" ({_short(line)})" if line is not None else ""
-
-
-def _short(line: SourceLine) -> str:
-    return f"{short_path(line.file)}:{line.line}"

@@ -17,7 +17,7 @@ const inflate = async (base64) => {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 };
 
-// The inverse of `pack` in pack.py: eight planes of bytes, lowest first, of the columns' differences.
+// The inverse of `pack` in blocks.py: eight planes of bytes, lowest first, of the columns' differences.
 const unpack = async (table) => {
   const planes = await inflate(table.packed);
   const { rows, columns } = table;
