@@ -114,8 +114,8 @@ def predict(run: PublishedRun, without: Sequence[str], asks_cudnn: bool = False)
 
     from tracer.null_gpu.cudnn import CudnnAnswers
     from tracer.rehearsal.cuda_rules import RULE_NAMES
+    from tracer.rehearsal.device_memory import reserved_spread
     from tracer.rehearsal.rehearse import rehearse
-    from tracer.rehearsal.spread import reserved_spread
     from tracer.workloads.module_steps import StepWorkload
 
     program = program_of(run)
@@ -514,9 +514,17 @@ def _import_libraries() -> None:
     from transformers.models.opt import modeling_opt
     from transformers.models.t5 import modeling_t5
 
-    from tracer.rehearsal import rehearse, spread
+    from tracer.rehearsal import device_memory, rehearse
 
-    modules: list[Any] = [rehearse, spread, modeling_gpt2, modeling_gpt_neo, modeling_llama, modeling_opt, modeling_t5]
+    modules: list[Any] = [
+        rehearse,
+        device_memory,
+        modeling_gpt2,
+        modeling_gpt_neo,
+        modeling_llama,
+        modeling_opt,
+        modeling_t5,
+    ]
     versions = ", ".join(f"{each.__name__} {each.__version__}" for each in (torch, torchvision, transformers))
     print(f"{versions}; {sum(len(vars(each)) > 0 for each in modules)} modules loaded before the predictions")
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from tracer.null_gpu import cudnn as asked_cudnn
 from tracer.null_gpu.cards import devices_of
 from tracer.null_gpu.cudnn import CudnnAnswers, library_folders
+from tracer.rehearsal.device_memory import reserved_spread
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
-from tracer.rehearsal.spread import reserved_spread
 from tracer.workloads.module_steps import StepWorkload
 
 MIB = 1 << 20

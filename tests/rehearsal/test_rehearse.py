@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from tracer.capture.torch_private import torch_fake
 from tracer.errors import RehearsalError
 from tracer.rehearsal.cuda_rules import RULE_NAMES, RULES
-from tracer.rehearsal.device_memory import serve
+from tracer.rehearsal.device_memory import reserved_spread, serve
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
-from tracer.rehearsal.spread import reserved_spread
 from tracer.units import MIB
 from tracer.workloads.module_steps import StepWorkload
 

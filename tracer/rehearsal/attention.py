@@ -15,7 +15,6 @@ from torch import Tensor
 
 from tracer.capture.torch_private import torch_dispatch, torch_fake
 from tracer.rehearsal.rule import Gpu
-from tracer.rehearsal.saved_on_host import ON_HOST
 
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 _FIRST_OF_FLASH = (8, 0)
@@ -88,8 +87,8 @@ def _run(question: _Question, scale: float | None, enable_gqa: bool) -> Tensor:
             mask = _aligned(mask).expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
         efficient = torch_dispatch.operator("_scaled_dot_product_efficient_attention")
         attended, _, *of_dropout = efficient(query, key, value, mask, question.wants_gradients, **common, scale=scale)
-        if question.dropout and ON_HOST in question.gpu.memory:
-            question.gpu.memory[ON_HOST](of_dropout)
+        if question.dropout:
+            question.gpu.put_on_host(of_dropout)
         return attended  # type: ignore[no-any-return]
     single = torch_dispatch.operator("_scaled_dot_product_attention_math")
     return single(query, key, value, mask, **common, scale=scale, enable_gqa=enable_gqa)[0]  # type: ignore[no-any-return]

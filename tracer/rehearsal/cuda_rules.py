@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from tracer.capture.torch_private import torch_cublas, torch_fake
-from tracer.rehearsal import attention, cuda_autocast, fused_layers, running_products
+from tracer.rehearsal import attention, cuda_autocast, replacements
 from tracer.rehearsal import convolution_workspaces as convolutions
 from tracer.rehearsal import kernel_scratch as kernels
 from tracer.rehearsal.cuda_autocast import softmax_of_half
 from tracer.rehearsal.recorder import OperatorCall, Scratch
 from tracer.rehearsal.recurrent import flatten_weights, recurrence
 from tracer.rehearsal.rule import CudaRule, Gpu, Replacement
-from tracer.rehearsal.saved_on_host import save_on_host
 from tracer.units import MIB
 from tracer.workloads.module_steps import ModuleWorkload
 from tracer.workloads.workload import Workload
@@ -164,25 +163,25 @@ RULES: tuple[CudaRule, ...] = (
         "rms-norm",
         "aten/src/ATen/native/layer_norm.cpp, rms_norm_symint; cuda/layer_norm_kernel.cu, _fused_rms_norm_cuda",
         "RMSNorm is one kernel that keeps its input and a number for each row, where the CPU runs it as operators.",
-        operators={"rms_norm": fused_layers.rms_norm},
+        operators={"rms_norm": replacements.rms_norm},
     ),
     CudaRule(
         "linear-bias",
         "aten/src/ATen/native/Linear.cpp, linear",
         "A linear layer of what is not contiguous adds its bias in place, where a fake one would be added to a copy.",
-        operators={"linear": fused_layers.linear},
+        operators={"linear": replacements.linear},
     ),
     CudaRule(
         "log-sigmoid",
         "aten/src/ATen/native/Activation.cpp, log_sigmoid_forward_cuda",
         "The logarithm of a sigmoid keeps no buffer for backward, where the CPU keeps one.",
-        operators={"log_sigmoid": fused_layers.log_sigmoid},
+        operators={"log_sigmoid": replacements.log_sigmoid},
     ),
     CudaRule(
         "running-products",
         "aten/src/ATen/native/ReduceOps.cpp, cumprod_backward",
         "The gradient of a running product is a quotient where no value is zero, which a rehearsal takes for granted.",
-        operators={"cumprod_backward": running_products.running_product_backward},
+        operators={"cumprod_backward": replacements.running_product_backward},
     ),
     CudaRule(
         "nadam-product",
@@ -201,7 +200,7 @@ RULES: tuple[CudaRule, ...] = (
         "saved-on-host",
         "torch/autograd/graph.py, save_on_cpu",
         "What forward saves under save_on_cpu is copied to the host, and back when backward uses it.",
-        functions={"torch.autograd.graph.save_on_cpu.__init__": save_on_host},
+        functions={"torch.autograd.graph.save_on_cpu.__init__": replacements.save_on_host},
     ),
     CudaRule(
         "cudnn-attention",

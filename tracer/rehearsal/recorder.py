@@ -19,11 +19,16 @@ from tracer.capture.objects.plain_tensors import plain_tensors
 from tracer.capture.recording import OpKind
 from tracer.capture.torch_names import BACKWARD_FUNCTION, ENGINE_PREFIX, is_accumulate_grad
 from tracer.capture.torch_private import torch_dispatch, torch_fake, torch_graph, torch_tensors
-from tracer.rehearsal.drawn_numbers import DRAWN
-from tracer.rehearsal.how_many import ASKS_HOW_MANY
-from tracer.rehearsal.in_place import fits_in_place, in_place_in
-from tracer.rehearsal.kernel_results import RESULT_BYTES
 from tracer.rehearsal.open_calls import OpenCalls
+from tracer.rehearsal.operator_results import (
+    ASKS_HOW_MANY,
+    DRAWN,
+    FILLS_ZEROS,
+    MAKES_ZEROS,
+    RESULT_BYTES,
+    fits_in_place,
+    in_place_in,
+)
 from tracer.rehearsal.storage_log import ALLOCATED, FREED, NONE, READ, WRITTEN, StorageLog
 
 _START, _END = 4, 5
@@ -55,19 +60,6 @@ class Scratch:
     after: Tensor | None = None
 
 
-_MAKES_ZEROS = frozenset({"aten::zeros", "aten::new_zeros", "aten::zeros_like"})
-_FILLS_ZEROS = {
-    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
-    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
-    torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
-    torch.ops.aten.index_copy.default: torch.ops.aten.index_copy_.default,
-    torch.ops.aten.put.default: torch.ops.aten.put_.default,
-}
-"""Backward formulas fill new zeros in place, but for subclasses of tensors, which fake ones are.
-
-Source: value_selecting_reduction_backward and its like in torch/csrc/autograd/FunctionsManual.cpp;
-areAnyTensorSubclassLike in ATen/TensorSubclassLikeUtils.h.
-"""
 ScratchOf = Callable[[OperatorCall], Iterable[Scratch]]
 ResultOf = Callable[[OperatorCall], Any]
 Watch = Callable[[OperatorCall], None]
@@ -314,7 +306,7 @@ class Recorder:
             if not known.is_view:
                 in_order = [out[n] for n in known.order] if known.order else out
                 self._made(in_order, bits, known.result_bytes(args) if known.result_bytes is not None else None)
-            self._new_zeros = self.number(out) if known.name in _MAKES_ZEROS else NONE
+            self._new_zeros = self.number(out) if known.name in MAKES_ZEROS else NONE
             if known.name in DRAWN and (drawn := DRAWN[known.name](args, kwargs)) is not None:
                 self._drawn[self.number(out)] = drawn
             if known.name == _COUNTS_INFINITIES:
@@ -346,7 +338,7 @@ class Recorder:
             is_query=name.startswith("prim::") or name in _QUERIES,
             is_value_read=name == "aten::_local_scalar_dense",
             is_add=func is torch.ops.aten.add.Tensor,
-            in_place=_FILLS_ZEROS.get(func),
+            in_place=FILLS_ZEROS.get(func),
             order=self._order.get(name, ()),
             may_be_gradient=name in ("aten::detach", "aten::add_"),
         )

@@ -30,12 +30,9 @@ from tracer.rehearsal.columns import HOST, RehearsedColumns
 from tracer.rehearsal.cpu_kernels import CpuKernels
 from tracer.rehearsal.cuda_rules import RULES
 from tracer.rehearsal.device_memory import DeviceMemory, DeviceRequests, serve
-from tracer.rehearsal.fake_tensors import turn_all_fake
-from tracer.rehearsal.formatted import formatted
-from tracer.rehearsal.held_objects import held_by, in_order_of_moving
+from tracer.rehearsal.fake_tensors import formatted, held_by, in_order_of_moving, turn_all_fake
 from tracer.rehearsal.recorder import AnsweredRead, Recorder, ScratchOf, Watch
 from tracer.rehearsal.rule import AsksCudnn, CudaRule, Gpu, ScratchOfGpu
-from tracer.rehearsal.saved_on_host import ON_HOST
 from tracer.rehearsal.unrehearsable import refuse_jobs, rehearsal_error
 from tracer.workloads.workload import Workload, num_micro_batches
 
@@ -116,7 +113,7 @@ def rehearse(
         recorder = Recorder(mode, _scratch_of(followed, gpu), order=order, kernels=by_operator, watch=watch)
     else:
         recorder = Recorder(mode, cpu_kernels.scratch_of, result_of=cpu_kernels.result_of, watch=watch)
-    gpu.memory[ON_HOST] = recorder.is_on_host
+    gpu.put_on_host = recorder.is_on_host
     objects = TrainingObjects(workload.model, workload.optimizer)
     run = _RehearsalRun(workload, recorder, objects, followed)
     modules, optimizers, others = held_by([workload, *objects.models.values(), *objects.optimizers])

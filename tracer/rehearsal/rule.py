@@ -28,6 +28,8 @@ class Gpu:
 
     card: Card = UNNAMED  # The card whose rules are followed
     cudnn: AsksCudnn | None = None  # What its convolutions are asked of; None for no workspaces
+    # Told of tensors that are not on the device, such as what `save_on_cpu` keeps.
+    put_on_host: Callable[[Iterable[Tensor]], None] = lambda tensors: None
     # For rules that have to remember something during a rehearsal, by the rule's name.
     memory: dict[str, Any] = field(default_factory=dict)
 

@@ -9,7 +9,7 @@ from tracer.analysis.profiles.findings import Findings
 from tracer.capture.sources.source_line import SourceLine
 from tracer.null_gpu.cards import Card
 from tracer.null_gpu.nccl_buffers import NcclBuffers
-from tracer.rehearsal.spread import Spread
+from tracer.rehearsal.device_memory import Spread
 from tracer.results.fit import FitTrial
 from tracer.results.run_results import RunResults
 

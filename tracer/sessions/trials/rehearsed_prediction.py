@@ -16,9 +16,8 @@ from tracer.capture.sources.project_files import project_root
 from tracer.capture.sources.source_line import SourceLine
 from tracer.null_gpu.cards import CONTEXT_BYTES, UNNAMED, Card
 from tracer.null_gpu.cudnn import cudnn_of, said_of_workspaces
-from tracer.rehearsal.device_memory import DeviceMemory
+from tracer.rehearsal.device_memory import DeviceMemory, reserved_spread
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
-from tracer.rehearsal.spread import reserved_spread
 from tracer.results.prediction import OutOfMemoryAt, Prediction, ShapeNeed, Sizes
 from tracer.results.run_results import RunResults
 from tracer.sessions.trials.largest_fitting import Trial

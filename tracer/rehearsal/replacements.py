@@ -1,4 +1,4 @@
-"""Layers that are one kernel on a GPU, where the CPU runs them as single operators or keeps more of them."""
+"""What stands in for functions and operators of torch's that a GPU runs as one kernel, or otherwise than the CPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from tracer.capture.torch_private import torch_fake
 from tracer.rehearsal.rule import Gpu
@@ -91,3 +92,45 @@ def log_sigmoid(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
         return result
 
     return applied
+
+
+def running_product_backward(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
+    """A replacement of the gradient of running products, a quotient where no value is zero; fake ones go another way.
+
+    Source: cumprod_backward in ATen/native/ReduceOps.cpp.
+    """
+
+    def gradient(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> Tensor:
+        if not torch_fake.is_fake(input) or input.numel() <= 1 or input.shape[dim] == 1:
+            return on_cpu(grad, input, dim, output)  # type: ignore[no-any-return]
+        weighted = output.conj() * grad
+        is_zero = input == 0
+        is_zero.any()
+        # As in C++, each of these is held until the last one is there.
+        flipped = weighted.flip(dim)
+        summed = flipped.cumsum(dim)
+        reversed_sums = summed.flip(dim)
+        del flipped, summed
+        return reversed_sums.div(input.conj())
+
+    return gradient
+
+
+def save_on_host(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
+    """A replacement of `save_on_cpu.__init__`, which on the CPU would keep every tensor as it is.
+
+    A view is copied without the storage around it, to the host and back, as `Tensor.cpu()` and `Tensor.to()` do.
+    """
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed = torch.empty(tensor.size(), dtype=tensor.dtype, layout=tensor.layout, device=tensor.device)
+        gpu.put_on_host([packed])
+        return packed.copy_(tensor)
+
+    def unpack(packed: Tensor) -> Tensor:
+        return packed.clone()
+
+    def init(self: Any, pin_memory: bool = False, device_type: str = "cuda") -> None:
+        saved_tensors_hooks.__init__(self, pack, unpack)
+
+    return init
