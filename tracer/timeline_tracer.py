@@ -21,7 +21,7 @@ from tracer.analysis.profiles.allocator_count import default_device, most_held_b
 from tracer.analysis.profiles.findings import CycleFindings, Findings, find_in_cycle, put_together
 from tracer.capture.compile_watch import CompileWatch
 from tracer.capture.device import devices
-from tracer.capture.device.counter_reading import CounterReading, with_reading
+from tracer.capture.device.memory_counters import CounterReading, with_reading
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.profiler.profiler_trace import ProfilerTrace

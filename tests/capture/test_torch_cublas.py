@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracer.capture.torch_private import torch_cublas
+from tracer.capture.torch_private import torch_cuda
 from tracer.units import MIB
 
 SMALL_BYTES = 8_519_680
@@ -25,10 +25,10 @@ def test_the_card_and_the_version_decide(
     version: tuple[int, int], capability: tuple[int, int], size_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    monkeypatch.setattr(torch_cublas, "_TORCH", version)
-    assert torch_cublas.workspace_bytes(capability) == size_bytes
+    monkeypatch.setattr(torch_cuda, "_TORCH", version)
+    assert torch_cuda.workspace_bytes(capability) == size_bytes
 
 
 def test_what_is_set_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8:4096:2")
-    assert torch_cublas.workspace_bytes((9, 0)) == (16 * 8 + 4096 * 2) * 1024
+    assert torch_cuda.workspace_bytes((9, 0)) == (16 * 8 + 4096 * 2) * 1024

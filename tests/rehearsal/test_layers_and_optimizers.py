@@ -113,7 +113,7 @@ def test_adafactor_goes_one_parameter_after_the_other() -> None:
 def test_the_gradient_of_a_maximum_is_filled_in_place(is_followed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Backward of `max(dim)` makes zeros of the input's size and scatters into them."""
     if not is_followed:
-        monkeypatch.setattr(recorder, "_FILLS_ZEROS", {})
+        monkeypatch.setattr(recorder, "FILLS_ZEROS", {})
 
     def step() -> None:
         x = torch.ones(ROWS, WIDTH, requires_grad=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tracer.analysis.kinds import Kind
-from tracer.capture.device.mapped_files import MappedFile, file_at, gaps, mapped_files
+from tracer.capture.device.host_memory import MappedFile, file_at, gaps, mapped_files
 from tracer.sessions.profile_session import ProfileSession, Schedule
 
 SIDE = 512

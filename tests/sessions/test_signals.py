@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from tracer import timeline_tracer
-from tracer.capture.device.counter_reading import CounterReading
+from tracer.capture.device.memory_counters import CounterReading
 from tracer.capture.torch_private import torch_profiler
 from tracer.errors import Terminated
 from tracer.exporters.recording_file.kept_run_file import load_kept_run

@@ -3,7 +3,7 @@
 `event_tree` fills them from the profiler's event tree, which costs about 5 KB an event; the columns cost about 0.2 KB.
 
 Shapes: A allocations and frees, K tensor storages, N data-flow nodes, E edges, O operators, C calls, S spans,
-F frames, M modules.
+F frames, M modules, L pieces of work that operators launched on the device.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tracer.arrays import (
     PerCall,
     PerEdge,
     PerFrame,
+    PerKernel,
     PerKey,
     PerModule,
     PerNode,
@@ -31,7 +32,6 @@ from tracer.arrays import (
     PerSpan,
     Rows,
 )
-from tracer.capture.device.device_kernels import Kernels
 from tracer.capture.torch_names import STEP_PREFIX
 
 
@@ -220,6 +220,18 @@ class Modules(ColumnTable):
     """`id()` of the module, which joins it to a live one."""
     name: PerModule[Int]
     """torch's name of it, class and number, such as `Linear_3`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernels(ColumnTable):
+    """Kernels, copies and fills of the device, each with the operator that launched it, as they were reported."""
+
+    launched_ns: PerKernel[Int]
+    """Start of the innermost operator that launched it, on the host."""
+    thread: PerKernel[Int]
+    """The operator's thread, numbered as in `Ops`; -1 for one without operators."""
+    duration_ns: PerKernel[Int]
+    """On the device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tracer.capture.torch_private import torch_cublas, torch_fake
+from tracer.capture.torch_private import torch_cuda, torch_fake
 from tracer.rehearsal import attention, cuda_autocast, replacements
 from tracer.rehearsal import convolution_workspaces as convolutions
 from tracer.rehearsal import kernel_scratch as kernels
@@ -109,10 +109,10 @@ _ADDING = ("aten::addmm",)
 
 def _cublas_workspace(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     """The workspace of cuBLAS: in each call since torch 2.15, before that one for forward and one for backward."""
-    size_bytes = torch_cublas.workspace_bytes(gpu.card.capability)
+    size_bytes = torch_cuda.workspace_bytes(gpu.card.capability)
     if not size_bytes:
         return
-    if not torch_cublas.are_workspaces_kept():
+    if not torch_cuda.are_workspaces_kept():
         if call.out.numel():
             yield Scratch(MIB if _is_by_cublaslt(call) else size_bytes)
         return

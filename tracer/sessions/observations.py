@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from tracer.capture.device.device_blocks import device_blocks
-from tracer.capture.objects.gradients_seen import GradientsSeen
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.live_tensors import live_tensors
-from tracer.capture.objects.moved_parameters import MovedParameters
+from tracer.capture.objects.storage_columns import MovedParameters
 from tracer.capture.objects.storage_observer import Observed, StorageObserver, input_tensors
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.capture.torch_private import torch_graph
@@ -175,3 +174,33 @@ class Observations:
 def has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether an optimizer's `step(closure)` was given one; the optimizer itself is the first argument."""
     return any(value is not None for value in (*args[1:2], kwargs.get("closure")))
+
+
+class GradientsSeen:
+    """Collects looks at parameters' gradients over a run.
+
+    That a parameter has no gradient at one moment says little: another optimizer may have stepped, gradients are let go
+    of after a step, and an expert of a mixture has its turn in the next one. So a parameter is said to have received
+    none only if it was looked at when its gradients had to be there, at its optimizer's step, and never had one at any
+    look.
+    """
+
+    def __init__(self) -> None:
+        self._judged: dict[str, None] = {}
+        self._found: set[str] = set()
+
+    def judge(self, has_gradient: Mapping[str, bool]) -> None:
+        """Look at parameters, by name, at a moment when each that is trained has its gradient."""
+        self._judged.update(dict.fromkeys(has_gradient))
+        self.note(has_gradient)
+
+    def note(self, has_gradient: Mapping[str, bool]) -> None:
+        """Look at parameters at another moment: a gradient that is there counts, and one that is not does not."""
+        self._found |= {name for name, has in has_gradient.items() if has}
+
+    @property
+    def missing(self) -> tuple[str, ...] | None:
+        """Names of judged parameters that never had a gradient, in the order of the first look; None if none was."""
+        if not self._judged:
+            return None
+        return tuple(name for name in self._judged if name not in self._found)

@@ -17,10 +17,10 @@ from tracer.capture.device.devices import is_accelerator
 from tracer.capture.forked_child import in_forked_child
 from tracer.capture.graph_captures import GRAPH_CAPTURES
 from tracer.capture.ignored_warnings import ignore
+from tracer.capture.objects.call_hooks import remove_hooks
 from tracer.capture.objects.live_tensors import objects_of
 from tracer.capture.objects.model_names import names_of
 from tracer.capture.objects.parameter_origins import ParameterOrigins
-from tracer.capture.objects.step_hooks import remove_hooks
 from tracer.capture.torch_private import torch_compile, torch_modules
 from tracer.capture.torch_private.torch_graph import running_node
 from tracer.errors import TracerError

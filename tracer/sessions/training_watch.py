@@ -27,7 +27,7 @@ from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.device.memory_counters import StepReader, read_counters
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.known_storages import Role
-from tracer.capture.objects.reached_tensors import Alike, unnamed_tensors
+from tracer.capture.objects.live_tensors import Alike, unnamed_tensors
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.sources.remembered import forget_files
 from tracer.capture.step_columns import StepColumns, StepTable

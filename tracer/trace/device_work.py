@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from tracer.arrays import Bool, Column, Int, Ints, at
-from tracer.capture.device.device_kernels import Kernels
-from tracer.capture.recording import Ops
+from tracer.capture.recording import Kernels, Ops
 from tracer.trace.tables import Table, TraceTables, WorkKind
 
 # Kernels of NCCL, RCCL, oneCCL and MSCCL, as their libraries name them.

@@ -18,7 +18,6 @@ from tests.training_steps import WORKLOADS, Recorded, mlp, mlp_batch, record
 from tracer.analysis.operators.invocations import InstanceTimes, instance_times, op_instances, short_op_name
 from tracer.analysis.operators.run_times import RunTimes, kernel_times, run_times
 from tracer.analysis.profiles.attribution import Attribution, Phase, attribute
-from tracer.capture.device.device_kernels import Kernels
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.profiler.kernel_events import read_kernels
 from tracer.capture.recording import (
@@ -26,6 +25,7 @@ from tracer.capture.recording import (
     Calls,
     DataFlow,
     Frames,
+    Kernels,
     Keys,
     Modules,
     OpKind,

@@ -17,8 +17,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from tests.capture.objects.compiled_watching import PROGRAMS
 from tests.processes import run_python
-from tracer.capture.objects.call_hooks import CallHooks
-from tracer.capture.objects.step_hooks import remove_hooks
+from tracer.capture.objects.call_hooks import CallHooks, remove_hooks
 from tracer.capture.torch_private import torch_compile
 
 ROOT = Path(__file__).resolve().parents[3]

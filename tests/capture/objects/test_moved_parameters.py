@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tests.truth.catalogue import entry_of
 from tracer.analysis.kinds import Kind
 from tracer.capture.objects.known_storages import Role
-from tracer.capture.objects.moved_parameters import MovedParameters
+from tracer.capture.objects.storage_columns import MovedParameters
 from tracer.sessions.profile_session import ProfileSession, Schedule
 
 

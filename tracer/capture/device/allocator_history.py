@@ -8,7 +8,7 @@ import torch
 
 from tracer.capture.device.devices import peak_allocated_bytes
 from tracer.capture.torch_private import torch_history
-from tracer.capture.torch_private.torch_cuda_start import when_cuda_has_begun
+from tracer.capture.torch_private.torch_cuda import when_cuda_has_begun
 from tracer.errors import RecordingError
 
 MAX_ENTRIES = 1_000_000

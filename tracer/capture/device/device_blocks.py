@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tracer.capture.torch_private.torch_cublas import are_workspaces_kept, workspace_sizes
+from tracer.capture.torch_private.torch_cuda import are_workspaces_kept, workspace_sizes
 
 _Block = tuple[int, Mapping[str, Any]]
 _DEFAULT_POOL = (0, 0)

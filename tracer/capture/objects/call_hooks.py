@@ -16,7 +16,6 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tracer.capture.objects.hooks_beside import hook_after_call, hook_call, hook_step
-from tracer.capture.objects.step_hooks import remove_hooks
 from tracer.capture.objects.weak_references import alive, weak_reference
 from tracer.capture.torch_private import torch_compile, torch_modules
 
@@ -168,3 +167,18 @@ def _outside_compiled_code(model: nn.Module) -> list[nn.Module]:
     """The model, and what torch.compile has put around it, whose hooks run outside the compiled code."""
     wrappers = torch_compile.compiled_wrappers(model)
     return wrappers if torch_compile.reads_hooks_in_compiled_code(model) else [model, *wrappers]
+
+
+_LEFT: list[Callable[[], None]] = []
+
+
+def remove_hooks(removes: Iterable[Callable[[], None]]) -> None:
+    """Remove hooks that are deaf already; inside an optimizer's step they stay until the next call outside of one.
+
+    torch goes over its hooks without a copy: one that goes at the end of a step, when torch walks over them, ends the
+    user's step with "OrderedDict mutated during iteration".
+    """
+    _LEFT.extend(removes)
+    if not torch_modules.is_inside_step():
+        while _LEFT:
+            _LEFT.pop()()

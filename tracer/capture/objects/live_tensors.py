@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.model_names import names_of
+from tracer.capture.objects.plain_tensors import address_of
 from tracer.capture.objects.storage_observer import optimizer_tensors
 from tracer.capture.sources.compiled_code import without_wrappers
 from tracer.capture.torch_private import (
@@ -160,3 +161,45 @@ def nodes_behind(tensors: Iterable[Tensor]) -> tuple[list[Any], bool]:
         nodes[id(node)] = node  # kept, so that no other node gets its id
         stack += [inner for inner, _ in node.next_functions if inner is not None]
     return list(nodes.values()), True
+
+
+_UNNAMED = (Role.HELD, Role.SAVED)
+_MAX_ADDRESSES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Storages of tensors that look the same."""
+
+    bytes: int  # Together
+    count: int  # Number of tensors
+    addresses: tuple[int, ...]  # Addresses of some of them, spread over all
+
+
+def unnamed_tensors(device: torch.device) -> Mapping[str, Alike]:
+    """What is in no module and no optimizer, by `[512, 512] float32`, each storage once."""
+    named: set[int] = set()
+    by_look: dict[str, dict[int, int]] = {}
+    with torch_tensors.as_plain_tensors():
+        for role, _, tensor in live_tensors().tensors:
+            if not isinstance(tensor, torch.Tensor) or tensor.device != device or tensor.layout is not torch.strided:
+                continue
+            try:
+                storage = tensor.untyped_storage()
+            except (RuntimeError, NotImplementedError):  # what has other tensors inside may have none of its own
+                continue
+            address, size = address_of(storage), storage.nbytes()
+            if address is None:
+                continue
+            if role not in _UNNAMED:
+                named.add(address)
+            elif address and size and address not in named:
+                look = f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+                by_look.setdefault(look, {}).setdefault(address, size)
+    return {look: _alike(places) for look, places in by_look.items()}
+
+
+def _alike(places: Mapping[int, int]) -> Alike:
+    addresses = list(places)
+    stride = max(1, len(addresses) // _MAX_ADDRESSES)
+    return Alike(sum(places.values()), len(places), tuple(addresses[::stride][:_MAX_ADDRESSES]))

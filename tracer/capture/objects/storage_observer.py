@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from tracer.arrays import Interned
 from tracer.capture.device.device_blocks import DeviceBlocks
-from tracer.capture.device.mapped_files import file_at, gaps, mapped_files
+from tracer.capture.device.host_memory import file_at, gaps, mapped_files
 from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
 from tracer.capture.objects.plain_tensors import storages_with_memory
 from tracer.capture.objects.storage_columns import address_of, device_of, plain_storages, size_of

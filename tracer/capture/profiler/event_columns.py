@@ -9,10 +9,9 @@ from struct import Struct
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tracer.arrays import Interned, Ints
-from tracer.capture.profiler.allocation_numbers import WIDTH as _ALLOCATION_WIDTH
-from tracer.capture.profiler.allocation_numbers import number_in_time
 from tracer.capture.profiler.inline_operators import TextOf, place_inline_operators
 from tracer.capture.recording import Allocations, Calls, DataFlow, Frames, Keys, Modules, Ops, Recording, Spans
 from tracer.capture.sources.compiled_code import is_generated
@@ -25,8 +24,10 @@ WRITTEN, UNKNOWN, READ, FREED, ALLOCATED = 1, 2, 4, 8, 16
 _INLINE_FRAME = list(Ops.__dataclass_fields__).index("inline_frame")
 _OP_WIDTH = len(Ops.__dataclass_fields__) - 1  # until sources are read, the last frame is the inline one
 _CALL_WIDTH, _SPAN_WIDTH = 9, 4
+_TIME, _SIZE, _NUMBER, _WIDTH = 0, 2, 3, 9
+"""Of allocations: time, address, size, number, two counters, operator, call, assumed."""
 ALLOCATION_ROW, OP_ROW, CALL_ROW, SPAN_ROW = (
-    Struct(f"{width}q").pack for width in (_ALLOCATION_WIDTH, _OP_WIDTH, _CALL_WIDTH, _SPAN_WIDTH)
+    Struct(f"{width}q").pack for width in (_WIDTH, _OP_WIDTH, _CALL_WIDTH, _SPAN_WIDTH)
 )
 
 
@@ -70,7 +71,7 @@ def to_columns(
         frames_of: Says whose the places in the code are; by default as the files of this process are.
     """
     _number_places(tables)
-    allocations = _columns(tables.allocations, _ALLOCATION_WIDTH)
+    allocations = _columns(tables.allocations, _WIDTH)
     keys, key_of = _keys(tables, *allocations[:4])
     frames = (frames_of or _frame_columns)(tables)
     ops = _columns(tables.ops, _OP_WIDTH)
@@ -97,10 +98,41 @@ def to_columns(
 def _number_places(tables: EventTables) -> None:
     """Number allocations in order of time, if the profiler did not: storages refer to these numbers then."""
     if tables.places:
-        rows = np.frombuffer(tables.allocations, np.int64).reshape(-1, _ALLOCATION_WIDTH)
-        numbered, places = number_in_time(rows)
+        rows = np.frombuffer(tables.allocations, np.int64).reshape(-1, _WIDTH)
+        numbered, places = _number_in_time(rows)
         tables.allocations = bytearray(numbered.tobytes())
         tables.storages = {number: tables.storages[place] for number, place in enumerate(places.tolist())}
+
+
+def _number_in_time(rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], Ints]:
+    """Give each allocation and its free a number of their own: by address, in order of time.
+
+    What a GPU's thread of the engine does is read behind all that the main thread does, so that the order of reading
+    says nothing of which free is which allocation's. An allocation where another one lies was preceded by a free that
+    no row tells of; it is put in right before, the latest it can have been.
+
+    Args:
+        rows: [A, _WIDTH] in the order of reading, which for one thread is that of time. Their number is that of a
+            device and address.
+
+    Returns:
+        The rows with their numbers and those frees, and [N] the device and address of each number.
+    """
+    order = np.lexsort((rows[:, _TIME], rows[:, _NUMBER]))
+    place, size = rows[order, _NUMBER], rows[order, _SIZE]
+    is_first = np.diff(place, prepend=-1) != 0
+    size_before = np.concatenate([[0], size[:-1]])
+    begins = is_first | (size > 0) | (size_before <= 0)
+    number = np.cumsum(begins) - 1
+    numbered = rows.copy()
+    numbered[order, _NUMBER] = number
+    again = np.flatnonzero(~is_first & (size > 0) & (size_before > 0))
+    frees = np.full((len(again), _WIDTH), -1, np.int64)
+    frees[:, :_SIZE] = rows[order[again], :_SIZE]
+    # The timeline puts frees behind allocations of the same time; but no block is freed before it is allocated.
+    frees[:, _TIME] = np.maximum(frees[:, _TIME] - 1, rows[order[again - 1], _TIME])
+    frees[:, _SIZE], frees[:, _NUMBER], frees[:, -1] = -size_before[again], number[again] - 1, 1
+    return np.insert(numbered, order[again], frees, axis=0), place[begins]
 
 
 def _frame_columns(tables: EventTables) -> Frames:

@@ -35,6 +35,7 @@ from tracer.capture.recording import (
 )
 from tracer.capture.torch_names import ACCUMULATE_GRAD, ENGINE_PREFIX
 from tracer.capture.torch_private import torch_profiler
+from tracer.capture.torch_private.torch_dispatch import MIXED_LIST, NONE, TENSOR, TENSOR_LIST, match_schema
 from tracer.capture.torch_private.torch_profiler import (
     BACKWARD_SCOPE,
     STRIDED,
@@ -47,7 +48,6 @@ from tracer.capture.torch_private.torch_profiler import (
     device_text,
     storage_address,
 )
-from tracer.capture.torch_private.torch_schemas import MIXED_LIST, NONE, TENSOR, TENSOR_LIST, match_schema
 from tracer.collector import paused_gc
 
 

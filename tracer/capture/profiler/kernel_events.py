@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tracer.capture.device.device_kernels import Kernels
+from tracer.capture.recording import Kernels
 from tracer.capture.torch_private.torch_profiler import HOST_DEVICE_TYPE, check_kernel_events
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tracer.capture.before_call import before_next_call
-from tracer.capture.torch_private.torch_cuda_start import when_cuda_has_begun
+from tracer.capture.torch_private.torch_cuda import when_cuda_has_begun
 from tracer.errors import RecordingError
 
 _at_cudas_start: dict[str, str] = {}

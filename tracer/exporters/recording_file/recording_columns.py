@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.arrays import Bools, Ints
-from tracer.capture.device.device_kernels import Kernels
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import (
     Allocations,
@@ -22,6 +21,7 @@ from tracer.capture.recording import (
     Calls,
     DataFlow,
     Frames,
+    Kernels,
     Keys,
     Modules,
     OpKind,

@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 
 from tracer.capture.forked_child import fork_to_go_on
-from tracer.capture.torch_private.torch_cuda_start import (
+from tracer.capture.torch_private.torch_cuda import (
     before_cuda_begins,
     can_begin_in_fork,
     set_allocator_settings,

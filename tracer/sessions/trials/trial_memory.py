@@ -13,7 +13,7 @@ from typing import Self
 import torch
 
 from tracer.capture.device.allocator_history import AllocatorHistory
-from tracer.capture.torch_private.torch_cuda_start import when_cuda_has_begun
+from tracer.capture.torch_private.torch_cuda import when_cuda_has_begun
 from tracer.capture.torch_private.torch_history import on_out_of_memory
 from tracer.exporters.memory_snapshot import write_memory_snapshot
 from tracer.null_gpu.limit import WITHOUT_END_BYTES, limited_to

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracer.capture.objects.gradients_seen import GradientsSeen
+from tracer.sessions.observations import GradientsSeen
 
 
 def test_nobody_looked() -> None:
