@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.changes.programs import PROGRAMS
-from tracer.changes import eight_bit_packages
 from tracer.changes.eight_bit_optimizers import AsLarge, EightBitLibrary, keep_options, library_for
 from tracer.changes.kinds import state_in_8_bits
 from tracer.changes.planner import _Trials, advise
+from tracer.changes.script_changes import PACKAGES
 from tracer.workloads.workload import Workload
 
 
@@ -41,7 +41,7 @@ def test_state_has_a_byte_and_a_64th_for_each_element_where_it_is_not_small() ->
 
 
 def test_a_library_that_is_not_installed_is_named_and_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eight_bit_packages, "installed_version", lambda package: "")
+    monkeypatch.setattr("tracer.changes.script_changes.installed_version", lambda package: "")
     advice = advise(program, device="cuda")
     reasons = dict(advice.not_tried)
     assert reasons == {"Adam with state in 8 bits": "neither bitsandbytes nor torchao is installed."}
@@ -50,8 +50,8 @@ def test_a_library_that_is_not_installed_is_named_and_not_tried(monkeypatch: pyt
 
 
 def test_each_library_that_is_installed_is_rehearsed_and_its_lines_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eight_bit_packages, "installed_version", lambda package: "1.0")
-    for package in eight_bit_packages.PACKAGES:
+    monkeypatch.setattr("tracer.changes.script_changes.installed_version", lambda package: "1.0")
+    for package in PACKAGES:
         module = ModuleType(f"{package}.optim")
         module.Adam8bit = torch.optim.Adam  # type: ignore[attr-defined]
         parent = ModuleType(package)

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from tests.changes.programs import PROGRAMS, stack
-from tracer.changes.planner import LEAST_SHARE, Advice, advise, applied
+from tracer.changes.planner import LEAST_SHARE, Advice, advise, applied, report_of
 from tracer.changes.recommendation import Group, Keeps
-from tracer.changes.report import report_of
 from tracer.errors import TracerError
 from tracer.rehearsal.rehearse import rehearse
 from tracer.workloads.supervised import SupervisedWorkload

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from tracer.changes import eight_bit_packages
 from tracer.changes.applied import AppliedChanges
 from tracer.changes.script_changes import script_changes
 from tracer.errors import TracerError, UsageError
@@ -33,13 +32,15 @@ def library(monkeypatch: pytest.MonkeyPatch) -> list[torch.optim.Optimizer]:
     module.AdamW8bit = of_kind  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torchao", ModuleType("torchao"))
     monkeypatch.setitem(sys.modules, "torchao.optim", module)
-    monkeypatch.setattr(eight_bit_packages, "installed_version", lambda package: "1" if package == "torchao" else "")
+    monkeypatch.setattr(
+        "tracer.changes.script_changes.installed_version", lambda package: "1" if package == "torchao" else ""
+    )
     return made
 
 
 @pytest.fixture
 def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eight_bit_packages, "installed_version", lambda package: "")
+    monkeypatch.setattr("tracer.changes.script_changes.installed_version", lambda package: "")
 
 
 def trained(

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tests.processes import run_python
-from tracer.changes.eight_bit_packages import installed_packages
-from tracer.changes.script_changes import changes_of
+from tracer.changes.script_changes import changes_of, installed_packages
 from tracer.commands.fit_trials import ScriptTrials
 from tracer.null_gpu.cards import devices_of
 from tracer.sessions.jobs.run_ranks import Job

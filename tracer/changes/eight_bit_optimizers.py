@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tracer.changes import eight_bit_packages
-from tracer.changes.eight_bit_packages import NOT_INSTALLED, installed_packages
+from tracer.changes import script_changes
+from tracer.changes.script_changes import NOT_INSTALLED, installed_packages
 
 _LEAST_ELEMENTS = 4096
 """Both leave state of fewer elements in float32."""
@@ -67,7 +67,7 @@ class EightBitLibrary:
     @property
     def words(self) -> str:
         """Its name and version."""
-        return f"{self.package} {eight_bit_packages.installed_version(self.package)}"
+        return f"{self.package} {script_changes.installed_version(self.package)}"
 
     def kind_for(self, kind: type[torch.optim.Optimizer]) -> str:
         """What stands for torch's Adam or AdamW, as in `torchao.optim.AdamW8bit`."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 
-from tracer.changes.eight_bit_packages import NOT_INSTALLED, PACKAGES, installed_packages
 from tracer.changes.recommendation import Group
 from tracer.errors import UsageError
 
@@ -147,3 +147,21 @@ def allocator_variables(names: Sequence[str]) -> dict[str, str]:
     settings = (SCRIPT_CHANGES[name].settings for name in names)
     wanted = [setting for setting in settings if setting and setting not in there]
     return {ALLOCATOR_SETTINGS: ",".join([*there, *wanted])} if wanted else {}
+
+
+PACKAGES = ("bitsandbytes", "torchao")
+"""In the order in which they are taken: bitsandbytes compiles nothing."""
+NOT_INSTALLED = "neither bitsandbytes nor torchao is installed"
+
+
+def installed_version(package: str) -> str:
+    """Version of a package, or nothing."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def installed_packages() -> tuple[str, ...]:
+    """Those that are installed."""
+    return tuple(package for package in PACKAGES if installed_version(package))

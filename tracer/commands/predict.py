@@ -188,8 +188,7 @@ def _say_next(fits: bool | None, options: PredictOptions) -> None:
 
 
 def _advice(options: PredictOptions, card: Card | None, *, is_there: bool) -> AdviceReport:
-    from tracer.changes.planner import advise
-    from tracer.changes.report import report_of
+    from tracer.changes.planner import advise, report_of
     from tracer.null_gpu.cards import UNNAMED
     from tracer.null_gpu.cudnn import cudnn_of
 

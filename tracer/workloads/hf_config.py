@@ -15,8 +15,8 @@ from torch import nn
 
 from tracer.workloads.factory import parse_arguments
 from tracer.workloads.lora import with_adapters
-from tracer.workloads.meta_model import give_memory
 from tracer.workloads.module_steps import StepWorkload
+from tracer.workloads.module_tensors import give_memory
 from tracer.workloads.user_errors import UserModelError, WrongValueError
 from tracer.workloads.user_model import StepOptions, as_workload
 

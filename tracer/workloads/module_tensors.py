@@ -1,10 +1,11 @@
-"""All tensors of a model."""
+"""All tensors of a model, and memory for those of one on the meta device, where nobody asks what stands in it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
 
+import torch
 from torch import Tensor, nn
 
 
@@ -14,3 +15,33 @@ def all_tensors(model: nn.Module) -> Iterator[Tensor]:
     Megatron-core's DistributedDataParallel has a list of that name. A model's own `parameters` is heeded.
     """
     return chain(model.parameters(), nn.Module.buffers(model))
+
+
+def is_on_meta(model: nn.Module) -> bool:
+    """Whether all of its parameters and buffers are there."""
+    tensors = list(all_tensors(model))
+    return bool(tensors) and all(tensor.is_meta for tensor in tensors)
+
+
+def give_memory(model: nn.Module, device: torch.device) -> None:
+    """Put its parameters and buffers on a device, unwritten.
+
+    `to_empty` would make two of a weight that two modules share.
+    """
+    by_id: dict[int, Tensor] = {}
+
+    def on_device(tensor: Tensor) -> Tensor:
+        if id(tensor) not in by_id:
+            empty = torch.empty_like(tensor, device=device)
+            by_id[id(tensor)] = (
+                nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+            )
+        return by_id[id(tensor)]
+
+    tensors = []  # an address that is free again could be taken for a shared weight's
+    for module in model.modules():
+        named = [*module.named_parameters(recurse=False, remove_duplicate=False)]
+        named += [*module.named_buffers(recurse=False, remove_duplicate=False)]  # type: ignore[list-item]
+        tensors += named
+        for name, tensor in named:
+            setattr(module, name, on_device(tensor))

@@ -22,7 +22,6 @@ from torch import nn
 from tracer.units import some
 from tracer.workloads.factory import FACTORY_HINT, call_factory, load_factory, parse_arguments
 from tracer.workloads.lora import with_adapters
-from tracer.workloads.meta_model import give_memory, is_on_meta
 from tracer.workloads.module_steps import (
     Amp,
     Loss,
@@ -32,7 +31,7 @@ from tracer.workloads.module_steps import (
     gradient_scaler,
     loss_of,
 )
-from tracer.workloads.module_tensors import all_tensors
+from tracer.workloads.module_tensors import all_tensors, give_memory, is_on_meta
 from tracer.workloads.random_inputs import HINT, InputSpec, parse_input, random_batches
 from tracer.workloads.user_errors import UserModelError, WrongValueError, defined_at
 

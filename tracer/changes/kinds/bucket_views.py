@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from tracer.changes.hooks import Hooks
-from tracer.changes.parallel_constructor import parallel_made
+from tracer.changes.kinds.shard import parallel_made
 
 _OPTION = "gradient_as_bucket_view"
 

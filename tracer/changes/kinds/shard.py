@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,7 +16,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tracer.changes.hooks import Hooks
-from tracer.changes.parallel_constructor import parallel_made
 from tracer.errors import TracerError
 from tracer.workloads.module_steps import repeated_blocks
 from tracer.workloads.module_tensors import all_tensors
@@ -84,3 +84,24 @@ class _Sharded(DistributedDataParallel):
     def no_sync(self) -> Iterator[None]:
         """Gradients are summed up in each backward pass: the sum is the same, and no rank has all of them."""
         yield
+
+
+Make = Callable[[Callable[..., None], inspect.BoundArguments], None]
+"""Given the class's own `__init__` and the arguments of a call, the new object first."""
+
+
+@contextmanager
+def parallel_made(make: Make) -> Iterator[None]:
+    """While active, have a DistributedDataParallel that a script makes made so."""
+    original = DistributedDataParallel.__init__
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def made(*args: Any, **kwargs: Any) -> None:
+        make(original, signature.bind(*args, **kwargs))
+
+    DistributedDataParallel.__init__ = made  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DistributedDataParallel.__init__ = original  # type: ignore[method-assign]

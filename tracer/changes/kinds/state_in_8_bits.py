@@ -12,12 +12,11 @@ import torch
 
 from tracer.changes.change import Change, Situation, Stage
 from tracer.changes.eight_bit_optimizers import EightBitLibrary, installed, keep_options, library_for
-from tracer.changes.eight_bit_packages import NOT_INSTALLED, PACKAGES
 from tracer.changes.hooks import Hooks
 from tracer.changes.kinds.other_optimizer import FAMILY, adams
-from tracer.changes.made_steps import STAND_INS, MadeSteps
 from tracer.changes.recommendation import Group, Keeps
-from tracer.changes.state_between_steps import NO_STATE
+from tracer.changes.script_changes import NOT_INSTALLED, PACKAGES
+from tracer.changes.state_between_steps import NO_STATE, STAND_INS, MadeSteps
 from tracer.changes.wrapped import with_inmost
 from tracer.errors import TracerError
 from tracer.null_gpu import process
