@@ -13,6 +13,7 @@ import pytest
 from tracer.changes.script_changes import changes_of
 from tracer.commands import fit_trials
 from tracer.commands.fit_trials import ScriptTrials, told_alone
+from tracer.commands.script import Script
 from tracer.null_gpu.cards import devices_of
 from tracer.results.fit import FitTrial
 from tracer.sessions.jobs.child_processes import ChildProcesses
@@ -39,7 +40,7 @@ def test_each_change_is_told_beside_the_script_as_it_is(
 
     monkeypatch.setattr(ScriptTrials, "make", make)
     base = FitTrial((), fits=True, allocated_bytes=GIB, reserved_bytes=2 * GIB) if is_known else None
-    report = told_alone(DEVICES, ("train.py",), base)
+    report = told_alone(DEVICES, Script("train.py", []), base)
     alone = [(name,) for name in changes_of(is_job=False)]
     assert asked == [(), *alone]  # the script as it is for its operations, where its memory is known
     assert [trial.apply for trial in report.trials] == [(), *alone] and report.best == report.trials[0]
@@ -59,9 +60,9 @@ def test_of_changes_tried_alone_the_first_that_fits_is_applied(monkeypatch: pyte
         return FitTrial(names, fits=names in (("checkpoint",), ("bf16",)))
 
     monkeypatch.setattr(ScriptTrials, "make", make)
-    assert told_alone(DEVICES, ("train.py",)).best == FitTrial(("checkpoint",), fits=True)
+    assert told_alone(DEVICES, Script("train.py", [])).best == FitTrial(("checkpoint",), fits=True)
     monkeypatch.setattr(ScriptTrials, "make", lambda trials, changes=(): FitTrial((), fits=False))
-    assert told_alone(DEVICES, ("train.py",)).best is None
+    assert told_alone(DEVICES, Script("train.py", [])).best is None
 
 
 LONG = """Traceback (most recent call last):

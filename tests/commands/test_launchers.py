@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tracer.commands.launchers import Script, script_named
+from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions
+from tracer.commands.script import Script
 from tracer.errors import UsageError
 
 

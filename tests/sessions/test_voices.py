@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from tracer.commands.script import run_script
+from tracer.commands.script import Script, run_script
 from tracer.sessions import script_run
 from tracer.sessions.profile_session import Schedule
 from tracer.sessions.script_run import ScriptProfile
@@ -141,7 +141,7 @@ def test_the_report_of_a_watched_script_comes_once_and_last_and_knows_its_variab
     gc.collect()
     (tmp_path / "train.py").write_text(f"last = {last}\n{LEAKS}")
     profile = ScriptProfile(partial(TrainingWatch, voice=ScriptVoice(), save_dir=tmp_path / "out"))
-    assert run_script(profile, str(tmp_path / "train.py"), []) == (last < 0)
+    assert run_script(profile, Script(str(tmp_path / "train.py"), [])) == (last < 0)
     captured = capfd.readouterr()
     lines = captured.err.splitlines()
     assert "the last line" in captured.out or last >= 0
@@ -163,7 +163,7 @@ def test_a_script_that_runs_another_one_has_not_ended_with_it(tmp_path: Path, mo
     profile = ScriptProfile(MagicMock())
     told = []
     profile.script_ended = lambda: told.append(hasattr(sys.modules["__main__"], "still_there"))  # type: ignore[method-assign]
-    assert run_script(profile, str(tmp_path / "train.py"), [])
+    assert run_script(profile, Script(str(tmp_path / "train.py"), []))
     assert told == [True]
 
 

@@ -14,13 +14,12 @@ import typer
 
 from tracer.command_line import role
 from tracer.commands.common import errors_for_people, kept_import_path, not_said, say_all
-from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
-from tracer.commands.options import number, option, with_options
+from tracer.commands.options import option, with_options
 from tracer.commands.predict_on import predict_script
 from tracer.commands.run_options import AsJson, ScreenOptions
-from tracer.commands.script import no_card_named
-from tracer.commands.usage import OUTPUTS, QUESTIONS, SCHEDULE
+from tracer.commands.script_options import MixedScriptOptions, Steps
+from tracer.commands.usage import OUTPUTS, QUESTIONS
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
 from tracer.exporters.screen.terminal import screen as terminal
@@ -36,16 +35,10 @@ _GREW = 3
 
 @with_options
 def check(
-    script: Annotated[str, typer.Argument(help="An unchanged script; with --module, a module's name.")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="Arguments for the script; behind -- where one is named as below.")
-    ] = None,
+    named: MixedScriptOptions,
     *,
-    module: Annotated[bool, option("SCRIPT names a module, as in `python -m`.", None, "--module", "-m")] = False,
     on: OnOptions,
-    steps: Annotated[
-        int, number("Steps to run; 0 for as many as it takes until memory repeats.", SCHEDULE, least=0)
-    ] = 0,
+    steps: Steps = 0,
     baseline: Annotated[
         Path, option("Peaks to compare with, by script, arguments and card.", QUESTIONS, metavar="<path>")
     ] = Path("peaks.json"),
@@ -75,21 +68,17 @@ def check(
     grown: list[str] = []
     with errors_for_people(), kept_import_path():
         threshold = parse_threshold(fail_above)
-        if on.on is None:
-            raise no_card_named(arguments)
-        script, arguments, module, late = script_named(on, script, arguments, is_module=module)
-        name = f"{shlex.join([*(['-m'] if module else []), script, *(arguments or [])])} on {on.on}"
+        card, script = named.card(on), named.script_on(on)
+        name = f"{shlex.join(script.words)} on {card}"
         known = _known(baseline, name, update=update)
         job = on.job if RankPlace.here() is None else None
         if job is not None:
             peak = _worst_of(job, quiet=screen.quiet)
         else:
-            devices = start_on(on.on)
-            say_all(late if not screen.quiet else ())
+            devices = start_on(card)
+            say_all(script.notes if not screen.quiet else ())
             with on_null_gpu(on, None, quiet=screen.quiet):
-                answer = predict_script(
-                    script, arguments or [], devices, is_module=module, num_steps=steps, quiet=screen.quiet
-                )
+                answer = predict_script(script, devices, num_steps=steps, quiet=screen.quiet)
             peak = _peak(answer, name)
             if folder := role("peaks"):
                 _hand_on(peak, Path(folder))

@@ -14,12 +14,11 @@ import typer
 from tracer.command_line import role
 from tracer.commands.common import errors_for_people, kept_import_path
 from tracer.commands.fit_answer import answer_trial
-from tracer.commands.fit_trials import ScriptTrials, each_alone, first_that_fits
-from tracer.commands.launchers import script_named
+from tracer.commands.fit_trials import ScriptTrials, each_alone, first_that_fits, written
 from tracer.commands.on_card import OnOptions
-from tracer.commands.options import number, option, with_options
-from tracer.commands.script import check_script, no_card_named
-from tracer.commands.usage import OUTPUTS, SCHEDULE
+from tracer.commands.options import option, with_options
+from tracer.commands.script_options import ScriptOptions, Steps
+from tracer.commands.usage import OUTPUTS
 from tracer.errors import UsageError
 from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.paths import shorten_paths
@@ -30,6 +29,7 @@ from tracer.results.fit import FitReport, FitTrial
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
+    from tracer.commands.script import Script
     from tracer.sessions.jobs.run_ranks import Job
 
 _DOES_NOT_FIT = 3
@@ -40,9 +40,7 @@ _HINT = 'Write --try "--batch-size 8,4,2", or --try --compile for an option with
 
 @with_options
 def fit(
-    script: Annotated[str, typer.Argument(help="An unchanged script; with --module, a module's name.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments for the script.")] = None,
-    module: Annotated[bool, option("SCRIPT names a module, as in `python -m`.", None, "--module", "-m")] = False,
+    named: ScriptOptions,
     each: Annotated[bool, option("Try each change alone, and say what it saves, fit or not.", None, "--each")] = False,
     values: Annotated[
         list[str],
@@ -63,9 +61,7 @@ def fit(
     ] = False,
     *,
     on: OnOptions,
-    steps: Annotated[
-        int, number("Steps to run; 0 for as many as it takes until memory repeats.", SCHEDULE, least=0)
-    ] = 0,
+    steps: Steps = 0,
     save_dir: Annotated[
         Path | None,
         option("Folder for fit.json, which run --apply reads; none by default.", OUTPUTS, metavar="<path>"),
@@ -86,25 +82,23 @@ def fit(
         torch-timeline fit --search --on 8xh100 --try "--batch-size 4,2,1" --try "--tensor-parallel 1,2,4" train.py
     """
     with errors_for_people(), kept_import_path():
-        if on.on is None:
-            raise no_card_named(arguments)
-        devices, job = devices_of(on.on), on.job
+        card = named.card(on)
+        devices, job = devices_of(card), on.job
         if each and (values or search):
             raise UsageError(
                 "--each tries changes, --try values of the script's options.",
                 hint="Use one of them at a time, or --search with --try for both.",
             )
         tried = combinations(values)
-        script, arguments, module, _ = script_named(on, script, arguments, is_module=module)
+        script = named.script_on(on)
         if save_dir is not None:
             from tracer.exporters.files import check_folder
 
             check_folder(save_dir)
-        check_script(script, is_module=module)
+        script.check()
         if (asked := role("trial")) is not None:
-            answer_trial(asked, on.on, on, script, arguments or [], is_module=module, num_steps=steps)
+            answer_trial(asked, card, on, script, num_steps=steps)
             return
-        own = (*(["-m"] if module else []), script, *(arguments or []))
         with ScriptTrials(devices.card.usable_bytes, job) as trials:
             made: list[FitTrial] = []
             told = partial(_told, trials, made)
@@ -112,22 +106,18 @@ def fit(
                 made += each_alone(trials)
                 best = first_that_fits(made)
             elif search:
-                best = _searched(told, tried, devices, own, trials)
+                best = _searched(told, tried, devices, script, trials)
             elif values:
                 best = first_that_fits([told((), arguments) for arguments in tried])
             else:
                 best = _least(told, trials)
-        report = FitReport(devices.words, trials.usable_bytes, own, tuple(made), best)
-        if save_dir is not None:
-            from tracer.exporters.json_documents.advice import write_fit_json
-
-            write_fit_json(report, save_dir / "fit.json")
+        report = written(FitReport(devices.words, trials.usable_bytes, script.words, tuple(made), best), save_dir)
         if best is None:
             if not each:
                 say(_nothing_fits(report, is_of_values=bool(values) and not search))
             raise typer.Exit(_DOES_NOT_FIT)
         if not each and not search and (best.apply or best.arguments):
-            show(_command((*own, *best.arguments), best.apply, devices, job))
+            show(_command((*script.words, *best.arguments), best.apply, devices, job))
 
 
 def _told(
@@ -167,7 +157,7 @@ def _searched(
     told: Callable[..., FitTrial],
     tried: list[tuple[str, ...]],
     devices: Devices,
-    own: tuple[str, ...],
+    script: Script,
     trials: ScriptTrials,
 ) -> FitTrial | None:
     """All values with and without changes; then the table, and commands to paste."""
@@ -176,7 +166,8 @@ def _searched(
     ordered = cheapest_first(search(told, tried))
     fitting = [trial for trial in ordered if trial.fits and not trial.in_vain]
     commands = [
-        _command((*own, *trial.arguments), trial.apply, devices, trials.job) for trial in fitting[:_MAX_COMMANDS]
+        _command((*script.words, *trial.arguments), trial.apply, devices, trials.job)
+        for trial in fitting[:_MAX_COMMANDS]
     ]
     with screen() as console:
         print_search(devices.words, trials.usable_bytes, ordered, commands, console)

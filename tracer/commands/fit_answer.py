@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
 from tracer.commands.predict_on import script_trial
+from tracer.commands.script import Script
 from tracer.null_gpu.job.place import RankPlace
 from tracer.null_gpu.writes import own_files
 
@@ -16,22 +17,12 @@ if TYPE_CHECKING:
     from tracer.sessions.trials.trial_memory import TrialMemory
 
 
-def answer_trial(
-    asked: Mapping[str, Any],
-    card: str,
-    on: OnOptions,
-    script: str,
-    arguments: Sequence[str],
-    *,
-    is_module: bool,
-    num_steps: int = 0,
-) -> None:
+def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Script, *, num_steps: int = 0) -> None:
     """Run the script with changes on the null GPU, and leave what came of it.
 
     Args:
         asked: The trial's request; or the pipes, through which it is asked for trials.
         card: The GPU, as `--on` names it.
-        script: Its path, or a module's name.
         num_steps: Number of steps that are run; 0 for as many as it takes until memory repeats.
 
     Raises:
@@ -45,9 +36,8 @@ def answer_trial(
     from tracer.sessions.trials.trial_memory import TrialMemory
 
     def tried(applied: AppliedChanges, more: Sequence[str]) -> dict[str, Any]:
-        counted = script_trial(
-            script, [*arguments, *more], is_module=is_module, num_steps=num_steps, at_growth=memory.keep
-        )
+        with_more = script._replace(arguments=[*script.arguments, *more])
+        counted = script_trial(with_more, num_steps=num_steps, at_growth=memory.keep)
         return {
             "fits": counted.has_fit,
             "allocated": counted.sizes.peak_allocated_bytes,

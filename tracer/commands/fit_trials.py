@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tracer.command_line import in_role
+from tracer.commands.script import Script
 from tracer.errors import SnapshotError, TracerError
 from tracer.exporters.screen.prediction import trial_words
 from tracer.exporters.screen.terminal import say, show
@@ -244,13 +245,19 @@ def each_alone(trials: ScriptTrials, base: FitTrial | None = None) -> list[FitTr
 
 
 def told_alone(
-    devices: Devices, own: tuple[str, ...], base: FitTrial | None = None, job: Job | None = None
+    devices: Devices,
+    script: Script,
+    base: FitTrial | None = None,
+    job: Job | None = None,
+    *,
+    save_dir: Path | None = None,
 ) -> FitReport:
     """`--advise` of a script: what each change alone saves, with a command that trains with the first that fits.
 
     Args:
         base: The script as it is, where that is known and said already.
         job: The job that the script is, if it is one.
+        save_dir: Folder for fit.json; None for no file.
 
     Raises:
         TracerError: The script ended otherwise than for want of memory, and without any change.
@@ -259,7 +266,16 @@ def told_alone(
     usable_bytes = devices.card.usable_bytes
     with ScriptTrials(usable_bytes, job) as trials:
         made = each_alone(trials, base)
-    return FitReport(devices.words, usable_bytes, own, tuple(made), first_that_fits(made))
+    return written(FitReport(devices.words, usable_bytes, script.words, tuple(made), first_that_fits(made)), save_dir)
+
+
+def written(report: FitReport, save_dir: Path | None) -> FitReport:
+    """The report, written to fit.json if there is a folder for it."""
+    from tracer.exporters.json_documents.advice import write_fit_json
+
+    if save_dir is not None:
+        write_fit_json(report, save_dir / "fit.json")
+    return report
 
 
 def first_that_fits(trials: Sequence[FitTrial]) -> FitTrial | None:

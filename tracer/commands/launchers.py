@@ -8,9 +8,10 @@ import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from tracer.commands.on_card import OnOptions
+from tracer.commands.script import Script
 from tracer.commands.script_environment import set_environment_of
 from tracer.errors import UsageError
 from tracer.exporters.screen.next_commands import program_name
@@ -36,15 +37,6 @@ _OF_MPI: Final = {
 }  # fmt: skip
 # These tell each process its number by an option, too.
 _LOCAL_RANK: Final = {"deepspeed": "--local_rank", "torch.distributed.launch": "--local-rank"}
-
-
-class Script(NamedTuple):
-    """The script that a launcher's command starts."""
-
-    script: str  # Its path, or a module's name
-    arguments: list[str]  # Its own
-    is_module: bool  # Which of them
-    notes: tuple[str, ...] = ()  # Sentences on what it sets in its environment too late
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +81,7 @@ def script_named(on: OnOptions, script: str, arguments: Sequence[str] | None, *,
     if on.on is None:
         raise UsageError(
             f"{launch.launcher} starts the script in processes of its own, which this command does not see.",
-            hint=f"Let it start this one: {launch.launcher} ... {launch.python}-m tracer run {launched.script}",
+            hint=f"Let it start this one: {launch.launcher} ... {launch.python}-m tracer run {launched.path}",
         )
     devices, number = devices_of(on.on), launch.num_processes
     if number is not None and number != devices.count:
@@ -106,7 +98,7 @@ def script_named(on: OnOptions, script: str, arguments: Sequence[str] | None, *,
     name, arguments = _LOCAL_RANK.get(launch.launcher), launched.arguments
     if name is not None and not {"--no_local_rank", "--use-env", "--use_env"} & set(launch.options):
         arguments = [f"{name}={os.environ.get('LOCAL_RANK', '0')}", *arguments]
-    notes = set_environment_of(launched.script, is_module=launched.is_module)
+    notes = set_environment_of(launched.path, is_module=launched.is_module)
     if launch.launcher == "accelerate launch":
         _set_environment_of_accelerate(launch.options)
     return launched._replace(arguments=arguments, notes=notes)

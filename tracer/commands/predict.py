@@ -16,12 +16,13 @@ from tracer.commands.fit_answer import answer_trial
 from tracer.commands.fit_trials import ScriptTrials, told_alone
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import on_null_gpu, run_ranks
-from tracer.commands.options import number, option, with_options
+from tracer.commands.options import option, with_options
 from tracer.commands.predict_engines import Engine, OnNullGpu, Rehearsed, build
 from tracer.commands.predict_on import check, predict_script, starts_on_null_gpu
 from tracer.commands.predict_options import LargestOptions, PlaceOptions, PredictOptions
 from tracer.commands.run_options import AsJson, ScreenOptions
-from tracer.commands.usage import OUTPUTS, QUESTIONS, SCHEDULE
+from tracer.commands.script_options import Steps
+from tracer.commands.usage import OUTPUTS, QUESTIONS
 from tracer.commands.workload_options import PredictedWorkload
 from tracer.exporters.screen.next_commands import after_prediction
 from tracer.exporters.screen.terminal import screen as terminal
@@ -51,7 +52,7 @@ def predict(
     module: Annotated[bool, option("SCRIPT names a module, as in `python -m`.", None, "--module", "-m")] = False,
     workload: PredictedWorkload,
     place: PlaceOptions,
-    steps: Annotated[int, number("Steps of a script to run; 0 until memory repeats.", SCHEDULE, least=0)] = 0,
+    steps: Steps = 0,
     largest: LargestOptions,
     advise: Annotated[
         bool,
@@ -74,21 +75,17 @@ def predict(
         python main.py predict --on rtx-4090 train.py --epochs 1
     """
     with errors_for_people(), kept_import_path():
-        late: tuple[str, ...] = ()
-        if script is not None:
-            script, arguments, module, late = script_named(place, script, arguments, is_module=module)
-        options = PredictOptions(
-            context, script, arguments or [], workload, place, module, steps, largest, advise, save_dir, as_json, screen
-        )
+        named = script_named(place, script, arguments, is_module=module) if script is not None else None
+        options = PredictOptions(context, named, workload, place, steps, largest, advise, save_dir, as_json, screen)
         _ = place.answers  # a mistake in them is said first
-        then = _advise_job(options) if advise and script is not None else None
+        then = _advise_job(options) if advise and named is not None else None
         run_ranks(place, save_dir, quiet=screen.quiet, as_json=as_json, status_if_full=_DOES_NOT_FIT, then=then)
         devices = check(options)
-        if script is not None and place.card_text is not None and (asked := role("trial")) is not None:
-            answer_trial(asked, place.card_text, place, script, arguments or [], is_module=module, num_steps=steps)
+        if named is not None and place.card_text is not None and (asked := role("trial")) is not None:
+            answer_trial(asked, place.card_text, place, named, num_steps=steps)
             return
         is_there = starts_on_null_gpu(options, devices)
-        for sentence in late:
+        for sentence in named.notes if named is not None else ():
             options.say(sentence)
         with on_null_gpu(place, save_dir, quiet=screen.quiet):
             fits = _predict(options, devices, is_there=is_there)
@@ -103,14 +100,7 @@ def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool
     largest = advice = None
     if options.script is not None:
         assert devices is not None  # checked with the options
-        answer = predict_script(
-            options.script,
-            options.arguments,
-            devices,
-            is_module=options.is_module,
-            num_steps=options.num_steps,
-            quiet=options.screen.quiet,
-        )
+        answer = predict_script(options.script, devices, num_steps=options.num_steps, quiet=options.screen.quiet)
         if answer.failed_at is not None and not answer.is_whole and RankPlace.here() is None:
             need = ScriptTrials(devices.card.usable_bytes).need()
             answer = replace(answer, without_end=None if need.has_ended_before else need)
@@ -144,12 +134,8 @@ def _advise_script(
     options: PredictOptions, devices: Devices, base: FitTrial | None = None, job: Job | None = None
 ) -> None:
     """What each change made from outside would save; as fit.json, too, where files are written."""
-    from tracer.exporters.json_documents.advice import write_fit_json
-
-    own = (*(["-m"] if options.is_module else []), str(options.script), *options.arguments)
-    report = told_alone(devices, own, base, job)
-    if options.save_dir is not None:
-        write_fit_json(report, options.save_dir / "fit.json")
+    assert options.script is not None  # who asks has one
+    told_alone(devices, options.script, base, job, save_dir=options.save_dir)
 
 
 def _engine(options: PredictOptions, devices: Devices | None, *, is_there: bool) -> Engine:

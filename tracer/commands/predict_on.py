@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tracer.changes.script_changes import ALLOCATOR_SETTINGS
 from tracer.commands.common import refuse, was_given
+from tracer.commands.script import Script, no_card_named, run_script
 from tracer.errors import Terminated, TracerError, UsageError
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu import process
@@ -35,22 +36,20 @@ def check(options: PredictOptions) -> Devices | None:
     Raises:
         TracerError: The options make no sense, alone or together.
     """
-    place, is_script = options.place, options.script is not None
+    place = options.place
     if place.on and place.gpu_memory:
         raise UsageError("--on and --gpu-memory mean the same.", hint="Write --on h100:40GiB for another size.")
     if place.device == "cpu":
         _check_cpu(options)
-    if is_script:
-        own = f"Leave it out; an option of the script's own stands behind two dashes: {options.script} -- ..."
+    if options.script is not None:
+        own = f"Leave it out; an option of the script's own stands behind two dashes: {options.script.path} -- ..."
         refuse(options.context, (*_OF_MODELS, *_OF_SEARCHES), "without a script", hint=own)
         if options.advise and options.as_json:
             raise UsageError(
                 "--advise of a script cannot be printed as JSON.", hint="fit --each --save-dir writes it as JSON."
             )
         if place.card_text is None:
-            from tracer.commands.script import no_card_named
-
-            raise no_card_named(options.arguments)
+            raise no_card_named(options.script.arguments)
         if place.engine == "rehearsal":
             raise UsageError("A script cannot be rehearsed: it runs on the null GPU.", hint="Leave out --engine.")
     else:
@@ -63,7 +62,7 @@ def check(options: PredictOptions) -> Devices | None:
         from tracer.allocator.settings import parse_settings
 
         parse_settings(place.settings)  # torch's own complaint comes late and as a traceback
-    if not is_script and not options.workload.is_users:
+    if options.script is None and not options.workload.is_users:
         _check_fno(options)
     return devices
 
@@ -120,28 +119,23 @@ def _start(options: PredictOptions, devices: Devices) -> None:
     process.restart_on([replace(card, name=card.name or A100.name)] * devices.count)
 
 
-def predict_script(
-    script: str, arguments: Sequence[str], devices: Devices, *, is_module: bool, num_steps: int, quiet: bool
-) -> Prediction:
+def predict_script(script: Script, devices: Devices, *, num_steps: int, quiet: bool) -> Prediction:
     """Run a script there until its first steps are recorded.
 
     Args:
-        script: Its path, or a module's name.
         num_steps: Number of steps that are run; 0 for as many as it takes until memory repeats.
 
     Raises:
         TracerError: There is no such script, or nothing was found in it.
     """
-    from tracer.commands.script import check_script
     from tracer.results.failure import is_out_of_memory
     from tracer.sessions.trials.null_gpu_prediction import no_room_before
     from tracer.sessions.trials.null_gpu_prediction import predict_script as predicted
 
-    check_script(script, is_module=is_module)
+    script.check()
     raised: list[BaseException] = []
-    run = _runner(script, arguments, raised, is_module=is_module, quiet=quiet)
-    settings = {"script": script, "arguments": " ".join(arguments)}
-    answer = predicted(run, devices, num_steps=num_steps, settings=settings)
+    settings = {"script": script.path, "arguments": " ".join(script.arguments)}
+    answer = predicted(_runner(script, raised, quiet=quiet), devices, num_steps=num_steps, settings=settings)
     if answer is None and raised and is_out_of_memory(raised[0]):
         return no_room_before(raised[0], devices)
     if answer is None:
@@ -149,42 +143,29 @@ def predict_script(
     return answer
 
 
-def script_trial(
-    script: str,
-    arguments: Sequence[str],
-    *,
-    is_module: bool,
-    num_steps: int,
-    at_growth: Callable[[], None] = lambda: None,
-) -> ScriptSizes:
+def script_trial(script: Script, *, num_steps: int, at_growth: Callable[[], None]) -> ScriptSizes:
     """Whether a script fits there, and its peaks: the same steps as of `predict_script`, without a recording.
 
     Args:
-        script: Its path, or a module's name.
         num_steps: Number of steps that are run; 0 for as many as it takes until memory repeats.
         at_growth: Called when so many steps have run, if each left more in use than the one before.
 
     Raises:
         TracerError: There is no such script, it failed otherwise than for want of memory, or no step was found in it.
     """
-    from tracer.commands.script import check_script
     from tracer.results.failure import is_out_of_memory
     from tracer.sessions.trials.script_trial import script_sizes
 
-    check_script(script, is_module=is_module)
+    script.check()
     raised: list[BaseException] = []
-    run = _runner(script, arguments, raised, is_module=is_module, quiet=True)
-    sizes = script_sizes(run, num_steps=num_steps, at_growth=at_growth)
+    sizes = script_sizes(_runner(script, raised, quiet=True), num_steps=num_steps, at_growth=at_growth)
     if sizes is None or (not sizes.has_fit and any(not is_out_of_memory(error) for error in raised)):
         raise _no_answer(script, raised)
     return sizes
 
 
-def _runner(
-    script: str, arguments: Sequence[str], raised: list[BaseException], *, is_module: bool, quiet: bool
-) -> Callable[[ScriptProfile], bool]:
+def _runner(script: Script, raised: list[BaseException], *, quiet: bool) -> Callable[[ScriptProfile], bool]:
     """Runs the script under a profile, and keeps what it raises."""
-    from tracer.commands.script import run_script
     from tracer.results.failure import is_out_of_memory
 
     def is_answer(error: Exception) -> bool:
@@ -194,9 +175,7 @@ def _runner(
     def run(profile: ScriptProfile) -> bool:
         try:
             with redirect_stdout(sys.stderr):  # what the script prints is no part of the answer
-                return run_script(
-                    profile, script, list(arguments), is_module=is_module, quiet=quiet, is_answer=is_answer
-                )
+                return run_script(profile, script, quiet=quiet, is_answer=is_answer)
         except Terminated:
             raise
         except SystemExit as end:  # a script's own end is no answer yet
@@ -208,15 +187,15 @@ def _runner(
     return run
 
 
-def _no_answer(script: str, raised: Sequence[BaseException]) -> TracerError:
+def _no_answer(script: Script, raised: Sequence[BaseException]) -> TracerError:
     if raised and isinstance(raised[0], SystemExit):
         return TracerError(
-            f"{script} itself ended with status {raised[0].code}, before three steps of it were recorded.",
+            f"{script.path} itself ended with status {raised[0].code}, before three steps of it were recorded.",
             hint="What it printed is above.",
         )
     if raised:
         return TracerError(
-            f"{script} itself ended with {type(raised[0]).__name__}, before three steps of it were recorded.",
+            f"{script.path} itself ended with {type(raised[0]).__name__}, before three steps of it were recorded.",
             hint="Its traceback is above. Data and packages that it needs must be here, as for a real run.",
         )
-    return TracerError(f"{script} ended without a step that could be recorded.", hint="What it printed says why.")
+    return TracerError(f"{script.path} ended without a step that could be recorded.", hint="What it printed says why.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,6 +13,7 @@ from tracer.commands.common import not_said
 from tracer.commands.on_card import OnOptions
 from tracer.commands.options import option
 from tracer.commands.run_options import ScreenOptions
+from tracer.commands.script import Script
 from tracer.commands.usage import DEVICE, QUESTIONS
 from tracer.commands.workload_options import PredictedWorkload
 from tracer.exporters.screen.terminal import say
@@ -83,11 +84,9 @@ class PredictOptions:
     """All of a prediction's; without a script it is about the workload."""
 
     context: typer.Context
-    script: str | None
-    arguments: Sequence[str]
+    script: Script | None
     workload: PredictedWorkload
     place: PlaceOptions
-    is_module: bool
     num_steps: int
     largest: LargestOptions
     advise: bool

@@ -17,11 +17,11 @@ from tracer.command_line import role
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
 from tracer.commands.fit_answer import answer_trial
 from tracer.commands.fit_trials import ScriptTrials, told_alone
-from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import option, with_options
 from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptSchedule
-from tracer.commands.script import BEFORE_SCRIPT, check_script, run_script
+from tracer.commands.script import BEFORE_SCRIPT, Script, run_script
+from tracer.commands.script_options import ScriptOptions
 from tracer.commands.usage import DEVICE
 from tracer.commands.workload_options import check_device
 from tracer.errors import Terminated, UsageError
@@ -49,9 +49,7 @@ CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 @with_options
 def run(
-    script: Annotated[str, typer.Argument(help="The script; with --module, a module's name.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments for the script.")] = None,
-    module: Annotated[bool, option("SCRIPT names a module, as in `python -m`.", None, "--module", "-m")] = False,
+    named: ScriptOptions,
     device: Annotated[
         str | None, option("Device to explain; by default the model's.", DEVICE, metavar="<text>")
     ] = None,
@@ -95,18 +93,17 @@ def run(
     """
     with errors_for_people():
         _ = on.answers  # a mistake in them is said first
-        script, arguments, module, late = script_named(on, script, arguments, is_module=module)
+        script = named.script_on(on)
         changes = _checked_changes(apply) if apply else ()
         if advise:
             _check_advise(on, apply)
         if on.on is not None and (asked := role("trial")) is not None:
             with kept_import_path():
-                answer_trial(asked, on.on, on, script, arguments or [], is_module=module)
+                answer_trial(asked, on.on, on, script)
             return
-        own = (*(["-m"] if module else []), script, *(arguments or []))
 
         def advise_job(job: Job) -> None:
-            _advise(job.devices, str(on.on), own, save_dir, job)
+            _advise(job.devices, str(on.on), script, save_dir, job)
 
         run_ranks(on, save_dir, quiet=screen.quiet, then=advise_job if advise else None)
         devices = start_on(on.on) if on.on is not None else None
@@ -114,7 +111,7 @@ def run(
             check_device(device)
     if devices is not None and not screen.quiet:
         say_where(devices)
-    say_all(late if not screen.quiet else ())
+    say_all(script.notes if not screen.quiet else ())
     from tracer.capture.device.allocator_history import record_from_start
     from tracer.exporters.files import check_folder
     from tracer.results.failure import is_out_of_memory
@@ -129,8 +126,9 @@ def run(
     with errors_for_people(), kept_import_path(), here, _made(changes) as notes, ended as termination:
         steps = (schedule.of_calls() if inference else schedule).schedule()
         check_folder(save_dir)
-        check_script(script, is_module=module)
-        common: dict[str, Any] = {"voice": ScriptVoice(), "device": device, "settings": _described(on.on, own)}
+        script.check()
+        settings = {**({"on": on.on} if on.on is not None else {}), **script.settings}
+        common: dict[str, Any] = {"voice": ScriptVoice(), "device": device, "settings": settings}
         watched = partial(TrainingWatch, save_dir=save_dir, screen=not screen.quiet, **common)
         make_session: MakeSession = watched
         make_later: MakeLater | None = None
@@ -158,13 +156,11 @@ def run(
             return False
 
         try:
-            succeeded = run_script(
-                profile, script, arguments or [], is_module=module, quiet=screen.quiet, is_answer=is_answer
-            )
+            succeeded = run_script(profile, script, quiet=screen.quiet, is_answer=is_answer)
         except Terminated:
             raise
         except SystemExit as end:  # many scripts end with sys.exit(main())
-            if end.code == _WRONG_USAGE and _OURS.intersection(arguments or []):
+            if end.code == _WRONG_USAGE and _OURS.intersection(script.arguments):
                 say(f"Hint: {BEFORE_SCRIPT}")
             own_end = end
         say_all(notes() if not screen.quiet else ())
@@ -177,20 +173,13 @@ def run(
         say_all(need_words(ScriptTrials(usable_bytes).need(limit_s), usable_bytes))
     if advise and devices is not None and RankPlace.here() is None:  # of a job all ranks together
         with errors_for_people():
-            _advise(devices, str(on.on), own, save_dir)
+            _advise(devices, str(on.on), script, save_dir)
             if watch and not succeeded:
                 say("Note: Each trial ran the first steps alone: what grows later is not in it.")
     if own_end is not None and (own_end.code or not profile.is_incomplete):
         raise own_end
     if not succeeded or profile.is_incomplete:
         raise typer.Exit(1)
-
-
-def _described(on: str | None, own: Sequence[str]) -> dict[str, str]:
-    """Settings that a run keeps: the script and its arguments as a shell takes them, and the card."""
-    num_words = 2 if own[0] == "-m" else 1
-    card = {"on": on} if on is not None else {}
-    return {**card, "script": shlex.join(own[:num_words]), "arguments": shlex.join(own[num_words:])}
 
 
 def _checked_changes(names: str) -> Sequence[str]:
@@ -224,13 +213,10 @@ def _check_advise(on: OnOptions, apply: str) -> None:
         raise UsageError("--advise tries changes of the script as it is.", hint="Leave out --apply.")
 
 
-def _advise(devices: Devices, card: str, own: tuple[str, ...], save_dir: Path, job: Job | None = None) -> None:
+def _advise(devices: Devices, card: str, script: Script, save_dir: Path, job: Job | None = None) -> None:
     """Each change alone, fit.json, and the command that finds the fewest with which it fits."""
-    from tracer.exporters.json_documents.advice import write_fit_json
-
-    report = told_alone(devices, own, job=job)
-    write_fit_json(report, save_dir / "fit.json")
-    say(f"Next: {program_name()} fit --on {card} {shlex.join(own)} finds the fewest with which it fits.")
+    told_alone(devices, script, job=job, save_dir=save_dir)
+    say(f"Next: {program_name()} fit --on {card} {shlex.join(script.words)} finds the fewest with which it fits.")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracer.capture.deferred_handlers import handlers_dropped
 from tracer.commands.common import say_all
@@ -27,22 +28,42 @@ __tracebackhide__ = True  # a line of this file explains nothing about the scrip
 BEFORE_SCRIPT: Final = "Options of this command come before the script's name: what follows it is the script's."
 
 
-def check_script(script: str, *, is_module: bool) -> None:
-    """Check that the script or module exists, before anything of it runs.
+class Script(NamedTuple):
+    """The script that a command is about."""
 
-    Raises:
-        TracerError: There is no such script or module.
-    """
-    if not is_module:
-        if Path(script).is_dir():
-            if not (Path(script) / "__main__.py").is_file():
-                raise TracerError(f"{script} is a folder without a __main__.py.", hint="Name a script in it.")
-        elif not Path(script).is_file():
-            raise TracerError(f"There is no file {script}.", hint="Name a script, or a module with -m.")
-        return
-    root = script.partition(".")[0]
-    if root not in sys.modules and PathFinder.find_spec(root, ["", *sys.path]) is None:
-        raise TracerError(f"There is no module {root}.", hint="Name one that Python finds from this folder.")
+    path: str  # Or a module's name
+    arguments: list[str]  # Its own
+    is_module: bool = False
+    notes: tuple[str, ...] = ()  # Sentences on what it sets in its environment too late
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What stands behind `python` to run it."""
+        return (*(["-m"] if self.is_module else []), self.path, *self.arguments)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What a run remembers of it: the script and its arguments as a shell takes them."""
+        num_words = 1 + self.is_module
+        return {"script": shlex.join(self.words[:num_words]), "arguments": shlex.join(self.words[num_words:])}
+
+    def check(self) -> None:
+        """Check that the script or module exists, before anything of it runs.
+
+        Raises:
+            TracerError: There is no such script or module.
+        """
+        path = Path(self.path)
+        if not self.is_module:
+            if path.is_dir():
+                if not (path / "__main__.py").is_file():
+                    raise TracerError(f"{self.path} is a folder without a __main__.py.", hint="Name a script in it.")
+            elif not path.is_file():
+                raise TracerError(f"There is no file {self.path}.", hint="Name a script, or a module with -m.")
+            return
+        root = self.path.partition(".")[0]
+        if root not in sys.modules and PathFinder.find_spec(root, ["", *sys.path]) is None:
+            raise TracerError(f"There is no module {root}.", hint="Name one that Python finds from this folder.")
 
 
 def no_card_named(arguments: Sequence[str] | None) -> UsageError:
@@ -56,17 +77,14 @@ def no_card_named(arguments: Sequence[str] | None) -> UsageError:
 
 def run_script(
     profile: ScriptProfile,
-    script: str,
-    arguments: list[str],
+    script: Script,
     *,
-    is_module: bool = False,
     quiet: bool = False,
     is_answer: Callable[[Exception], bool] = lambda error: False,
 ) -> bool:
     """Run a script under a profile; False if it raised, after its traceback.
 
     Args:
-        script: Its path, or a module's name.
         is_answer: Whether an exception is what was asked for, so that its traceback is nothing to show.
 
     Raises:
@@ -79,12 +97,12 @@ def run_script(
 
     with ExitStack() as ended:
         try:
-            with profile, _as_main(script, arguments, is_module=is_module), _told_of_end(profile.script_ended):
+            with profile, _as_main(script), _told_of_end(profile.script_ended):
                 try:
-                    if is_module:
-                        runpy.run_module(script, run_name="__main__", alter_sys=True)
+                    if script.is_module:
+                        runpy.run_module(script.path, run_name="__main__", alter_sys=True)
                     else:
-                        runpy.run_path(script, run_name="__main__")
+                        runpy.run_path(script.path, run_name="__main__")
                 finally:  # a time limit of the script's own is for the script
                     ended.enter_context(handlers_dropped())
         except FirstStepsDone:
@@ -111,13 +129,13 @@ def _tell(profile: ScriptProfile, *, quiet: bool) -> None:
 
 
 @contextmanager
-def _as_main(script: str, arguments: list[str], *, is_module: bool) -> Iterator[None]:
+def _as_main(script: Script) -> Iterator[None]:
     """The arguments and the import path that the script expects."""
     before = sys.argv
-    sys.argv = [script, *arguments]
-    path = Path(script).resolve()
-    folder = Path.cwd() if is_module else path if path.is_dir() else path.parent
-    sys.path.insert(0, "" if is_module else str(folder))
+    sys.argv = [script.path, *script.arguments]
+    path = Path(script.path).resolve()
+    folder = Path.cwd() if script.is_module else path if path.is_dir() else path.parent
+    sys.path.insert(0, "" if script.is_module else str(folder))
     try:
         with modules_of(folder):
             yield
