@@ -112,7 +112,7 @@ def test_a_trace_without_allocations_says_so_and_has_times(tmp_path: Path) -> No
     [
         (("nothing.json",), "does not exist"),
         (("trace.json", "--device", "cuda:7"), "no allocations on cuda:7"),
-        (("trace.json", "--html", "trace.json"), "is the trace itself"),
+        (("trace.json", "--html", "trace.json"), "is named twice"),
     ],
 )
 def test_mistakes_are_a_sentence_and_a_hint(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from tracer.errors import Terminated, TracerError, UsageError
+from tracer.errors import OutputError, Terminated, TracerError, UsageError
 from tracer.exporters.screen.terminal import say
 from tracer.results.files import SNAPSHOT
 
@@ -77,6 +78,25 @@ def refuse(context: typer.Context, parameters: Iterable[str], where: str, *, hin
         if _source(context, parameter) == "COMMANDLINE":
             name = parameter.removeprefix("model_") if parameter == "model_input" else parameter.replace("_", "-")
             raise UsageError(f"--{name} works only {where}.", hint=hint)
+
+
+def check_outputs(outputs: Iterable[Path], read: Iterable[Path], *, hint: str) -> None:
+    """Before anything is read: that files can be written, and are neither what is read nor each other.
+
+    Raises:
+        OutputError: One of them cannot be written.
+    """
+    from tracer.exporters.files import check_folder
+
+    # Of a link that leads back to itself, pathlib's `resolve` raises.
+    known = [os.path.realpath(path) for path in read]
+    for out in outputs:
+        if out.is_dir():
+            raise OutputError(f"{out} is a folder.", hint=hint)
+        if os.path.realpath(out) in known:
+            raise OutputError(f"{out} is named twice.", hint=hint)
+        known.append(os.path.realpath(out))
+        check_folder(out.parent)
 
 
 def snapshot_path(path: Path) -> Path:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracer.commands.common import SNAPSHOT_NAME, errors_for_people, say_all, snapshot_path
+from tracer.commands.common import SNAPSHOT_NAME, check_outputs, errors_for_people, say_all, snapshot_path
 from tracer.commands.options import option
-from tracer.commands.run_options import Quiet, Top
-from tracer.errors import OutputError, RecordingError, SnapshotError
+from tracer.commands.run_options import AsJson, Quiet, Top
+from tracer.errors import RecordingError, SnapshotError
 from tracer.exporters.screen.next_commands import after_diff
 from tracer.exporters.screen.terminal import screen
 from tracer.results.files import PEAK
@@ -34,7 +34,7 @@ def diff(
         option("Exit with 3 if a peak grew by more than 5%, or by more than 100MiB.", metavar="<limit>"),
     ] = None,
     html: Annotated[Path | None, option("Also write an HTML page.", metavar="<path>")] = None,
-    as_json: Annotated[bool, option("Print JSON instead.", None, "--json")] = False,
+    as_json: AsJson = False,
     top: Top = 10,
     quiet: Quiet = False,
 ) -> None:
@@ -88,7 +88,7 @@ def show_diff(
     threshold = parse_threshold(fail_above) if fail_above is not None else None
     names = {"before": str(before), "after": str(after)}
     if html is not None:
-        _check_page(html, before, after)
+        check_outputs([html], [before, after], hint="Name another file with --html.")
     before, after = (side.parent if side.name == PEAK_NAME and side.is_file() else side for side in (before, after))
     diffs = compare(before, after)
     if as_json:
@@ -106,22 +106,6 @@ def show_diff(
     if threshold is None:
         return []
     return [threshold.sentence(diff.after.device, diff) for diff in diffs if threshold.is_exceeded_by(diff)]
-
-
-def _check_page(html: Path, before: Path, after: Path) -> None:
-    """Before anything is read: that the page can be written, and is neither side.
-
-    Raises:
-        OutputError: It cannot.
-    """
-    from tracer.exporters.files import check_folder
-
-    hint = "Name another file with --html."
-    if html.is_dir():
-        raise OutputError(f"{html} is a folder.", hint=hint)
-    if html.resolve() in (before.resolve(), after.resolve()):
-        raise OutputError(f"{html} is named twice.", hint=hint)
-    check_folder(html.parent)
 
 
 def _what_to_compare(before: Path, after: Path) -> str:

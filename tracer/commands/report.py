@@ -38,45 +38,20 @@ def report(
     """Write any output of a run again from its kept recording, also elsewhere and with a later version."""
     tell = not_said if quiet else say
     with errors_for_people():
+        file = recording_path(recording)
+        folder = save_dir or file.parent
         with screen(is_shown=not quiet) as console:
-            succeeded = show_report(recording, console, save_dir=save_dir, only=only, top=top, say=tell, complain=say)
-        folder = save_dir or recording_path(recording).parent
+            succeeded = _written_again(file, folder, only, console, top=top, tell=tell)
         for line in after_run(folder, [path.name for path in folder.iterdir()]):
             tell(line)
     if not succeeded:
         raise typer.Exit(1)
 
 
-def show_report(
-    path: Path,
-    console: Console,
-    *,
-    save_dir: Path | None = None,
-    only: Collection[str] = (),
-    top: int = NUM_ROWS,
-    say: Callable[[str], None] = not_said,
-    complain: Callable[[str], None] = not_said,
+def _written_again(
+    file: Path, folder: Path, only: Collection[str], console: Console, *, top: int, tell: Callable[[str], None]
 ) -> bool:
-    """Write the files of a run again from its recording, then the answer on a console.
-
-    Args:
-        path: The recording, or a folder that holds a `recording.npz`.
-        save_dir: Where to write; by default beside the recording.
-        only: Names of the outputs that are wanted, as in `--no-<name>`; by default all that the recording allows.
-        top: Rows of each table of the answer.
-        say: Takes a line on what was written, and on what there is to say of the run.
-        complain: Takes a line on what could not be written.
-
-    Returns:
-        False if a file could not be written.
-
-    Raises:
-        RecordingError: The recording cannot be read, or an output that is wanted is not in it.
-        OutputError: The folder cannot be written to, or the console takes nothing.
-        WritingInterrupted: Ctrl-C has come while the files were written.
-    """
-    file = recording_path(path)
-    folder = save_dir or file.parent
+    """Write the files of a run, then the answer on a console; False if a file could not be written."""
     from tracer.exporters.files import check_folder
     from tracer.exporters.recording_file.kept_run_file import load_kept_run
     from tracer.exporters.screen.run import print_results
@@ -89,8 +64,8 @@ def show_report(
     results = results_of(kept_run)
     unwanted = _unwanted(only, results)
     for line in (*(f"Of that run: {line}" for line in kept_run.failure), *(f"Note: {note}" for note in results.notes)):
-        say(line)
-    written = write_outputs(results, folder, leave_out=unwanted, tell=teller(say, complain=complain))
+        tell(line)
+    written = write_outputs(results, folder, leave_out=unwanted, tell=teller(tell, complain=say))
     # A script goes on behind the steps that were recorded.
     print_results(results, console, top=top, num_steps=None if "script" in results.settings else results.num_steps)
     return not any(file.has_failed for file in written)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracer.commands.common import errors_for_people, say_all, snapshot_path
+from tracer.commands.common import check_outputs, errors_for_people, say_all, snapshot_path
 from tracer.commands.options import number, option
-from tracer.commands.run_options import Quiet, Top
-from tracer.commands.usage import ALLOCATOR, DEVICE, OUTPUTS, QUESTIONS, SCREEN
+from tracer.commands.run_options import AsJson, Quiet, Top
+from tracer.commands.usage import ALLOCATOR, DEVICE, OUTPUTS, QUESTIONS
 from tracer.errors import MissingPackageError, OutputError, SettingsError, SnapshotError, TracerError
 from tracer.exporters.screen.next_commands import after_job, after_snapshot
 from tracer.exporters.screen.terminal import screen
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
 
 SQLITE_READERS = "sqlite3, or Skyline's readers"
+_OTHER_FILE = "Name another file with --html or --sqlite."
 
 
 def snapshot(
@@ -96,7 +96,7 @@ def snapshot(
         str | None,
         option("Read a job's recordings on the workers of this Dask scheduler.", QUESTIONS, metavar="<address>"),
     ] = None,
-    as_json: Annotated[bool, option("Print the answer as JSON instead.", SCREEN, "--json")] = False,
+    as_json: AsJson = False,
     top: Top = 10,
     quiet: Quiet = False,
 ) -> None:
@@ -226,7 +226,7 @@ def show_job(
     files = recordings(paths)
     if html is not None:
         with _hint_for_outputs():
-            _check_outputs(files, [html])
+            check_outputs([html], files, hint=_OTHER_FILE)
     finding = explain_job(read_job(files, device=device, dask=dask))
     if not finding.ranks:
         first = finding.unreadable[0]
@@ -312,7 +312,7 @@ def show_snapshot(
     wanted = _checked_settings(settings)
     outputs = [out for out in (html, sqlite) if out is not None]
     with _hint_for_outputs():
-        _check_outputs([snapshot_path(path)], outputs)
+        check_outputs(outputs, [snapshot_path(path)], hint=_OTHER_FILE)
     explained = _explained(path, device, questions, _Tries(wanted, search_settings, memory))
     if outputs:
         with _hint_for_outputs():
@@ -453,26 +453,7 @@ def _hint_for_outputs() -> Iterator[None]:
     except MissingPackageError:
         raise
     except OutputError as error:
-        raise OutputError(str(error), hint="Name another file with --html or --sqlite.") from error
-
-
-def _check_outputs(paths: Sequence[Path], outputs: Sequence[Path]) -> None:
-    """Before anything is read: that the files can be written, and are neither the recordings nor each other.
-
-    Raises:
-        OutputError: One of them cannot be written.
-    """
-    from tracer.exporters.files import check_folder
-
-    # Of a link that leads back to itself, pathlib's `resolve` raises.
-    taken = [os.path.realpath(path) for path in paths]
-    for out in outputs:
-        if out.is_dir():
-            raise OutputError(f"{out} is a folder.")
-        if os.path.realpath(out) in taken:
-            raise OutputError(f"{out} is named twice.")
-        taken.append(os.path.realpath(out))
-        check_folder(out.parent)
+        raise OutputError(str(error), hint=_OTHER_FILE) from error
 
 
 def _write(explained: ExplainedSnapshot, *, html: Path | None, sqlite: Path | None, file: Path) -> None:

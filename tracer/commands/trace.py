@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracer.commands.common import errors_for_people, not_said, say_all
+from tracer.commands.common import check_outputs, errors_for_people, not_said, say_all
 from tracer.commands.options import option
 from tracer.commands.run_options import NUM_ROWS, AsJson, Quiet, Top
 from tracer.commands.usage import DEVICE, OUTPUTS
@@ -55,7 +55,7 @@ def trace(
     Several traces are the ranks of a job: the slowest, and who waits for whom.
     """
     with errors_for_people(), screen(is_shown=as_json or not quiet) as console:
-        succeeded = show_traces(
+        succeeded = _show(
             file,
             console,
             device=device,
@@ -69,33 +69,23 @@ def trace(
         raise typer.Exit(1)
 
 
-def show_traces(
+def _show(
     paths: Sequence[Path],
     console: Console,
     *,
-    device: str | None = None,
-    save_dir: Path | None = None,
-    files: dict[str, Path | None] | None = None,
-    as_json: bool = False,
-    top: int = NUM_ROWS,
-    quiet: bool = False,
+    device: str | None,
+    save_dir: Path | None,
+    files: dict[str, Path | None],
+    as_json: bool,
+    top: int,
+    quiet: bool,
 ) -> bool:
-    """Explain one trace on a console, and in files, or several ranks' traces beside each other.
+    """Explain one trace, or several ranks' beside each other; False if a file could not be written.
 
     Args:
-        paths: Paths of one trace or of several ranks' traces, or their folder.
-        files: Single files by the names of the outputs, where they are wanted.
-        top: Rows of each table.
-        quiet: Do not say what was written.
-
-    Returns:
-        False if a file could not be written.
-
-    Raises:
-        RecordingError: A trace cannot be read.
-        OutputError: A file cannot be written, or there is nothing to write.
+        files: Single files by the names of the outputs; None for those not wanted.
     """
-    wanted = {name: path for name, path in (files or {}).items() if path is not None}
+    wanted = {name: path for name, path in files.items() if path is not None}
     recordings = _traces(paths)
     if len(recordings) > 1:
         if wanted or save_dir is not None:
@@ -158,19 +148,10 @@ def _show_job(paths: Sequence[Path], console: Console, *, device: str | None, as
 
 
 def _check_outputs(path: Path, outputs: Iterable[Path], save_dir: Path | None) -> None:
-    """Before anything is read: no output is the trace, and folders can be written to.
-
-    Raises:
-        OutputError: One cannot be written.
-    """
+    """Before anything is read: no output is the trace, and folders can be written to."""
     from tracer.exporters.files import check_folder
 
-    for output in outputs:
-        if output.is_dir():
-            raise OutputError(f"{output} is a folder.", hint="Name a file.")
-        if output.resolve() == path.resolve():
-            raise OutputError(f"{output} is the trace itself.", hint="Name another file.")
-        check_folder(output.parent)
+    check_outputs(outputs, [path], hint="Name another file.")
     if save_dir is not None:
         if (save_dir / "trace.json.gz").resolve() == path.resolve():
             raise OutputError(f"{save_dir} has the trace itself.", hint="Name another folder with --save-dir.")
