@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +221,7 @@ def test_trials_are_forks_although_the_script_asks_for_a_gpu_first(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, str(ROOT / "main.py"), "fit", "--on", "h100", "train.py"])
     is_answered = []
-    with TrialServer() as start:
+    with closing(TrialServer()) as start:
         for number in range(2):
             (folder := tmp_path / str(number)).mkdir()
             is_answered.append(start.answers(TrialRequest((), str(folder))))

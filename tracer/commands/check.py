@@ -99,11 +99,7 @@ def check(
 
 
 def _peak(answer: Prediction, name: str) -> SavedPeak:
-    """The peak with its rows.
-
-    Raises:
-        TracerError: Memory ran out.
-    """
+    """The peak with its rows."""
     from tracer.analysis.profiles.caveats import saved_peak
 
     findings = answer.results.findings
@@ -113,11 +109,7 @@ def _peak(answer: Prediction, name: str) -> SavedPeak:
 
 
 def _known(baseline: Path, name: str, *, update: bool) -> Mapping[str, SavedPeak]:
-    """What the baseline has.
-
-    Raises:
-        TracerError: It cannot be read, or has not what it is asked for.
-    """
+    """What the baseline has; with `update` there may be none."""
     from tracer.exporters.json_documents.peak import read_baseline
 
     if update and not baseline.exists():
@@ -129,11 +121,7 @@ def _known(baseline: Path, name: str, *, update: bool) -> Mapping[str, SavedPeak
 
 
 def _worst_of(job: Job, *, quiet: bool) -> SavedPeak:
-    """The command again as each rank that can differ; the peak of the one that has most.
-
-    Raises:
-        Exit: A rank has failed.
-    """
+    """The command again as each rank that can differ; the peak of the one that has most."""
     from tracer.exporters.json_documents.peak import read_peak_json
     from tracer.sessions.jobs.run_ranks import run_job
 

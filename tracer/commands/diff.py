@@ -109,11 +109,7 @@ def show_diff(
 
 
 def _what_to_compare(before: Path, after: Path) -> str:
-    """The name of the file that both sides have, the better one first.
-
-    Raises:
-        SnapshotError: Two directories have no file in common.
-    """
+    """The name of the file that both sides have, the better one first."""
     folders = [side for side in (before, after) if side.is_dir()]
     if not folders:
         return SNAPSHOT_NAME
@@ -169,12 +165,7 @@ def _is_trace(path: Path) -> bool:
 
 
 def _peak_of(path: Path) -> SavedPeak:
-    """The peak of a trace, or of a run by its folder.
-
-    Raises:
-        SnapshotError: It is neither.
-        RecordingError: The trace cannot be read, or has no memory.
-    """
+    """The peak of a trace, or of a run by its folder."""
     if path.is_dir() and (path / PEAK_NAME).is_file():
         from tracer.exporters.json_documents.peak import read_peak_json
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,14 +53,14 @@ def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Scr
     end_with_parent()
     memory = TrialMemory(devices.count)
     if "requests" in asked:
-        with ForkedTrials(Channel(**asked), memory.begin) as trials, on_null_gpu(on, None, quiet=True), memory:
+        with ForkedTrials(Channel(**asked), memory.begin) as trials, on_null_gpu(on, None, quiet=True), closing(memory):
             trials.look_out()
             answer = tried(trials.applied, ())
             if trials.folder is not None:
                 _leave(answer, memory, trials.folder)
     else:
         request = TrialRequest.of(asked)
-        with on_null_gpu(on, None, quiet=True), memory:
+        with on_null_gpu(on, None, quiet=True), closing(memory):
             memory.begin(request)
             with AppliedChanges(request.changes) as applied:
                 _leave(tried(applied, request.arguments), memory, Path(request.folder))

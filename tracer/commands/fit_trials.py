@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -52,7 +52,7 @@ class ScriptTrials:
     def __enter__(self) -> Self:
         """Share a start from here on."""
         if self.job is None:
-            self._starts[0] = self._end.enter_context(TrialServer())
+            self._starts[0] = self._end.enter_context(closing(TrialServer()))
         else:
             self._beginning = self._end.enter_context(ThreadPoolExecutor(1))
             folder = self._end.enter_context(tempfile.TemporaryDirectory(prefix="null-gpu-job-"))
@@ -153,7 +153,8 @@ class ScriptTrials:
             if len(self._starts) >= _MOST_SHARED:
                 return False
             may_wait = partial(earlier_ranks_are_asked_for, place.folder)
-            start = self._end.enter_context(TrialServer(place.variables, variables, rank=place.rank, may_wait=may_wait))
+            server = TrialServer(place.variables, variables, rank=place.rank, may_wait=may_wait)
+            start = self._end.enter_context(closing(server))
             self._starts[place.rank] = start
             assert self._beginning is not None
             self._beginning.submit(start.begin).result()

@@ -142,11 +142,7 @@ def _alone() -> dict[str, str]:
 
 
 def _set_environment_of_accelerate(options: Sequence[str]) -> None:
-    """Set what accelerate's options tell its processes.
-
-    Raises:
-        UsageError: One of them says more than a variable.
-    """
+    """Set what accelerate's options tell its processes."""
     for name, value in _options(options):
         if name in ("config-file", "use-fsdp", "use-deepspeed", "use-megatron-lm", "use-parallelism-config"):
             raise UsageError(

@@ -259,11 +259,7 @@ def _build(options: ProfileOptions, device: torch.device) -> Built:
 def _adviser(
     options: ProfileOptions, device: torch.device, *, is_alone: bool
 ) -> Callable[[Workload, RunResults], RunResults] | None:
-    """What adds advice to the results of a run; None where nobody asked.
-
-    Raises:
-        TracerError: It is asked for as it cannot be.
-    """
+    """What adds advice to the results of a run; None where nobody asked."""
     import torch
 
     from tracer.rehearsal.unfilled import unfilled_weights

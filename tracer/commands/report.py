@@ -72,11 +72,7 @@ def _written_again(
 
 
 def _check_names(only: Collection[str]) -> None:
-    """Before anything is read.
-
-    Raises:
-        TracerError: One is the name of no output.
-    """
+    """Refuse what is the name of no output, before anything is read."""
     from tracer.sessions.output_files import OUTPUTS
 
     names = [output.name for output in OUTPUTS if output.file is not RECORDING]
@@ -86,11 +82,7 @@ def _check_names(only: Collection[str]) -> None:
 
 
 def _unwanted(only: Collection[str], results: RunResults) -> Collection[str]:
-    """The outputs to leave out.
-
-    Raises:
-        RecordingError: One that is wanted cannot be made of the results.
-    """
+    """The outputs to leave out; one that is wanted and cannot be made of the results is refused."""
     from tracer.sessions.output_files import OUTPUTS
 
     if not only:

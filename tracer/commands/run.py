@@ -183,11 +183,7 @@ def run(
 
 
 def _checked_changes(names: str) -> Sequence[str]:
-    """Return names of changes, or those in a fit.json, with the allocator's set, before torch reads them.
-
-    Raises:
-        UsageError: There is no such change or file, or it needs what is not installed.
-    """
+    """Return names of changes, or those in a fit.json, with the allocator's set, before torch reads them."""
     from tracer.changes.script_changes import allocator_variables, script_changes
 
     if names.endswith(".json"):
@@ -200,11 +196,7 @@ def _checked_changes(names: str) -> Sequence[str]:
 
 
 def _check_advise(on: OnOptions, apply: str) -> None:
-    """Changes are tried on the null GPU.
-
-    Raises:
-        UsageError: That is not where the script runs, or it is not tried as it is.
-    """
+    """Refuse --advise where no GPU is named, on which changes are tried, and beside --apply."""
     if on.on is None:
         raise UsageError(
             "--advise tries changes on the null GPU.", hint="Add --on with your GPU's name, such as --on h100."

@@ -170,11 +170,7 @@ def _next(shown: ExplainedSnapshot, path: Path, *, has_page: bool) -> tuple[str,
 
 
 def _refuse_addresses(paths: Sequence[Path]) -> None:
-    """This program fetches nothing.
-
-    Raises:
-        SnapshotError: One of the paths is an address.
-    """
+    """Refuse addresses: this program fetches nothing."""
     for path in paths:
         if str(path).startswith(("http:/", "https:/", "s3:/", "gs:/")):
             raise SnapshotError(f"{path.name} is named by an address.", hint="Download it, and name the file.")

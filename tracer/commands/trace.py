@@ -111,11 +111,7 @@ def _show(
 
 
 def _traces(paths: Sequence[Path]) -> list[Path]:
-    """The files that are named, those of folders in order.
-
-    Raises:
-        RecordingError: A folder has none.
-    """
+    """The files that are named, those of folders in order."""
     files: dict[Path, None] = {}
     for path in paths:
         inside = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES)) if path.is_dir() else [path]
@@ -126,11 +122,7 @@ def _traces(paths: Sequence[Path]) -> list[Path]:
 
 
 def _show_job(paths: Sequence[Path], console: Console, *, device: str | None, as_json: bool) -> None:
-    """Explain several ranks on a console.
-
-    Raises:
-        RecordingError: None of them can be read.
-    """
+    """Explain several ranks on a console."""
     from tracer.command_line import this_command
     from tracer.results.trace_report import explain_traces
 
@@ -159,11 +151,7 @@ def _check_outputs(path: Path, outputs: Iterable[Path], save_dir: Path | None) -
 
 
 def _write(report: TraceReport, wanted: dict[str, Path], save_dir: Path | None, *, quiet: bool) -> bool:
-    """Write what is wanted; False if a file could not be written.
-
-    Raises:
-        TracerError: The trace has no memory.
-    """
+    """Write what is wanted; False if a file could not be written."""
     if not wanted and save_dir is None:
         return True
     if report.results is None:

@@ -66,11 +66,7 @@ class _HelpFormatting:
                 _write_records(groups[heading], formatter)
 
     def parse_args(self: Any, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments; errors are reported as a sentence and a hint.
-
-        Raises:
-            typer.Exit: With status 2.
-        """
+        """Read the arguments; errors are reported as a sentence and a hint."""
         ctx.default_map = _defaults_of(ctx)
         try:
             return list(super().parse_args(ctx, _with_scripts_apart(self, ctx, args)))  # type: ignore[misc]

@@ -266,12 +266,7 @@ def _fno() -> Any:
 
 @contextmanager
 def _model_errors() -> Iterator[None]:
-    """What cannot be built is an error with the line of the user's where it went wrong.
-
-    Raises:
-        UsageError: An option has a wrong value.
-        WorkloadError: It cannot be built.
-    """
+    """What cannot be built is an error with the line of the user's where it went wrong."""
     from tracer.capture.sources.error_line import error_line
     from tracer.exporters.screen.paths import behind
     from tracer.workloads.user_errors import UserModelError, WrongValueError

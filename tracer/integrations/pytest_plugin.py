@@ -224,11 +224,7 @@ class _Elsewhere(pytest.Item):
 
 
 def _variables(on: str | None) -> dict[str, str]:
-    """Environment variables of the test's own process.
-
-    Raises:
-        TracerError: There is no such card, or the null GPU cannot be had here.
-    """
+    """Environment variables of the test's own process."""
     base = {name: value for name, value in os.environ.items() if name not in _OF_THIS_RUN}
     if on is None:
         return base

@@ -157,11 +157,7 @@ class Session:
         return self._trains_in_training_mode and bool(models) and not any(model.training for model in models)
 
     def _check_begun(self) -> None:
-        """A step outside of any block would be lost without a word.
-
-        Raises:
-            TracerError: The block has not begun.
-        """
+        """A step outside of any block would be lost without a word."""
         if not self._has_begun:
             raise TracerError(
                 f"{self._name} has not begun, so that this step is not seen.",

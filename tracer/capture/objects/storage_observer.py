@@ -281,6 +281,6 @@ def optimizer_tensors(
                 yield Role.OPTIMIZER_STATE, f"{owner}.{key}", tensor
 
 
-def input_tensors(batch: object, name: str = "batch", *, role: Role = Role.INPUT) -> Iterator[tuple[Role, str, Tensor]]:
+def input_tensors(batch: object, *, role: Role = Role.INPUT) -> Iterator[tuple[Role, str, Tensor]]:
     """The tensors in a batch, however it is nested, named by their path in it."""
-    return ((role, path, tensor) for path, tensor in leaves(batch, Tensor, name))
+    return ((role, path, tensor) for path, tensor in leaves(batch, Tensor, "batch"))

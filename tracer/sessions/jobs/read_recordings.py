@@ -86,7 +86,6 @@ def read_job(
     device: int | None = None,
     dask: str | None = None,
     num_processes: int | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
     read: Reader = read_rank,
 ) -> list[RankPeak]:
     """Read all ranks.
@@ -96,7 +95,6 @@ def read_job(
         device: Index of the only device to look at; None means all.
         dask: Address of a Dask scheduler; without one the processes are this machine's.
         num_processes: How many at once; by default as many as there are cores, and memory for.
-        progress: Called with ranks done and ranks in all.
 
     Raises:
         MissingPackageError: Dask is not installed.
@@ -109,7 +107,6 @@ def read_job(
 
     def add(peak: RankPeak) -> None:
         peaks.append(_sharing(peak, seen))
-        progress(len(peaks), len(named))
 
     with executor_for(dask, num_processes or num_processes_for(files)) as executor:
         left = _read_all(executor, named, device, read, add)
@@ -206,11 +203,7 @@ def answer_of() -> tuple[str, ...]:
 
 
 def _check_cluster(executor: Executor, address: str) -> None:
-    """Check that the workers have the same version of this program: else each rank would fail by itself.
-
-    Raises:
-        TracerError: A worker lacks this program, or has another version of it.
-    """
+    """Check that the workers have the same version of this program: else each rank would fail by itself."""
     hint = "Install this version of it where the cluster's scheduler and workers run."
     try:
         answer = executor.submit(answer_of).result()

@@ -71,14 +71,14 @@ def _run(build: Build, num_steps: int, settings: Mapping[str, object]) -> RunRes
         gc.collect()
 
 
-def trial(build: Build, card: Card, *, num_steps: int = NUM_STEPS) -> Trial:
+def trial(build: Build, card: Card) -> Trial:
     """Whether a workload fits on a card, and what it takes where memory does not end."""
-    need = steps_need(build, num_steps=num_steps)
+    need = steps_need(build)
     fits = need.peak_reserved_bytes <= card.usable_bytes
     if not fits and need.peak_allocated_bytes <= card.usable_bytes:  # the allocator may do with its cache given back
         _start_anew()
         try:
-            _train(build, num_steps)
+            _train(build)
             fits = True
         except Exception as error:
             if not is_out_of_memory(error):
@@ -86,10 +86,10 @@ def trial(build: Build, card: Card, *, num_steps: int = NUM_STEPS) -> Trial:
     return Trial(fits, need.peak_allocated_bytes, need.peak_reserved_bytes)
 
 
-def steps_need(build: Build, *, num_steps: int = NUM_STEPS) -> Sizes:
+def steps_need(build: Build) -> Sizes:
     """Return the peaks of some steps where memory does not end, without explaining them."""
     with _without_limit(1):
-        _train(build, num_steps)
+        _train(build)
         return sizes_of("cuda:0")
 
 
@@ -99,9 +99,9 @@ def shape_need(build: Build, inputs: tuple[str, ...]) -> ShapeNeed:
     return ShapeNeed(inputs, need.peak_allocated_bytes, need.peak_reserved_bytes)
 
 
-def _train(build: Build, num_steps: int) -> None:
+def _train(build: Build) -> None:
     workload = build()
-    for _ in range(num_steps):
+    for _ in range(NUM_STEPS):
         train_step(workload)
 
 
@@ -136,11 +136,7 @@ def _error(failure: Failure) -> WorkloadError:
 
 
 def _place(results: RunResults) -> OutOfMemoryAt | None:
-    """The allocation that ran out of memory, or None.
-
-    Raises:
-        WorkloadError: The run failed otherwise.
-    """
+    """The allocation that ran out of memory, or None."""
     failure, failed = results.failure, results.failed_allocation
     if failure is None:
         return None

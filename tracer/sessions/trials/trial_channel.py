@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tracer.command_line import again, in_role
@@ -103,16 +102,6 @@ class TrialServer:
         self._requests = self._replies = -1
         self._is_over = False
 
-    def __enter__(self) -> Self:
-        """No-op: the process begins with the first trial."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End the process."""
-        self._close()
-
     def answers(self, request: TrialRequest) -> bool:
         """Whether a trial left an answer; none is left where the script fails, or where nothing can be shared."""
         if self._is_over:
@@ -121,7 +110,7 @@ class TrialServer:
         with suppress(BrokenPipeError):
             os.write(self._requests, f"{request.text}\n".encode())
         if not self._is_answered():  # it has ended, with an answer if this was its own trial
-            self._close()
+            self.close()
         return (Path(request.folder) / answer_name(self._rank)).exists()
 
     def _is_answered(self) -> bool:
@@ -157,7 +146,8 @@ class TrialServer:
         os.close(to_read)
         os.close(to_write)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the process."""
         self._is_over = True
         if self._process is None:
             return

@@ -7,8 +7,6 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import torch
 
@@ -23,7 +21,7 @@ from tracer.sessions.trials.trial_channel import TrialRequest
 
 
 class TrialMemory:
-    """Sets the limit and records the history that a trial asks for, from `begin` until the block ends."""
+    """Sets the limit and records the history that a trial asks for, from `begin` until `close`."""
 
     def __init__(self, num_devices: int) -> None:
         """Prepare; memory ends as the card's does."""
@@ -61,13 +59,7 @@ class TrialMemory:
             with own_files():
                 write_memory_snapshot(self._history.snapshot, path)
 
-    def __enter__(self) -> Self:
-        """No-op: see `begin`."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         """Memory ends again where the card's does, and nothing is recorded."""
         if self._history is not None:
             self._history.stop()
