@@ -242,9 +242,7 @@ def _requested(rules: set[str]) -> int:
         optimizer.step()
         optimizer.zero_grad()
 
-    done = rehearsed(step, model, optimizer, device="cuda", rules=rules)
-    assert set(done.rules) == rules
-    return done.memory.peak_requested_bytes
+    return rehearsed(step, model, optimizer, device="cuda", rules=rules).memory.peak_requested_bytes
 
 
 def test_every_rule_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +250,6 @@ def test_every_rule_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     none = _requested(set())
     assert _requested({"cublas-workspace"}) == none + 2 * 8_519_680
     assert _requested({"dropout-mask"}) == none - 256 * 64 * 3  # a byte an element instead of four
-    assert rehearsed(lambda: None, nn.Linear(2, 2), device="cpu").rules == ()
 
 
 # ---- the allocator ---------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def _cublas_workspace(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     if call.is_backward in passes:
         return
     passes.add(call.is_backward)
-    yield Scratch(size_bytes, kept=True, name="cuBLAS")
+    yield Scratch(size_bytes, kept_as="cuBLAS")
 
 
 def _is_by_cublaslt(call: OperatorCall) -> bool:

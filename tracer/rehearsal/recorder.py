@@ -50,9 +50,7 @@ class Scratch:
     """Memory that an operator takes and that is no tensor of the program's."""
 
     size_bytes: int  # Bytes taken
-    kept: bool = False  # Whether it stays for good; else it is freed when the operator ends
-    name: str = ""  # Name of memory that is kept, for screens
-    with_tensor: Tensor | None = None  # It lives as long as the storage of this one
+    kept_as: str = ""  # Name, for screens, of memory that stays for good; else it is freed when the operator ends
     # What it may be instead, where a library decides; only the range of a prediction knows of it.
     at_most_bytes: int = 0
     beside: int | None = None  # With how many of the pieces behind it it is held; None for all
@@ -571,10 +569,8 @@ class Recorder:
             number = len(log.storages)
             log.storages.append((scratch.size_bytes, NONE, NONE, False, False))
             log.events.append((number, scratch.size_bytes, log.tick(), self._op, call))
-            if scratch.with_tensor is not None:
-                self._dies_with(number, scratch.with_tensor.untyped_storage())
-            elif scratch.kept:
-                self._workspaces.append((number, scratch.name))
+            if scratch.kept_as:
+                self._workspaces.append((number, scratch.kept_as))
                 self._observe_workspaces(log.tick())
             else:
                 beside = scratch.beside
@@ -604,13 +600,6 @@ class Recorder:
             log.events.append((number, -log.storages[number][0], log.tick(), self._op, log.ops[self._op][3]))
         return [one for one in held if one[0] not in ended]
 
-    def _dies_with(self, number: int, storage: torch.UntypedStorage) -> None:
-        def died(_: object) -> None:
-            del self._storage_of[-1 - number]
-            self._free(number)
-
-        self._storage_of[-1 - number] = number, weakref.ref(storage, died), 0
-
     # -------------------------------------------------------------------------------------------------- observations
     def observe(self, tensors: Iterable[tuple[Role, str, Tensor]]) -> None:
         """Note what tensors are; one that was not seen before is allocated now."""
@@ -631,8 +620,8 @@ class Recorder:
         """Note that Python, or a graph, or a library, holds every storage that is alive: one look with the last."""
         now = self.log.observations[-1][0] if self.log.observations else self.log.tick()
         self._observe_workspaces(now)
-        alive = {number for key, (number, *_) in self._storage_of.items() if key >= 0}
-        self.log.observations += [(now, number, int(Role.HELD), "") for number in sorted(alive)]
+        alive = sorted(number for number, *_ in self._storage_of.values())
+        self.log.observations += [(now, number, int(Role.HELD), "") for number in alive]
 
     def is_on_host(self, tensors: Iterable[Tensor]) -> None:
         """These are not on the device, and never were."""

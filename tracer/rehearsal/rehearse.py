@@ -56,7 +56,6 @@ class Rehearsal:
     num_steps: int  # How many steps were rehearsed
     # Where the program read numbers that a rehearsal does not have, and what it was told.
     value_reads: tuple[AnsweredRead, ...]
-    rules: tuple[str, ...]  # Names of the rules of CUDA that were followed; none on the CPU
 
     def on_device(
         self, settings: AllocatorSettings | None = None, *, capacity_bytes: int | None = None
@@ -130,7 +129,7 @@ def rehearse(
     module_names = objects.module_names()
     with _standing_in(followed, kernels, gpu), formatted(), torch.compiler.set_stance("force_eager"):
         run.steps(num_steps)
-    return _results(run, device, module_names, followed)
+    return _results(run, device, module_names)
 
 
 def _put_together(models: list[nn.Module], rules: list[CudaRule]) -> list[tuple[nn.Module, list[str]]]:
@@ -280,7 +279,7 @@ class _RehearsalRun:
         self.recorder.span(f"{OPTIMIZER_PREFIXES[0]}{type(optimizer).__name__}.step", self._step_start_ns)
 
 
-def _results(run: _RehearsalRun, device: str, module_names: Mapping[int, str], rules: list[CudaRule]) -> Rehearsal:
+def _results(run: _RehearsalRun, device: str, module_names: Mapping[int, str]) -> Rehearsal:
     log = run.recorder.log
     on_host = np.array([storage[4] for storage in log.storages], bool)
     table = np.array(log.events, np.int64).reshape(-1, 5)
@@ -313,7 +312,6 @@ def _results(run: _RehearsalRun, device: str, module_names: Mapping[int, str], r
         memory=memory,
         num_steps=len(run.step_starts_ns),
         value_reads=run.recorder.value_reads,
-        rules=tuple(rule.name for rule in rules),
     )
 
 
