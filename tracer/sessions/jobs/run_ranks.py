@@ -105,18 +105,19 @@ def run_job(
         folder = job.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="null-gpu-job-")))
         _forget_results(folder)
         first = min(job.ranks) if job.ranks else 0
-        runs = _first(job, first, folder, save_dir, tell, is_seen=is_first_seen)
-        others = _others(job, folder, first)
+        run = _JobRun(job, folder, save_dir, tell)
+        runs = run.first(first, is_seen=is_first_seen)
+        others = run.others(first)
         if others:
             tell(f"Rank {first} ran. So do {_listed(others)}, which can differ from it ({_why(job)}).")
-        runs += _side_by_side(job, others, folder, save_dir, tell)
-        ranks = [run.rank for run in runs]
+        runs += run.side_by_side(others)
+        ranks = [ran.rank for ran in runs]
         summary = read_some(folder, ranks, job.world_size)
-        answer = NullJob(job.devices, job.per_node, tuple(_with_results(run, folder, summary) for run in runs))
-        if is_limited and (again := _run_where_full(answer, job, folder, save_dir, tell)) is not None:
+        answer = NullJob(job.devices, job.per_node, tuple(_with_results(ran, folder, summary) for ran in runs))
+        if is_limited and (again := run.where_full(answer)) is not None:
             summary = read_some(folder, ranks, job.world_size)
             again = _with_results(again, folder, summary)
-            answer = replace(answer, runs=tuple(again if run.rank == again.rank else run for run in answer.runs))
+            answer = replace(answer, runs=tuple(again if ran.rank == again.rank else ran for ran in answer.runs))
     if save_dir is not None:
         write_ranks(summary, save_dir)
         write_ranks_page(answer, save_dir, tell=tell)
@@ -130,19 +131,104 @@ def _forget_results(folder: Path) -> None:
             path.unlink()
 
 
-def _first(
-    job: Job, rank: int, folder: Path, save_dir: Path | None, tell: Callable[[str], None], *, is_seen: bool
-) -> list[RankRun]:
-    """This command as a rank, and as rank 0 before it goes on, if it waits for what that says."""
-    earlier: list[RankRun] = []
+@dataclass(frozen=True, slots=True)
+class _JobRun:
+    """One run of a job's ranks."""
 
-    def run_rank_0() -> None:
-        tell(f"Rank {rank} waits for what others tell it. So rank 0 runs before it goes on.")
-        earlier.append(_run_unseen(job, 0, folder, save_dir, tell))
+    job: Job
+    folder: Path  # Where ranks leave what they have to say
+    save_dir: Path | None  # Where they write
+    tell: Callable[[str], None]
 
-    with earlier_ranks_by(run_rank_0, folder) if rank else nullcontext():
-        ran = _run(job, rank, folder)[0] if is_seen else _run_unseen(job, rank, folder, save_dir, tell)
-    return [*earlier, ran]
+    def first(self, rank: int, *, is_seen: bool) -> list[RankRun]:
+        """This command as a rank, and as rank 0 before it goes on, if it waits for what that says."""
+        earlier: list[RankRun] = []
+
+        def run_rank_0() -> None:
+            self.tell(f"Rank {rank} waits for what others tell it. So rank 0 runs before it goes on.")
+            earlier.append(self.unseen(0))
+
+        with earlier_ranks_by(run_rank_0, self.folder) if rank else nullcontext():
+            ran = self._run(rank)[0] if is_seen else self.unseen(rank)
+        return [*earlier, ran]
+
+    def others(self, first: int) -> list[int]:
+        """The ranks to run beside the first."""
+        if self.job.ranks is not None:
+            return sorted(set(self.job.ranks) - {first})
+        return ranks_that_differ(groups_left(self.folder, 0), self.job.world_size)[1:]
+
+    def side_by_side(self, ranks: Sequence[int]) -> list[RankRun]:
+        """Run ranks in order of their numbers, as many at a time as processors and memory allow."""
+        if not ranks:
+            return []
+        with ThreadPoolExecutor(_num_at_once(len(ranks))) as pool:
+            try:
+                return list(pool.map(self.unseen, ranks))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.job.processes.end()
+                raise
+
+    def where_full(self, answer: NullJob) -> RankRun | None:
+        """Run a rank again whose GPU is full with what others take of it: torch says where that ends, if it does.
+
+        Others are the ranks whose own GPU it is not, and NCCL. Of the ranks that have memory on the GPU, the one that
+        has most on a GPU of another rank's runs first, then the one whose GPU it is.
+
+        Returns:
+            The rank that ran out of memory so; else the one whose GPU it is; None where all GPUs have room.
+        """
+        card_bytes = self.job.devices.card.memory_bytes
+        if any(run.out_of_memory or run.status for run in answer.runs):
+            return None
+        full = max(answer.runs, key=lambda run: answer.of_card_bytes(run)[0])
+        total_bytes = answer.of_card_bytes(full)[0]
+        if total_bytes <= card_bytes:
+            return None
+        index, again = answer.local(full), None
+        guests = [
+            run for run in answer.runs if run.rank != full.rank and run.taken.get(index) and answer.local(run) != index
+        ]
+        for run in [*sorted(guests, key=lambda run: -run.taken[index]), full]:
+            own_bytes = answer.own_bytes(full) if run is full else run.taken[index]
+            others_bytes = total_bytes - own_bytes
+            others = format_bytes(others_bytes)
+            self.tell(f"GPU {index} is full. So rank {run.rank} runs again, beside {others} of others there.")
+            (rank_folder(self.folder, run.rank) / RANK_JSON).unlink(missing_ok=True)
+            again = self.unseen(run.rank, taken={index: others_bytes})
+            again = replace(again, crowded=(index, others_bytes))
+            if (failure := failure_left(self.folder, run.rank)) is not None and failure.out_of_memory:
+                return again
+        return again
+
+    def unseen(self, rank: int, *, taken: Mapping[int, int] | None = None) -> RankRun:
+        """This command as a rank; what it prints goes to a file, and of one that has failed the last lines are told."""
+        ran, text = self._run(rank, taken, is_seen=False)
+        if self.save_dir is not None:
+            write_atomically(rank_folder(self.save_dir, rank) / OUTPUT, text)
+        self.tell(f"Rank {rank} of {self.job.world_size:,}: {_end(ran)} after {ran.seconds:.0f} s.")
+        if ran.status < 0 or (ran.status and self.save_dir is None):
+            for line in text.splitlines()[-_LAST_LINES:]:
+                self.tell(f"  {line}")
+        return ran
+
+    def _run(self, rank: int, taken: Mapping[int, int] | None = None, *, is_seen: bool = True) -> tuple[RankRun, str]:
+        """This command as a rank, and what it printed where that is not seen.
+
+        Args:
+            taken: [B] By GPU of its node, what others take of it.
+        """
+        job = self.job
+        place = RankPlace(rank, job.world_size, job.per_node, self.folder)
+        cards = [job.devices.card] * min(job.per_node, job.world_size)
+        variables = process.environment(cards, taken=taken) | dict(job.variables) | place.variables(**job.role)
+        began = time.monotonic()
+        if job.shared is not None and not is_seen and not taken and job.shared(place, variables):
+            return RankRun(rank, 0, time.monotonic() - began), ""
+        may_wait = partial(earlier_ranks_are_asked_for, self.folder)
+        ended = job.processes.run_again(variables, is_seen=is_seen, may_wait=may_wait)
+        return RankRun(rank, ended.status, time.monotonic() - began), ended.text
 
 
 def _with_results(run: RankRun, folder: Path, summary: RanksSummary) -> RankRun:
@@ -169,48 +255,6 @@ def _with_results(run: RankRun, folder: Path, summary: RanksSummary) -> RankRun:
     )
 
 
-def _run_where_full(
-    answer: NullJob, job: Job, folder: Path, save_dir: Path | None, tell: Callable[[str], None]
-) -> RankRun | None:
-    """Run a rank again whose GPU is full with what others take of it: torch says where that ends, or that it does not.
-
-    Others are the ranks whose own GPU it is not, and NCCL. Of the ranks that have memory on the GPU, the one that has
-    most on a GPU of another rank's runs first, then the one whose GPU it is.
-
-    Returns:
-        The rank that ran out of memory so; else the one whose GPU it is; None where all GPUs have room.
-    """
-    card_bytes = job.devices.card.memory_bytes
-    if any(run.out_of_memory or run.status for run in answer.runs):
-        return None
-    full = max(answer.runs, key=lambda run: answer.of_card_bytes(run)[0])
-    total_bytes = answer.of_card_bytes(full)[0]
-    if total_bytes <= card_bytes:
-        return None
-    index, again = answer.local(full), None
-    guests = [
-        run for run in answer.runs if run.rank != full.rank and run.taken.get(index) and answer.local(run) != index
-    ]
-    for run in [*sorted(guests, key=lambda run: -run.taken[index]), full]:
-        own_bytes = answer.own_bytes(full) if run is full else run.taken[index]
-        others_bytes = total_bytes - own_bytes
-        tell(
-            f"GPU {index} is full. So rank {run.rank} runs again, beside {format_bytes(others_bytes)} of others there."
-        )
-        (rank_folder(folder, run.rank) / RANK_JSON).unlink(missing_ok=True)
-        again = _run_unseen(job, run.rank, folder, save_dir, tell, taken={index: others_bytes})
-        again = replace(again, crowded=(index, others_bytes))
-        if (failure := failure_left(folder, run.rank)) is not None and failure.out_of_memory:
-            return again
-    return again
-
-
-def _others(job: Job, folder: Path, first: int) -> list[int]:
-    if job.ranks is not None:
-        return sorted(set(job.ranks) - {first})
-    return ranks_that_differ(groups_left(folder, 0), job.world_size)[1:]
-
-
 def _why(job: Job) -> str:
     return "by --rank" if job.ranks is not None else "by its process groups: the middle and the end of each"
 
@@ -219,66 +263,11 @@ def _listed(ranks: Sequence[int]) -> str:
     return ", ".join(f"{rank:,}" for rank in ranks)
 
 
-def _side_by_side(
-    job: Job, ranks: Sequence[int], folder: Path, save_dir: Path | None, tell: Callable[[str], None]
-) -> list[RankRun]:
-    """Run ranks in order of their numbers, as many at a time as processors and memory allow."""
-    if not ranks:
-        return []
-
-    with ThreadPoolExecutor(_num_at_once(len(ranks))) as pool:
-        try:
-            return list(pool.map(lambda rank: _run_unseen(job, rank, folder, save_dir, tell), ranks))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            job.processes.end()
-            raise
-
-
-def _run_unseen(
-    job: Job,
-    rank: int,
-    folder: Path,
-    save_dir: Path | None,
-    tell: Callable[[str], None],
-    *,
-    taken: Mapping[int, int] | None = None,
-) -> RankRun:
-    """This command as a rank; what it prints goes to a file, and of one that has failed the last lines are told."""
-    ran, text = _run(job, rank, folder, taken, is_seen=False)
-    if save_dir is not None:
-        write_atomically(rank_folder(save_dir, rank) / OUTPUT, text)
-    tell(f"Rank {rank} of {job.world_size:,}: {_end(ran)} after {ran.seconds:.0f} s.")
-    if ran.status < 0 or (ran.status and save_dir is None):
-        for line in text.splitlines()[-_LAST_LINES:]:
-            tell(f"  {line}")
-    return ran
-
-
 def _num_at_once(num_ranks: int) -> int:
     """By processors, and by the memory that the first rank needed."""
     largest_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(1, min(num_ranks, os.cpu_count() or 1, free_bytes // max(largest_bytes, 1)))
-
-
-def _run(
-    job: Job, rank: int, folder: Path, taken: Mapping[int, int] | None = None, *, is_seen: bool = True
-) -> tuple[RankRun, str]:
-    """This command as a rank, and what it printed where that is not seen.
-
-    Args:
-        taken: [B] By GPU of its node, what others take of it.
-    """
-    place = RankPlace(rank, job.world_size, job.per_node, folder)
-    cards = [job.devices.card] * min(job.per_node, job.world_size)
-    variables = process.environment(cards, taken=taken) | dict(job.variables) | place.variables(**job.role)
-    began = time.monotonic()
-    if job.shared is not None and not is_seen and not taken and job.shared(place, variables):
-        return RankRun(rank, 0, time.monotonic() - began), ""
-    may_wait = partial(earlier_ranks_are_asked_for, folder)
-    ended = job.processes.run_again(variables, is_seen=is_seen, may_wait=may_wait)
-    return RankRun(rank, ended.status, time.monotonic() - began), ended.text
 
 
 def _end(ran: RankRun) -> str:
