@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -78,7 +77,11 @@ def predict(
         named = script_named(place, script, arguments, is_module=module) if script is not None else None
         options = PredictOptions(context, named, workload, place, steps, largest, advise, save_dir, as_json, screen)
         _ = place.answers  # a mistake in them is said first
-        then = _advise_job(options) if advise and named is not None else None
+
+        def advise_job(job: Job) -> None:
+            _advise_script(options, job.devices, job=job)
+
+        then = advise_job if advise and named is not None else None
         run_ranks(place, save_dir, quiet=screen.quiet, as_json=as_json, status_if_full=_DOES_NOT_FIT, then=then)
         devices = check(options)
         if named is not None and place.card_text is not None and (asked := role("trial")) is not None:
@@ -95,7 +98,11 @@ def predict(
 
 def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool) -> bool | None:
     """The command, on the null GPU or by rehearsal; whether it fits, None where no card is named."""
-    _check_folder(options)
+    from tracer.commands.predict_largest import find_largest
+    from tracer.exporters.files import check_folder
+
+    if options.save_dir is not None:
+        check_folder(options.save_dir)
     card = devices.card if devices is not None else None
     largest = advice = None
     if options.script is not None:
@@ -105,9 +112,9 @@ def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool
             need = ScriptTrials(devices.card.usable_bytes).need()
             answer = replace(answer, without_end=None if need.has_ended_before else need)
     else:
-        engine = _engine(options, devices, is_there=is_there)
+        engine: Engine = OnNullGpu(devices) if is_there else _rehearsed(options, card)
         answer = engine.predict(options.workload)
-        largest = _largest(options, engine, card) if options.largest.asked and card is not None else None
+        largest = find_largest(options, engine, card) if options.largest.asked and card is not None else None
         advice = _advice(options, card, is_there=is_there) if options.advise else None
         if advice is not None and is_there:  # changes were rehearsed first, and so was what they start from
             answer = replace(answer, other=_rehearsed(options, card).predict(options.workload))
@@ -126,10 +133,6 @@ def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool
     return answer.fits
 
 
-def _advise_job(options: PredictOptions) -> Callable[[Job], None]:
-    return lambda job: _advise_script(options, job.devices, job=job)
-
-
 def _advise_script(
     options: PredictOptions, devices: Devices, base: FitTrial | None = None, job: Job | None = None
 ) -> None:
@@ -138,28 +141,11 @@ def _advise_script(
     told_alone(devices, options.script, base, job, save_dir=options.save_dir)
 
 
-def _engine(options: PredictOptions, devices: Devices | None, *, is_there: bool) -> Engine:
-    return OnNullGpu(devices) if is_there else _rehearsed(options, devices.card if devices is not None else None)
-
-
 def _rehearsed(options: PredictOptions, card: Card | None) -> Rehearsed:
     from tracer.allocator.settings import parse_settings
 
     place = options.place
     return Rehearsed(card, parse_settings(place.settings) if place.settings else None, place.device)
-
-
-def _largest(options: PredictOptions, engine: Engine, card: Card) -> LargestSize:
-    from tracer.commands.predict_largest import find_largest
-
-    return find_largest(options, engine, card)
-
-
-def _check_folder(options: PredictOptions) -> None:
-    from tracer.exporters.files import check_folder
-
-    if options.save_dir is not None:
-        check_folder(options.save_dir)
 
 
 def _say_next(fits: bool | None, options: PredictOptions) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tracer.allocator.settings import AllocatorSettings
@@ -16,16 +16,6 @@ if TYPE_CHECKING:
 
 # The first two have state and cache settled; with shapes that vary, more for what the cache holds.
 _NUM_STEPS, _NUM_STEPS_THAT_VARY = 3, 8
-
-
-class Engine(Protocol):
-    """An engine of `predict`: the null GPU or a rehearsal."""
-
-    def predict(self, workload: PredictedWorkload) -> Prediction:
-        """The memory that a workload needs, explained."""
-
-    def trial(self, workload: PredictedWorkload) -> Trial:
-        """Whether a workload fits, without an explanation."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +87,9 @@ class Rehearsed:
         from tracer.sessions.trials.rehearsed_prediction import shape_need
 
         return shape_need(lambda: build(workload), tuple(inputs), card=self.card, device=self.device)
+
+
+Engine = OnNullGpu | Rehearsed
 
 
 def build(workload: PredictedWorkload, device: str = "cpu") -> Workload:
