@@ -86,3 +86,13 @@ class Terminated(SystemExit):
 
     def __reduce__(self) -> tuple[type[Terminated], tuple[int]]:
         return Terminated, (self.number,)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, without its full stop; the name of its type if there is no message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def error_words(error: BaseException) -> str:
+    """`ValueError: first line of the message`, or `ValueError`."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])

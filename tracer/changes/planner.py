@@ -22,6 +22,7 @@ from tracer.changes.change import Change, Part, Situation, peak_bytes
 from tracer.changes.flops import FlopCount
 from tracer.changes.kinds import accumulate, all_kinds, checkpoint
 from tracer.changes.recommendation import AdviceReport, Group, Keeps, Measured, Recommendation
+from tracer.errors import error_words
 from tracer.rehearsal.device_memory import DeviceMemory
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
 from tracer.workloads.workload import Workload
@@ -209,9 +210,7 @@ class _Trials:
             try:
                 self._outcomes[key] = self._tried(changes)
             except Exception as error:  # of torch, or of a model that does not bear the change: told in the answer
-                reason = str(error).strip().splitlines() or [""]
-                name = " + ".join(change.name for change in changes)
-                self.not_tried.append((name, f"{type(error).__name__}: {reason[0]}"))
+                self.not_tried.append((" + ".join(change.name for change in changes), error_words(error)))
                 self._outcomes[key] = None
         return self._outcomes[key]
 

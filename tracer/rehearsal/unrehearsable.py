@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from tracer.capture.sources.error_line import error_line
-from tracer.errors import RehearsalError, TracerError
+from tracer.errors import RehearsalError, TracerError, error_words
 from tracer.units import format_bytes
 
 # By what torch says: what is wrong, and what to do. The name of an operator stands in the place of {}.
@@ -84,14 +84,7 @@ def rehearsal_error(error: Exception, step: int, known_bytes: int) -> TracerErro
             return RehearsalError(
                 f"Step {step + 1} cannot be rehearsed: {reason.format(_operator(error))}", known, hint, line
             )
-    first = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else ""
-    problem = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    return RehearsalError(
-        f"Step {step + 1} raised {problem}",
-        known,
-        _NO_NUMBERS,
-        line,
-    )
+    return RehearsalError(f"Step {step + 1} raised {error_words(error).rstrip('.')}", known, _NO_NUMBERS, line)
 
 
 def _operator(error: Exception) -> str:

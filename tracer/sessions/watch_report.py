@@ -32,7 +32,7 @@ from tracer.capture.objects.storage_observer import StorageObserver
 from tracer.capture.sources.error_line import error_line
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns
-from tracer.errors import SnapshotError
+from tracer.errors import SnapshotError, error_words
 from tracer.results.null_run import caveat_of
 from tracer.results.watch_report import Event, HolderName, OutlivedMemory, WatchReport
 from tracer.sessions.on_null_gpu import values_read
@@ -103,7 +103,7 @@ class _Explanation:
             device=str(self._device),
             event=moment.event,
             events=moment.events,
-            error=_words_of(error),
+            error=error_words(error) if error is not None else "",
             error_line=error_line(error) if error is not None else None,
             columns=moment.columns,
             steps=self._steps,
@@ -271,10 +271,3 @@ def _holding(holders: Iterable[Holder], addresses: Collection[int]) -> list[Hold
     wanted = set(addresses)
     counted = [(len(wanted.intersection(holder.addresses)), holder) for holder in holders]
     return [holder for count, holder in sorted(counted, key=lambda pair: -pair[0]) if count]
-
-
-def _words_of(error: BaseException | None) -> str:
-    if error is None:
-        return ""
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__

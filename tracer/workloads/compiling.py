@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tracer.errors import first_line
 from tracer.workloads.factory import parse_arguments
 from tracer.workloads.module_steps import ModuleWorkload
 from tracer.workloads.supervised import SupervisedWorkload
@@ -35,9 +36,8 @@ def compiled(workload: Any, arguments: Sequence[str]) -> ModuleWorkload | Superv
     try:
         wrapped: Any = torch.compile(workload.model, **options)
     except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UserModelError(
-            f"torch.compile does not take {' '.join(arguments) or 'the model'}: {first}.",
+            f"torch.compile does not take {' '.join(arguments) or 'the model'}: {first_line(error)}.",
             hint="--compile-arg mode=reduce-overhead, --compile-arg fullgraph=True",
         ) from error
     return replace(workload, model=wrapped)

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from tracer.errors import error_words
 from tracer.workloads.shipped_models import is_shipped, shipped_model
 from tracer.workloads.user_errors import UserModelError, WrongValueError, defined_at
 
@@ -120,13 +121,9 @@ def _import_failed(name: str, error: BaseException) -> UserModelError:
         return UserModelError(
             f"Importing {name} ended the program.", hint='Put what it runs below `if __name__ == "__main__":`.'
         )
-    return UserModelError(f"Importing {name} raised {_words(error)}", hint="Make sure that Python can import it.")
-
-
-def _words(error: BaseException) -> str:
-    """`ValueError: first line.`, as a sentence."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0].rstrip('.')}." if text else f"{type(error).__name__}."
+    return UserModelError(
+        f"Importing {name} raised {error_words(error).rstrip('.')}.", hint="Make sure that Python can import it."
+    )
 
 
 # ---- calling it ------------------------------------------------------------------------------------------------------
@@ -168,7 +165,7 @@ def call_factory(name_of_factory: str, factory: Any, arguments: dict[str, Any], 
         hint = "Check the --model-arg options, or the factory itself."
         if re.search("NVIDIA driver|no accelerator device", str(error)):
             hint = "No GPU is here: leave out .cuda(), or take the null GPU: --on h100, without --engine rehearsal."
-        raise UserModelError(f"{name_of_factory} raised {_words(error)}", hint=hint) from error
+        raise UserModelError(f"{name_of_factory} raised {error_words(error).rstrip('.')}.", hint=hint) from error
 
 
 def _fitting(

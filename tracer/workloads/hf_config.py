@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tracer.errors import first_line
 from tracer.workloads.factory import parse_arguments
 from tracer.workloads.lora import with_adapters
 from tracer.workloads.module_steps import StepWorkload
@@ -136,9 +137,9 @@ def _config(path: Path, model_args: Sequence[str]) -> Any:
     try:
         return transformers.AutoConfig.for_model(**values)
     except ValueError as error:
-        first = str(error).splitlines()[0].rstrip(".")
         raise UserModelError(
-            f"This version of transformers knows no {kind}: {first}.", hint="Install the version that the model needs."
+            f"This version of transformers knows no {kind}: {first_line(error)}.",
+            hint="Install the version that the model needs.",
         ) from error
 
 
@@ -159,7 +160,7 @@ def _model(config: Any) -> nn.Module:
         return built
     except ValueError as error:
         raise UserModelError(
-            f"No model can be built of it: {str(error).splitlines()[0].rstrip('.')}.",
+            f"No model can be built of it: {first_line(error)}.",
             hint="Name the class in the configuration's architectures.",
         ) from error
     finally:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from tracer.errors import first_line
 from tracer.workloads.user_errors import UserModelError, WrongValueError
 
 _HINT = "--lora 16, or with the layers --lora 16:q_proj,v_proj or --lora 16:all-linear"
@@ -37,7 +38,7 @@ def with_adapters(model: nn.Module, text: str) -> nn.Module:
         config = peft.LoraConfig(r=int(rank), target_modules=_layers(peft, model, names), task_type=_task(model))
         adapted: nn.Module = peft.get_peft_model(model, config)
     except ValueError as error:
-        raise UserModelError(f"peft makes no adapters of --lora {text}: {_first_line(error)}.", hint=_HINT) from error
+        raise UserModelError(f"peft makes no adapters of --lora {text}: {first_line(error)}.", hint=_HINT) from error
     return adapted
 
 
@@ -58,7 +59,3 @@ def _linear_ones(model: nn.Module) -> list[str]:
 def _task(model: nn.Module) -> str | None:
     """Only models that make text have the method that this kind of adapter wraps."""
     return "CAUSAL_LM" if hasattr(model, "prepare_inputs_for_generation") else None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from tracer.capture.objects.hooks_beside import hook_after_call, hook_call, hook_step
 from tracer.capture.objects.weak_references import alive, weak_reference
 from tracer.capture.torch_private import torch_compile, torch_modules
+from tracer.errors import first_line
 
 OnCall = Callable[..., None]
 OnStep = Callable[[torch.optim.Optimizer, tuple[Any, ...], dict[str, Any]], None]
@@ -122,9 +123,7 @@ class CallHooks:
             if _steps_by_another(target):
                 return
             subject, sentences = ("inputs", self._refused_calls) if of_model else ("gradients", self._refused_steps)
-            sentences[f"The {subject} of {type(target).__name__} are not observed: {str(error).splitlines()[0]}."] = (
-                None
-            )
+            sentences[f"The {subject} of {type(target).__name__} are not observed: {first_line(error)}."] = None
 
     def _compilation_begins(self) -> None:
         # While an optimizer walks over the hooks, none may go; its own step is not what is being compiled then.

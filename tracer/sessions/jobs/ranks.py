@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tracer.capture.sources.error_line import error_line
+from tracer.errors import error_words
 from tracer.exporters.files import remove, write_atomically
 from tracer.exporters.screen.watch import finding_lines
 from tracer.null_gpu.job.place import RankPlace
@@ -205,7 +206,7 @@ def finish(rank: Rank, peak: RankMessage, save_dir: Path, store: RankStore | Non
 def peak_of(rank: Rank, results: RunResults) -> RankMessage:
     """A profiled rank's figures for the summary."""
     error = results.failure.error if results.failure is not None else None
-    failure = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0] if error is not None else ""
+    failure = error_words(error) if error is not None else ""
     out_of_memory = results.failure is not None and results.failure.out_of_memory
     if results.findings is None:
         return RankMessage(
@@ -408,7 +409,7 @@ def leave_failure(error: BaseException) -> None:
         return
     at = error_line(error)
     failure = RankFailure(
-        f"{type(error).__name__}: {error}".strip(": ").splitlines()[0],
+        error_words(error),
         is_out_of_memory(error),
         at.file if at is not None else None,
         at.line if at is not None else 0,

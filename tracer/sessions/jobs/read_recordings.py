@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tracer.analysis.snapshots.job import RankPeak, rank_of, rank_peak
-from tracer.errors import MissingPackageError, SnapshotError, TracerError
+from tracer.errors import MissingPackageError, SnapshotError, TracerError, first_line
 from tracer.results.files import RANK_JSON, RANKS_JSON, SNAPSHOT
 from tracer.snapshot.load import load_snapshot
 
@@ -208,7 +208,7 @@ def _check_cluster(executor: Executor, address: str) -> None:
     try:
         answer = executor.submit(answer_of).result()
     except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise TracerError(f"The workers at {address} cannot import torch-timeline: {first}", hint=hint) from error
+        reason = first_line(error)
+        raise TracerError(f"The workers at {address} cannot import torch-timeline: {reason}.", hint=hint) from error
     if answer != answer_of():
         raise TracerError(f"The workers at {address} have another version of torch-timeline.", hint=hint)

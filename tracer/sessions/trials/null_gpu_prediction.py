@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from tracer.capture.sources.error_line import error_line
-from tracer.errors import TracerError, WorkloadError
+from tracer.errors import TracerError, WorkloadError, error_words, first_line
 from tracer.null_gpu.cards import Card, Devices
 from tracer.null_gpu.job.place import RankPlace
 from tracer.null_gpu.limit import WITHOUT_END_BYTES, limited_to
@@ -125,10 +125,10 @@ _OF_CUDA = ("cuda", "cublas", "cudnn", "nccl", "nvrtc", "device", "triton", "ker
 
 def _error(failure: Failure) -> WorkloadError:
     at = f" ({failure.line.file}:{failure.line.line})" if failure.line is not None else ""
-    words = str(failure.error).strip().split("\n")[0].rstrip(".")
+    words = error_words(failure.error).rstrip(".")
     is_cuda = any(word in words.lower() for word in _OF_CUDA)
     return WorkloadError(
-        f"Step {failure.step + 1} raised {type(failure.error).__name__}: {words}{at}.",
+        f"Step {failure.step + 1} raised {words}{at}.",
         hint="Does it run on a GPU? --engine rehearsal asks without running torch's CUDA code."
         if is_cuda
         else "Does the model take the inputs of --input, in these shapes? The step is as the model raises it anywhere.",
@@ -210,7 +210,7 @@ def no_room_before(error: BaseException, devices: Devices) -> Prediction:
         device="cuda:0",
     )
     failed_at = OutOfMemoryAt(None, -1, "", "", "", line)
-    assumption = f"The script ran until then: {without_gpu(str(error).splitlines()[0])}."
+    assumption = f"The script ran until then: {without_gpu(first_line(error))}."
     return replace(
         _prediction(results, devices.card, devices.count, sizes, sizes, failed_at, of_script=assumption),
         rank=place.rank if place is not None else None,
