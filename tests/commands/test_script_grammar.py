@@ -29,7 +29,7 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
         raise KeyboardInterrupt
 
     def note(options: object) -> None:
-        found.append([options.script, *options.arguments])  # type: ignore[attr-defined]
+        found.append(list(options.script.words))  # type: ignore[attr-defined]
         raise KeyboardInterrupt
 
     def of_check(baseline: Path, name: str, *, update: bool) -> None:
