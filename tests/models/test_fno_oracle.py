@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from models.fno import FNO
+from models.fno_layers import LinearSkip
 from models.fno_workload import relative_l2_loss
-from tests.models.neuralop_weights import load_neuralop_state_dict, neuralop_name
 
 pytestmark = [
     pytest.mark.oracle,
@@ -102,12 +102,43 @@ def seeded(one_thread):
         yield
 
 
+def load_theirs(model, state_dict):
+    """Copy the weights of a `neuraloperator` FNO of the same architecture into ours, all of them."""
+    targets = {neuralop_name(model, name): tensor for name, tensor in model.state_dict().items()}
+    assert targets.keys() == state_dict.keys() - {"_metadata"}
+    with torch.no_grad():
+        for name, target in targets.items():
+            assert (target.shape, target.dtype) == (state_dict[name].shape, state_dict[name].dtype)
+            target.copy_(state_dict[name])
+
+
+def neuralop_name(model: FNO, name: str) -> str:
+    """Name in a `neuraloperator` 2.0.0 state dict of one of our parameters or buffers, for every skip and norm."""
+    match name.split("."):
+        case ["lifting" | "projection" as mlp, "fc1" | "fc2" as layer, tensor]:
+            return f"{mlp}.fcs.{int(layer[-1]) - 1}.{tensor}"
+        case ["blocks", i, "mlp", "fc1" | "fc2" as layer, tensor]:
+            return f"fno_blocks.channel_mlp.{i}.fcs.{int(layer[-1]) - 1}.{tensor}"
+        case ["blocks", i, "spectral", "weight"]:
+            return f"fno_blocks.convs.{i}.weight.tensor"
+        case ["blocks", i, "spectral", "bias"]:
+            return f"fno_blocks.convs.{i}.bias"
+        case ["blocks", i, "skip" | "mlp_skip" as skip, tensor]:
+            inner = "conv." if isinstance(model.get_submodule(f"blocks.{i}.{skip}"), LinearSkip) else ""
+            return f"fno_blocks.{'fno_skips' if skip == 'skip' else 'channel_mlp_skips'}.{i}.{inner}{tensor}"
+        case ["blocks", i, "norm1" | "norm2" as norm, tensor]:
+            is_batch_norm = "BatchNorm" in type(model.get_submodule(f"blocks.{i}.{norm}")).__name__
+            inner = "norm." if is_batch_norm else ""
+            return f"fno_blocks.norm.{2 * int(i) + int(norm[-1]) - 1}.{inner}{tensor}"
+    raise ValueError(f"The model has no tensor named {name}.")
+
+
 def pair(**options):
     theirs, ours = their_fno(**{**BASE, **options}), FNO(**{**BASE, **options})
     for name, parameter in theirs.named_parameters():
         if ".norm." in name:  # as they begin, ones and zeros, scale and shift could be swapped between norms unseen
             torch.nn.init.normal_(parameter, 1.0, 0.3)
-    load_neuralop_state_dict(ours, theirs.state_dict())
+    load_theirs(ours, theirs.state_dict())
     return theirs, ours
 
 
@@ -145,7 +176,7 @@ def test_batch_norm_remembers_and_uses_the_same_statistics():
         model(x)
         model.eval()
     assert relative_difference(ours(x).detach(), theirs(x).detach()) <= TOLERANCE
-    load_neuralop_state_dict(ours, theirs.state_dict())
+    load_theirs(ours, theirs.state_dict())
     running = ours.blocks[0].norm1.running_mean
     assert torch.equal(running, theirs.fno_blocks.norm[0].norm.running_mean)
     assert running.abs().max() > 0

@@ -4,11 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import models.fno_workload
 from models.fno_workload import NUM_DARCY_BATCHES, build_fno_workload, check_fno_settings, relative_l2_loss
-from tracer.workloads.supervised import SupervisedWorkload as Workload
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -143,21 +141,6 @@ def test_a_step_changes_the_model_and_leaves_no_gradient():
     workload.optimizer_step()
     assert all(p.grad is None for p in workload.model.parameters())
     assert all(not torch.equal(p, old) for p, old in zip(workload.model.parameters(), before, strict=True))
-
-
-def test_a_workload_of_somebody_elses_model_without_an_optimizer():
-    workload = Workload(
-        model=nn.Bilinear(2, 3, 1),
-        optimizer=None,
-        next_batch=lambda: (torch.ones(4, 2), torch.ones(4, 3), torch.zeros(4, 1)),
-        loss=nn.functional.mse_loss,
-        device=torch.device("cpu"),
-        description={"model": "bilinear"},
-    )
-    before = workload.model.weight.detach().clone()  # type: ignore[operator]
-    train(workload, 1)
-    assert torch.equal(workload.model.weight, before)  # type: ignore[arg-type]
-    assert workload.model.weight.grad is None
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
