@@ -125,10 +125,6 @@ def test_what_a_run_lacks_has_no_file(lacks: dict[str, Any], written: set[str], 
     assert names_in(tmp_path) == sorted(written)
 
 
-def test_three_files_are_written_only_where_they_are_asked_for() -> None:
-    assert [output.name for output in OUTPUTS if not output.file.switch_help] == ["trace", "keep-recording", "advise"]
-
-
 def test_the_size_of_a_recording_is_told_by_the_event(tmp_path: Path) -> None:
     (line,) = outputs.written_lines(write(tmp_path)["keep-recording"])
     path, findings = tmp_path / "recording.npz", results().findings
@@ -154,17 +150,6 @@ def test_files_of_an_earlier_run_are_told_apart_and_stay(tmp_path: Path) -> None
         assert names_in(tmp_path) == sorted([*FILES, "notes.txt"])
         if found:
             assert outputs.left_sentence(found).startswith(f"{', '.join(left)} in {tmp_path} ")
-
-
-def test_writing_twice_writes_the_same(tmp_path: Path) -> None:
-    """What is stored is what was observed: writing changes neither the results nor a second file."""
-    for output in OUTPUTS:
-        for folder in ("one", "two"):
-            output.write(outputs.Material(results()), tmp_path / folder / output.file_name)
-    for name in ("max_mem.txt", "peak.json", "cuda_timing.txt", "trace.json.gz", "recording.npz"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-    one, two = (pickle.loads((tmp_path / folder / "memory_snapshot.pkl").read_bytes()) for folder in ("one", "two"))
-    assert one == two
 
 
 def test_the_page_says_what_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,13 +202,3 @@ def test_a_run_that_computed_nothing_has_no_times_and_says_so_in_every_file(tmp_
     assert document["computed"] is False and document["time_us"] is None
     snapshot = pickle.loads((tmp_path / "memory_snapshot.pkl").read_bytes())
     assert "time_us" not in str(snapshot)
-
-
-def test_a_run_that_computed_says_nothing_of_it(tmp_path: Path) -> None:
-    write_outputs(results(), tmp_path)
-    assert json.loads((tmp_path / "peak.json").read_text("utf-8"))["computed"] is True
-    assert "caveat" not in run_keys(results()) and "computed" not in run_keys(results())
-
-
-def run_keys(run: RunResults) -> set[str]:
-    return set(outputs.run_description(run))

@@ -343,13 +343,6 @@ class Critic(nn.Linear):
         super().__init__(1, 1)
 
 
-def test_one_model_needs_no_name_and_different_classes_name_theirs() -> None:
-    layer, critic = nn.Linear(1, 1), Critic()
-    assert named([critic]) == {"": critic}
-    assert named([layer, critic]) == {"Linear": layer, "Critic": critic}
-    assert named([]) == {}
-
-
 def test_models_of_one_class_are_named_after_variables() -> None:
     def called() -> dict[str, nn.Module]:
         again = online  # of the variables that hold it, the outermost function's counts
@@ -371,10 +364,6 @@ def test_a_model_is_not_named_after_its_own_method() -> None:
             return list(named([self, type(self)()]))
 
     assert Asking().asked() == ["Asking", "Asking_2"]
-
-
-def test_models_that_no_variable_holds_are_numbered() -> None:
-    assert list(named([Critic(), Critic(), Critic()])) == ["Critic", "Critic_2", "Critic_3"]
 
 
 def test_one_model_goes_by_its_variable_where_the_program_has_another_of_its_class() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
@@ -66,14 +65,6 @@ def test_it_is_on_within_the_block_and_keeps_nothing_behind_it(tmp_path: Path) -
         assert again._folder is not None and not again._folder.is_another
 
 
-def test_one_that_cannot_begin_is_off_and_keeps_nothing(tmp_path: Path) -> None:
-    session = Recording("on", "off", save_dir=tmp_path / "here")
-    with pytest.raises(ZeroDivisionError, match="on"), session:
-        pass
-    assert (session.events, session.has_let_go) == (["on", "off"], True)
-    assert not (tmp_path / "here").exists()
-
-
 def test_each_fault_is_told_once_at_the_users_line() -> None:
     session = Recording("step", "finish")
     with warnings.catch_warnings(record=True) as told, session:
@@ -85,34 +76,6 @@ def test_each_fault_is_told_once_at_the_users_line() -> None:
     assert last[0] == "The profile is not complete: an internal fault." and last[-1].endswith(" finish")
     assert {warning.filename for warning in told} == {__file__}
     assert str(session.fault) == "step"
-
-
-def test_what_fails_at_the_end_neither_hides_an_exception_nor_ends_the_rest() -> None:
-    session = Recording("off", "finish")
-    with pytest.raises(KeyError) as raised, session:
-        raise KeyError("the loop's")
-    assert session.events == ["on", "off", "finish"]
-    off, finish = raised.value.__notes__
-    assert off.endswith("ZeroDivisionError: off\n") and finish.endswith("ZeroDivisionError: finish\n")
-
-
-def test_a_fault_that_was_told_is_not_told_again_when_all_is_switched_off() -> None:
-    session = Recording("step", "off")
-    with pytest.warns(UserWarning) as told, session:
-        session.step()
-    assert len(told) == 1
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks on this system")
-def test_a_forked_child_leaves_all_to_its_parent(tmp_path: Path) -> None:
-    with Recording(save_dir=tmp_path / "here") as session:
-        if not (child := os.fork()):
-            session.__exit__(None, None, None)
-            is_well = (session.events, session.has_let_go) == (["on", "off in child"], True)
-            os._exit(0 if is_well else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert (tmp_path / "here").exists()
-    assert session.events == ["on", "off", "finish"]
 
 
 def test_evaluation_is_told_from_a_training_in_that_mode() -> None:

@@ -27,7 +27,6 @@ from tracer.sessions.profile_session import Schedule
 from tracer.sessions.session import Session
 from tracer.sessions.termination import WritingInterrupted
 from tracer.sessions.training_profile import TrainingProfile, profile_training
-from tracer.sessions.training_watch import watch_training
 from tracer.sessions.voices import ScriptVoice
 
 pytestmark = pytest.mark.usefixtures("usual_signals")
@@ -239,19 +238,6 @@ def test_a_handler_that_the_loop_sets_meanwhile_stays(tmp_path: Path) -> None:
     train(tmp_path, lambda step: [signal.signal(signal.SIGTERM, theirs)].clear())
     assert signal.getsignal(signal.SIGTERM) is theirs
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-@pytest.mark.parametrize("number", ENDS)
-def test_a_watch_says_what_ended_it(number: int, tmp_path: Path) -> None:
-    model = nn.Linear(8, 8)
-    with (
-        pytest.raises(ENDS[signal.Signals(number)]),
-        watch_training(model, save_dir=tmp_path, screen="none") as watch,
-    ):
-        model(torch.randn(4, 8)).sum().backward()
-        watch.step()
-        send(number)
-    assert {"watch.txt", "watch.json"} <= names(tmp_path)
 
 
 def test_a_limit_between_two_steps_leaves_a_recording_that_begins_there(

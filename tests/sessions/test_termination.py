@@ -44,11 +44,6 @@ def in_file(name: str, *numbers: int) -> Callable[[str], None]:
     return lambda now: send(*numbers) if now == name else None
 
 
-def test_nothing_happens() -> None:
-    with FilesInTurn([]):
-        pass
-
-
 def test_ctrl_c_lets_the_file_at_work_come_to_its_end(tmp_path: Path) -> None:
     with pytest.raises(WritingInterrupted, match=r"^Interrupted while writing: wrote a, b; not written: c, d\.$"):
         write_all(tmp_path, in_file("b", signal.SIGINT))

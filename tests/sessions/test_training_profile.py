@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import warnings
@@ -13,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-import tracer
 from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.profiles.attribution import Phase
 from tracer.capture.objects.known_storages import Role
@@ -48,10 +46,6 @@ def profiled(folder: Path, num_steps: int = 3, **options: Any) -> TrainingProfil
             train_step(model, optimizer)
             session.step()
     return session
-
-
-def test_the_public_name_is_this_one() -> None:
-    assert tracer.profile_training is profile_training is TrainingProfile
 
 
 def test_the_files_are_there_when_the_block_ends(tmp_path: Path) -> None:
@@ -100,21 +94,6 @@ def test_what_another_model_computed_is_not_an_input(tmp_path: Path) -> None:
     assert "batch[0]" not in session.known.names
 
 
-def test_a_profiled_loop_trains_as_an_unprofiled_one(tmp_path: Path) -> None:
-    model, optimizer = net()
-    plain = [train_step(model, optimizer) for _ in range(6)]
-    state = torch.get_rng_state()
-    again, its_optimizer = net()
-    profiled = []
-    with profile_training(again, its_optimizer, save_dir=tmp_path) as session:
-        for _ in range(6):
-            profiled.append(train_step(again, its_optimizer))
-            session.step()
-    assert profiled == plain
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
-
-
 def test_an_exception_goes_on_its_way_and_the_files_are_written(tmp_path: Path) -> None:
     model, optimizer = net()
     boom = ValueError("the data ran out")
@@ -135,21 +114,6 @@ def test_an_exception_goes_on_its_way_and_the_files_are_written(tmp_path: Path) 
     assert failure.error.__traceback__ is None
     assert failure.line.file == __file__
     assert (tmp_path / "peak.json").exists()
-
-
-def test_files_that_cannot_be_written_do_not_hide_an_exception(tmp_path: Path) -> None:
-    model, optimizer = net()
-    with (
-        pytest.raises(KeyError, match="mine"),
-        profile_training(model, optimizer, save_dir=tmp_path / "new", schedule=SHORT) as session,
-    ):
-        train_step(model, optimizer)
-        session.step()
-        train_step(model, optimizer)
-        (tmp_path / "new").rmdir()
-        (tmp_path / "new").write_text("in the way")
-        raise KeyError("mine")
-    assert {type(each.error) for each in session.written} == {OutputError}
 
 
 @pytest.mark.parametrize("screen", [False, True])
@@ -237,23 +201,6 @@ def test_files_of_an_earlier_run_are_warned_of(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"^cuda_timing.txt in .* is from an earlier run") as caught:
         profiled(tmp_path)
     assert caught[0].filename == __file__
-
-
-def test_files_that_are_not_wanted_are_left_out(tmp_path: Path) -> None:
-    unwanted = ["memory-snapshot", "memory-timeline"]
-    profiled(tmp_path, leave_out=unwanted)
-    names = {path.name for path in tmp_path.iterdir()}
-    assert "peak.json" in names
-    assert not names & {"memory_snapshot.pkl", "memory_timeline.html"}
-
-
-def test_the_trace_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
-    session = profiled(tmp_path, trace=True)
-    events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
-    top = max(event["args"]["bytes"] for event in events if event["name"] == "memory total")
-    assert session.results is not None
-    assert session.results.findings is not None
-    assert top == session.results.findings.worst.peak.peak_bytes
 
 
 def test_what_an_optimizer_keeps_between_its_evaluations_is_its_state(tmp_path: Path) -> None:
