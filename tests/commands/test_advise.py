@@ -43,14 +43,6 @@ def test_what_is_about_advice_has_a_meaning_only_with_it(option: list[str], tmp_
     assert f"{option[0]} works only with --advise." in ended.stderr
 
 
-def test_a_size_that_is_none_is_said(tmp_path: Path) -> None:
-    ended = CliRunner().invoke(
-        app, [*_FACTORY, *_SHORT, "--advise", "--gpu-memory", "much", "--save-dir", str(tmp_path)]
-    )
-    assert ended.exit_code == 2
-    assert "much is not a size." in ended.stderr
-
-
 @pytest.mark.slow  # every change by the rules of a device; tests/changes/test_planner.py has the plan
 def test_a_prediction_says_what_makes_it_fit(tmp_path: Path) -> None:
     """Nothing is in it but the device's rules: parameters, their state and cuBLAS's workspaces."""

@@ -92,11 +92,6 @@ def test_every_command_that_runs_something_starts_on_the_card(
     assert [[card.label for card in cards] for cards in started] == [["RTX-4090"]]
 
 
-def test_several_devices_with_a_memory_of_their_own(started: list[list[Card]]) -> None:
-    called("--on", "2xh100:40GiB", "--one-process")
-    assert [(card.label, card.memory_bytes) for card in started[0]] == [("H100", 40 << 30)] * 2
-
-
 def test_an_unknown_card_is_one_sentence_with_the_nearest_names(started: list[list[Card]], script: str) -> None:
     for command in (("--on", "rtx 4095"), ("run", "--on", "rtx 4095", script), ("predict", *GPT, "--on", "rtx 4095")):
         result = called(*command)

@@ -114,11 +114,6 @@ def test_an_output_that_there_is_not(kept: Path, tmp_path: Path) -> None:
     assert names_in(tmp_path) == {"recording.npz"}
 
 
-def test_a_folder_that_cannot_be_written(kept: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert "is a file, not a folder" in sentence(kept, "--save-dir", tmp_path / "file")
-
-
 @pytest.mark.parametrize("content", [b"", b"GIF89a", b"PK\x03\x04 and no more", b"{}"])
 def test_a_file_of_something_else(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "recording.npz").write_bytes(content)
@@ -126,22 +121,7 @@ def test_a_file_of_something_else(content: bytes, tmp_path: Path) -> None:
     assert names_in(tmp_path) == {"recording.npz"}
 
 
-def test_a_recording_that_is_cut(kept: Path, tmp_path: Path) -> None:
-    content = (kept / "recording.npz").read_bytes()
-    for length in range(1, len(content), len(content) // 20):
-        (tmp_path / "recording.npz").write_bytes(content[:length])
-        sentence(tmp_path)
-
-
 def test_a_recording_of_which_nothing_can_be_said(tmp_path: Path) -> None:
     """Nothing of it is on the device that it names."""
     save_kept_run(tmp_path / "recording.npz", dataclasses.replace(kept_on_cpu(), device="cuda:3"))
     assert sentence(tmp_path) == "Error: Nothing was allocated on cuda:3 while the profiler recorded."
-
-
-def test_a_file_that_cannot_be_written_costs_no_other(kept: Path, tmp_path: Path) -> None:
-    (tmp_path / "peak.json").mkdir()
-    code, out, err = run("report", kept, "--save-dir", tmp_path)
-    assert (code, "What filled it" in out) == (1, True)
-    assert "Error: " in err
-    assert names_in(tmp_path) == FILES - {"recording.npz"}

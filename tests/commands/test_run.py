@@ -56,7 +56,6 @@ for number in range(15):
     optimizer.step()
     optimizer.zero_grad()
 """
-EVALUATES_FIRST = TRAIN.replace("for number", "with torch.no_grad(): net(torch.randn(4, 64))\nfor number")
 NO_OPTIMIZER = TRAIN.replace("    optimizer.step()\n", "")
 NO_MODEL = "print(1 + 1)"
 LEAVES = TRAIN.replace('print("trained", number)', "sys.exit(7)")
@@ -160,12 +159,6 @@ def test_what_a_program_replaces_is_not_kept(tmp_path: Path, options: tuple[str,
     done = run(tmp_path, "-q", *options, script(tmp_path, REPLACES))
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("still")] == ["still there: 0"] * 12
-
-
-def test_evaluation_before_training_is_not_taken_for_it(tmp_path: Path) -> None:
-    done = run(tmp_path, script(tmp_path, EVALUATES_FIRST))
-    assert done.returncode == 0, done.stderr
-    assert {"backward"} <= {row["phase"] for row in peak(tmp_path)["rows"]}
 
 
 def test_an_exception_is_the_scripts_own_and_the_files_are_there(tmp_path: Path) -> None:

@@ -65,15 +65,6 @@ def test_json_goes_to_stdout_alone(file: Path, tmp_path: Path) -> None:
     assert (code, json.loads(out)["devices"][0]["peak_requested_bytes"]) == (0, 5 * MIB)
 
 
-def test_a_reader_that_has_seen_enough_leaves_the_files(file: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as closed:
-        run_python("main.py", "snapshot", file, "--html", page, folder=ROOT, stdout=closed)
-    assert page.is_file()
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device of Linux that takes nothing")
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_stream_that_takes_nothing_leaves_the_files(stream: str, file: Path, tmp_path: Path) -> None:
@@ -152,19 +143,6 @@ def test_one_target_for_both_is_refused(file: Path, tmp_path: Path) -> None:
     assert code == 1 and "named twice" in err
 
 
-@pytest.mark.parametrize(
-    "arguments", [("snapshot", "--top", "-1"), ("snapshot", "--device", "-1"), ("diff", "--top", "-1")]
-)
-def test_numbers_below_zero_are_wrong_usage(file: Path, arguments: tuple[str, ...]) -> None:
-    files = [file] * (1 if arguments[0] == "snapshot" else 2)
-    assert run(*arguments, *files)[0] == 2
-
-
-def test_no_rows_are_all_rest(file: Path) -> None:
-    code, out, _ = run("snapshot", file, "--top", 0)
-    assert code == 0 and "2 more" in out
-
-
 def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
     file = write(tmp_path / "s.pickle", {"segments": [], "device_traces": [[]]})
     code, _, err = run("snapshot", file, "--html", tmp_path / "page.html")
@@ -210,14 +188,6 @@ def test_the_device_that_failed_comes_first(tmp_path: Path) -> None:
     code, out, _ = run("snapshot", write(tmp_path / "s", objects), "--top", "1")
     assert code == 0
     assert out.index("\nDevice 1:") < out.index("\nDevice 0:")
-
-
-def test_devices_of_one_process_that_hold_unlike_amounts_are_said(tmp_path: Path) -> None:
-    objects = out_of_memory()
-    objects["device_traces"].append([entry("alloc", 1 << 40, MIB), *freed(1 << 40, MIB)])
-    _, out, _ = run("snapshot", write(tmp_path / "s", objects))
-    said = "device 0 holds 5.00 MiB at its peak, and it ran out of memory, beside 1.00 MiB on device 1."
-    assert said in " ".join(out.split())
 
 
 # ---- diff ------------------------------------------------------------------------------------------------------------
@@ -299,12 +269,6 @@ def test_folders_of_ranks_are_named(tmp_path: Path) -> None:
     results(before / "rank0", 100)
     code, _, err = run("diff", before, results(tmp_path / "b", 100))
     assert code == 1 and "a folder for each rank" in err
-
-
-def test_a_broken_peak_is_one_sentence(tmp_path: Path) -> None:
-    code, out, err = run("diff", results(tmp_path / "a", 100, content="{"), results(tmp_path / "b", 100))
-    assert (code, out) == (1, "")
-    assert "is not JSON that can be read" in err and "Hint: " in err
 
 
 # ---- the allocator, replayed -----------------------------------------------------------------------------------------
