@@ -17,22 +17,6 @@ def ints(*values: int) -> Ints:
     return np.array(values, np.int64)
 
 
-def test_by_hand() -> None:
-    kept = keep_blocks(
-        ints(0, 4, 8),
-        made_at=ints(-1, 1, 1, 5, 5),
-        freed_at=ints(8, 3, 9, 9, 6),
-        size_bytes=ints(100, 9, 10, 10, 50),
-        group=ints(0, 0, 1, 1, 2),
-        most_blocks=1,
-    )
-    # The second block and the last are gone before a kept row comes. Of three that are seen one may stay.
-    assert kept.smaller_than_bytes == 16
-    assert (kept.block.tolist(), kept.first.tolist(), kept.last.tolist()) == ([0], [0], [2])
-    changes = zip(kept.change_at, kept.change_group, kept.change_bytes, kept.change_count, strict=True)
-    assert [tuple(map(int, one)) for one in changes] == [(1, 1, 10, 1), (2, 1, 10, 1)]
-
-
 @pytest.mark.parametrize(("most", "limit"), [(0, 512), (1, 512), (2, 256), (4, 2), (5, 0), (9, 0)])
 def test_the_limit_is_the_least_power_of_two_that_is_enough(most: int, limit: int) -> None:
     sizes = ints(1, 100, 200, 300, 511)

@@ -363,24 +363,6 @@ def test_each_block_is_drawn_and_read(opened: Callable[..., Any], recorded: Call
         assert all(frame in kept.inner_text() for frame in frames)
 
 
-def test_blocks_are_read_by_keyboard(opened: Callable[..., Any], tmp_path: Path) -> None:
-    with opened(page_of(load(tmp_path / "s", out_of_memory()))) as tab:
-        tab.get_by_role("button", name="Each block").click()
-        tab.locator(".frame").focus()
-        tab.keyboard.press("ArrowUp")
-        first = tab.locator(".frame .tip").inner_text()
-        tab.keyboard.press("ArrowUp")
-        second = tab.locator(".frame .tip").inner_text()
-        assert "Enter keeps this below" in first and "Enter keeps this below" in second and first != second
-        tab.keyboard.press("ArrowDown")
-        assert tab.locator(".frame .tip").inner_text() == first
-        tab.keyboard.press("Enter")
-        kept = tab.locator(".kept")
-        assert first.splitlines()[0] in kept.inner_text().splitlines()
-        tab.keyboard.press("Escape")
-        assert not kept.is_visible()
-
-
 def shown_bytes(tab: Any) -> tuple[float, float]:
     """What of the vertical axis is shown."""
     low, top = tab.evaluate("(({ low, top }) => [low, top])(document.querySelector('.plot').dataset)")

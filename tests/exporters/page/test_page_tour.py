@@ -1,4 +1,4 @@
-"""Every tool of the page on every kind of page, as people have them: wide and on a phone, light and dark."""
+"""The timeline's tools on every kind of page, as people have them: wide and on a phone, light and dark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from benchmarks.synthetic_snapshot import make_snapshot
-from tests.exporters.page.tab import CLIPBOARD, plot_area, settled, until
+from tests.exporters.page.tab import CLIPBOARD, plot_area, settled
 from tests.exporters.page.test_diff_page import AFTER, BEFORE
 from tests.exporters.page.test_job_page import planted
 from tests.exporters.page.test_page_tools import rank_page
@@ -45,7 +45,7 @@ def pages(request: pytest.FixtureRequest, recorded: Callable[[str], Recorded], t
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1400, "light")])
-def test_everything_is_clicked_through(
+def test_the_timeline_is_clicked_through(
     opened: Callable[..., Any], pages: list[Page], width: int, scheme: Literal["light", "dark"]
 ) -> None:
     with opened(pages, color_scheme=scheme, permissions=CLIPBOARD) as tab:
@@ -57,12 +57,6 @@ def test_everything_is_clicked_through(
             assert tab.locator(".caveat").inner_text() == pages[0].caveat
         if tab.locator("#timeline .frame").count():
             timeline(tab)
-        if tab.locator("#peak .map-side").count():
-            in_use(tab)
-        if tab.locator("#space:not([hidden])").count():
-            segments(tab)
-        if tab.locator("#ranks:not([hidden])").count():
-            ranks(tab)
         tab.locator("#theme").click()
         assert tab.evaluate("document.documentElement.dataset.theme") != scheme
         fits_in(tab, width)
@@ -111,41 +105,3 @@ def timeline(tab: Any) -> None:
     frame.focus()
     tab.keyboard.press("?")
     tab.locator("dialog[open]").get_by_role("button", name="Close").click()
-
-
-def in_use(tab: Any) -> None:
-    """Two moments compared, the tree by callers, the table copied."""
-    assert "What came" in tab.locator(".blocks h3").text_content()
-    tab.get_by_role("button", name="Stop comparing").click()
-    checks = tab.locator("#peak .check").all_inner_texts()
-    assert checks and all(check.startswith("✓") for check in checks), checks
-    if tab.get_by_role("button", name="By caller").count():
-        arrangements = tab.locator(".tree-tools button")
-        assert [button.get_attribute("aria-pressed") for button in arrangements.all()] == ["true", "false", "false"]
-        tab.get_by_role("button", name="By caller").click()
-        assert [button.get_attribute("aria-pressed") for button in arrangements.all()] == ["false", "true", "false"]
-        tab.get_by_label("Hide library frames").check()
-        tab.get_by_label("Search in the tree").fill("e")
-        assert tab.locator(".map-side p[role=status]").inner_text().startswith("Found")
-    tab.get_by_role("button", name="Copy as table").click()
-    until(tab, "[...document.querySelectorAll('.filters button')].some((one) => one.textContent === 'Copied')")
-    assert tab.evaluate("navigator.clipboard.readText()").startswith("| Size | Blocks | Category |")
-
-
-def segments(tab: Any) -> None:
-    """A step of the allocator, and whether a request would fit."""
-    steps = tab.locator(".allocator")
-    for name in ("← Segment change", "Next →", "← Before"):
-        steps.get_by_role("button", name=name).click()
-    assert steps.locator("li").count()
-    tab.get_by_label("Size of a request").fill("4 TiB")
-    assert "Not in reserved memory" in steps.locator("p").last.inner_text()
-
-
-def ranks(tab: Any) -> None:
-    """Over time, side by side, and into the page of one."""
-    tab.locator("#ranks .frame").hover()
-    assert "rank 5" in tab.locator("#ranks .readout").inner_text()
-    tab.locator("#ranks .chip").last.click()
-    until(tab, "document.querySelector('#subtitle').textContent.startsWith('rank 5')")
-    tab.locator("#timeline .frame").wait_for()

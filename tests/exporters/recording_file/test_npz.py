@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from tracer.errors import OutputError, RecordingError
+from tracer.errors import RecordingError
 from tracer.exporters.recording_file.checked_columns import read_columns, write_columns
 
 COLUMN = st.one_of(*(arrays.arrays(kind, st.integers(0, 50)) for kind in (np.int64, np.bool_, np.float64, np.uint8)))
@@ -41,15 +41,6 @@ def test_equal_columns_make_equal_files(tmp_path: Path) -> None:
     for name in ("a.npz", "b.npz"):
         write_columns(tmp_path / name, COLUMNS)
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
-
-
-def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    with pytest.raises(ValueError):
-        write_columns(tmp_path / "a.npz", {"fine": np.arange(3), "objects": np.array([object()])})
-    assert not list(tmp_path.iterdir())
-    (tmp_path / "file").touch()
-    with pytest.raises(OutputError):
-        write_columns(tmp_path / "file" / "a.npz", COLUMNS)
 
 
 # ---- files of anybody ------------------------------------------------------------------------------------------------

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import sys
 import weakref
 from collections.abc import Callable
 from functools import cache
@@ -17,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.exporters.sqlite_reports.report_readers import R1, R2, R3, R5_CORRELATION, R5_FRAMES, dump, query, shape
+from tests.exporters.sqlite_reports.report_readers import R1, R2, R3, dump, query, shape
 from tests.report_workloads import REPORT_WORKLOADS, record_named
 from tests.training_steps import WORKLOADS, Recorded, record
 from tracer.analysis.operators.memory_report import ActivationEntry, MemoryReport, Weight, memory_report
@@ -122,21 +120,6 @@ def test_skylines_reader_returns_what_was_put_in(name: str, tmp_path: Path) -> N
     assert sorted(query(path, R1), key=repr) == sorted(weights, key=repr)
     assert sorted(query(path, R2), key=repr) == sorted(activations, key=repr)
     assert query(path, R3, "peak_usage_bytes") == [(what.peak_bytes,)]
-
-
-@pytest.mark.parametrize("name", ["residual", "fno_2d_new_zeros"])
-def test_two_steps_lead_from_an_entry_to_its_frames(name: str, tmp_path: Path) -> None:
-    what = report(name)
-    path = written(what, tmp_path)
-    for kind, entries in ((1, what.weights), (2, what.activations)):
-        for entry_id, entry in enumerate(entries, start=1):
-            ((correlation,),) = query(path, R5_CORRELATION, kind, entry_id)
-            frames = query(path, R5_FRAMES, correlation)
-            files = [(ProjectFiles(ROOT)(frame.file), frame.line) for frame in entry.frames]  # type: ignore[attr-defined]
-            assert frames == [frame for frame in files if frame[0] is not None]
-            assert frames, "everything in these is made and called by the project"
-            for file, line in frames:
-                assert 1 <= line <= len((ROOT / file).read_text().splitlines())
 
 
 # ------------------------------------------------------------------------------------------------------------- laws
@@ -252,17 +235,6 @@ def test_the_root_is_the_folder_of_the_models_code() -> None:
 
 
 # --------------------------------------------------------------------------------------------------- files come whole
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no umask")
-def test_others_may_read_it(tmp_path: Path) -> None:
-    assert written(by_hand(), tmp_path).stat().st_mode & 0o444 == 0o444 & ~_umask()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def test_watching_construction_changes_nothing() -> None:
