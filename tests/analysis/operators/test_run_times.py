@@ -227,24 +227,6 @@ def test_rows_of_a_sequential_built_in_a_function(name: str) -> None:
     assert rows(name) == MLP
 
 
-def test_rows_of_loops_are_not_collapsed() -> None:
-    assert [row[0] for row in rows("loop")] == ["linear", "tanh"] * 5 + ["mse_loss"]
-    linears = [row for row in times("loop").rows if row.name == "linear"]
-    assert [(row.invocation, row.invocations) for row in linears] == [(number, 5) for number in range(5)]
-    assert all(row.backward_ns for row in linears)
-
-
-def test_rows_of_a_residual_network() -> None:
-    block = [("layer_norm", "0"), ("linear", "1"), ("gelu", "2"), ("linear", "3")]
-    expected: list[tuple[str, str | None, bool]] = []
-    for number in range(3):
-        expected += [(name, f"blocks.{number}.{module}", True) for name, module in block]
-        expected.append(("add", "_Residual_0", True))
-    got = [(name, "_Residual_0" if module and module.startswith("_Res") else module, has) for name, module, has in
-           rows("residual")]  # fmt: skip
-    assert got == [*expected, ("mse_loss", None, True)]
-
-
 @pytest.mark.parametrize("name", ["checkpointing", "checkpointing_reentrant"])
 def test_rows_of_checkpointing_have_their_own_backward(name: str) -> None:
     got = [row for row in rows(name) if row[0] not in ("CheckpointFunction", "add", "mse_loss")]
@@ -256,10 +238,6 @@ def test_rows_of_checkpointing_have_their_own_backward(name: str) -> None:
 
 def test_custom_functions_have_their_class_names() -> None:
     assert [row[0] for row in rows("custom_function")] == ["linear", "_ScaledSquare", "linear", "mse_loss"]
-
-
-def test_accumulated_steps_have_all_their_rows() -> None:
-    assert [row[0] for row in rows("gradient_accumulation")] == ["linear", "relu", "linear", "mse_loss", "div"] * 3
 
 
 def test_no_backward_is_none() -> None:

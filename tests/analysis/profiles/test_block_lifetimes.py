@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 
 from tests.histories import Event, History, Key, histories, known_of, levels_of, recording_of
-from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.profiles.block_lifetimes import follow_blocks  # type: ignore[attr-defined]
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.recording import Recording
@@ -23,24 +20,6 @@ def lives(recording: Recording, **options: object) -> list[tuple[int, int, int]]
 
 
 # ---- by hand ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_block_that_is_freed_and_one_that_lives_on() -> None:
-    recording = recording_of([Event(10, 100, 1), Event(200, 50, 2), Event(10, -100, 1)])
-    lifetimes = follow_blocks(recording, None, 0)
-    assert lives(recording) == [(100, 0, 2), (50, 1, 3)]
-    assert levels_of(lifetimes) == lifetimes.allocator_bytes.tolist() == [100, 150, 50]
-    assert [lifetimes.alive_at(at).tolist() for at in (-1, 0, 1, 2)] == [[], [0], [0, 1], [1]]
-
-
-def test_a_tensor_without_an_allocation_was_there_before() -> None:
-    recording = recording_of([Event(500, 10, 2)], [Key(10, 100, 1)])
-    lifetimes = follow_blocks(recording, None, 0)
-    assert lives(recording) == [(100, -1, 1), (10, 0, 1)]
-    assert lifetimes.allocation.tolist() == [-1, 0]
-    assert lifetimes.key.tolist() == [0, -1]
-    assert levels_of(lifetimes) == lifetimes.allocator_bytes.tolist() == [110]
-    assert lifetimes.alive_at(-1).tolist() == [0]
 
 
 def test_what_was_there_before_may_be_freed_with_or_without_a_tensor() -> None:
@@ -144,12 +123,6 @@ def test_levels_equal_a_plain_loop(history: History) -> None:
 
 
 @given(histories())
-def test_the_allocators_count_agrees_with_the_blocks(history: History) -> None:
-    lifetimes = follow_blocks(history.recording(), None, 0)
-    assert lifetimes.allocator_bytes.tolist() == levels_of(lifetimes)
-
-
-@given(histories())
 def test_every_block_is_alive_where_the_loop_says(history: History) -> None:
     lifetimes = follow_blocks(history.recording(), None, 0)
     assert len(lifetimes.size_bytes) == len(history.lives)
@@ -168,13 +141,3 @@ def test_the_clock_does_not_matter(history: History) -> None:
         for step in (0, 10**9)
     ]
     assert lives(spread[0]) == lives(spread[1])
-
-
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_on_every_workload_the_blocks_sum_to_the_allocators_count(
-    name: str, recorded: Callable[[str], Recorded]
-) -> None:
-    for recording in recorded(name).recordings:
-        lifetimes = follow_blocks(recording, None, recording.devices.index("cpu"))
-        assert levels_of(lifetimes) == lifetimes.allocator_bytes.tolist()
-        assert (lifetimes.freed_at > lifetimes.made_at).all()

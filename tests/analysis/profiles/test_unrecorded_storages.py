@@ -221,21 +221,6 @@ def by_hand(address: list[int], size_bytes: list[int]) -> list[int]:
     return [list(owner.values()).count(row) for row in range(len(address))]
 
 
-@pytest.mark.parametrize(
-    ("address", "size_bytes", "own"),
-    [
-        ([], [], []),
-        ([0, 10, 20], [10, 10, 5], [10, 10, 5]),
-        ([0, 2, 5], [10, 2, 1], [7, 2, 1]),
-        ([0, 0], [10, 4], [6, 4]),
-        ([0, 5], [8, 8], [5, 8]),
-        ([5, 0], [0, 10], [0, 10]),
-    ],
-)
-def test_examples(address: list[int], size_bytes: list[int], own: list[int]) -> None:
-    assert own_bytes(np.array(address, np.int64), np.array(size_bytes, np.int64)).tolist() == own
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_each_byte_counts_once(seed: int) -> None:
     chance = np.random.default_rng(seed)

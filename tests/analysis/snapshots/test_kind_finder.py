@@ -40,6 +40,54 @@ from tracer.analysis.snapshots.findings import replay_snapshot
 FROM_BEFORE = "before recording"
 
 
+def made(frames: list[Row], **more: Any) -> Row:
+    """The block at BASE."""
+    return {**entry("alloc", BASE, MIB, frames=frames), **more}
+
+
+def gone(frames: list[Row]) -> list[Row]:
+    return freed(BASE, MIB, frames=frames)
+
+
+AT_THE_END = [segment(BASE, 2 * MIB, [block(BASE, MIB)])]
+SILENT = entry("alloc", BASE + MIB, 1)
+BACKWARD_RAN, FORWARD_RAN, STEP_RAN = (
+    entry("alloc", BASE + MIB, 1, frames=frames) for frames in (BACKWARD, FORWARD, IN_STEP)
+)
+MOVED, SET_DATA = [UNWIND, MALLOC, APPLY, MAIN], frame("THPVariable_set_data(THPVariable*, _object*, void*)", "??", 0)
+# What happened, whether the block is there at the end, and its kind.
+ROWS: list[tuple[list[Row], bool, str]] = [
+    ([made(FORWARD), *gone(FREE_BACKWARD)], False, "activation"),
+    # context="alloc" repeats the allocation's stack at the free: who freed it is not known, and backward lies between.
+    ([made(FORWARD), BACKWARD_RAN, *gone(FORWARD)], False, "not known"),
+    ([made(FORWARD)], True, "not known"),
+    ([made(FORWARD), *gone(FREE_FORWARD)], False, "temporary"),
+    ([made(FORWARD), SILENT, *gone(FREE_FORWARD)], False, "not known"),  # without a stack it may be the engine's
+    ([made(BACKWARD), *gone(FREE_BACKWARD)], False, "temporary"),
+    ([made(BACKWARD), *gone(BACKWARD)], False, "not known"),
+    ([made([UNWIND, MALLOC, ACCUMULATE, ENGINE])], True, "gradient"),
+    ([made(BACKWARD)], True, "not known"),
+    ([made(BACKWARD), STEP_RAN], True, "gradient"),
+    ([made(BACKWARD), *gone([UNWIND, ZERO, MAIN])], False, "gradient"),
+    (gone([UNWIND, ZERO, MAIN]), False, "gradient"),
+    (gone([UNWIND, MAIN]), False, FROM_BEFORE),
+    ([made([UNWIND, MALLOC, INIT_GROUP, STEP, MAIN])], True, "optimizer state"),
+    ([made(IN_STEP)], True, "not known"),  # the step may still be running
+    ([made(IN_STEP), FORWARD_RAN], True, "optimizer state"),
+    ([made(IN_STEP), *gone(IN_STEP[1:])], False, "temporary"),
+    ([made(IN_STEP), *gone(IN_STEP[1:]), FORWARD_RAN], False, "temporary"),
+    ([made([UNWIND, WORKSPACE, MODEL])], True, "workspace"),
+    ([made(MOVED)], True, "parameter"),
+    ([made(MOVED), SILENT, *gone([])], False, "not known"),  # not a parameter that stays
+    (gone([UNWIND, SET_DATA, MAIN]), False, "parameter"),
+    # What the recording says counts first.
+    ([made([], category="PARAMETER")], True, "parameter"),
+    ([made([], category="autograd_detail")], True, "autograd detail"),
+    ([made([], category="INPUT")], True, "input"),
+    ([made([], category="unknown")], True, "not known"),
+]
+
+
 class TestKinds:
     """Each rule once where it holds, and its evidence taken away once."""
 
@@ -48,42 +96,11 @@ class TestKinds:
         (largest, *_) = explain(tmp_path / "s", trace, segments, **more).peak.groups
         return largest.kind.words
 
-    def test_activation(self, tmp_path: Path) -> None:
-        made = entry("alloc", BASE, MIB, frames=FORWARD)
-        assert self.kind(tmp_path, [made, *freed(BASE, MIB, frames=FREE_BACKWARD)]) == "activation"
-        # context="alloc" repeats the allocation's stack at the free: then nothing is known of who freed it, and an
-        # entry of the backward lies between.
-        ran = entry("alloc", BASE + MIB, 1, frames=BACKWARD)
-        assert self.kind(tmp_path, [made, ran, *freed(BASE, MIB, frames=FORWARD)]) == "not known"
-
-    def test_still_held_at_the_end_is_not_known(self, tmp_path: Path) -> None:
-        end = [segment(BASE, MIB, [block(BASE, MIB)])]
-        assert self.kind(tmp_path, [entry("alloc", BASE, MIB, frames=FORWARD)], end) == "not known"
-
-    def test_freed_before_any_backward_is_temporary(self, tmp_path: Path) -> None:
-        made = entry("alloc", BASE, MIB, frames=FORWARD)
-        gone = freed(BASE, MIB, frames=FREE_FORWARD)
-        assert self.kind(tmp_path, [made, *gone]) == "temporary"
-        silent = entry("alloc", BASE + MIB, 1)  # an entry without a stack may be the engine's
-        assert self.kind(tmp_path, [made, silent, *gone]) == "not known"
-
-    def test_made_and_freed_by_backward_is_temporary(self, tmp_path: Path) -> None:
-        trace = [entry("alloc", BASE, MIB, frames=BACKWARD), *freed(BASE, MIB, frames=FREE_BACKWARD)]
-        assert self.kind(tmp_path, trace) == "temporary"
-
-    def test_a_free_that_repeats_the_allocations_stack_proves_nothing(self, tmp_path: Path) -> None:
-        trace = [entry("alloc", BASE, MIB, frames=BACKWARD), *freed(BASE, MIB, frames=BACKWARD)]
-        assert self.kind(tmp_path, trace) == "not known"
-
-    def test_gradients(self, tmp_path: Path) -> None:
-        end = [segment(BASE, MIB, [block(BASE, MIB)])]
-        node = [UNWIND, MALLOC, ACCUMULATE, ENGINE]
-        assert self.kind(tmp_path, [entry("alloc", BASE, MIB, frames=node)], end) == "gradient"
-        made = entry("alloc", BASE, MIB, frames=BACKWARD)
-        assert self.kind(tmp_path, [made], end) == "not known"
-        step = entry("alloc", BASE + MIB, 1, frames=IN_STEP)
-        assert self.kind(tmp_path, [made, step], end) == "gradient"
-        assert self.kind(tmp_path, [made, *freed(BASE, MIB, frames=[UNWIND, ZERO, MAIN])]) == "gradient"
+    @pytest.mark.parametrize(("trace", "is_at_end", "kind"), ROWS)
+    def test_each_rule_holds_and_fails_without_its_evidence(
+        self, tmp_path: Path, trace: list[Row], is_at_end: bool, kind: str
+    ) -> None:
+        assert self.kind(tmp_path, trace, AT_THE_END if is_at_end else None) == kind
 
     def test_what_backward_left_behind_at_an_out_of_memory(self, tmp_path: Path) -> None:
         """One stack makes gradients of results, which backward frees, and of parameters, which nobody does.
@@ -121,25 +138,6 @@ class TestKinds:
         assert self.kind(tmp_path, trace, end) == "temporary"  # backward still runs
         over = entry("alloc", BASE + 32 * MIB, 1, frames=FORWARD)
         assert self.kind(tmp_path, [*trace, over], end) == "not known"
-
-    def test_zero_grad_proves_gradients_of_before_the_recording(self, tmp_path: Path) -> None:
-        assert self.kind(tmp_path, freed(BASE, MIB, frames=[UNWIND, ZERO, MAIN])) == "gradient"
-        assert self.kind(tmp_path, freed(BASE, MIB, frames=[UNWIND, MAIN])) == FROM_BEFORE
-
-    def test_optimizer_state(self, tmp_path: Path) -> None:
-        end = [segment(BASE, 2 * MIB, [block(BASE, MIB)])]
-        made = [entry("alloc", BASE, MIB, frames=[UNWIND, MALLOC, INIT_GROUP, STEP, MAIN])]
-        assert self.kind(tmp_path, made, end) == "optimizer state"
-        made = [entry("alloc", BASE, MIB, frames=IN_STEP)]
-        assert self.kind(tmp_path, made, end) == "not known"  # the step may still be running
-        later = [entry("alloc", BASE + MIB, 1, frames=FORWARD)]
-        assert self.kind(tmp_path, made + later, end) == "optimizer state"
-
-    def test_made_and_freed_in_a_step_is_temporary(self, tmp_path: Path) -> None:
-        trace = [entry("alloc", BASE, MIB, frames=IN_STEP), *freed(BASE, MIB, frames=IN_STEP[1:])]
-        assert self.kind(tmp_path, trace) == "temporary"
-        later = entry("alloc", BASE + MIB, 1, frames=FORWARD)
-        assert self.kind(tmp_path, [*trace, later]) == "temporary"
 
     def test_annotations_delimit_a_step(self, tmp_path: Path) -> None:
         own = [UNWIND, MALLOC, MUL, frame("update", "/home/me/optimizer.py", 3), MAIN]
@@ -181,32 +179,6 @@ class TestKinds:
         sizes = device.replay.lives.requested_bytes.tolist()
         found = {size // MIB: Kind(kind).words for size, kind in zip(sizes, kinds, strict=True) if size >= MIB}
         assert found == {5: "activation", 3: "gradient", 7: "optimizer state"}
-
-    def test_workspace_and_parameter(self, tmp_path: Path) -> None:
-        end = [segment(BASE, MIB, [block(BASE, MIB)])]
-        assert self.kind(tmp_path, [entry("alloc", BASE, MIB, frames=[UNWIND, WORKSPACE, MODEL])], end) == "workspace"
-        moved = [UNWIND, MALLOC, APPLY, MAIN]
-        assert self.kind(tmp_path, [entry("alloc", BASE, MIB, frames=moved)], end) == "parameter"
-        # freed again: not a parameter that stays
-        trace = [entry("alloc", BASE, MIB, frames=moved), entry("alloc", BASE + MIB, 1), *freed(BASE, MIB)]
-        assert self.kind(tmp_path, trace) == "not known"
-
-    @pytest.mark.parametrize(
-        ("word", "kind"),
-        [
-            ("PARAMETER", "parameter"),
-            ("autograd_detail", "autograd detail"),
-            ("INPUT", "input"),
-            ("unknown", "not known"),
-        ],
-    )
-    def test_what_the_recording_says_counts_first(self, tmp_path: Path, word: str, kind: str) -> None:
-        end = [segment(BASE, MIB, [block(BASE, MIB)])]
-        assert self.kind(tmp_path, [{**entry("alloc", BASE, MIB), "category": word}], end) == kind
-
-    def test_an_assignment_to_data(self, tmp_path: Path) -> None:
-        set_data = frame("THPVariable_set_data(THPVariable*, _object*, void*)", "??", 0)
-        assert self.kind(tmp_path, freed(BASE, MIB, frames=[UNWIND, set_data, MAIN])) == "parameter"
 
     def test_what_takes_a_parameters_place_is_one(self, tmp_path: Path) -> None:
         """`p.data = p.data - u` in a step: the new one is made, the old one is let go of; state is made elsewhere."""

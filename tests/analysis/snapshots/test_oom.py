@@ -84,11 +84,6 @@ class TestOutOfMemory:
         (found,) = explain(tmp_path / "s", [seen, failed(99 * MIB, 0)], before).oom
         assert ("Look first at" in found.advice) == is_named
 
-    def test_memory_without_a_stack_is_no_line_to_look_at(self, tmp_path: Path) -> None:
-        (found,) = explain(tmp_path / "s", [failed(99 * MIB, 0)], [segment(BASE, 4 * MIB, [block(BASE, 3 * MIB)])]).oom
-        assert "Look first" not in found.advice
-        assert "100 % of what was in use is from before the recording" in found.advice
-
     def test_alone_and_too_large(self, tmp_path: Path) -> None:
         (found,) = explain(tmp_path / "s", [failed(99 * MIB, 0)]).oom
         assert "the request alone is too large" in found.advice
@@ -155,13 +150,6 @@ class TestModelled:
         assert event.largest_free_bytes >= event.asked_bytes
         assert "another stream or pool" in event.advice and "expandable" not in event.advice
         assert not event.fits_without_fragmentation
-
-    def test_the_same_memory_on_one_stream_would_do(self) -> None:
-        program = Program(0, capacity=40 * MIB)
-        program.allocator.allocate(19 * MIB, 0)
-        large, _ = program.allocator.allocate(9 * MIB, 0), program.allocator.allocate(4 * MIB, 0)
-        program.allocator.free(large)
-        program.allocator.allocate(9 * MIB, 0)
 
     def test_memory_of_a_private_pool_is_no_fragmentation(self) -> None:
         program = Program(0, capacity=60 * MIB)

@@ -28,36 +28,41 @@ GENERATED = "/tmp/torchinductor_me/ab/cabcdefghij.py"
 RUN = frame("run", "/py/site-packages/torch/_inductor/output_code.py", 466)
 
 
+OWN = frame("go", "/home/me/torch/train.py", 3)
+WINDOWS = frame("linear", "C:\\py\\Lib\\site-packages\\torch\\nn\\functional.py", 5)
+# torch puts a node's own lines between the generated code and what runs that.
+NODE = [LINEAR, frame("gelu", "/home/me/mlp.py", 5), frame("block", "/home/me/mlp.py", 9)]
+CALLED = [frame("call", GENERATED, 10), RUN, MODEL, MAIN]
+OF_STACKS: dict[str, tuple[list[Row], Site]] = {
+    "the user's line": (FORWARD, Site("forward", "/home/me/model.py", 7)),
+    "torch's own without one": ([UNWIND, MALLOC, LINEAR], Site("linear", LINEAR["filename"], 20)),
+    "the node without Python": (BACKWARD, Site("MmBackward0")),
+    "the operation without a node": ([UNWIND, MALLOC, EMPTY, MUL, ENGINE], Site("mul_Tensor")),
+    "no stack": ([], Site("no stack recorded")),
+    "a folder called torch": ([UNWIND, OWN, MAIN], Site("go", "/home/me/torch/train.py", 3)),
+    "Windows": ([UNWIND, WINDOWS, frame("go", "D:\\work\\train.py", 3)], Site("go", "D:\\work\\train.py", 3)),
+    "a node's own line in generated code": (
+        [UNWIND, CALLED[0], *NODE, *CALLED[1:]],
+        Site("gelu, compiled graph cabcdefg", "/home/me/mlp.py", 5),
+    ),
+    "what generated code calls of the user's": (
+        [UNWIND, frame("my_op", "/home/me/ops.py", 3), *CALLED],
+        Site("my_op, compiled graph cabcdefg", "/home/me/ops.py", 3),
+    ),
+}
+
+
 class TestSites:
     def site(self, tmp_path: Path, frames: list[Row]) -> Site:
         loaded = load(tmp_path / "s", snapshot([entry("alloc", BASE, 1, frames=frames)]))
         return Sites(loaded.stacks).site(int(loaded.devices[0].trace.stack[0]))
 
-    def test_the_users_line_decides(self, tmp_path: Path) -> None:
-        assert self.site(tmp_path, FORWARD) == Site("forward", "/home/me/model.py", 7)
+    @pytest.mark.parametrize(("frames", "expected"), OF_STACKS.values(), ids=OF_STACKS)
+    def test_one_frame_decides(self, tmp_path: Path, frames: list[Row], expected: Site) -> None:
+        assert self.site(tmp_path, frames) == expected
 
-    def test_without_a_users_line_torchs_own_decides(self, tmp_path: Path) -> None:
-        assert self.site(tmp_path, [UNWIND, MALLOC, LINEAR]) == Site("linear", LINEAR["filename"], 20)
-
-    def test_without_python_the_node_decides(self, tmp_path: Path) -> None:
-        site = self.site(tmp_path, BACKWARD)
-        assert site == Site("MmBackward0")
-        assert place(site) == "MmBackward0  (no Python frame)"
-
-    def test_without_a_node_the_operation_decides(self, tmp_path: Path) -> None:
-        assert self.site(tmp_path, [UNWIND, MALLOC, EMPTY, MUL, ENGINE]) == Site("mul_Tensor")
-
-    def test_no_stack_is_said(self, tmp_path: Path) -> None:
-        assert self.site(tmp_path, []) == Site("no stack recorded")
-
-    def test_a_folder_called_torch_is_not_torch(self, tmp_path: Path) -> None:
-        own = frame("go", "/home/me/torch/train.py", 3)
-        assert self.site(tmp_path, [UNWIND, own, MAIN]) == Site("go", "/home/me/torch/train.py", 3)
-
-    def test_windows_paths(self, tmp_path: Path) -> None:
-        theirs = frame("linear", "C:\\py\\Lib\\site-packages\\torch\\nn\\functional.py", 5)
-        own = frame("go", "D:\\work\\train.py", 3)
-        assert self.site(tmp_path, [UNWIND, theirs, own]) == Site("go", "D:\\work\\train.py", 3)
+    def test_without_python_there_is_no_place(self, tmp_path: Path) -> None:
+        assert place(self.site(tmp_path, BACKWARD)) == "MmBackward0  (no Python frame)"
 
     def test_where_only_the_region_is_known_the_row_says_so(self, tmp_path: Path) -> None:
         """Generated code without a node's lines is named by its graph; the line is the one that called it."""
@@ -65,17 +70,6 @@ class TestSites:
         for behind in ([RUN, MODEL, MAIN], [MODEL, MAIN]):
             sites = [self.site(tmp_path, [UNWIND, line, *behind]) for line in lines]
             assert sites == [Site("compiled graph cabcdefg, called in forward", "/home/me/model.py", 7)] * 2
-
-    def test_a_nodes_own_line_decides_in_generated_code(self, tmp_path: Path) -> None:
-        """torch puts it between the generated code and what runs that."""
-        own = [LINEAR, frame("gelu", "/home/me/mlp.py", 5), frame("block", "/home/me/mlp.py", 9)]
-        site = self.site(tmp_path, [UNWIND, frame("call", GENERATED, 10), *own, RUN, MODEL, MAIN])
-        assert site == Site("gelu, compiled graph cabcdefg", "/home/me/mlp.py", 5)
-
-    def test_what_generated_code_calls_of_the_users_decides(self, tmp_path: Path) -> None:
-        theirs = frame("my_op", "/home/me/ops.py", 3)
-        site = self.site(tmp_path, [UNWIND, theirs, frame("call", GENERATED, 10), RUN, MODEL, MAIN])
-        assert site == Site("my_op, compiled graph cabcdefg", "/home/me/ops.py", 3)
 
     def test_the_original_lines_of_torch_fx_decide(self, tmp_path: Path) -> None:
         """As `_snapshot(augment_with_fx_traces=True)` writes them, outermost first."""
