@@ -135,39 +135,6 @@ def saved_unread() -> Workload:
 
 
 @case
-def attention_and_gru() -> Workload:
-    """Recurrence, attention, and operators that save little or nothing."""
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gru = nn.GRU(16, 32, batch_first=True)
-            self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
-
-        def forward(self, x: Tensor) -> Tensor:
-            h, _ = self.gru(x)
-            mixed, _ = self.attention(h, h, h)
-            return mixed * torch.sigmoid(h) + h[:, :1].expand_as(h).pow(2) + torch.where(h > 0, h, mixed.exp())
-
-    return training(Model(), lambda: (torch.randn(4, 10, 16), torch.randn(4, 10, 32)))
-
-
-@case
-def double_backward() -> Workload:
-    """A gradient in the loss: what the first backward made is saved for the second."""
-    model = mlp()
-
-    def step() -> None:
-        inputs, _ = mlp_batch()
-        inputs.requires_grad_()
-        (gradient,) = torch.autograd.grad(torch.tanh(model(inputs)).pow(2).sum(), inputs, create_graph=True)
-        gradient.pow(2).sum().backward()  # type: ignore[no-untyped-call]
-        model.zero_grad()
-
-    return Workload(step, model)
-
-
-@case
 def every_other_step() -> Workload:
     """A step that takes one more layer every second time."""
     model = nn.ModuleDict({"first": nn.Linear(32, 32), "extra": nn.Linear(32, 32), "last": nn.Linear(32, 8)})

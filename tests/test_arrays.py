@@ -53,38 +53,12 @@ def test_a_column_at_rows_has_another_value_where_there_is_no_row() -> None:
     assert arrays.at(np.array([True]), np.array([-1, 0]), False).dtype == np.bool_
 
 
-def test_what_is_in_use_by_hand() -> None:
-    # 100 from before, freed by entry 1; 7 made by entry 0 and never freed; 5 made by entry 1 and freed by entry 2.
-    size, begin, end = (np.array(column, np.int64) for column in ([100, 7, 5], [-1, 0, 1], [1, 3, 2]))
-    assert arrays.in_use(size, begin, end, 3).tolist() == [100, 107, 12, 7]
-
-
 @given(st.lists(st.tuples(st.integers(0, 10**12), st.integers(-1, 5), st.integers(0, 6)), max_size=20))
 def test_what_is_in_use_is_what_a_plain_loop_finds(drawn: list[tuple[int, int, int]]) -> None:
     blocks = [(size, begin, max(begin, end)) for size, begin, end in drawn]
     expected = [sum(size for size, begin, end in blocks if begin <= at < end) for at in range(-1, 6)]
     size, begin, end = np.array(blocks, np.int64).reshape(-1, 3).T
     assert arrays.in_use(size, begin, end, 6).tolist() == expected
-
-
-def test_letters_are_found() -> None:
-    source = '''
-class A:
-    """Columns [E].
-
-    Attributes:
-        size: [B, 8] Bytes.
-    """
-
-    first: int
-    """[S + 1] Where each begins; not what `Callable[T]` or [entries] says."""
-
-    last: int  # [U] Where it ends
-
-    def f(self) -> list[X]:
-        return "[Q]"
-'''
-    assert sorted(letters(source)) == ["B", "E", "S", "U"]
 
 
 def test_rows_of_equal_keys_are_one_group_in_the_order_of_their_first_rows() -> None:

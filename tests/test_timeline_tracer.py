@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem
 from tests.training_steps import build_workload
 from tracer import timeline_tracer
-from tracer.errors import OutputError, RecordingError
+from tracer.errors import RecordingError
 from tracer.timeline_tracer import TimelineTracer
 from tracer.units import format_bytes
 
@@ -134,19 +134,6 @@ def test_a_loop_that_raises(last: int, cycles: int, file: Path) -> None:
     assert not hasattr(caught.value, "__notes__")
 
 
-@pytest.mark.parametrize(("num_batches", "cycles"), [(3, 1), (7, 1), (8, 2)])
-def test_a_loop_that_ends_early(num_batches: int, cycles: int, file: Path) -> None:
-    """After 7 batches a second cycle has begun and recorded nothing, which takes nothing from the first."""
-    train(TimelineTracer(file), num_batches)
-    assert num_cycles(file) == cycles
-
-
-@pytest.mark.parametrize("options", [{"wait": 0, "warmup": 0, "active": 2}, {"wait": 0, "warmup": 0, "active": 1}])
-def test_cycles_that_follow_each_other_at_once(options: dict[str, Any], file: Path) -> None:
-    train(TimelineTracer(file), 5, **options)
-    assert num_cycles(file) == 2
-
-
 @pytest.mark.parametrize("raises", [False, True])
 def test_a_profiler_without_a_schedule(raises: bool, file: Path) -> None:
     """Its one cycle ends when the profiler stops."""
@@ -165,22 +152,9 @@ def test_a_profiler_without_a_schedule(raises: bool, file: Path) -> None:
     assert num_cycles(file) == 1
 
 
-def test_a_callback_inside_another(file: Path) -> None:
-    tracer = TimelineTracer(file)
-    train(lambda prof: tracer(prof), 11)
-    assert num_cycles(file) == 2
-
-
 def test_without_shapes_and_stacks_there_is_less_to_say_and_still_a_file(file: Path) -> None:
     train(TimelineTracer(file), 11, record_shapes=False, with_stack=False)
     assert num_cycles(file) == 2
-
-
-def test_the_profiler_is_left_as_it_was(file: Path) -> None:
-    prof = train(TimelineTracer(file), 11)
-    assert "stop" not in vars(prof)
-    prof = train(TimelineTracer(file), 9)
-    assert "stop" not in vars(prof), "also when the last cycle ended with the profiler"
 
 
 def test_a_profiler_that_runs_twice_writes_twice(file: Path) -> None:
@@ -214,12 +188,6 @@ def test_a_profiler_without_memory_says_what_to_do(file: Path) -> None:
     with pytest.raises(RecordingError) as caught:
         train(TimelineTracer(file), 11, profile_memory=False)
     assert "profile_memory=True" in caught.value.hint
-
-
-def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(OutputError, match="cannot be written"):
-        train(TimelineTracer(tmp_path / "file" / "max_mem.txt"), 11)
 
 
 def test_the_loops_own_exception_is_never_hidden(tmp_path: Path) -> None:
@@ -265,14 +233,6 @@ def test_a_cycle_is_read_when_it_has_ended_and_analysed_at_the_end(file: Path, m
     cycles = [word for number in range(1, 5) for word in ("read", f"cycle {number}")]
     assert log == [*cycles, *["analysis"] * 4]
     assert num_cycles(file) == 4
-
-
-def test_nothing_is_computed_twice(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tracer = TimelineTracer(file)
-    train(tracer, 11)
-    found = tracer.findings
-    monkeypatch.setattr(timeline_tracer, "find_in_cycle", None)
-    assert tracer.findings is found
 
 
 def test_findings_may_be_asked_for_between_cycles(file: Path) -> None:

@@ -347,12 +347,6 @@ def adamw_foreach() -> Workload:
 
 
 @workload
-def adamw_fused() -> Workload:
-    model = mlp()
-    return training(model, mlp_batch, optimizer=torch.optim.AdamW(model.parameters(), fused=True))
-
-
-@workload
 def lbfgs() -> Workload:
     """An optimizer that runs forward and backward itself, several times."""
     model = mlp()

@@ -83,12 +83,6 @@ def test_blocks_are_compiled_each_by_itself_and_once() -> None:
     assert found["gradients_agree"] is True
 
 
-def test_a_model_without_repeated_blocks_is_not_compiled() -> None:
-    with AppliedChanges(["compile"]) as applied:
-        nn.Linear(4, 4)(torch.ones(2, 4))
-    assert applied.notes == ("compile: the model has no repeated blocks.",)
-
-
 def test_changes_are_asked_for_once_and_made_in_the_call_that_asks() -> None:
     asked: list[int] = []
     model = stacked()
@@ -171,10 +165,24 @@ def test_complex_weights_stay_what_they_are() -> None:
     assert (optimizer.param_groups[0]["fused"], optimizer.param_groups[0]["foreach"]) == (None, False)
 
 
-def test_what_has_no_blocks_is_said() -> None:
-    with AppliedChanges(["checkpoint"]) as applied:
-        nn.Linear(2, 2)(torch.ones(1, 2))
-    assert applied.notes == ("checkpoint: the model has no repeated blocks.",)
+# What each says of a linear layer on the CPU, under a torch.optim.SGD.
+FOUND_NOTHING = {
+    "checkpoint": "the model has no repeated blocks.",
+    "compile": "the model has no repeated blocks.",
+    "frozen-on-host": "no large weight of a repeated block is frozen.",
+    "shard": "no DistributedDataParallel was made.",
+    "state-on-host": "no optimizer has state on a GPU.",
+}
+
+
+@pytest.mark.parametrize("change", FOUND_NOTHING)
+def test_a_change_that_found_nothing_says_so(change: str) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    with AppliedChanges([change]) as applied:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert applied.notes == (f"{change}: {FOUND_NOTHING[change]}",)
 
 
 def test_a_loss_that_no_step_came_to_may_come_yet() -> None:

@@ -162,10 +162,6 @@ def test_gradients_that_lie_about_are_let_go_of() -> None:
     assert found.keeps == Keeps.BITS
 
 
-def test_a_program_that_lets_go_of_them_is_not_told_to() -> None:
-    assert not any("zero_grad" in one.name for one in advice_for("stack").outcomes)
-
-
 def test_activations_are_made_in_place_where_backward_does_not_need_their_input() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.SiLU(), nn.Dropout())
     workload = ModuleWorkload(

@@ -84,9 +84,3 @@ def test_a_weight_that_is_trained_later_stays_on_the_device(copies: list[Tensor]
         model.requires_grad_(True)
         found = gradients(model)
     assert len(found) == 8 and model[1].base.weight.data_ptr() == copies[-1].data_ptr()  # type: ignore[index, union-attr]
-
-
-def test_nothing_is_frozen() -> None:
-    with AppliedChanges(["frozen-on-host"]) as applied:
-        gradients(model_of(2).requires_grad_(True))
-    assert applied.notes == ("frozen-on-host: no large weight of a repeated block is frozen.",)

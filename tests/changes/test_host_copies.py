@@ -120,12 +120,6 @@ def test_what_backward_computes_again_stays(moved: list[Tensor]) -> None:
     assert all(torch.equal(a, b.grad) for a, b in zip(own, model.parameters(), strict=True))  # type: ignore[arg-type]
 
 
-def test_nothing_moves_without_a_gpu() -> None:
-    with AppliedChanges(["state-on-host"]) as applied:
-        trained(lambda: None)
-    assert applied.notes == ("state-on-host: no optimizer has state on a GPU.",)
-
-
 def test_gradients_are_gone_behind_the_step() -> None:
     seen: list[bool] = []
     model = nn.Linear(2, 2)

@@ -8,10 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
-
-from tracer.changes.applied import AppliedChanges
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,12 +25,3 @@ def test_two_ranks_train_the_same_and_have_half_of_it_each(tmp_path: Path) -> No
         found["error"]
         == "shard: the optimizer was made before DistributedDataParallel, with parameters that are whole."
     )
-
-
-def test_a_script_without_one_is_told() -> None:
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with AppliedChanges(["shard"]) as applied:
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-    assert applied.notes == ("shard: no DistributedDataParallel was made.",)

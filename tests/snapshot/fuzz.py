@@ -10,12 +10,9 @@ into a clean error.
 from __future__ import annotations
 
 import argparse
-import bz2
 import copy
-import gzip
 import io
 import json
-import lzma
 import mmap
 import os
 import pickle
@@ -26,8 +23,7 @@ import sys
 import tempfile
 import time
 import traceback
-import zipfile
-from collections import Counter, OrderedDict
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -94,52 +90,6 @@ def base_objects(rng: random.Random) -> Any:
     return objects
 
 
-def add_oddity(objects: Any, rng: random.Random) -> Any:
-    """One of the oddities that real files have, none of which may cost more than itself."""
-    rows = objects if isinstance(objects, list) else objects["segments"]
-    traces = [] if isinstance(objects, list) else objects["device_traces"]
-    entries = [row for trace in traces for row in trace or () if row]
-    row = rng.choice(entries or rows)
-    what = rng.randrange(9)
-    if what == 0:
-        row["stream"] = rng.choice((-1, None, 2**64 - 1, "0"))
-    elif what == 1:
-        row["time_us"] = rng.choice((None, 1.5, -3, float("inf"), "now"))
-    elif what == 2:
-        odd = {rng.choice(("line", "name", "filename")): rng.choice((2**64 - 1, -2, 3.5, None, b"b", "7"))}
-        row["frames"] = rng.choice(((), (frame("f"),), [{**frame("f"), **odd}], [None], [3]))
-    elif what == 3:
-        rng.choice(rows)["blocks"].append({**block(1 << 40, 5), "state": rng.choice(("active_odd", "other"))})
-    elif what == 4 and entries:
-        objects["device_traces"].append(rng.choice((None, (), [None, {"action": "snapshot"}, {"action": "teleport"}])))
-    elif what == 5 and entries:
-        objects["device_traces"][0].append({"action": "oom", "size": 9, "device_free": rng.choice((None, -1, 0.5))})
-    elif what == 6 and entries:
-        objects["external_annotations"].append(rng.choice((None, 7, {"time_us": None}, {"device": "x"})))
-    elif what == 7:
-        return rng.choice((tuple(objects), objects)) if isinstance(objects, list) else OrderedDict(objects)
-    else:
-        return {"rank": rng.randrange(8), "snapshot": objects} if isinstance(objects, dict) else objects
-    return objects
-
-
-def pack(content: bytes, rng: random.Random) -> bytes:
-    """The content as people store it."""
-    packing = rng.random()
-    if packing < 0.05:
-        return gzip.compress(content)
-    if packing < 0.07:
-        return bz2.compress(content)
-    if packing < 0.09:
-        return lzma.compress(content)
-    if packing < 0.12:
-        out = io.BytesIO()
-        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr(rng.choice(("dump.pickle", "archive/data.pkl")), content)
-        return out.getvalue()
-    return content + pickle.dumps(3) if packing < 0.14 else content
-
-
 def mutate_objects(objects: Any, rng: random.Random) -> Any:
     """Change one place of the structure."""
     holder, key = _random_place(objects, rng)
@@ -191,9 +141,6 @@ def mutated_file(seed: int, number: int) -> bytes:
     """The content of one mutated file; the same for the same arguments."""
     rng = random.Random(f"{seed} {number}")
     objects = base_objects(rng)
-    for _ in range(rng.choice((0, 0, 1, 3))):
-        if type(objects) is list or "segments" in objects:
-            objects = add_oddity(objects, rng)
     by_structure = rng.random() < 0.5
     for _ in range(rng.choice((1, 1, 2, 4)) if by_structure else 0):
         objects = mutate_objects(objects, rng) or []
@@ -203,8 +150,7 @@ def mutated_file(seed: int, number: int) -> bytes:
         content = pickle.dumps(objects, protocol=rng.choice((0, 1, 2, 4, 4, 5)))
     if not by_structure:
         content = mutate_bytes(content, rng)
-    content = pack(content, rng)
-    return mutate_bytes(content, rng) if rng.random() < 0.02 else content
+    return content
 
 
 def explain(path: Path, *, isolated: bool) -> str:

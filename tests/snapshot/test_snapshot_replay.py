@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.snapshot.allocator_model import AllocatorModel, rounded
+from tests.snapshot.allocator_model import AllocatorModel
 from tests.snapshot.dumps import REAL_FILES, block, entry, freed, naive_peaks, read_plain, segment, snapshot, write
 from tests.snapshot.explained import allocated_after
 from tracer.analysis.snapshots.fragmentation import fragmentation_after
@@ -53,11 +53,6 @@ def test_a_note_on_a_live_block_changes_nothing(tmp_path: Path) -> None:
     _, found = replayed(tmp_path / "s", snapshot(trace))
     assert found.requested_bytes.tolist() == [0, 100, 100, 100, 0]
     assert found.oddities == Oddities()
-
-
-def test_the_first_of_equal_maxima_is_the_peak(tmp_path: Path) -> None:
-    trace = [entry("alloc", BASE, 8), *freed(BASE, 8), entry("alloc", BASE, 8), *freed(BASE, 8)]
-    assert replayed(tmp_path / "s", snapshot(trace))[1].peak_entry == 0
 
 
 def test_what_was_there_before_is_told_by_the_end_and_by_frees(tmp_path: Path) -> None:
@@ -238,8 +233,3 @@ def test_real_recordings_peak_where_a_naive_replay_says(path: Path) -> None:
     assert {device: int(one.requested_bytes.max()) for device, one in found.items()} == naive_peaks(read_plain(path))
     for state in loaded.devices:
         check_laws(state, found[state.device])
-
-
-def test_the_model_rounds_as_the_product_does() -> None:
-    sizes = np.arange(1, 5000, 37, dtype=np.int64)
-    assert round_sizes(sizes).tolist() == [rounded(size) for size in sizes.tolist()]

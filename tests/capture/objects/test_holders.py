@@ -250,19 +250,6 @@ def test_a_reference_cycle() -> None:
         gc.collect()
 
 
-def test_a_loss_that_is_kept_with_its_graph() -> None:
-    """What the graphs keep is no Python object's: exp keeps its result."""
-    weight, losses, places = torch.ones(50, requires_grad=True), [], []
-    for _ in range(3):
-        hidden = (weight * 2).exp()
-        places.append(place(hidden))
-        losses.append(hidden.sum())
-        del hidden
-    found = only(places)
-    assert found.path == "losses[...] -> graph of the tensor"
-    assert found.graph_of in [place(loss) for loss in losses]
-
-
 def test_a_loss_whose_graph_has_tensors_of_its_own_objects() -> None:
     """The object of an intermediate tensor stays as long as the graph has the tensor, and nothing refers to it."""
     weight, losses, places, objects = torch.ones(50, requires_grad=True), [], [], []
@@ -348,16 +335,6 @@ def test_a_graph_is_held_by_what_lets_go_of_it_and_not_by_a_graph_that_shares_it
     assert (found.path, found.graph_of) == ("loss -> graph of the tensor", place(loss))
     freed = {one for one, _ in found.frees}
     assert {address, place(loss)} <= freed and not freed & {place(weight), place(unrelated)}
-
-
-def test_a_dictionary_of_many_is_one_holder_and_frees_all_of_them() -> None:
-    trainer = Trainer()
-    for step in range(4):
-        trainer.by_name[f"step {step}"] = tensor()
-    places = [place(one) for one in trainer.by_name.values()]
-    found = only(places[:1])
-    assert found.path == "trainer.by_name[...]"
-    assert {address for address, _ in found.frees} == set(places)
 
 
 def test_what_has_more_holders_than_anybody_would_read_has_no_name() -> None:
