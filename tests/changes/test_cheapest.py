@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 
 from tracer.changes.change import Change
 from tracer.changes.planner import RehearsedChanges, _cheapest, _FirstBatch, _listed
-from tracer.changes.recommendation import Group, Keeps
+from tracer.changes.recommendation import Group, Keeps, Measured, Recommendation
 from tracer.rehearsal.rehearse import rehearse
 from tracer.workloads.module_steps import StepWorkload
 
@@ -105,3 +106,18 @@ def test_what_gives_up_less_is_listed_first_however_much_the_others_save() -> No
 def test_of_two_that_suffice_the_one_that_gives_up_less_is_taken() -> None:
     again = change("again", group=Group.COMPUTE, cost="time")
     assert cheapest({change("other training", group=Group.TRAINING): 50, again: 50}, 60) == ["again"]
+
+
+# ------------------------------------------------------------------------------------------------------- recommendation
+ROW = Recommendation("a change", (), 30, 20, 0, 0, "", "", "", "rehearsed")
+
+
+def test_a_row_gains_what_is_allocated_less_or_else_what_is_reserved_less() -> None:
+    assert ROW.gain_bytes == 30
+    assert replace(ROW, saves_bytes=0).gain_bytes == 20
+    assert replace(ROW, saves_bytes=0, saves_reserved_bytes=None).gain_bytes == 0
+
+
+def test_what_was_measured_counts_and_not_what_was_rehearsed() -> None:
+    measured = replace(ROW, measured=Measured(7, 0, 0.0, 0.0, (), ()))
+    assert (measured.known_bytes, measured.gain_bytes) == (7, 7)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 import main
 from tracer import __version__
 from tracer.commands.defaults import did_you_mean
+from tracer.commands.options import number, option, switched_off, with_options
 
 ROOT = Path(main.__file__).parent
 
@@ -132,3 +136,48 @@ def test_a_shell_completes_commands_and_options() -> None:
     program = "from tracer.commands.app import app; app(prog_name='torch-timeline')"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout.split() == ["snapshot"]
+
+
+# -------------------------------------------------------------------------------------------------------------- options
+@dataclass(frozen=True)
+class Size:
+    width: Annotated[int, number("Width.", "Size", least=1)] = 2
+    label: Annotated[str, option("Label.", "Size")] = "plain"
+
+
+@dataclass(frozen=True)
+class Files:
+    folder: Annotated[str, option("Folder.", "Files")]
+    left_out: frozenset[str] = switched_off({"peak-json": "peak.json.", "page": "The page."}, panel="Files")
+
+
+def given(*arguments: str) -> tuple[int, list[object]]:
+    """The exit status, and what the command was called with."""
+    calls: list[object] = []
+
+    @with_options
+    def command(name: str, size: Size, files: Files, loud: bool = False) -> None:
+        calls.extend((name, size, files, loud))
+
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, arguments).exit_code, calls
+
+
+def test_a_command_is_given_its_dataclasses_whole() -> None:
+    status, calls = given("a", "--folder", "out", "--width", "3", "--loud")
+    assert (status, calls) == (0, ["a", Size(3, "plain"), Files("out", frozenset()), True])
+
+
+def test_a_switch_that_is_off_is_in_the_set_of_its_field() -> None:
+    assert given("a", "--folder", "out", "--no-peak-json")[1][2] == Files("out", frozenset({"peak-json"}))
+    assert given("a", "--folder", "out", "--page")[1][2] == Files("out", frozenset())
+
+
+def test_a_field_without_a_default_is_an_option_that_must_be_given() -> None:
+    assert given("a") == (2, [])
+
+
+def test_a_number_that_is_too_small_or_none_is_a_usage_error() -> None:
+    assert given("a", "--folder", "out", "--width", "0") == (2, [])
+    assert given("a", "--folder", "out", "--width", "x") == (2, [])

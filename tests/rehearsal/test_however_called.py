@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, full, nn, where
 from torch._VF import lstm  # type: ignore[attr-defined]
 from torch.nn.functional import dropout, log_softmax, scaled_dot_product_attention, softmax
+from torch.nn.init import trunc_normal_
 
 from tests.rehearsal.test_attention_and_layers import operators, rehearsed
+from tracer.rehearsal.unfilled import unfilled_weights
 
 HALF = torch.float16
 Call = Callable[[Tensor], Tensor]
@@ -116,3 +118,21 @@ def test_nothing_stands_in_when_it_is_over() -> None:
     once = dropout(torch.ones(64))
     torch.manual_seed(0)
     assert torch.equal(once, torch.ones(64) * torch.empty(64).bernoulli_(0.5).div_(0.5))
+
+
+# ------------------------------------------------------------------------------------------------------------- unfilled
+def test_a_truncated_normal_ends_whatever_stands_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's function draws until all values lie between its bounds; what is left unwritten never does."""
+    calls: list[None] = []
+
+    def counted(mask: Tensor, *values: Tensor) -> Tensor:
+        calls.append(None)
+        assert len(calls) < 10, "it does not end"
+        return where(mask, values[0], values[1])
+
+    monkeypatch.setattr(torch, "where", counted)
+    weight = nn.Parameter(full((8, 8), 1e9))
+    with unfilled_weights():
+        assert trunc_normal_(weight, std=0.02) is weight
+    assert not calls and bool((weight == 1e9).all())
+    assert float(trunc_normal_(weight, std=0.02).detach().abs().max()) <= 2

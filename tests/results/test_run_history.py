@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.exporters.recording_file.samples import on_cpu, on_cuda
+from tests.watched import report_of
+from tracer.analysis.kinds import Kind
+from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.capture.objects.storage_observer import StorageObserver
-from tracer.results import run_history
+from tracer.null_gpu.nccl_buffers import NcclBuffers
+from tracer.results import null_run, run_history
 from tracer.results.run_history import RunHistory
+from tracer.results.watch_report import WatchReport
 from tracer.sessions import output_files as outputs
 from tracer.sessions.output_files import write_outputs
 
@@ -82,3 +89,30 @@ def test_the_files_join_nothing_anew_and_find_the_invocations_of_each_cycle_once
     assert [one.error for one in write_outputs(results, tmp_path)] == [None] * 9
     # Once as it is, and once more with what the blocks are.
     assert calls == {"op_instances": len(results.findings.cycles), "snapshot_in_memory": 2}
+
+
+# ------------------------------------------------------------------------------------------------------------- null run
+def notes_with(*operators: str) -> tuple[str, ...]:
+    ops = SimpleNamespace(name=np.arange(len(operators)))
+    findings: Any = SimpleNamespace(cycles=[SimpleNamespace(recording=SimpleNamespace(strings=operators, ops=ops))])
+    return null_run.notes_of(findings)
+
+
+@pytest.mark.parametrize(("operator", "is_said"), [("aten::convolution", True), ("prims::convert_element_type", False)])
+def test_of_cudnn_is_spoken_where_there_is_a_convolution(
+    operator: str, is_said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(null_run, "answered_version", lambda: 0)
+    monkeypatch.setattr(NcclBuffers, "of_this_process", NcclBuffers)
+    assert any("cuDNN" in note for note in notes_with("aten::mm", operator)) == is_said
+
+
+# --------------------------------------------------------------------------------------------------------- watch report
+def group(kind: Kind, size: int) -> SnapshotRow:
+    return SnapshotRow(size, 1, kind.name, None, "", "", None, "f", "a.py", 1)
+
+
+def test_kinds_sum_to_the_groups_the_largest_first() -> None:
+    groups = (group(Kind.HELD, 3), group(Kind.PARAMETER, 5), group(Kind.HELD, 4))
+    report: WatchReport = report_of(groups=groups)
+    assert list(report.by_kind().items()) == [("held", 7), ("parameter", 5)]

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import main
+from tests.pieces import Pieces, tiny_fno
+from tracer.workloads.compiling import compiled, without_compiling
+from tracer.workloads.module_steps import ModuleWorkload
+from tracer.workloads.module_tensors import all_tensors
 from tracer.workloads.shipped_models import is_shipped, shipped_model, shipped_models
+from tracer.workloads.user_errors import UserModelError
+from tracer.workloads.user_model import StepOptions, as_workload
 
 HERE = Path(main.__file__).parent / "models"
 
@@ -42,3 +51,52 @@ def test_a_package_of_the_users_hides_them_and_a_folder_does_not(tmp_path: Path)
     assert is_shipped("models.gpt")
     (tmp_path / "models" / "__init__.py").touch()
     assert not is_shipped("models.gpt")
+
+
+# ------------------------------------------------------------------------------------------------------- module tensors
+def test_a_list_that_hides_the_method_hides_no_buffer() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))
+    expected = [*model.parameters(), *model.buffers()]
+    model.buffers = ["mine"]  # type: ignore[assignment,method-assign,list-item]
+    found = list(all_tensors(model))
+    assert len(found) == len(expected) == 7
+    assert all(one is other for one, other in zip(found, expected, strict=True))
+
+
+# ------------------------------------------------------------------------------------------------------------ compiling
+def linear() -> Any:
+    return as_workload(nn.Linear(8, 2), device=torch.device("cpu"), options=StepOptions(inputs=["8"]))
+
+
+@pytest.mark.parametrize("build", [linear, tiny_fno])
+def test_the_model_is_called_through_what_compiles_it(build: Any) -> None:
+    plain = build()
+    found = compiled(plain, ("backend=eager",))
+    assert found.model is not plain.model
+    assert [one is other for one, other in zip(found.model.parameters(), plain.model.parameters(), strict=True)]
+    assert (found.optimizer, found.next_batch) == (plain.optimizer, plain.next_batch)
+
+
+@pytest.mark.parametrize("make", [Pieces, lambda: as_workload(lambda: None, device=torch.device("cpu"))])
+def test_a_workload_that_makes_its_own_step_is_refused(make: Any) -> None:
+    with pytest.raises(UserModelError, match="--compile has no meaning for a step function") as caught:
+        compiled(make(), ())
+    assert "torch.compile in the factory" in caught.value.hint
+
+
+@pytest.mark.parametrize("argument", ["mode=quick", "speed=high", "backend=none_such", "fullgraph"])
+def test_arguments_that_torch_does_not_take_are_a_sentence(argument: str) -> None:
+    with pytest.raises(UserModelError) as caught:
+        compiled(linear(), (argument,))
+    assert argument in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_is_compiled_where_that_is_asked_for() -> None:
+    def backend(graph: Any, inputs: Any) -> Any:
+        raise AssertionError("it was compiled")
+
+    model = torch.compile(nn.Linear(8, 2), backend=backend)
+    found = ModuleWorkload(model, None, lambda: ((torch.ones(1, 8),), {}), torch.device("cpu"), torch.mean)  # type: ignore[arg-type]
+    with without_compiling():
+        assert found.forward(found.next_batch()) is not None

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from tracer.capture.device import memory_counters
+from tracer.capture.device.allocator_history import snapshot_without_times
 from tracer.capture.device.memory_counters import Counters, StepReader
+from tracer.snapshot.load import snapshot_in_memory
 
 
 @pytest.fixture
@@ -51,3 +53,17 @@ def test_an_evaluation_is_looked_at_in_every_step(looks: list[int]) -> None:
     for _ in range(33):
         looks_of(reader, looks)
     assert looks_of(reader, looks, calls=20, name="evaluation_bytes") == 4 + 1 + 1
+
+
+# ---------------------------------------------------------------------------------------------------- allocator history
+def test_entries_keep_their_order_and_lose_their_times() -> None:
+    entry = {"action": "alloc", "addr": 512, "size": 512, "stream": 0, "time_us": 7, "frames": []}
+    snapshot = {
+        "segments": [],
+        "device_traces": [[entry, {**entry, "action": "free_completed", "time_us": 9}], []],
+        "external_annotations": [{"name": "step", "stage": "START", "time_us": 8}],
+    }
+    changed = snapshot_without_times(snapshot)
+    assert [one["action"] for one in changed["device_traces"][0]] == ["alloc", "free_completed"]
+    assert "time_us" not in str(changed) and entry["time_us"] == 7 and "time_us" in str(snapshot)
+    assert snapshot_in_memory(changed).devices[0].trace.time_us.tolist() == [-1, -1]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tracer.capture.objects.parameter_origins import ParameterOrigins, lines_of
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.errors import TracerError
 
@@ -179,3 +180,12 @@ def test_of_several_modules_of_a_model_that_is_gone_each_has_its_name() -> None:
     objects = TrainingObjects({"vae": Wrapper(encoder=encoder, decoder=decoder, other=nn.Linear(2, 2))})
     gc.collect()
     assert objects.models == {"vae.encoder": encoder, "vae.decoder": decoder}
+
+
+# ---------------------------------------------------------------------------------------------------- parameter origins
+def test_a_loss_without_weights_has_a_buffer_that_is_none() -> None:
+    with ParameterOrigins():
+        criterion, model = nn.CrossEntropyLoss(), nn.BatchNorm1d(4)
+    assert criterion.weight is None
+    (line, *_) = lines_of(model, "running_mean", model.running_mean) if model.running_mean is not None else ()
+    assert line.file == __file__

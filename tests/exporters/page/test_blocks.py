@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.analysis.snapshots.test_findings import load
-from tests.exporters.page.page_samples import peak_row
+from tests.exporters.page.page_samples import empty_page, peak_row, small_page
 from tests.exporters.page.test_snapshot_page import page_of
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import REAL_FILES
@@ -19,9 +23,9 @@ from tracer.analysis.profiles.findings import put_together
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.moments import held_at
 from tracer.arrays import Ints
-from tracer.exporters.page.blocks import unpacked
+from tracer.exporters.page.blocks import KeptBlocks, keep_blocks, unpacked
 from tracer.exporters.page.data import page_data
-from tracer.exporters.page.model import Page, PageBlocks, PagePeak, Series
+from tracer.exporters.page.model import Page, PageBlocks, PagePeak, Series, without_times
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.snapshot.load import load_snapshot
 
@@ -136,3 +140,91 @@ def test_columns_of_different_lengths_are_refused() -> None:
         PageBlocks((), np.zeros(1, np.int64), none, none, none)
     with pytest.raises(ValueError, match="stacks"):
         PageBlocks((), none, none, none, none, stacks=((),))
+
+
+# ---------------------------------------------------------------------------------------------------------- kept blocks
+NUM_ROWS = 12
+
+
+def ints(*values: int) -> Ints:
+    return np.array(values, np.int64)
+
+
+@pytest.mark.parametrize(("most", "limit"), [(0, 512), (1, 512), (2, 256), (4, 2), (5, 0), (9, 0)])
+def test_the_limit_is_the_least_power_of_two_that_is_enough(most: int, limit: int) -> None:
+    sizes = ints(1, 100, 200, 300, 511)
+    kept = keep_blocks(
+        ints(0), made_at=sizes * 0, freed_at=sizes * 0 + 1, size_bytes=sizes, group=sizes * 0, most_blocks=most
+    )
+    assert kept.smaller_than_bytes == limit
+    assert len(kept.block) == int((sizes >= limit).sum()) <= most
+
+
+BLOCK = st.tuples(
+    st.integers(-1, NUM_ROWS - 1), st.integers(0, NUM_ROWS), st.sampled_from([0, 1, 8, 300, 4096]), st.integers(0, 3)
+)
+
+
+@given(st.lists(BLOCK, max_size=25), st.sets(st.integers(0, NUM_ROWS - 1), min_size=1), st.integers(0, 12))
+def test_at_every_kept_row_each_group_has_what_its_blocks_have(
+    blocks: list[tuple[int, int, int, int]], rows: set[int], most: int
+) -> None:
+    made, life, size, group = (
+        (np.array(column, np.int64) for column in zip(*blocks, strict=True)) if blocks else [ints()] * 4
+    )
+    freed = np.minimum(np.maximum(made, 0) + life, NUM_ROWS)
+    kept_rows = np.array(sorted(rows), np.int64)
+    kept = keep_blocks(kept_rows, made_at=made, freed_at=freed, size_bytes=size, group=group, most_blocks=most)
+    assert len(kept.block) <= most or kept.smaller_than_bytes == 0
+    for position, row in enumerate(kept_rows.tolist()):
+        alive = (made <= row) & (freed > row)
+        for one in range(4):
+            mine = alive & (group == one)
+            assert held(kept, position, one, size, group) == (int(size[mine].sum()), int(mine.sum()))
+
+
+def held(kept: KeptBlocks, position: int, group: int, size: Ints, of_block: Ints) -> tuple[int, int]:
+    """Bytes and count of one group, as the page adds them up."""
+    large = (kept.first <= position) & (kept.last > position) & (of_block[kept.block] == group)
+    small = (kept.change_at <= position) & (kept.change_group == group)
+    bytes_ = size[kept.block[large]].sum() + kept.change_bytes[small].sum()
+    return int(bytes_), int(large.sum() + kept.change_count[small].sum())
+
+
+# -------------------------------------------------------------------------------------------------------------- untimed
+def test_everything_stands_at_its_position() -> None:
+    page = without_times(small_page())
+    assert page.axis == "entry" and page.times.tolist() == [0, 1, 2, 3, 4, 5]
+    assert [mark.time for mark in page.marks] == [3, 2]
+    assert [(band.name, band.start, band.end) for band in page.bands] == [
+        ("ProfilerStep#4", 0, 5),
+        ("forward", 0, 3),
+        ("backward", 3, 5),
+    ]
+    assert page.timings == () and page.clock == "" and page.slow_modules == ()
+
+
+def test_two_runs_of_another_speed_are_the_same_page() -> None:
+    fast = small_page()
+    origin = int(fast.times[0])
+    slow = replace(
+        fast,
+        times=origin + 3 * (fast.times - origin),
+        marks=tuple(replace(mark, time=origin + 3 * (mark.time - origin)) for mark in fast.marks),
+        bands=tuple(
+            replace(band, start=origin + 3 * (band.start - origin), end=origin + 3 * (band.end - origin))
+            for band in fast.bands
+        ),
+    )
+    one, other = (json.dumps(page_data(without_times(page))) for page in (fast, slow))
+    assert one == other and str(origin)[:6] not in one
+
+
+def test_of_events_that_tie_the_row_decides_where_it_is_known() -> None:
+    page = small_page()
+    tied = replace(page, times=np.zeros(6, np.int64), marks=tuple(replace(mark, time=0, row=4) for mark in page.marks))
+    assert [mark.time for mark in without_times(tied).marks] == [4, 4]
+
+
+def test_nothing_is_a_page_too() -> None:
+    assert without_times(empty_page()).axis == "entry"

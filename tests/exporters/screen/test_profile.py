@@ -16,8 +16,10 @@ from tests.training_steps import record
 from tracer.analysis.profiles.findings import CycleFindings, Findings, find_in_cycle, put_together
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.values_read import ValueRead, ValuesRead
+from tracer.exporters.screen.prediction import largest_words
 from tracer.exporters.screen.profile import print_peak
 from tracer.exporters.screen.values import values_lines
+from tracer.results.prediction import LargestSize
 
 
 @cache
@@ -117,3 +119,28 @@ def test_all_values_that_were_read_are_counted(num_places: int, last: int | str)
     lines = values_lines(ValuesRead(reads))
     assert len(lines) - 1 == (last if isinstance(last, int) else 6)
     assert last in (lines[-1].strip(), len(lines) - 1)
+
+
+# -------------------------------------------------------------------------------------------------------------- largest
+@pytest.mark.parametrize(
+    ("largest", "words"),
+    [
+        (LargestSize("--batch-size", 0), "Not even one sample fits."),
+        (LargestSize("--tokens", 0), "Not even the smallest fits."),
+        (LargestSize("--input", 736), "Largest image that fits: 736x736."),
+        (
+            LargestSize("--tokens", 1024, is_all=True),
+            "Largest number of tokens that fits: 1024. The model has no more positions.",
+        ),
+        (
+            LargestSize("--batch-size", 1 << 20, is_all=True),
+            "Largest batch that fits: 1048576. No larger one was tried.",
+        ),
+        (
+            LargestSize("--batch-size", 181, (128, 2)),
+            "Largest batch that fits: 181. All 256 samples fit in 2 micro-batches: --batch-size 128 --accumulate 2.",
+        ),
+    ],
+)
+def test_it_says_what_fits_and_why_no_more_was_tried(largest: LargestSize, words: str) -> None:
+    assert largest_words(largest) == words

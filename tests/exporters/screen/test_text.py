@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
+from tracer.exporters.screen.paths import short_path, shorten_paths, source_place
 from tracer.exporters.screen.text import print_table, say, say_wrapped, signed, table
 
 PATH = "/mnt/data/somebody/project/src/train/a_rather_long_name_of_a_model.py:174"
@@ -67,3 +69,35 @@ def test_a_table_breaks_no_word_on_a_narrow_terminal() -> None:
 
 def test_changes_have_a_sign() -> None:
     assert [signed(1024), signed(-1024), signed(0)] == ["+1.00 KiB", "-1.00 KiB", "0 B"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- paths
+@pytest.mark.parametrize(
+    ("path", "short"),
+    [
+        ("/home/me/envs/gnn/lib/python3.11/site-packages/torch_geometric/data.py", "torch_geometric/data.py"),
+        ("/usr/lib/python3/dist-packages/numpy/core.py", "numpy/core.py"),
+        ("C:\\Users\\me\\venv\\Lib\\site-packages\\torch_geometric\\data.py", "torch_geometric\\data.py"),
+        ("/home/me/train.py", "~/train.py"),
+        ("/Users/me/project/train.py", "~/project/train.py"),
+        ("C:\\Users\\me\\train.py", "~\\train.py"),
+        ("/mnt/data/train.py", "/mnt/data/train.py"),
+        ("train.py", "train.py"),
+        ("<string>", "<string>"),
+        ("/homes/me.py", "/homes/me.py"),
+    ],
+)
+def test_short_paths(path: str, short: str) -> None:
+    assert short_path(path) == short
+
+
+def test_below_the_working_directory_a_path_is_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert source_place(str(tmp_path / "src" / "train.py"), 14) == "src/train.py:14"
+    assert source_place(str(tmp_path / "train.py"), None) == "train.py"
+    assert source_place("cell 3", 14) == "cell 3, line 14"
+
+
+def test_paths_in_a_sentence() -> None:
+    said = "Look first at step (/home/me/lib/site-packages/lightning/loop.py:7) with 1/2 of it; and/or a smaller batch."
+    assert shorten_paths(said) == "Look first at step (lightning/loop.py:7) with 1/2 of it; and/or a smaller batch."

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,8 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tracer.changes.applied import AppliedChanges
 from tracer.sessions.script_run import CountedSteps, FirstStepsDone, ScriptProfile
-from tracer.sessions.trials import script_trial
+from tracer.sessions.trials import script_trial, trial_memory
 from tracer.sessions.trials.script_trial import StepFlops, StepRequests
+from tracer.sessions.trials.trial_channel import TrialRequest
+from tracer.sessions.trials.trial_memory import TrialMemory
 
 
 def test_steps_are_counted_until_it_is_enough() -> None:
@@ -162,3 +166,13 @@ def test_of_a_tensor_that_is_put_together_of_others_what_these_do_counts() -> No
     _ = torch.ops.aten.mm(rows, torch.ones(NARROW, WIDE))
     flops.end()
     assert flops.flops == LAYER // 4
+
+
+# --------------------------------------------------------------------------------------------------------- trial memory
+@pytest.mark.parametrize("limit_s", [0, 100])
+def test_a_script_that_never_ends_a_step_is_ended(monkeypatch: pytest.MonkeyPatch, limit_s: int) -> None:
+    limits: dict[int, int] = {}
+    monkeypatch.setattr(trial_memory, "limited_to", lambda *_: nullcontext())
+    monkeypatch.setattr(resource, "setrlimit", lambda what, pair: limits.update({what: pair[0]}))
+    TrialMemory(1).begin(TrialRequest((), "", is_limited=False, limit_s=limit_s))
+    assert (limits.get(resource.RLIMIT_CPU, 0) >= 100) is (limit_s > 0)
