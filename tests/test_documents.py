@@ -283,8 +283,7 @@ def with_own_commands() -> list[Block]:
 @pytest.mark.slow
 @needs_null_gpu
 @pytest.mark.parametrize(
-    "block",
-    [pytest.param(block, id=f"{block.document}: {block.commands[0]}") for block in with_own_commands()],
+    "block", [pytest.param(block, id=f"{block.document}: {block.commands[0]}") for block in with_own_commands()]
 )
 def test_commands_run(block: Block, folder: Path) -> None:
     """All of a block, one after the other."""

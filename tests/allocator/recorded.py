@@ -103,11 +103,7 @@ def parts(snapshot: Snapshot, state: DeviceState) -> tuple[AllocatorSettings, Hi
 
 
 def reproduced(
-    snapshot: Snapshot,
-    state: DeviceState,
-    *,
-    torch_version: tuple[int, int] = (2, 15),
-    device_bytes: int | None = None,
+    snapshot: Snapshot, state: DeviceState, *, torch_version: tuple[int, int] = (2, 15), device_bytes: int | None = None
 ) -> tuple[Reproduction, StartState]:
     """The recording replayed at its own settings."""
     settings, history, start = parts(snapshot, state)

@@ -135,11 +135,7 @@ def drive(case: Case, rng: random.Random, steps: int) -> None:
 
 
 def allocate(
-    case: Case,
-    model: RecordingAllocator,
-    naive: NaiveAllocator,
-    live: list[tuple[Block, Piece]],
-    rng: random.Random,
+    case: Case, model: RecordingAllocator, naive: NaiveAllocator, live: list[tuple[Block, Piece]], rng: random.Random
 ) -> None:
     size = int(2 ** rng.uniform(6, 27.5)) if rng.random() < 0.7 else rng.choice((700, MIB, MIB + 1, 3 * MIB, 30 * MIB))
     stream = rng.randrange(case.streams)

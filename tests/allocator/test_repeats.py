@@ -156,14 +156,7 @@ CONFS = ("", "expandable_segments:True", "max_split_size_mb:20", "roundup_power2
     dropped=st.integers(2, 9),
 )
 def test_skipping_changes_no_outcome(
-    acts: list[Act],
-    others: list[Act],
-    times: int,
-    again: int,
-    seed: int,
-    conf: str,
-    limit: int | None,
-    dropped: int,
+    acts: list[Act], others: list[Act], times: int, again: int, seed: int, conf: str, limit: int | None, dropped: int
 ) -> None:
     """Random loops behind and before other things, under any settings, with some blocks left out or freed earlier."""
     program = Loop(seed, empties=0.0)

@@ -51,10 +51,7 @@ REFUSED = [
     ("roundup_power2_divisions:3", "roundup_power2_divisions is 3, which is no power of two."),
     ("roundup_power2_divisions:0", "roundup_power2_divisions is 0, which is no power of two."),
     ("roundup_power2_divisions:[1:2,>:3]", "roundup_power2_divisions has 3 divisions, which is no power of two."),
-    (
-        "roundup_power2_divisions:[3:1]",
-        "roundup_power2_divisions has sizes from 3 MiB on, which is no power of two.",
-    ),
+    ("roundup_power2_divisions:[3:1]", "roundup_power2_divisions has sizes from 3 MiB on, which is no power of two."),
     ("roundup_power2_divisions:[256:1", "roundup_power2_divisions has no closing bracket."),
     (
         "garbage_collection_threshold:1.5",

@@ -82,10 +82,7 @@ def test_each_change_leaves_what_others_use_as_it_was() -> None:
         rehearse(applied(stack(), (change,)), device="cpu", num_steps=1)
         after = torch.get_rng_state(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), os.environ.copy()
         assert torch.equal(state[0], after[0]) and state[1:] == after[1:], change.name
-        assert hooks == (
-            len(nn.modules.module._global_forward_hooks),
-            len(_global_optimizer_post_hooks),
-        ), change.name
+        assert hooks == (len(nn.modules.module._global_forward_hooks), len(_global_optimizer_post_hooks)), change.name
         assert losses_and_parameters(beside, num_steps=1)[0] == expected[number], change.name
         names.append(change.name)
     assert 5 <= len(names) <= 20

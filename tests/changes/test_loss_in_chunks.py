@@ -105,8 +105,7 @@ def llama(**changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("wrapped", "more"),
-    [(True, {}), (False, {"num_items_in_batch": torch.tensor(7)}), (True, {"return_dict": False})],
+    ("wrapped", "more"), [(True, {}), (False, {"num_items_in_batch": torch.tensor(7)}), (True, {"return_dict": False})]
 )
 def test_a_language_model_makes_its_logits_in_chunks(wrapped: bool, more: dict[str, Any]) -> None:
     class Wrapper(nn.Module):

@@ -70,10 +70,7 @@ def test_an_option_called_as_a_command_is_the_programs(project: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (
-            "[tool.torch-timeline]\nsave-dirs = 1\n",
-            "[tool.torch-timeline] names an unknown option, save-dirs.",
-        ),
+        ("[tool.torch-timeline]\nsave-dirs = 1\n", "[tool.torch-timeline] names an unknown option, save-dirs."),
         ("[tool.torch-timeline]\nsave-dirs = 1\n", "Hint: Did you mean save-dir?"),
         (
             "[tool.torch-timeline.snapshot]\nbatch-size = 1\n",

@@ -118,11 +118,7 @@ FULL = FitTrial((), fits=False, allocated_bytes=GIB, reserved_bytes=GIB, failed_
     ],
 )
 def test_what_a_trial_asks_of_the_null_gpu(
-    usable_bytes: int,
-    changes: tuple[str, ...],
-    asked: list[str],
-    expected: FitTrial,
-    monkeypatch: pytest.MonkeyPatch,
+    usable_bytes: int, changes: tuple[str, ...], asked: list[str], expected: FitTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
 

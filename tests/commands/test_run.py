@@ -207,8 +207,7 @@ def test_the_scripts_exit_status_is_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("text", "sentence"),
-    [(NO_MODEL, "No training was found: "), (NO_OPTIMIZER, "No optimizer of torch's kind")],
+    ("text", "sentence"), [(NO_MODEL, "No training was found: "), (NO_OPTIMIZER, "No optimizer of torch's kind")]
 )
 def test_what_cannot_be_found_is_said(tmp_path: Path, text: str, sentence: str) -> None:
     done = run(tmp_path, script(tmp_path, text))

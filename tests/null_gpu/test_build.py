@@ -61,10 +61,7 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
         ("kill -9 $$", "it was killed, as it is where memory runs out."),
         ("exit 4", "it ended with status 4."),
         ("kill -6 $$", "it ended by SIGABRT."),
-        (
-            "echo 'a.c:1: error: no such type' >&2; echo 'ended' >&2; exit 1",
-            "a.c:1: error: no such type",
-        ),
+        ("echo 'a.c:1: error: no such type' >&2; echo 'ended' >&2; exit 1", "a.c:1: error: no such type"),
         ("echo 'cc: cannot write' >&2; exit 1", "cc: cannot write"),
     ],
 )

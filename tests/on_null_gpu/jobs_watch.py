@@ -166,10 +166,7 @@ def runs_out_in(where: str) -> dict[str, Any]:
 
 def history_is_off_afterwards() -> tuple[bool, bool]:
     model, optimizer = parts()
-    with (
-        tempfile.TemporaryDirectory() as name,
-        TrainingWatch(model, optimizer, save_dir=name, screen="none") as watch,
-    ):
+    with tempfile.TemporaryDirectory() as name, TrainingWatch(model, optimizer, save_dir=name, screen="none") as watch:
         train_step(model, optimizer)
         watch.step()
         during = allocator_history_enabled(torch.device(DEVICE))

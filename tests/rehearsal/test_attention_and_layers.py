@@ -110,11 +110,7 @@ def test_cudnns_backward_takes_a_gradient_in_float() -> None:
     """[2, 4, 96, 64] in float, and a sum a row; with two key heads, gradients in 16 bits for all four."""
     for heads, expanded in ((4, 0), (2, 2 * (2 * 4 * 96 * 64 * 2))):
         done = rehearsed(attending(HALF, key_heads=heads), card=gpu(H100))
-        plain = rehearsed(
-            attending(HALF, key_heads=heads),
-            card=gpu(H100),
-            rules=without("cudnn-attention-backward"),
-        )
+        plain = rehearsed(attending(HALF, key_heads=heads), card=gpu(H100), rules=without("cudnn-attention-backward"))
         more = sorted(done.requests.size_bytes.tolist())
         for size in plain.requests.size_bytes.tolist():
             more.remove(size)

@@ -549,10 +549,7 @@ def test_a_file_that_would_be_read_for_centuries_is_given_up(tmp_path: Path, mon
     import tracer.snapshot.load as sandbox
 
     quick = sandbox._CHILD.replace("import runpy, sys", "import resource, runpy, sys")
-    quick = quick.replace(
-        "runpy.run_module",
-        "resource.setrlimit(resource.RLIMIT_CPU, (1, 1))\nrunpy.run_module",
-    )
+    quick = quick.replace("runpy.run_module", "resource.setrlimit(resource.RLIMIT_CPU, (1, 1))\nrunpy.run_module")
     monkeypatch.setattr(sandbox, "_CHILD", quick)
     with pytest.raises(SnapshotError, match=r"far longer|signal"):
         load_snapshot(path)

@@ -30,11 +30,7 @@ def replayed(path: Path, objects: Any) -> tuple[DeviceState, Replay]:
 def test_three_events_in_one_microsecond_peak_at_the_first(tmp_path: Path) -> None:
     # alloc 100, free 100, alloc 50, all at time 7: in use 100, 0, 50. Sorted by time with either rule for ties it
     # would be 50 or 150.
-    trace = [
-        entry("alloc", BASE, 100, time_us=7),
-        *freed(BASE, 100, time_us=7),
-        entry("alloc", BASE, 50, time_us=7),
-    ]
+    trace = [entry("alloc", BASE, 100, time_us=7), *freed(BASE, 100, time_us=7), entry("alloc", BASE, 50, time_us=7)]
     _, found = replayed(tmp_path / "s", snapshot(trace, [segment(BASE, 2048, [block(BASE, 50)])]))
     assert found.requested_bytes.tolist() == [0, 100, 100, 0, 50]
     assert found.peak_entry == 0
@@ -128,14 +124,7 @@ def test_rounding_follows_the_allocator() -> None:
     assert round_sizes(requested).tolist() == plain
     # 4 divisions between powers of two: 1 MiB + 1 B becomes 1.25 MiB, 1.3e9 B (above 1 GiB) becomes 1.25 GiB.
     divisions = recorded_divisions({"roundup_power2_divisions": {str(1 << i): 4 for i in range(16)}})
-    assert round_sizes(requested, divisions).tolist() == [
-        512,
-        512,
-        1024,
-        1 << 20,
-        1_310_720,
-        1_342_177_280,
-    ]
+    assert round_sizes(requested, divisions).tolist() == [512, 512, 1024, 1 << 20, 1_310_720, 1_342_177_280]
 
 
 @st.composite

@@ -80,18 +80,14 @@ def test_what_follows_the_events_and_is_damaged_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "{}", '{"a": ' * 100_000, "\x80\x02}q\x00.", '{"traceEvents": 3}', "<!doctype html>", "9" * 9999],
+    "text", ["", "{}", '{"a": ' * 100_000, "\x80\x02}q\x00.", '{"traceEvents": 3}', "<!doctype html>", "9" * 9999]
 )
 def test_what_is_no_trace_is_refused(text: str) -> None:
     with pytest.raises(RecordingError, match="no trace"):
         read(pieces_of(text, 1 << 16))
 
 
-@pytest.mark.parametrize(
-    "event",
-    ['{"a": ' + "[" * 5000 + "]" * 5000 + "}", '{"ts": ' + "9" * 9000 + "}", '{"x" 1}'],
-)
+@pytest.mark.parametrize("event", ['{"a": ' + "[" * 5000 + "]" * 5000 + "}", '{"ts": ' + "9" * 9000 + "}", '{"x" 1}'])
 def test_hostile_events_cost_themselves_alone(event: str) -> None:
     events, _, remarks = read([f'[{{"name": "a"}},{event},{{"name": "b"}}, {{"name": "c"}}]'])
     assert [found.get("name") for found in events if "name" in found] == ["a", "b", "c"] and len(remarks) <= 1

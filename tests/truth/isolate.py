@@ -18,10 +18,7 @@ T = TypeVar("T")
 # Nothing here takes so long; what hangs is a defect that has to be seen as one.
 _LIMIT_S = 300.0
 # torch keeps the first batch of a graph that it has compiled anew, and not of one from its caches: no run uses those.
-_ENVIRONMENT = {
-    "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
-    "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
-}
+_ENVIRONMENT = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,10 +196,7 @@ class _Routed(nn.Module):
 def mixture_of_experts() -> Program:
     model = nn.Sequential(nn.Linear(32, 64), _Routed(), nn.Linear(64, 8))
     return supervised(
-        model,
-        torch.optim.AdamW(model.parameters()),
-        lambda: (torch.randn(512, 32), torch.randn(512, 8)),
-        F.mse_loss,
+        model, torch.optim.AdamW(model.parameters()), lambda: (torch.randn(512, 32), torch.randn(512, 8)), F.mse_loss
     )
 
 
@@ -448,8 +445,5 @@ def features_from_input_alone() -> Program:
 
     model = Positional()
     return supervised(
-        model,
-        torch.optim.SGD(model.parameters(), 0.1),
-        lambda: (torch.randn(32, 128), torch.randn(32, 16)),
-        F.mse_loss,
+        model, torch.optim.SGD(model.parameters(), 0.1), lambda: (torch.randn(32, 128), torch.randn(32, 16)), F.mse_loss
     )

@@ -95,10 +95,7 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ({**FORWARD, "is_of_collective": True, "role": Role.PARAMETER}, Kind.COMMUNICATION),
             ({"is_of_collective": True, "role": Role.ARGUMENT}, Kind.COMMUNICATION),
             # A module lists what FSDP has gathered as its parameters.
-            (
-                {"is_of_collective": True, "is_listed": True, "category": Category.PARAMETER},
-                Kind.COMMUNICATION,
-            ),
+            ({"is_of_collective": True, "is_listed": True, "category": Category.PARAMETER}, Kind.COMMUNICATION),
             ({**BACKWARD, "is_of_collective": True}, Kind.COMMUNICATION),
             # The weights of a recurrent layer, which FSDP gathers as bytes.
             ({**FORWARD, "is_of_collective": True, "is_dropout_state": True}, Kind.COMMUNICATION),
@@ -128,12 +125,7 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ({"role": Role.WORKSPACE, **FORWARD, "has_tensor": False}, Kind.WORKSPACE),
         ],
     ),
-    (
-        Evidence.DATA_FLOW,
-        [
-            ({**BEFORE, "category": Category.PARAMETER, "names_no_parameter": True}, Kind.PARAMETER),
-        ],
-    ),
+    (Evidence.DATA_FLOW, [({**BEFORE, "category": Category.PARAMETER, "names_no_parameter": True}, Kind.PARAMETER)]),
     (
         Evidence.DATA_FLOW,
         [
@@ -147,10 +139,7 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
         Evidence.GIVEN_TO_REDUCER,
         [
             # A communication hook has seen it, and C++ keeps its tensor of Python's.
-            (
-                {**BEFORE, "is_given_to_reducer": True, "is_reached": True},
-                Kind.COMMUNICATION,
-            ),
+            ({**BEFORE, "is_given_to_reducer": True, "is_reached": True}, Kind.COMMUNICATION),
             # Nobody has seen it.
             ({**BEFORE, "is_given_to_reducer": True}, Kind.COMMUNICATION),
             (
@@ -159,10 +148,7 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ),
         ],
     ),
-    (
-        Evidence.UNSEEN_SAVED,
-        [({**BEFORE, "is_made_unseen": True, "used_by_backward": True, **INPUT}, Kind.ACTIVATION)],
-    ),
+    (Evidence.UNSEEN_SAVED, [({**BEFORE, "is_made_unseen": True, "used_by_backward": True, **INPUT}, Kind.ACTIVATION)]),
     (
         Evidence.UNSEEN,
         [
@@ -184,10 +170,7 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
         [
             ({**BACKWARD, "is_recomputed_by_compiled": True}, Kind.ACTIVATION),
             # Also where the compiled backward puts it into memory of forward's.
-            (
-                {**FORWARD, "is_recomputed_by_compiled": True, "is_taken_over_by_compiled": True},
-                Kind.ACTIVATION,
-            ),
+            ({**FORWARD, "is_recomputed_by_compiled": True, "is_taken_over_by_compiled": True}, Kind.ACTIVATION),
         ],
     ),
     (
@@ -305,10 +288,7 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
     ),
     (
         Evidence.OPTIMIZER_KEPT,
-        [
-            (OPTIMIZER, Kind.OPTIMIZER_STATE),
-            ({**OPTIMIZER, "freed": Phase.OPTIMIZER}, Kind.OPTIMIZER_STATE),
-        ],
+        [(OPTIMIZER, Kind.OPTIMIZER_STATE), ({**OPTIMIZER, "freed": Phase.OPTIMIZER}, Kind.OPTIMIZER_STATE)],
     ),
     (
         Evidence.WITHIN_OPTIMIZER,
@@ -398,12 +378,7 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
     ),
     (
         Evidence.AROUND_BACKWARD,
-        [
-            (
-                {"knows_uses": False, "freed": Phase.OTHER, "outlived_backward": True, "outlived_step": False},
-                Kind.INPUT,
-            ),
-        ],
+        [({"knows_uses": False, "freed": Phase.OTHER, "outlived_backward": True, "outlived_step": False}, Kind.INPUT)],
     ),
     (Evidence.UNTIL_NEXT_BATCH, [({**TRACED, "freed": Phase.OTHER, "is_replaced": True}, Kind.INPUT)]),
     (Evidence.WITHIN_LOOP, [({"freed": Phase.OTHER, "outlived_step": False}, Kind.TEMPORARY)]),
@@ -433,11 +408,7 @@ NEARLY: tuple[tuple[dict[str, Any], Kind, Evidence], ...] = (
         Kind.ACTIVATION,
         Evidence.NO_BACKWARD_YET,
     ),
-    (
-        {"went_back": True, **TRACED, **BEHIND, "is_past_release": True},
-        Kind.INPUT,
-        Evidence.AROUND_BACKWARD,
-    ),
+    ({"went_back": True, **TRACED, **BEHIND, "is_past_release": True}, Kind.INPUT, Evidence.AROUND_BACKWARD),
     # A batch that training did not use, as far as uses are known.
     ({"freed": Phase.OTHER, "is_replaced": True}, Kind.HELD, Evidence.OUTSIDE),
     # What AccumulateGrad was not given is no gradient, where uses are known.
@@ -457,11 +428,7 @@ NEARLY: tuple[tuple[dict[str, Any], Kind, Evidence], ...] = (
     # The targets of an earlier step.
     ({**BEFORE, **INPUT, "is_target": True, "is_over": True}, Kind.BEFORE_RECORDING, Evidence.SEEN_BEFORE),
     # The batch of an earlier step.
-    (
-        {**BEFORE, "role": Role.ARGUMENT, "is_over": True},
-        Kind.BEFORE_RECORDING,
-        Evidence.SEEN_BEFORE,
-    ),
+    ({**BEFORE, "role": Role.ARGUMENT, "is_over": True}, Kind.BEFORE_RECORDING, Evidence.SEEN_BEFORE),
     ({"role": Role.GRADIENT, **BEFORE, "is_given_to_reducer": True}, Kind.GRADIENT, Evidence.HELD_OBJECT),
     # A leaf's, which nobody trains.
     (
@@ -470,11 +437,7 @@ NEARLY: tuple[tuple[dict[str, Any], Kind, Evidence], ...] = (
         Evidence.SEEN_BEFORE,
     ),
     # A module's parameters are not made in its call.
-    (
-        {**FORWARD, "is_listed": True, "category": Category.PARAMETER},
-        Kind.ACTIVATION,
-        Evidence.NO_BACKWARD_YET,
-    ),
+    ({**FORWARD, "is_listed": True, "category": Category.PARAMETER}, Kind.ACTIVATION, Evidence.NO_BACKWARD_YET),
     ({**FORWARD, "freed": Phase.FORWARD, "freed_by_maker": True}, Kind.ACTIVATION, Evidence.NO_BACKWARD_YET),
     ({**FORWARD, "has_tensor": False}, Kind.ACTIVATION, Evidence.NO_BACKWARD_YET),
     ({"is_recomputed": True}, Kind.HELD, Evidence.OUTSIDE),

@@ -92,8 +92,7 @@ def test_memory_that_was_there_at_the_peak_is_beside_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first_cycle", "words"),
-    [(0, "With it the step takes"), (1, "The recorded steps' peaks came before that.")],
+    ("first_cycle", "words"), [(0, "With it the step takes"), (1, "The recorded steps' peaks came before that.")]
 )
 def test_a_sentence_says_how_much_and_whether_the_peak_is_without_it(first_cycle: int, words: str) -> None:
     findings, _ = captured()

@@ -217,8 +217,7 @@ def test_what_ended_is_taken_off_where_most_blocks_of_its_size_were_made() -> No
     """Steps leave 3 x 8 and 1 x 8 from A, 2 x 8 and 1 x 5 from B; 3 of 8 end: A's are taken off first."""
     rows = [(0, 8, 0)] * 3 + [(1, 8, 0)] + [(0, 8, 1), (1, 8, 1), (1, 5, 1)] + [(0, -8, -1), (0, -8, -1), (1, -8, -1)]
     assert find_growth([cycle(*rows)]) == Growth(
-        bytes_per_step=(6 * 8 + 5 - 3 * 8) // 2,
-        places=(GrowingPlace(*B, (2 * 8 + 5) // 2), GrowingPlace(*A, 8 // 2)),
+        bytes_per_step=(6 * 8 + 5 - 3 * 8) // 2, places=(GrowingPlace(*B, (2 * 8 + 5) // 2), GrowingPlace(*A, 8 // 2))
     )
 
 

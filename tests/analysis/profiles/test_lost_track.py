@@ -20,10 +20,7 @@ def test_the_place_where_torchs_categories_stop_is_named() -> None:
     untagged = sum(
         int(size)
         for size, tag, key in zip(
-            findings.peak.blocks.size_bytes,
-            findings.peak.blocks.torch_category,
-            findings.peak.blocks.key,
-            strict=True,
+            findings.peak.blocks.size_bytes, findings.peak.blocks.torch_category, findings.peak.blocks.key, strict=True
         )
         if tag == 7 and key >= 0
     )

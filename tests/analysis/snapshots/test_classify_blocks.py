@@ -189,11 +189,7 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
         [{**BRIEF, **OUTSIDE}, {**BRIEF, "in_silence": True, "freed_in_silence": True}],
     ),
     (Evidence.WORKSPACE_KEPT, Kind.WORKSPACE, [{"is_workspace_kept": True}, {**BEFORE, "is_workspace_kept": True}]),
-    (
-        Evidence.BEFORE_ANY_BACKWARD,
-        Kind.TEMPORARY,
-        [{**OUTSIDE, **GONE}, {**MODULE, **GONE, "freed_in_silence": True}],
-    ),
+    (Evidence.BEFORE_ANY_BACKWARD, Kind.TEMPORARY, [{**OUTSIDE, **GONE}, {**MODULE, **GONE, "freed_in_silence": True}]),
     (
         Evidence.FREED_IN_STEP,
         Kind.OPTIMIZER_STATE,
@@ -248,10 +244,7 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
     (
         Evidence.GRADIENTS_SIZES,
         Kind.PARAMETER,
-        [
-            {**BEFORE, "is_as_many_as_gradients": True},
-            {**OUTSIDE, "is_as_many_as_gradients": True},
-        ],
+        [{**BEFORE, "is_as_many_as_gradients": True}, {**OUTSIDE, "is_as_many_as_gradients": True}],
     ),
     (Evidence.SETS_OF_SIZES, Kind.PARAMETER, [{**BEFORE, "is_first_set": True}]),
     (Evidence.SETS_OF_SIZES, Kind.OPTIMIZER_STATE, [{**BEFORE, "is_later_set": True}]),

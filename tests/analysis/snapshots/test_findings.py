@@ -17,12 +17,7 @@ from tests.snapshot.explained import explain_snapshot
 from tracer.analysis.kinds import Kind
 from tracer.analysis.peak_diff import PeakDiff
 from tracer.analysis.snapshots.diff import diff_snapshots
-from tracer.analysis.snapshots.findings import (
-    DeviceFinding,
-    SnapshotFinding,
-    explain_replayed,
-    replay_snapshot,
-)
+from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding, explain_replayed, replay_snapshot
 from tracer.errors import SnapshotError
 from tracer.exporters.json_documents.snapshot import snapshot_json
 from tracer.exporters.screen.diff import print_peak_diffs

@@ -20,10 +20,7 @@ HEAD = [frame("head", "/home/me/model.py", 9), *MODULE]
 LOOP = [frame("main", "/home/me/train.py", 3)]
 IN_DDP = [*MODULE[:2], frame("_run_ddp_forward", "/x/torch/nn/parallel/distributed.py", 4), *MODULE[1:]]
 BUCKETS = [frame("_ddp_init_helper", "/x/torch/nn/parallel/distributed.py", 2), *LOOP]
-LOSS = [
-    frame("cross_entropy", "/x/torch/nn/functional.py", 9),
-    frame("main", "/home/me/train.py", 4),
-]
+LOSS = [frame("cross_entropy", "/x/torch/nn/functional.py", 9), frame("main", "/home/me/train.py", 4)]
 BACKWARD = [frame("torch::autograd::Engine::evaluate_function(x)", "??", 0)]
 ACCUMULATE = [frame("torch::autograd::AccumulateGrad::apply(x)", "??", 0), *BACKWARD]
 STEP = [frame("step", "/x/torch/optim/sgd.py", 5), frame("main", "/home/me/train.py", 5)]

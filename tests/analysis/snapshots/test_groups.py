@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.analysis.snapshots.test_findings import (
-    BASE,
-    FORWARD,
-    TORCH,
-    explain,
-)
+from tests.analysis.snapshots.test_findings import BASE, FORWARD, TORCH, explain
 from tests.snapshot.dumps import block, entry, segment
 
 

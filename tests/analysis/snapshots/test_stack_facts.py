@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from tests.analysis.snapshots.test_findings import TORCH
-from tracer.analysis.snapshots.stack_facts import (
-    Fact,
-    calls_backward,
-    constructors_of_stacks,
-    facts_of_stacks,
-    has,
-)
+from tracer.analysis.snapshots.stack_facts import Fact, calls_backward, constructors_of_stacks, facts_of_stacks, has
 from tracer.snapshot.columns import Frame, Stacks
 
 

@@ -90,10 +90,7 @@ def test_a_line_that_replaces_what_a_module_set_up(tmp_path: Path, line: Row, ex
     setup = [entry("alloc", WEIGHT, SIZE, frames=[APPLY, MAIN])]
     steps = []
     for old, new in ((WEIGHT, NEW), (NEW, NEWER), (NEWER, WEIGHT)):
-        steps += [
-            entry("alloc", new, SIZE, frames=[line, CALL, MAIN]),
-            *freed(old, SIZE, frames=[LINE, CALL, MAIN]),
-        ]
+        steps += [entry("alloc", new, SIZE, frames=[line, CALL, MAIN]), *freed(old, SIZE, frames=[LINE, CALL, MAIN])]
     found = kinds(tmp_path, [*setup, *steps])
     assert [*found[NEW], *found[NEWER]] == expected
 

@@ -19,11 +19,7 @@ def rank(number: int | None, collectives: dict[tuple[str, str], list[int]], file
 def test_who_waits_for_whom_by_hand() -> None:
     # In the first reduction rank 1 came last, in the second rank 0; only 0 and 1 gather, and 1 came last.
     found = compare_ranks(
-        [
-            rank(2, {REDUCE: [7, 20]}),
-            rank(0, {REDUCE: [9, 10], GATHER: [8]}),
-            rank(1, {REDUCE: [5, 30], GATHER: [3]}),
-        ]
+        [rank(2, {REDUCE: [7, 20]}), rank(0, {REDUCE: [9, 10], GATHER: [8]}), rank(1, {REDUCE: [5, 30], GATHER: [3]})]
     )
     assert [(row.times.rank, row.waited_ns, row.waited_for_ns, row.num_last) for row in found.rows] == [
         (0, 4 + 5, 10 + 20, 1),

@@ -63,11 +63,7 @@ def small_page() -> Page:
         title="Small run",
         device="cpu",
         times=times,
-        series=(
-            Series("PARAMETER", parameter),
-            Series("ACTIVATION", activation),
-            Series("UNTAGGED", untagged),
-        ),
+        series=(Series("PARAMETER", parameter), Series("ACTIVATION", activation), Series("UNTAGGED", untagged)),
         marks=(Mark("peak", "True peak", at[3], 9000), Mark("tagged", "Tagged peak", at[2], 7000)),
         bands=(
             Band("step", "ProfilerStep#4", at[0], at[5]),

@@ -70,12 +70,7 @@ def secret_page() -> Page:
             (9, "workspace in backward, no module, aten::sum", "", "", "FalconGatherBackward", ""),
         ),
     )
-    stack = (
-        "falcon_step (train_falcon.py:3)",
-        LINEAR,
-        "at::empty()",
-        "falcon::alloc()",
-    )
+    stack = ("falcon_step (train_falcon.py:3)", LINEAR, "at::empty()", "falcon::alloc()")
     return replace(
         small,
         alarm=("Out of memory in falcon_step (train_falcon.py:3).",),

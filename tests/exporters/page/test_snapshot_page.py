@@ -93,10 +93,7 @@ def test_stacks_are_in_the_data_once_each(tmp_path: Path) -> None:
     assert [frame for frame, is_python in zip(frames, found["stacks"]["python"], strict=True) if not is_python] == [
         "at::_ops::mul_Tensor::call(at::Tensor const&, at::Tensor const&)"
     ]
-    assert [frames[number] for number in first][-2:] == [
-        "forward (/home/me/model.py:7)",
-        "main (/home/me/train.py:70)",
-    ]
+    assert [frames[number] for number in first][-2:] == ["forward (/home/me/model.py:7)", "main (/home/me/train.py:70)"]
     assert [frames[number] for number in second] == [f"deep (/d{i}.py:{i})" for i in range(40)]
     assert found["stacks"]["cut"] == [0, 10]
     assert len(set(frames)) == len(frames)

@@ -131,8 +131,7 @@ def test_on_the_null_gpu_each_is_made_and_listed_by_what_it_saves_there(monkeypa
 
 
 @pytest.mark.parametrize(
-    ("device", "name", "label"),
-    [("cpu", "", ""), ("cuda:0", A100.name, A100.label), ("cuda:0", "NVIDIA P106-100", "")],
+    ("device", "name", "label"), [("cpu", "", ""), ("cuda:0", A100.name, A100.label), ("cuda:0", "NVIDIA P106-100", "")]
 )
 def test_changes_are_rehearsed_on_the_card_at_hand_and_a_known_ones_cudnn_is_asked(
     device: str, name: str, label: str, monkeypatch: pytest.MonkeyPatch
