@@ -12,8 +12,6 @@ def before_next_call(owner: Any, names: tuple[str, ...], act: Callable[[], objec
 
     Args:
         owner: The module; callers have to look the functions up in it.
-        names: Names of the functions; those that this version of the library lacks are left out.
-        act: Called once at most.
 
     Returns:
         The function that ends that; more than once does no harm.

@@ -19,9 +19,6 @@ def in_forked_child(leave: Callable[[], None]) -> Callable[[], None]:
 
     Args:
         leave: Lets go of what the child has of its parent's session; what it raises is dropped.
-
-    Returns:
-        What ends that.
     """
     _watch_forks()
     key = object()

@@ -121,9 +121,6 @@ def _on_captures(*, begins: _Told, ended: _Told, was_reset: _Told) -> Callable[[
     """Have it called with the graph before a capture begins, after it has ended, well or not, and after a reset.
 
     torch's own hooks come with 2.15, and the first of them when the capture has begun, which forbids most of CUDA.
-
-    Returns:
-        What ends it.
     """
     kind: Any = torch.cuda.CUDAGraph
     originals = {name: kind.__dict__[name] for name in ("capture_begin", "capture_end", "reset")}

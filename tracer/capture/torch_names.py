@@ -1,7 +1,6 @@
 """What torch calls things in a recording: names of spans and operators, and files of its own functions.
 
-None of them is documented, so that they are private to torch as the parts in `torch_private` are, and stand nowhere
-else. They are apart from it because an analysis of a kept recording needs the names, and not torch.
+None of them is documented. They are apart from `torch_private` because an analysis needs the names, and not torch.
 
 Source: torch/profiler/profiler.py (steps), torch/optim/optimizer.py (optimizers), torch/csrc/autograd/engine.cpp (the
 engine), torch/csrc/autograd/functions/accumulate_grad.h; unchanged from torch 2.11 to 2.15.

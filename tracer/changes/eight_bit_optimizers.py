@@ -113,11 +113,7 @@ def installed() -> tuple[EightBitLibrary, ...]:
 def library_for(
     optimizer: torch.optim.Optimizer, libraries: Sequence[EightBitLibrary]
 ) -> tuple[EightBitLibrary | None, str]:
-    """The first that can stand for an optimizer; or None, and why none can.
-
-    Args:
-        libraries: As `installed` returns them.
-    """
+    """The first that can stand for an optimizer; or None, and why none can."""
     name, groups = type(optimizer).__name__, optimizer.param_groups
     if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
         return None, f"{name} is not torch's Adam or AdamW."

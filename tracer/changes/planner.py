@@ -123,9 +123,6 @@ def advise(
         settings: Settings of the device's allocator, as in PYTORCH_CUDA_ALLOC_CONF; by default torch's.
         progress: Called with how many changes have been tried, of how many.
         options: Further ones of `rehearse`.
-
-    Raises:
-        TracerError: The step itself cannot be rehearsed.
     """
     trials = _Trials(build, device, options, settings)
     situation = trials.situation
@@ -262,13 +259,9 @@ def applied(workload: Workload, changes: Iterable[Change]) -> Workload:
 
 
 class _FirstBatch:
-    """While entered, notes the size of a workload's batches, and which calls of its model are evaluation.
+    """While entered, notes the size of a workload's batches, and which calls of its model are evaluation."""
 
-    Attributes:
-        size: Size of the last batch.
-    """
-
-    size = 1
+    size = 1  # Of the last batch
 
     def __init__(self, workload: Workload) -> None:
         self._model, self._handle = workload.model, None

@@ -126,9 +126,6 @@ def script_changes(text: str) -> tuple[str, ...]:
 
     Args:
         text: Names separated by commas, none for an empty text.
-
-    Raises:
-        UsageError: A name is not known, or what the change needs is not installed.
     """
     names = {name.strip() for name in text.split(",") if name.strip()}
     if unknown := names - SCRIPT_CHANGES.keys():

@@ -106,11 +106,7 @@ _PASTE = {
 
 
 def unneeded_sentence(unneeded: UnneededMemory, peak_bytes: int, *, file_name: Callable[[str], str] = str) -> str:
-    """A finding in words.
-
-    Args:
-        peak_bytes: Bytes of the whole peak.
-    """
+    """A finding in words."""
     share = f", {100 * unneeded.bytes / peak_bytes:.0f} %" if peak_bytes else ""
     where = f" at {file_name(unneeded.file)}:{unneeded.line}" if unneeded.file is not None else ""
     held = f", held by {_way(unneeded)}" if unneeded.held_by else ""

@@ -70,9 +70,6 @@ def refuse(context: typer.Context, parameters: Iterable[str], where: str, *, hin
 
     Args:
         where: Ends the sentence "works only ...".
-
-    Raises:
-        UsageError: One of them was given.
     """
     for parameter in parameters:
         if _source(context, parameter) == "COMMANDLINE":
@@ -81,11 +78,7 @@ def refuse(context: typer.Context, parameters: Iterable[str], where: str, *, hin
 
 
 def check_outputs(outputs: Iterable[Path], read: Iterable[Path], *, hint: str) -> None:
-    """Before anything is read: that files can be written, and are neither what is read nor each other.
-
-    Raises:
-        OutputError: One of them cannot be written.
-    """
+    """Before anything is read: that files can be written, and are neither what is read nor each other."""
     from tracer.exporters.files import check_folder
 
     # Of a link that leads back to itself, pathlib's `resolve` raises.

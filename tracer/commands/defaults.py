@@ -29,7 +29,6 @@ class Defaults:
 
         Args:
             command: Its name; None for the program without a command.
-            parameters: Its options as typer's parameters, by name without dashes.
         """
         named = {**self.shared, **(self.of_commands.get(command, {}) if command is not None else {})}
         return {
@@ -39,14 +38,7 @@ class Defaults:
         }
 
     def check(self, options: Mapping[str | None, Collection[str]]) -> None:
-        """A name that no command has is a mistake.
-
-        Args:
-            options: Names of each command's options without dashes; of the program without a command under None.
-
-        Raises:
-            UsageError: There is one.
-        """
+        """A name that no command has is a mistake."""
         everywhere = sorted({name for names in options.values() for name in names})
         for name in self.shared:
             self._check(name, everywhere, "")
@@ -67,11 +59,7 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 
 def read_defaults(folder: Path, commands: Collection[str]) -> Defaults:
-    """The table of the nearest pyproject.toml that has one, in a folder or above it.
-
-    Raises:
-        UsageError: The file cannot be read.
-    """
+    """The table of the nearest pyproject.toml that has one, in a folder or above it."""
     for path in (parent / FILE_NAME for parent in (folder, *folder.parents)):
         table = _table(path)
         if table is not None:

@@ -70,18 +70,8 @@ def show_diff(
     Two save directories with a peak.json each are compared by category, module, operator and line; else their
     snapshots, or the two snapshots named, by kind and stack.
 
-    Args:
-        before: A snapshot or a save directory.
-        top: Rows of each table; that by category or kind has them all.
-        fail_above: A threshold such as `5%` or `100MiB`; checked before anything is read.
-
     Returns:
         A sentence for each device whose peak grew by more than the threshold; none without one.
-
-    Raises:
-        SnapshotError: One of them cannot be read.
-        OutputError: The page cannot be written.
-        TracerError: `fail_above` is not a valid threshold.
     """
     from tracer.analysis.peak_diff import parse_threshold
 
@@ -134,12 +124,7 @@ def _instead(folder: Path, before: Path, after: Path) -> str:
 
 
 def compare(before: Path, after: Path) -> tuple[PeakDiff, ...]:
-    """Compare two profiled runs, or traces of torch.profiler's, or two snapshots, device by device.
-
-    Raises:
-        SnapshotError: One of them cannot be read.
-        RecordingError: A trace cannot be read.
-    """
+    """Compare two profiled runs, or traces of torch.profiler's, or two snapshots, device by device."""
     if any(map(_is_trace, (before, after))):
         from tracer.analysis.peak_diff import diff_peaks
 

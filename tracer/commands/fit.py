@@ -204,9 +204,6 @@ def combinations(texts: Sequence[str]) -> list[tuple[str, ...]]:
 
     Args:
         texts: Each an option and its values; of one without values it is tried without and with it.
-
-    Raises:
-        UsageError: One is no option, or there are more than can be tried.
     """
     choices = [_choices(text) for text in texts]
     combined = [tuple(itertools.chain(*parts)) for parts in itertools.product(*choices)]

@@ -23,11 +23,6 @@ def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Scr
 
     Args:
         asked: The trial's request; or the pipes, through which it is asked for trials.
-        card: The GPU, as `--on` names it.
-        num_steps: Number of steps that are run; 0 for as many as it takes until memory repeats.
-
-    Raises:
-        TracerError: There is no such script, or nothing was found in it.
     """
     devices = start_on(card)
     from tracer.changes.applied import AppliedChanges

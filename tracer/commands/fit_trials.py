@@ -73,11 +73,7 @@ class ScriptTrials:
         changes it does so where the allocator could serve it by giving back what it has cached.
 
         Args:
-            changes: Their names.
             arguments: To be put behind the script's own.
-
-        Raises:
-            TracerError: The script ended otherwise than for want of memory, as it is.
         """
         more = tuple(arguments)
         if not changes:
@@ -228,9 +224,6 @@ def each_alone(trials: ScriptTrials, base: FitTrial | None = None) -> list[FitTr
 
     Args:
         base: The script as it is, where that is known and said already.
-
-    Raises:
-        TracerError: The script ended otherwise than for want of memory, and without any change.
     """
     from tracer.changes.script_changes import changes_of
 
@@ -257,11 +250,6 @@ def told_alone(
 
     Args:
         base: The script as it is, where that is known and said already.
-        job: The job that the script is, if it is one.
-        save_dir: Folder for fit.json; None for no file.
-
-    Raises:
-        TracerError: The script ended otherwise than for want of memory, and without any change.
     """
     show("\nWhat each change would save alone, made without editing the script:")
     usable_bytes = devices.card.usable_bytes

@@ -65,13 +65,6 @@ def script_named(on: OnOptions, script: str, arguments: Sequence[str] | None, *,
     """The script itself, or the one that a launcher in its place starts, whose ranks are those of `--on`.
 
     Variables that the script sets before it imports torch, and those of the launcher, are set.
-
-    Args:
-        on: The option `--on` with what belongs to it.
-        script: Its path, a module's name, or a launcher's.
-
-    Raises:
-        UsageError: The launcher's script cannot be run so.
     """
     launch = _launch(script, list(arguments or []), is_module=is_module)
     if launch is None:

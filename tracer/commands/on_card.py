@@ -73,11 +73,7 @@ class OnOptions:
 
     @property
     def job(self) -> Job | None:
-        """The job that `--on` names; None where it names one GPU, or all are of one process.
-
-        Raises:
-            TracerError: What is said of its ranks makes no sense.
-        """
+        """The job that `--on` names; None where it names one GPU, or all are of one process."""
         devices = devices_of(self.on) if self.on is not None else None
         if devices is not None and self.one_process and devices.count > MAX_DEVICES:
             raise UsageError(f"{self.on}: a process sees 1 to {MAX_DEVICES} GPUs.", hint="Leave out --one-process.")
@@ -93,11 +89,7 @@ class OnOptions:
 
     @property
     def answers(self) -> dict[tuple[str, int], Answer]:
-        """What `--answer` was given, by file and line.
-
-        Raises:
-            TracerError: It is not of the form that it must have, or there is no `--on`.
-        """
+        """What `--answer` was given, by file and line."""
         if self.answer and self.on is None:
             raise UsageError("--answer works only with --on.", hint="Add --on with a GPU, such as --on h100.")
         return dict(map(parse_answer, self.answer))
@@ -125,8 +117,6 @@ def run_ranks(
     """Run the command as the ranks of the job that `--on` names, if it names one, and exit with their status.
 
     Args:
-        on: The option `--on` with what belongs to it.
-        quiet: Whether nothing is printed.
         status_if_full: Exit status if all ranks ended well, but NCCL's buffers do not fit beside them.
         then: Called with the job when it has been told, before the exit.
 
@@ -154,12 +144,7 @@ def run_ranks(
 
 
 def start_on(text: str) -> Devices:
-    """Go on in a process that runs on these devices: this one is replaced by it, unless it is that already.
-
-    Raises:
-        TracerError: There is no such card.
-        NullGpuError: The null GPU cannot be had here.
-    """
+    """Go on in a process that runs on these devices: this one is replaced by it, unless it is that already."""
     devices = devices_of(text)
     if not process.is_active():
         process.restart_on([devices.card] * devices.count)
@@ -176,11 +161,6 @@ def on_null_gpu(on: OnOptions, save_dir: Path | None, *, quiet: bool) -> Iterato
     """Within the block a program runs as on the card that `--on` names; no-op without the null GPU.
 
     Values that decide sizes are computed, a rank finds what others gave it, and its files go to a folder of the run.
-
-    Args:
-        on: The option `--on` with what belongs to it.
-        save_dir: Folder of the results; None if there is none.
-        quiet: Whether no sentence is printed.
     """
     from tracer.sessions.jobs.run_ranks import as_this_rank
     from tracer.sessions.on_null_gpu import values_on, writes_aside

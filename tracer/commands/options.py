@@ -20,17 +20,12 @@ def option(help: str, panel: str | None = None, *names: str, metavar: str | None
 
     Args:
         names: How it is called, if not as its field.
-        more: As `typer.Option` takes them.
     """
     return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar, **more)
 
 
 def number(help: str, panel: str, *, least: int | None = None, most: int = MAX_COUNT, metavar: str = "<number>") -> Any:
-    """An option that is a whole number, of some size at least.
-
-    Args:
-        least: The smallest number allowed; None for any.
-    """
+    """An option that is a whole number, of some size at least."""
 
     def parse(text: str | int) -> int:
         try:

@@ -37,11 +37,7 @@ class _Varied:
 
 
 def find_largest(options: PredictOptions, engine: Engine, card: Card) -> LargestSize:
-    """The largest size that fits; for a smaller batch than asked for, also the micro-batches to use.
-
-    Raises:
-        TracerError: There is nothing of that kind to vary.
-    """
+    """The largest size that fits; for a smaller batch than asked for, also the micro-batches to use."""
     varied, workload = _varied(options), options.workload
     with _bar(is_shown=not options.screen.quiet) as begin:
 

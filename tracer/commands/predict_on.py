@@ -31,11 +31,7 @@ _OF_THE_FNO = ("in_channels", "out_channels", "hidden_channels", "data_size", "n
 
 
 def check(options: PredictOptions) -> Devices | None:
-    """What `--on` or `--gpu-memory` names; None without them.
-
-    Raises:
-        TracerError: The options make no sense, alone or together.
-    """
+    """What `--on` or `--gpu-memory` names; None without them."""
     place = options.place
     if place.on and place.gpu_memory:
         raise UsageError("--on and --gpu-memory mean the same.", hint="Write --on h100:40GiB for another size.")
@@ -87,11 +83,7 @@ def _check_fno(options: PredictOptions) -> None:
 
 
 def starts_on_null_gpu(options: PredictOptions, devices: Devices | None) -> bool:
-    """Continue in a process on the null GPU; False, after a line that says why, if a rehearsal has to answer.
-
-    Raises:
-        NullGpuError: The null GPU cannot be had here, and nothing else will do.
-    """
+    """Continue in a process on the null GPU; False, after a line that says why, if a rehearsal has to answer."""
     place = options.place
     if place.device == "cpu" or place.engine == "rehearsal":
         return False
@@ -120,14 +112,7 @@ def _start(options: PredictOptions, devices: Devices) -> None:
 
 
 def predict_script(script: Script, devices: Devices, *, num_steps: int, quiet: bool) -> Prediction:
-    """Run a script there until its first steps are recorded.
-
-    Args:
-        num_steps: Number of steps that are run; 0 for as many as it takes until memory repeats.
-
-    Raises:
-        TracerError: There is no such script, or nothing was found in it.
-    """
+    """Run a script there until its first steps are recorded."""
     from tracer.results.failure import is_out_of_memory
     from tracer.sessions.trials.null_gpu_prediction import no_room_before
     from tracer.sessions.trials.null_gpu_prediction import predict_script as predicted
@@ -147,11 +132,7 @@ def script_trial(script: Script, *, num_steps: int, at_growth: Callable[[], None
     """Whether a script fits there, and its peaks: the same steps as of `predict_script`, without a recording.
 
     Args:
-        num_steps: Number of steps that are run; 0 for as many as it takes until memory repeats.
         at_growth: Called when so many steps have run, if each left more in use than the one before.
-
-    Raises:
-        TracerError: There is no such script, it failed otherwise than for want of memory, or no step was found in it.
     """
     from tracer.results.failure import is_out_of_memory
     from tracer.sessions.trials.script_trial import script_sizes

@@ -358,8 +358,6 @@ def run_and_report(
     """Run, write, then answer, for this process or for its rank; False if the run or a file failed.
 
     Args:
-        built: The workload, its parameters' lines, and what to remember of it.
-        save_dir: Folder for the files.
         eager: The peak of the same run without compilation; None where it was not made.
         advise: Adds advice to the results of the run.
     """

@@ -45,11 +45,7 @@ def redact(
 
 
 def redacted_page(path: Path) -> str:
-    """The text of a page without names.
-
-    Raises:
-        TracerError: It is no page of this program, or of another version of it.
-    """
+    """The text of a page without names."""
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)

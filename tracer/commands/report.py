@@ -97,11 +97,7 @@ def _unwanted(only: Collection[str], results: RunResults) -> Collection[str]:
 
 
 def recording_path(path: Path) -> Path:
-    """The recording itself, or the one in a folder.
-
-    Raises:
-        RecordingError: There is none.
-    """
+    """The recording itself, or the one in a folder."""
     file = path / RECORDING.file_name if path.is_dir() else path
     if not file.is_file():
         raise RecordingError(

@@ -34,11 +34,7 @@ class ScheduleOptions:
     n_repeats: Annotated[int, number("Number of such cycles.", SCHEDULE)] = 2
 
     def schedule(self) -> Schedule:
-        """The session's schedule with these numbers of steps.
-
-        Raises:
-            TracerError: They make no sense together.
-        """
+        """The session's schedule with these numbers of steps."""
         from tracer.sessions.profile_session import Schedule
 
         return Schedule(self.n_wait_steps, self.n_warmup_steps, self.n_active_steps, self.n_repeats)

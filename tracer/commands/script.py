@@ -48,11 +48,7 @@ class Script(NamedTuple):
         return {"script": shlex.join(self.words[:num_words]), "arguments": shlex.join(self.words[num_words:])}
 
     def check(self) -> None:
-        """Check that the script or module exists, before anything of it runs.
-
-        Raises:
-            TracerError: There is no such script or module.
-        """
+        """Check that the script or module exists, before anything of it runs."""
         path = Path(self.path)
         if not self.is_module:
             if path.is_dir():

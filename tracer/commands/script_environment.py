@@ -42,9 +42,6 @@ def set_environment_of(script: str, *, is_module: bool) -> tuple[str, ...]:
     `os.environ["OMP_NUM_THREADS"] = "1"`, `setdefault`, `update`, `pop` and `del` with constants, in the script and in
     its own modules that it imports before.
 
-    Args:
-        script: Its path, or a module's name.
-
     Returns:
         Sentences on variables that are set so that only the running script knows the value, which is too late.
     """
@@ -75,16 +72,12 @@ def _files_of_module(name: str) -> Iterator[Path]:
 
 
 class _StatementReader:
-    """Follows statements in the order in which they run.
-
-    Attributes:
-        late: Places of variables whose values are not known, by name.
-    """
+    """Follows statements in the order in which they run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._has_read: set[Path] = set()
-        self.late: dict[str, str] = {}
+        self.late: dict[str, str] = {}  # Places of variables whose values are not known, by name
 
     def reads(self, file: Path) -> bool:
         """Read a file; True if it has come to what can import torch."""

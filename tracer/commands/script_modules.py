@@ -4,9 +4,7 @@ A script's `import tracer` finds the `tracer.py` beside it, as under Python alon
 that name. While the script runs, names that clash are the script's there; what this program or a library imports under
 them comes from a table of its own.
 
-Source:
-    `import` calls `builtins.__import__` with the globals of the importing module (Python's reference, "the import
-    statement"); `importlib.import_module` and pickle look into `sys.modules`, and are the script's.
+Source: Python's reference, "the import statement". `importlib.import_module` and pickle see the script's `sys.modules`.
 """
 
 from __future__ import annotations

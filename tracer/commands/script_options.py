@@ -31,11 +31,7 @@ class ScriptOptions:
         return script_named(on, self.script, self.arguments, is_module=self.module)
 
     def card(self, on: OnOptions) -> str:
-        """The GPU that `--on` names.
-
-        Raises:
-            UsageError: It names none.
-        """
+        """The GPU that `--on` names."""
         if on.on is None:
             raise no_card_named(self.arguments)
         return on.on

@@ -200,19 +200,8 @@ def show_job(
 ) -> str | None:
     """Explain the ranks of a job on a console, and as a page if that is wanted.
 
-    Args:
-        paths: The recordings, their folder, or a pattern.
-        device: The only device to look at; None means all.
-        dask: See `read_job`.
-        top: Rows of each table on the console.
-
     Returns:
         The file of the worst one; None where none could be read.
-
-    Raises:
-        SnapshotError: There is no recording, or none that can be read.
-        OutputError: The page cannot be written.
-        TracerError: The Dask scheduler cannot be reached.
     """
     from tracer.analysis.snapshots.job import explain_job
     from tracer.exporters.json_documents.job import job_json
@@ -291,18 +280,6 @@ def show_snapshot(
     """Explain a snapshot on a console, as text or as JSON, and in files.
 
     A page and a database are about one device: the one named, or else the worst, see `SnapshotFinding.worst`.
-
-    Args:
-        path: A snapshot, or a directory that holds a `memory_snapshot.pkl`.
-        device: The only device to look at; None means all.
-        top: Rows of each table on the console.
-        gpu_memory: A GPU to replay it on, such as `16GiB`.
-
-    Raises:
-        SnapshotError: The file cannot be read, or has nothing of that device.
-        SettingsError: torch would not start with some of the settings, or the GPU's memory is no size.
-        OutputError: A file cannot be written.
-        WritingInterrupted: Ctrl-C has come while the files were written.
     """
     memory = _checked_size(gpu_memory, "Write the GPU's memory as 16GiB, 80GiB or 8192MiB.")
     wanted = _checked_settings(settings)

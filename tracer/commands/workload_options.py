@@ -86,11 +86,7 @@ class WorkloadOptions:
         return bool(self.model)
 
     def check(self, context: typer.Context) -> None:
-        """Make sure that the options make sense, alone and together; `context` knows which of them the user wrote.
-
-        Raises:
-            TracerError: They do not.
-        """
+        """Make sure that the options make sense, alone and together; `context` knows which of them the user wrote."""
         options = self._fno_settings()
         if self.is_users:
             refuse(context, _FNO_ONLY, "without --model")
@@ -107,11 +103,7 @@ class WorkloadOptions:
         return {"model": self.model, **self._step_settings()} if self.is_users else self._fno_settings()
 
     def build(self, device: torch.device, *, device_named: bool, without_memory: bool = False) -> Workload:
-        """The workload on a device.
-
-        Raises:
-            WorkloadError: The user's model cannot be built as asked.
-        """
+        """The workload on a device."""
         with _model_errors():
             if self.is_users:
                 return self._build_users(device, device_named=device_named, without_memory=without_memory)
@@ -207,11 +199,7 @@ class PredictedWorkload(WorkloadOptions):
         return bool(self.model) or self.hf_config is not None
 
     def check(self, context: typer.Context) -> None:
-        """Make sure that they make sense, those about a transformers model first.
-
-        Raises:
-            TracerError: They do not.
-        """
+        """Make sure that they make sense, those about a transformers model first."""
         self._fno_settings()
         if self.hf_config is not None:
             refuse(context, ("model",), "without --hf-config")
@@ -281,14 +269,7 @@ def _model_errors() -> Iterator[None]:
 
 
 def chosen_device(text: str, *, named: bool, say: Callable[[str], None] = say) -> torch.device:
-    """The device asked for; the default one falls back to the CPU, visibly.
-
-    Args:
-        say: Takes the line that says so.
-
-    Raises:
-        TracerError: It is not there.
-    """
+    """The device asked for; the default one falls back to the CPU, visibly."""
     import torch
 
     from tracer.capture.device.devices import is_accelerator, num_devices, with_index
@@ -317,11 +298,7 @@ def chosen_device(text: str, *, named: bool, say: Callable[[str], None] = say) -
 
 
 def check_device(text: str) -> None:
-    """Check that the device that is asked of a script's run is there, unless the script may still register its kind.
-
-    Raises:
-        TracerError: It is not.
-    """
+    """Check that the device that is asked of a script's run is there, unless the script may still register its kind."""
     import torch
 
     from tracer.capture.device.devices import module_of
@@ -337,11 +314,7 @@ def check_device(text: str) -> None:
 
 
 def device_of_rank(text: str, rank: int) -> str:
-    """The device of one of several processes on a machine: each its own, unless each sees one only.
-
-    Args:
-        text: A device's type, with or without an index.
-    """
+    """The device of one of several processes on a machine: each its own, unless each sees one only."""
     import torch
 
     from tracer.capture.device.devices import num_devices
@@ -354,11 +327,7 @@ def device_of_rank(text: str, rank: int) -> str:
 
 
 def import_backends(modules: Sequence[str]) -> None:
-    """Import what registers a backend with torch; one that a package offers by an entry point comes by itself.
-
-    Raises:
-        TracerError: One cannot be imported.
-    """
+    """Import what registers a backend with torch; one that a package offers by an entry point comes by itself."""
     if modules and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     for module in modules:

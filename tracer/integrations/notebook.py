@@ -35,9 +35,6 @@ def memory_timeline(shell: Any, line: str, cell: str) -> None:
         shell: The running IPython.
         line: What follows the magic's name.
         cell: The rest of the cell.
-
-    Raises:
-        UsageError: The line has an option that there is not.
     """
     options = _options(line)
     warmup = options.warmup if options.warmup is not None else 0 if options.inference else _DEFAULT.num_warmup_steps

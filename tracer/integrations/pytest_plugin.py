@@ -1,10 +1,8 @@
 """Tests with a limit of GPU memory, on a machine without a GPU: `@pytest.mark.gpu_memory("20 GiB", on="h100")`.
 
 pytest finds this by itself where the package is installed. A marked test runs in a process of its own, on the null GPU
-where it names a card, so that its fixtures may call `.cuda()`; what it allocated at most is compared with the limit and
-with what it was when the baseline was written, and explained where that is too much.
-
-Nothing but pytest is imported here: this is loaded wherever pytest runs.
+where it names a card; what it allocated at most is compared with the limit and the baseline, and explained where that
+is too much. Nothing but pytest is imported here: this is loaded wherever pytest runs.
 """
 
 from __future__ import annotations

@@ -39,7 +39,6 @@ class RehearsedColumns:
         """Make arrays of lists.
 
         Args:
-            device: The device of everything that is not on the host.
             memory: What a device's allocator makes of the events that are on it, one row for each; None on the CPU,
                 which hands out what it is asked for.
         """

@@ -61,7 +61,6 @@ def serve(
     """Ask an allocator with nothing cached for all of it.
 
     Args:
-        requests: DeviceRequests in order.
         settings: The allocator's; by default torch's.
         capacity_bytes: What it can reserve; None for no limit.
     """
@@ -125,10 +124,6 @@ def reserved_spread(
     convolution, or those of backward passes alone, takes a workspace for copies in another layout, as many of cuDNN's
     engines do and as nobody knows of a version that cannot be asked. Low: what fills the device at its peak is packed
     without gaps, or with the gaps that expandable segments leave.
-
-    Args:
-        requests: DeviceRequests in order.
-        capacity_bytes: What it can reserve; None for no limit.
     """
     more = [_with_scratch(requests)]
     if requests.undecided_bytes.any():

@@ -25,7 +25,6 @@ def turn_all_fake(
     What cannot be turned, since something else holds on to it, is replaced in the modules and optimizers.
 
     Args:
-        mode: The mode of `torch_fake.fake_tensors`.
         others: Tensors of no module.
     """
     modules, optimizers = list(modules), list(optimizers)

@@ -50,11 +50,7 @@ _OPERATOR = re.compile(r"\b(?:aten|prims?|torchvision|quantized|[a-z_]\w*)(?:::|
 
 
 def refuse_jobs(modules: Iterable[nn.Module]) -> None:
-    """A model that other processes have a part in allocates buffers outside of operators, where nobody rehearses it.
-
-    Raises:
-        RehearsalError: A module is wrapped by DistributedDataParallel or FullyShardedDataParallel, or has a DTensor.
-    """
+    """A model that other processes have a part in allocates buffers outside of operators, where nobody rehearses it."""
     for module in (inner for model in modules for inner in model.modules()):
         names = [type(module).__name__, *(type(parameter).__name__ for parameter in module.parameters(recurse=False))]
         name = next((name for name in names if name in (*_SHARDING_MODULES, "DTensor")), None)

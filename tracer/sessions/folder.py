@@ -101,11 +101,7 @@ class SessionFolder:
     """
 
     def __init__(self, save_dir: str | Path) -> None:
-        """Prepare; nothing is taken.
-
-        Raises:
-            OutputError: The folder cannot be written to.
-        """
+        """Prepare; nothing is taken."""
         self._save_dir = AnchoredPath(Path(save_dir))
         self.rank: Rank | None = this_rank()
         self._own = OwnFolder(self.rank.folder(self.save_dir) if self.rank is not None else self.save_dir)
@@ -140,11 +136,7 @@ class SessionFolder:
         return self._store
 
     def take(self) -> None:
-        """Lock the folder for this session, and remove what an earlier run of the same rank left.
-
-        Raises:
-            OutputError: What was left cannot be removed.
-        """
+        """Lock the folder for this session, and remove what an earlier run of the same rank left."""
         self._own.take()
         if self.is_another:  # it is another session's, which speaks for the rank as well
             self.rank = None

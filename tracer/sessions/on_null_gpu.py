@@ -111,9 +111,6 @@ def writes_aside(save_dir: Path | None, *, tell: Callable[[str], None]) -> Itera
 
     Args:
         save_dir: Folder of the run's results, which keeps the files; None if they are deleted.
-
-    Raises:
-        OutputError: The folder cannot be written to.
     """
     if not process.is_active():
         yield

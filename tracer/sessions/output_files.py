@@ -424,14 +424,7 @@ def write_outputs(
 
 
 def write_output(results: RunResults, name: str, path: Path) -> None:
-    """Write one output, wherever it is wanted.
-
-    Args:
-        name: Name of the output, as the option `--no-<name>` spells it.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+    """Write one output, wherever it is wanted."""
     (output,) = (output for output in OUTPUTS if output.name == name)
     with FilesInTurn([path]) as turn, turn.writing(path):
         output.write(Material(results), path)
@@ -449,12 +442,7 @@ def written_lines(written: Written) -> tuple[str, ...]:
 
 
 def teller(say: Callable[[str], None], *, complain: Callable[[str], None]) -> Callable[[Written], None]:
-    """Return a function that says where each output is as soon as it is written, and complains of a failed one.
-
-    Args:
-        say: Takes a line on what was written.
-        complain: Takes a line on what could not be.
-    """
+    """Return a function that says where each output is as soon as it is written, and complains of a failed one."""
 
     def tell(written: Written) -> None:
         for line in written_lines(written):

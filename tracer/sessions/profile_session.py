@@ -275,11 +275,7 @@ class ProfileSession(Session):
                     self._end_costly_recording()
 
     def _make_way(self, *, num_more_steps: int = 0) -> None:
-        """Drop the cycle that is under way, and begin anew, at once or when another profiler has ended.
-
-        Args:
-            num_more_steps: Steps before the new beginning.
-        """
+        """Drop the cycle that is under way, and begin anew after so many steps, or when another profiler has ended."""
         self._has_to_begin = False
         profiler, self._profiler = self._profiler, None
         profiler.on_trace_ready = None

@@ -416,8 +416,7 @@ def _nothing() -> None:
 def _hook_modules(called: Callable[[nn.Module, Any], None]) -> Callable[[], None]:
     """Have it called before any module's call; torch warns of that where a model is compiled, and it is not the user's.
 
-    Returns:
-        What removes it; more than once does no harm.
+    What is returned removes it; more than once does no harm.
     """
     # At the end: a script's own filters come before, and are left as they are.
     heed = ignore(r"Using `torch\.compile\(module\)` when there are global hooks", is_last=True)

@@ -56,12 +56,7 @@ class StepsByHand:
     """
 
     def __init__(self, models: Iterable[nn.Module], ended: Callable[[], None]) -> None:
-        """Listen for gradients.
-
-        Args:
-            models: The models that are trained; nothing keeps them alive.
-            ended: Called between two steps.
-        """
+        """Listen for gradients."""
         models = list(models)
         self._models = weakref.WeakSet(models)
         self._ended = ended
@@ -110,12 +105,7 @@ class StepsOfCalls:
     """
 
     def __init__(self, models: Iterable[nn.Module], first: nn.Module, ended: Callable[[], None]) -> None:
-        """Listen for calls.
-
-        Args:
-            models: The models that no other contains; nothing keeps them alive.
-            ended: Called between two steps.
-        """
+        """Listen for calls."""
         self._ended = ended
         self._running: int | None = id(first)
         self._hooks = CallHooks(models=models, on_call=self._begins, after_call=self._returns)

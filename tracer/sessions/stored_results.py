@@ -70,11 +70,7 @@ def _sources(results: RunResults) -> tuple[SourceFile, ...]:
 
 
 def results_of(run: KeptRun) -> RunResults:
-    """Every question asked again, by this version of the program.
-
-    Raises:
-        RecordingError: The recordings have nothing of the device.
-    """
+    """Every question asked again, by this version of the program."""
     notes = list(run.notes)
     history = RunHistory(run.snapshot, run.num_later)
     findings = _findings(run, history)

@@ -23,9 +23,6 @@ def compiled(workload: Any, arguments: Sequence[str]) -> ModuleWorkload | Superv
 
     Args:
         arguments: Arguments of `torch.compile`, as `key=value`: `mode=reduce-overhead`, `dynamic=True`.
-
-    Raises:
-        UserModelError: The workload makes its own step, or torch does not take the arguments.
     """
     if not isinstance(workload, ModuleWorkload | SupervisedWorkload):
         raise UserModelError(

@@ -28,11 +28,7 @@ _NAME_HINT = "Write package.module:factory, or path/to/file.py:factory."
 
 
 def load_factory(name_of_factory: str) -> Any:
-    """Import what `package.module:name` or `path/to/file.py:name` names; the name may have dots.
-
-    Raises:
-        UserModelError: There is no such thing, or its module raised.
-    """
+    """Import what `package.module:name` or `path/to/file.py:name` names; the name may have dots."""
     module_name, _, name = name_of_factory.rpartition(":")
     if not module_name or not name:
         raise WrongValueError(f"{name_of_factory} does not name a factory.", hint=_NAME_HINT)
@@ -148,11 +144,7 @@ def parse_arguments(option: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def call_factory(name_of_factory: str, factory: Any, arguments: dict[str, Any], offered: Mapping[str, Any]) -> Any:
-    """What a factory returns; a module is its own.
-
-    Raises:
-        UserModelError: The arguments do not fit, or the factory raised.
-    """
+    """What a factory returns; a module is its own."""
     if isinstance(factory, nn.Module) or not callable(factory):
         if arguments or not isinstance(factory, nn.Module):
             is_what = "is a module already and takes no arguments" if arguments else "cannot be called"

@@ -37,9 +37,6 @@ def build_hf_workload(
         path: The file, or the folder with a config.json.
         model_args: Values that replace those of the configuration, as `key=value`; `dtype=bfloat16` is the weights'.
         tokens: Tokens in a sample. In inference, text of that many tokens is generated: its keys and values are kept.
-
-    Raises:
-        UserModelError: transformers is missing, or there is no such model.
     """
     config = _config(path, model_args)
     model = _model(config)
@@ -76,9 +73,6 @@ def most_tokens(path: Path, model_args: Sequence[str]) -> int | None:
     Args:
         path: The file, or the folder with a config.json.
         model_args: Values that replace those of the file, as `key=value`.
-
-    Raises:
-        UserModelError: transformers is missing, or there is no such model.
     """
     # By transformers' own name for it, which configurations call n_positions, seq_length, ..., or leave out.
     length = getattr(_of_text(_config(path, model_args)), "max_position_embeddings", None)

@@ -22,9 +22,6 @@ def with_adapters(model: nn.Module, text: str) -> nn.Module:
 
     Args:
         text: `16`, `16:q_proj,v_proj` or `16:all-linear`.
-
-    Raises:
-        UserModelError: peft is missing, or can make nothing of it.
     """
     rank, _, layers = text.partition(":")
     if not rank.isdigit() or int(rank) < 1:

@@ -107,11 +107,7 @@ class StepWorkload:
         return ()
 
     def forward(self, batch: object) -> Tensor | None:
-        """The whole step; the loss, if the function returns one.
-
-        Raises:
-            UserModelError: The function only returned what would do the step.
-        """
+        """The whole step; the loss, if the function returns one."""
         result = self.step()
         if inspect.isgenerator(result) or inspect.isawaitable(result):
             kind = "a generator" if inspect.isgenerator(result) else "something to await"
@@ -143,9 +139,6 @@ def loss_of(kind: Loss) -> Callable[[Any], Tensor]:
     output itself where it is a scalar; else the mean square. `mean-square`: of every tensor in the output through
     which a gradient can flow, added up. `cross-entropy`: of the first such tensor, against classes counted off; classes
     are axis 1, or the last axis of a sequence [batch, tokens, classes].
-
-    Raises:
-        UserModelError: There is no such loss.
     """
     losses: dict[str, Callable[[Any], Tensor]] = {
         "auto": own_loss,
@@ -219,9 +212,6 @@ def checkpoint_blocks(model: nn.Module) -> int:
 
     Returns:
         How many blocks; 0 for a model that uses its own switch.
-
-    Raises:
-        UserModelError: There are no such blocks.
     """
     for switch in (
         "activation_checkpointing_enable",

@@ -53,11 +53,7 @@ class InputSpec:
 
 
 def parse_input(text: str) -> InputSpec:
-    """Read `[name=]shape[:dtype[:low-high]]`; the shape `scalar` is one number per sample.
-
-    Raises:
-        UserModelError: It is none; the message says what is wrong with it.
-    """
+    """Read `[name=]shape[:dtype[:low-high]]`; the shape `scalar` is one number per sample."""
     form = _FORM.fullmatch(text.strip())
     if form is None:
         raise WrongValueError(f"--input {text} is not a shape.", hint=HINT)

@@ -63,11 +63,7 @@ class StepOptions:
             raise WrongValueError(f"There is no mixed precision {self.amp}.", hint=f"Use {', '.join(get_args(Amp))}.")
 
     def check_inference(self) -> None:
-        """Make sure that nothing is asked of a backward pass which there is not.
-
-        Raises:
-            UserModelError: It is.
-        """
+        """Make sure that nothing is asked of a backward pass which there is not."""
         if self.inference and (self.checkpoint or self.accumulate > 1):
             raise UserModelError(
                 "--checkpoint and --accumulate have no meaning in --inference, which has no backward.",
@@ -100,10 +96,6 @@ def build_user_workload(
         name_of_factory: `package.module:factory` or `path/to/file.py:factory`.
         model_args: Arguments of the factory as `key=value`; values are Python literals, or else strings.
         device_named: Whether the device was asked for, and must be the one of a workload that brings its own.
-
-    Raises:
-        UserModelError: The factory, its arguments or what it returns cannot be used. Where user code raised, that
-            exception is the cause.
     """
     device = torch.device(device)
     factory = load_factory(name_of_factory)
@@ -136,9 +128,6 @@ def as_workload(
     Args:
         source: The factory, to say where it is defined.
         device_named: Whether the device was asked for, and must be the one of a workload that brings its own.
-
-    Raises:
-        UserModelError: It is none of that, or the options do not fit it.
     """
     if isinstance(built, nn.Module):
         return _module_workload(built, None, device, options, without_memory)

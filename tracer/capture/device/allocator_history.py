@@ -62,7 +62,6 @@ class AllocatorHistory:
         """Set up the history of a device; nothing is recorded before `start`.
 
         Args:
-            device: The device; any kind.
             max_entries: How many entries are kept; the oldest are dropped first.
             stacks_of_frees: Whether to take the stack of a free too, which costs as much as that of an allocation.
             is_timed: Whether the times of its entries mean something.
@@ -122,9 +121,6 @@ def snapshot_without_times(snapshot: dict[str, Any]) -> dict[str, Any]:
     """A snapshot whose entries have an order and no time, as those of older versions of torch.
 
     Annotations, which are nothing but points in time, are left out.
-
-    Args:
-        snapshot: As torch returned it; it is left as it is.
     """
     traces = [
         [{name: value for name, value in entry.items() if name != "time_us"} for entry in trace]

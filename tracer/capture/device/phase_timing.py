@@ -68,12 +68,7 @@ def time_phases(
     num_steps: int = 6,
     after_step: Callable[[], None] = lambda: None,
 ) -> PhaseTimings:
-    """Run steps and time their phases, without profiler or allocator history.
-
-    Args:
-        backward: Takes the loss.
-        after_step: Called after each step, outside the timing.
-    """
+    """Run steps and time their phases, without profiler or allocator history."""
     timer = PhaseTimer(device)
     devices.synchronize(device)
     for step in range(num_warmup_steps + num_steps):

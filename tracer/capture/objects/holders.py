@@ -2,9 +2,8 @@
 
 All references are read once. From the memory the way goes up until a variable is met: a global one, a local one of a
 function that runs, an attribute of a class. A holder is named only if without it no way is left: then letting go of it
-frees the memory. What autograd keeps is reached through the tensor whose graph it is. Nothing is kept alive by it, and
-no code of a user's class is called. It takes a look at all of Python's objects, so it is for a finding and never for a
-step of a training.
+frees the memory. Nothing is kept alive by it, and no code of a user's class is called. It looks at all of Python's
+objects, so it is for a finding and never for a step of a training.
 """
 
 from __future__ import annotations

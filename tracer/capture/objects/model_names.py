@@ -30,7 +30,6 @@ def names_of(models: Iterable[nn.Module], given: Mapping[str, nn.Module] | None 
     number tells apart those that still have one name.
 
     Args:
-        models: Models to be named; those that have a name keep it.
         given: Names that models already have; "" for a single model, which shows as its class.
 
     Returns:

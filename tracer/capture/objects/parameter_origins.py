@@ -81,13 +81,7 @@ def _note(module: nn.Module, name: str, tensor: Tensor | None) -> None:
 
 
 def lines_of(model: nn.Module, name: str, tensor: Tensor) -> tuple[SourceLine, ...]:
-    """The lines that made a parameter or buffer, innermost first; empty where that is not known.
-
-    Args:
-        model: A model.
-        name: The tensor's dotted name in it.
-        tensor: The tensor.
-    """
+    """The lines that made a parameter or buffer, innermost first; empty where that is not known."""
     noted = _STACKS.get(id(tensor))
     return noted[1] if noted is not None and noted[1] else tuple(_assignments(model, name))
 
@@ -127,7 +121,6 @@ def describe_parameters(model: nn.Module, *, prefix: str = "") -> tuple[Paramete
     """A model's parameters in its own order, a shared one once.
 
     Args:
-        model: The model; any kind.
         prefix: The model's own name, where there are several.
     """
     parameters = []

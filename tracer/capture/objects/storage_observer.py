@@ -267,12 +267,7 @@ def model_tensors(model: nn.Module) -> Iterator[tuple[Role, str, Tensor]]:
 def optimizer_tensors(
     optimizer: torch.optim.Optimizer, names: dict[int, str] | None = None
 ) -> Iterator[tuple[Role, str, Tensor]]:
-    """An optimizer's state tensors, named `parameter.state`, such as `fc1.weight.exp_avg`.
-
-    Args:
-        optimizer: Any; state that is not a tensor is passed over.
-        names: Names of parameters by `id()`.
-    """
+    """An optimizer's state tensors, named `parameter.state`, such as `fc1.weight.exp_avg`."""
     for parameter, state in getattr(optimizer, "state", {}).items():
         owner = (names or {}).get(id(parameter), "parameter")
         for key, value in state.items() if isinstance(state, Mapping) else ():

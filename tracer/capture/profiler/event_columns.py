@@ -111,12 +111,7 @@ def _number_in_time(rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64],
     says nothing of which free is which allocation's. An allocation where another one lies was preceded by a free that
     no row tells of; it is put in right before, the latest it can have been.
 
-    Args:
-        rows: [A, _WIDTH] in the order of reading, which for one thread is that of time. Their number is that of a
-            device and address.
-
-    Returns:
-        The rows with their numbers and those frees, and [N] the device and address of each number.
+    Of rows [A, _WIDTH], numbered by device and address: the rows with those frees, and what each number was.
     """
     order = np.lexsort((rows[:, _TIME], rows[:, _NUMBER]))
     place, size = rows[order, _NUMBER], rows[order, _SIZE]

@@ -327,11 +327,7 @@ class _TreeReader(EventTables):
         return matched, accesses, tuple(index for index, kind in enumerate(kinds) if kind is TENSOR)
 
     def _lists_or_unknown(self, name: str, inputs: list[Any]) -> tuple[bool, list[int], list[int]]:
-        """The same for any arguments, lists and tensors without a storage among them.
-
-        Returns:
-            Whether a schema matches; per storage that was touched how, and which.
-        """
+        """The same for any arguments: whether a schema matches, per storage that was touched how, and which."""
         signature: list[Any] = [name]
         touched: list[list[int]] = []
         for value in inputs:
@@ -389,13 +385,9 @@ class _TreeReader(EventTables):
             self.descriptions[allocation_id] = self.shapes[(tuple(tensor.sizes),)], self.strings[dtype]
 
     def _see_tensor(self, tensor: Any, allocation_id: int | None) -> bool:
-        """Note a storage, and the bytes that this tensor spans in it: the largest span stands in for the size.
+        """Note a storage, if it can be told apart, and the bytes that this tensor spans in it: the largest is its size.
 
-        Returns:
-            Whether the tensor has a storage that the profiler can tell apart; an empty or undefined one has none.
-
-        Source:
-            `TensorKey._make` and `SizeMap._update_values`.
+        Source: `TensorKey._make` and `SizeMap._update_values`.
         """
         if allocation_id is None:
             return False

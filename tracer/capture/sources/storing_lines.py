@@ -48,7 +48,6 @@ def lines_that_store(name: str, file: str, pattern: re.Pattern[str] | None = Non
     """Lines of a file that put something other than a constant into a variable or attribute of this name.
 
     Args:
-        name: Name of a variable or an attribute.
         pattern: What has to occur in the line; None for anything.
     """
     text = source_text(file)
@@ -71,11 +70,7 @@ def has_keyword(line: SourceLine, keywords: Collection[str]) -> bool:
 
 
 def is_updated(name: str, file: str) -> bool:
-    """Whether a file changes what has this name in place, as a moving average is: by a method such as `lerp_`.
-
-    Args:
-        name: Name of a variable or an attribute.
-    """
+    """Whether a file changes what has this name in place, as a moving average is: by a method such as `lerp_`."""
     return name in _updated(source_text(file))
 
 

@@ -18,11 +18,7 @@ def has_compiled() -> bool:
 
 
 def on_compile_start(callback: Callable[[], None]) -> Callable[[], None]:
-    """Have something called whenever torch.compile begins to compile, before it reads the code.
-
-    Returns:
-        What ends that.
-    """
+    """Have something called whenever torch.compile begins to compile, before it reads the code."""
     from torch._dynamo.callback import callback_handler
 
     # torch.compile calls back with its eyes open, and would compile what it calls.
@@ -79,9 +75,6 @@ def watch_inductor(callback: Callable[[Any, str, int | None], None]) -> Callable
     Args:
         callback: Given Inductor's graph, the path of the generated file, and how many of a forward graph's outputs
             are the caller's, those behind them being kept for backward; None where that is not known.
-
-    Returns:
-        What ends that.
     """
     from torch._guards import TracingContext
     from torch._inductor.graph import GraphLowering
@@ -113,9 +106,6 @@ def watch_compiled_buffers(callback: Callable[[torch.Tensor], None]) -> Callable
     """Be told of every buffer that Inductor's code for CUDA allocates, before a kernel writes to it.
 
     Of code that is generated, or loaded from a cache, from now on.
-
-    Returns:
-        What ends that.
     """
     guards: Any = torch._C._dynamo.guards
     original: Any = guards._empty_strided_cuda
@@ -145,9 +135,6 @@ def watch_memory_budget(
     Args:
         callback: Given the budget, and what says with bytes by node what forward keeps and what it would keep by
             default: results of its own, in the joint graph of forward and backward.
-
-    Returns:
-        What ends that.
     """
     from torch._functorch import partitioners
 

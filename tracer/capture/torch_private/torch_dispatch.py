@@ -26,12 +26,7 @@ def written_arguments(operator: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 
 def operator(name: str, overload: str = "default") -> Any:
-    """An operator of torch's by name, such as `_flash_attention_forward`; None if this torch has none.
-
-    Args:
-        name: Name without its namespace.
-        overload: Overload, such as `out`.
-    """
+    """An operator of torch's by name, such as `_flash_attention_forward`; None if this torch has none."""
     packet = getattr(torch.ops.aten, name, None)
     return getattr(packet, overload, None)
 
@@ -80,11 +75,7 @@ def written_by_name_alone(operator: Any) -> bool:
 
 
 def device_kernel(name: str, dispatch_key: str) -> Callable[..., Any]:
-    """The function that an operator now calls for a dispatch key; it stays that one if replaced later.
-
-    Args:
-        dispatch_key: Such as `CUDA`.
-    """
+    """The function that an operator now calls for a dispatch key; it stays that one if replaced later."""
     kernel = torch.library.get_kernel(name, dispatch_key)
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, dispatch_key))
     return partial(kernel.call_boxed, keys)

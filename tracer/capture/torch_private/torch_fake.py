@@ -31,8 +31,6 @@ def turn_fake(mode: Any, tensor: torch.Tensor, base: torch.Tensor) -> bool:
     """Let go of a tensor's memory and leave the object a fake one, with all that refers to it.
 
     Args:
-        mode: Mode of `fake_tensors`.
-        tensor: A leaf, such as a parameter, a buffer, an optimizer's state.
         base: Bytes on the meta device, as many as the tensor's storage has; tensors of one storage share them.
 
     Returns:

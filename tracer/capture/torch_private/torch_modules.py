@@ -99,9 +99,6 @@ def around_truncated_draws(call: Callable[..., torch.Tensor]) -> Callable[[], No
     Args:
         call: Given torch's own function, the tensor, mean, standard deviation, lower and upper bound; and its generator
             by name.
-
-    Returns:
-        What ends that.
     """
     init: Any = torch.nn.init
     original = init._no_grad_trunc_normal_
@@ -133,9 +130,6 @@ def leave_unfilled(is_left: Callable[[torch.Tensor], bool]) -> Callable[[], None
 
     Args:
         is_left: Asked of each such tensor.
-
-    Returns:
-        What ends that.
     """
     init: Any = torch.nn.init
     originals = {name: getattr(init, name) for name in _RANDOM_FILLS}

@@ -184,9 +184,6 @@ def on_preparing(callback: Callable[[Any], None]) -> Callable[[], None]:
 
     Args:
         callback: Given the `torch.autograd.profiler.profile`, which every `torch.profiler.profile` has inside.
-
-    Returns:
-        What ends that.
     """
     kind: Any = torch.autograd.profiler.profile
     original = kind._prepare_trace

@@ -53,11 +53,7 @@ def batch_size(batch: Any) -> int:
 
 
 def part_of(batch: Any, size: int, num_parts: int, number: int) -> Any:
-    """A batch with one part of every tensor whose first axis has the batch's size.
-
-    Args:
-        number: Number of the wanted part, from 0.
-    """
+    """A batch with one part of every tensor whose first axis has the batch's size."""
     if isinstance(batch, Tensor):
         return batch.chunk(num_parts)[number] if batch.ndim and batch.shape[0] == size else batch
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

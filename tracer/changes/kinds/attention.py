@@ -98,20 +98,12 @@ _SKIPPED = ("to", "float", "type_as", "contiguous", "type")
 
 @dataclass(frozen=True, eq=False)
 class _Scores:
-    """Products of queries and keys that nobody has computed, and what was to be done with them.
+    """Products of queries and keys that nobody has computed, and what was to be done with them."""
 
-    Attributes:
-        query, key: Of shape [..., S, D] and [..., D, T].
-        scale: Factor of the products.
-        mask: Added to them, or True where they count; or None.
-        is_softmax: Whether the softmax was taken.
-        dropout: Its probability.
-    """
-
-    query: Tensor
-    key: Tensor
+    query: Tensor  # [..., S, D]
+    key: Tensor  # [..., D, T]
     scale: float = 1.0
-    mask: Tensor | None = None
+    mask: Tensor | None = None  # Added to them, or True where they count
     is_softmax: bool = False
     dropout: float = 0.0
     done: tuple[tuple[Any, tuple[Any, ...], Mapping[str, Any]], ...] = ()

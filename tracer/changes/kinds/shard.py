@@ -61,11 +61,7 @@ class ShardedInstead(Hooks, makes="shard"):
         self.num_made += 1
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Make sure that an optimizer updates the parts.
-
-        Raises:
-            TracerError: It was made before, and has the whole parameters.
-        """
+        """Make sure that an optimizer updates the parts."""
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
         if any((whole := self._whole.get(id(parameter))) and whole() is parameter for parameter in parameters):
             raise TracerError(

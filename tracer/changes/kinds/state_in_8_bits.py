@@ -52,11 +52,7 @@ class StateIn8Bits(Hooks, makes="8-bit-state"):
         return self.note if self.is_estimate else super().why_not()
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Make the step; the optimizer has no parameters until `after_step`.
-
-        Raises:
-            TracerError: A checkpoint was loaded into it since the first step.
-        """
+        """Make the step; the optimizer has no parameters until `after_step`."""
         if optimizer in self._left or optimizer in STAND_INS:  # the latter inside of a step that is made here
             return
         own = self._made_steps.begin(optimizer)

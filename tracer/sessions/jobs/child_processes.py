@@ -97,7 +97,6 @@ class ChildProcesses:
         """Run the running command again with other environment variables, and wait for it.
 
         Args:
-            command: Another one in its place.
             folder: Where it runs; by default where this process does.
             is_seen: Whether it prints where this process does, and reads what that reads.
             may_wait: Whether it has a reason to use no processor.
@@ -117,9 +116,6 @@ class ChildProcesses:
 
     def run(self, start: Callable[[], subprocess.Popen[bytes]], may_wait: Callable[[], bool] = lambda: False) -> int:
         """Start a process and wait for it.
-
-        Args:
-            may_wait: Whether it has a reason to use no processor.
 
         Returns:
             Its status.

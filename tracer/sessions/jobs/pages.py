@@ -31,25 +31,14 @@ def write_job(
     dask: str | None = None,
     caveat: str = "",
 ) -> None:
-    """Write the page of a job, with those of the ranks that a reader wants to look into.
-
-    Raises:
-        OutputError: The file cannot be written.
-        MissingPackageError: Dask is not installed.
-        TracerError: Its scheduler cannot be reached.
-    """
+    """Write the page of a job, with those of the ranks that a reader wants to look into."""
     single = read_pages(worth_a_page(finding, _MOST_SINGLE_PAGES), dask=dask)
     with FilesInTurn([path]) as turn, turn.writing(path):
         write_job_page(finding, path, single=single, run=run, caveat=caveat)
 
 
 def read_pages(ranks: Sequence[RankPeak], *, dask: str | None = None) -> dict[str, dict[str, Any]]:
-    """The pages of those ranks that can be read, by name; they share the room of one file with their job's.
-
-    Raises:
-        MissingPackageError: Dask is not installed.
-        TracerError: Its scheduler cannot be reached.
-    """
+    """The pages of those ranks that can be read, by name; they share the room of one file with their job's."""
     if not ranks:
         return {}
     files = [Path(rank.file) for rank in ranks]

@@ -138,11 +138,7 @@ class RanksSummary:
 
 
 def begin(rank: Rank, save_dir: Path) -> None:
-    """Remove what an earlier run of the same rank left.
-
-    Raises:
-        OutputError: It cannot be removed, so that it could not be replaced either.
-    """
+    """Remove what an earlier run of the same rank left."""
     remove(rank.folder(save_dir) / RANK_JSON)
     if rank.index == 0:
         for name in (RANKS_JSON, RANKS_TEXT):
@@ -153,9 +149,6 @@ def announce(rank: Rank, results: RunResults, save_dir: Path, store: RankStore |
     """Leave what there is to say so far, without waiting for anybody; whoever comes last puts all together.
 
     If a rank dies later, even rank 0, its results so far survive.
-
-    Raises:
-        OutputError: A file cannot be written.
     """
     leave(replace(peak_of(rank, results), has_ended=False), rank, save_dir, store)
     if rank.job_folder is not None:
@@ -166,11 +159,7 @@ def announce(rank: Rank, results: RunResults, save_dir: Path, store: RankStore |
 
 
 def leave(peak: RankMessage, rank: Rank, save_dir: Path, store: RankStore | None = None) -> None:
-    """Leave a rank's words in its own folder, and in the store of the process group.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+    """Leave a rank's words in its own folder, and in the store of the process group."""
     text = json.dumps(asdict(peak), indent=1) + "\n"
     if rank.job_folder is not None:
         write_atomically(rank_folder(rank.job_folder, rank.index) / RANK_JSON, text)
@@ -187,9 +176,6 @@ def finish(rank: Rank, peak: RankMessage, save_dir: Path, store: RankStore | Non
 
     Returns:
         The summary, where this rank has written it.
-
-    Raises:
-        OutputError: A file cannot be written.
     """
     leave(peak, rank, save_dir, store)
     if rank.job_folder is not None:
@@ -257,11 +243,6 @@ def write_summary(
         run: Name of this start of the program; files of other starts are ignored.
         wait_s: For how long, in seconds, to wait for ranks that have not ended.
         waits_for: Ranks whose end is waited for; None means all.
-        clock: Seconds.
-        pause: Waits for so many seconds.
-
-    Raises:
-        OutputError: A file cannot be written.
     """
     deadline = clock() + wait_s
     awaited = set(range(world_size) if waits_for is None else waits_for)
@@ -285,21 +266,13 @@ def read_some(job_folder: Path, ranks: Collection[int], world_size: int) -> Rank
 
 
 def write_ranks(summary: RanksSummary, save_dir: Path) -> None:
-    """Write ranks.txt and ranks.json.
-
-    Raises:
-        OutputError: One cannot be written.
-    """
+    """Write ranks.txt and ranks.json."""
     write_atomically(save_dir / RANKS_TEXT, summary_text(summary))
     write_atomically(save_dir / RANKS_JSON, json.dumps(_as_json(summary), indent=1) + "\n")
 
 
 def read_ranks(save_dir: Path, world_size: int, *, run: str, store: RankStore | None = None) -> RanksSummary:
-    """Return the last message of each rank so far, from the store or its file.
-
-    Args:
-        run: Name of this start of the program; files of other starts are ignored.
-    """
+    """Return the last message of each rank so far, from the store or its file."""
     peaks = {index: _in_file(save_dir, index, run) for index in range(world_size)}
     if store is not None:
         open_ones = [index for index, rank in peaks.items() if rank is None or not rank.has_ended]

@@ -36,9 +36,6 @@ def recordings(paths: Iterable[Path]) -> list[Path]:
 
     Of a folder these are the snapshots in it and below it. Of one that has a `memory_snapshot.pkl` it is that alone: it
     is a rank's, with the other files of a run beside it.
-
-    Raises:
-        SnapshotError: A file is missing, or a folder or a pattern has none.
     """
     files: dict[Path, None] = {}
     for path in paths:
@@ -92,13 +89,8 @@ def read_job(
 
     Args:
         files: Recordings. Of a Dask cluster the workers have to see them under the same paths.
-        device: Index of the only device to look at; None means all.
         dask: Address of a Dask scheduler; without one the processes are this machine's.
         num_processes: How many at once; by default as many as there are cores, and memory for.
-
-    Raises:
-        MissingPackageError: Dask is not installed.
-        TracerError: Its scheduler cannot be reached, or its workers do not have this program.
     """
     # Addresses of files are relative to this process's folder, which a worker elsewhere need not have.
     named = [str(path.absolute()) if dask is not None else str(path) for path in files]
@@ -167,12 +159,7 @@ def _free_bytes() -> int:
 
 @contextmanager
 def executor_for(dask: str | None, num_processes: int) -> Iterator[Executor]:
-    """An executor that reads recordings: processes of this machine, or a Dask cluster's workers.
-
-    Args:
-        dask: Address of a Dask scheduler; None for processes of this machine.
-        num_processes: How many, without Dask.
-    """
+    """An executor that reads recordings: processes of this machine, or a Dask cluster's workers."""
     if dask is None:
         # A fresh interpreter for each: what this process has loaded is not paid for again by every copy of it.
         with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:

@@ -88,10 +88,6 @@ def run_job(
         is_first_seen: Whether what the first one prints on stdout is printed.
         is_limited: Whether memory ends where the card's does: a rank of a GPU that is full with what others take of it
             runs again then.
-
-    Raises:
-        NullGpuError: The null GPU cannot be built here.
-        UsageError: A rank is asked for that the job does not have.
     """
     if wrong := [rank for rank in job.ranks or () if not 0 <= rank < job.world_size]:
         raise UsageError(
@@ -214,11 +210,7 @@ class _JobRun:
         return ran
 
     def _run(self, rank: int, taken: Mapping[int, int] | None = None, *, is_seen: bool = True) -> tuple[RankRun, str]:
-        """This command as a rank, and what it printed where that is not seen.
-
-        Args:
-            taken: [B] By GPU of its node, what others take of it.
-        """
+        """This command as a rank, and what it printed where that is not seen; others take so many bytes by GPU."""
         job = self.job
         place = RankPlace(rank, job.world_size, job.per_node, self.folder)
         cards = [job.devices.card] * min(job.per_node, job.world_size)

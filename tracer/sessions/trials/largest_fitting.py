@@ -85,13 +85,9 @@ def fitting_micro_batches(
 
 
 def _guess(trials: Mapping[int, Trial], low: int, high: int, usable_bytes: int) -> int:
-    """Size at which a line through two tried sizes reaches the capacity, by what was reserved.
+    """Size at which a line through two tried sizes, by what they reserved, reaches the capacity; 0 is no bound.
 
     What is reserved is more than what is allocated, and fits without giving back a cache.
-
-    Args:
-        low: The largest that fits, or 0.
-        high: The smallest that does not, or 0 where none is known.
     """
     sizes = sorted(trials)
     if len(sizes) < 2:
