@@ -54,60 +54,33 @@ def trace(
 
     Several traces are the ranks of a job: the slowest, and who waits for whom.
     """
+    from tracer.command_line import this_command
+
+    files = {"memory-timeline": html, "memory-report": sqlite, "trace": out}
+    wanted = {name: path for name, path in files.items() if path is not None}
     with errors_for_people(), screen(is_shown=as_json or not quiet) as console:
-        succeeded = _show(
-            file,
-            console,
-            device=device,
-            save_dir=save_dir,
-            files={"memory-timeline": html, "memory-report": sqlite, "trace": out},
-            as_json=as_json,
-            top=top,
-            quiet=quiet,
-        )
+        recordings = _traces(file)
+        if len(recordings) > 1:
+            if wanted or save_dir is not None:
+                raise TracerError("Files are written of one trace.", hint="Name the trace of one rank.")
+            _show_job(recordings, console, device=device, as_json=as_json)
+            return
+        (path,) = recordings
+        _check_outputs(path, wanted.values(), save_dir)
+        from tracer.results.trace_report import explain_trace
+
+        report = explain_trace(path, device=device, command=this_command())
+        succeeded = _write(report, wanted, save_dir, quiet=quiet)
+        if as_json:
+            from tracer.exporters.json_documents.trace import trace_json
+
+            console.file.write(trace_json(report, command=this_command()) + "\n")
+        else:
+            from tracer.exporters.screen.trace import print_trace
+
+            print_trace(report, console, top=top)
     if not succeeded:
         raise typer.Exit(1)
-
-
-def _show(
-    paths: Sequence[Path],
-    console: Console,
-    *,
-    device: str | None,
-    save_dir: Path | None,
-    files: dict[str, Path | None],
-    as_json: bool,
-    top: int,
-    quiet: bool,
-) -> bool:
-    """Explain one trace, or several ranks' beside each other; False if a file could not be written.
-
-    Args:
-        files: Single files by the names of the outputs; None for those not wanted.
-    """
-    wanted = {name: path for name, path in files.items() if path is not None}
-    recordings = _traces(paths)
-    if len(recordings) > 1:
-        if wanted or save_dir is not None:
-            raise TracerError("Files are written of one trace.", hint="Name the trace of one rank.")
-        _show_job(recordings, console, device=device, as_json=as_json)
-        return True
-    (path,) = recordings
-    _check_outputs(path, wanted.values(), save_dir)
-    from tracer.command_line import this_command
-    from tracer.results.trace_report import explain_trace
-
-    report = explain_trace(path, device=device, command=this_command())
-    succeeded = _write(report, wanted, save_dir, quiet=quiet)
-    if as_json:
-        from tracer.exporters.json_documents.trace import trace_json
-
-        console.file.write(trace_json(report, command=this_command()) + "\n")
-    else:
-        from tracer.exporters.screen.trace import print_trace
-
-        print_trace(report, console, top=top)
-    return succeeded
 
 
 def _traces(paths: Sequence[Path]) -> list[Path]:
