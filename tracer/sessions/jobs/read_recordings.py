@@ -196,6 +196,6 @@ def _check_cluster(executor: Executor, address: str) -> None:
         answer = executor.submit(answer_of).result()
     except Exception as error:
         reason = first_line(error)
-        raise TracerError(f"The workers at {address} cannot import torch-timeline: {reason}.", hint=hint) from error
+        raise TracerError(f"The workers at {address} cannot import torch-timeline: {reason}", hint=hint) from error
     if answer != answer_of():
         raise TracerError(f"The workers at {address} have another version of torch-timeline.", hint=hint)
