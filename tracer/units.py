@@ -41,6 +41,12 @@ def format_bytes(size_bytes: float) -> str:
     return f"{sign}{size / (GIB * 1024):.2f} TiB"
 
 
+def format_range(least_bytes: float, most_bytes: float) -> str:
+    """`28.00 MiB to 688.00 MiB`, or one size where both read alike."""
+    least, most = format_bytes(least_bytes), format_bytes(most_bytes)
+    return least if least == most else f"{least} to {most}"
+
+
 def format_growth(times: float | None) -> str:
     """`x4`, `x1.98`, `x0.25`: three places at most; the empty text for None."""
     if times is None:

@@ -6,7 +6,7 @@ import io
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from tracer.analysis.peak_row import PeakRow
-from tracer.exporters.json_documents.peak import graph_pool_document
 from tracer.exporters.recording_file.kept_run_file import load_kept_run, save_kept_run
 from tracer.exporters.screen.profile import print_peak
 from tracer.sessions.profile_session import Schedule
@@ -62,7 +61,7 @@ def told(make: Make, schedule: Schedule = LATE, num_steps: int = 9) -> Told:
     results, counted = session.results, json.loads((folder / "peak.json").read_text())
     assert results is not None and results.findings is not None
     pools, peak = results.findings.graph_pools, results.findings.worst.peak
-    assert counted["cuda_graphs"] == json.loads(json.dumps([graph_pool_document(pool) for pool in pools]))
+    assert counted["cuda_graphs"] == json.loads(json.dumps([asdict(pool) for pool in pools]))
     save_kept_run(folder / "kept.npz", kept_run(results))
     again = results_of(load_kept_run(folder / "kept.npz")).findings
     assert again is not None
@@ -72,7 +71,7 @@ def told(make: Make, schedule: Schedule = LATE, num_steps: int = 9) -> Told:
         peak_bytes=peak.peak_bytes,
         rows_bytes=sum(row.bytes for row in peak.rows),
         counted_bytes=peak.allocator_peak_bytes,
-        pools=tuple(graph_pool_document(pool) for pool in pools),
+        pools=tuple(asdict(pool) for pool in pools),
         uncounted_bytes=results.findings.graph_bytes,
         screen=console.file.getvalue(),  # type: ignore[attr-defined]
         waste=tuple(waste.kind.name for waste in session.waste),

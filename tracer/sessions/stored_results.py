@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from tracer.analysis.compiled.origins import with_lines_of_nodes
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
@@ -12,7 +12,6 @@ from tracer.capture.profiler.inline_operators import place_inline_operators
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED
 from tracer.exporters.document import Document
 from tracer.exporters.json_documents.peak import (
-    graph_pool_document,
     graph_pool_from,
     saved_peak_document,
     saved_peak_from,
@@ -57,7 +56,7 @@ def kept_run(results: RunResults) -> KeptRun:
             for waste in results.waste
         ),
         values_read=results.values_read,
-        graph_pools=tuple(map(graph_pool_document, findings.graph_pools if findings is not None else ())),
+        graph_pools=tuple(map(asdict, findings.graph_pools if findings is not None else ())),
     )
 
 

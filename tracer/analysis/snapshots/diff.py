@@ -25,7 +25,10 @@ _SUMMED: Final = ("before_bytes", "after_bytes", "before_count", "after_count")
 def diff_snapshots(before: Snapshot, after: Snapshot) -> tuple[PeakDiff, ...]:
     """Compare the peaks of two snapshots, device by device; a side that lacks a device counts as zero."""
     replayed = [replay_snapshot(snapshot) for snapshot in (before, after)]
-    sides = [{device.state.device: _whole_side(device) for device in side.devices} for side in replayed]
+    sides = [
+        {one.state.device: replace(peak_side(one), own_peaks=_own_peaks(one)) for one in side.devices}
+        for side in replayed
+    ]
     return tuple(
         diff_sides(device, sides[0].get(device, PeakSide()), sides[1].get(device, PeakSide()))
         for device in sorted({*sides[0], *sides[1]})
@@ -65,10 +68,6 @@ def _keys(device: ReplayedDevice, rows: Ints) -> Grouped[Key]:
         (device.kinds.of(rows), lives.stack[rows], lives.begin[rows] == BEFORE),
         lambda kind, stack, is_before: (Kind(kind).words, _names(device.sites, stack, is_before)),
     )
-
-
-def _whole_side(device: ReplayedDevice) -> PeakSide:
-    return replace(peak_side(device), own_peaks=_own_peaks(device))
 
 
 def _own_peaks(device: ReplayedDevice) -> dict[Key, int]:

@@ -79,7 +79,7 @@ def peak_document(
         "first_changes": None if first is None else [asdict(change) for change in first.changes],
         "eager": None if against_eager is None else eager_document(against_eager),
         "values_read": None if values_read is None else asdict(values_read),
-        "cuda_graphs": list(map(graph_pool_document, graph_pools)),
+        "cuda_graphs": list(map(asdict, graph_pools)),
         "rows": [{**asdict(row), "stack": stack} for row, stack in zip(peak.rows, stacks, strict=True)],
     }
 
@@ -108,13 +108,8 @@ def eager_document(diff: PeakDiff) -> dict[str, Any]:
     return {"peak_bytes": diff.before.bytes, "phase": diff.before.phase, "changes": changes}
 
 
-def graph_pool_document(pool: GraphPool) -> dict[str, Any]:
-    """What is known of a private pool of CUDA graphs."""
-    return asdict(pool)
-
-
 def graph_pool_from(document: Document) -> GraphPool:
-    """The pool in a document that may be anybody's, as `graph_pool_document` makes it.
+    """The pool in a document that may be anybody's, as `peak_document` has it.
 
     Raises:
         TracerError: It is none, or its rows do not sum to its peak.

@@ -23,7 +23,7 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.arrays import Ints, Rows
 from tracer.capture.torch_names import step_words
 from tracer.exporters.page.blocks import MOST_BLOCKS, blocks_json, packed, space_json, stacks_json
-from tracer.exporters.page.model import Curve, Page, PageLane, PagePeak, Section, Table
+from tracer.exporters.page.model import Curve, Page, PageLane, PagePeak, Table
 from tracer.exporters.screen.paths import packaged_file, short_path, source_place
 from tracer.units import format_bytes
 
@@ -142,7 +142,10 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
         "slowModules": [asdict(module) for module in page.slow_modules[:MAX_OTHER_ROWS]],
         "run": [(str(name), str(value)) for name, value in page.run.items()],
         "notes": page.notes,
-        "sections": [_section(section) for section in page.sections],
+        "sections": [
+            {**asdict(replace(section, tables=())), "tables": list(map(_table, section.tables))}
+            for section in page.sections
+        ],
         "ranks": [asdict(rank) for rank in page.ranks],
         "categories": {
             words_of(name): {"light": light, "dark": dark, "words": words, "meaning": meaning_of(name)}
@@ -188,10 +191,6 @@ def _peak(peak: PagePeak, origin: int, rows: Rows, *, has_blocks: bool) -> dict[
         "rest": _rest(shown[MAX_PEAK_ROWS:]),
         "stacks": stacks_json(peak.stacks if row is None else ()),
     }
-
-
-def _section(section: Section) -> dict[str, Any]:
-    return {**asdict(replace(section, tables=())), "tables": [_table(table) for table in section.tables]}
 
 
 def _table(table: Table) -> dict[str, Any]:

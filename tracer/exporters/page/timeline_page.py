@@ -118,7 +118,7 @@ def timeline_page(
         headline_notes=(
             *much_saved(None if failed else first),
             *_headline_notes(peak),
-            *(() if device_times is None else (time_sentence(device_times),)),
+            *(() if device_times is None else (f"Time on GPU {device_times.device}: {cause(device_times)}",)),
         ),
         notes=(
             *notes,
@@ -132,7 +132,7 @@ def timeline_page(
             *(first_changes_sections(first) if failed is None else (_failure_section(failed, peak),)),
             *(() if against_eager is None else (_eager_section(against_eager),)),
             *_reserved_section(peak),
-            *(() if device_times is None else (time_section(device_times),)),
+            *(() if device_times is None else (_time_section(device_times),)),
         ),
     )
     return replace(page, answer=(verdict, *headline(page))) if verdict else page
@@ -369,13 +369,7 @@ def time_lanes(times: TraceTimes) -> tuple[PageLane, ...]:
     return tuple(PageLane(f"GPU {times.device}, {words[lane.stream]}", lane) for lane in times.lanes)
 
 
-def time_sentence(times: TraceTimes) -> str:
-    """What most of the time goes to."""
-    return f"Time on GPU {times.device}: {cause(times)}"
-
-
-def time_section(times: TraceTimes) -> Section:
-    """Tables of time by step, by launcher and by kernel."""
+def _time_section(times: TraceTimes) -> Section:
     return Section(f"Time on GPU {times.device}", (), (_steps(times), _launchers(times), _kernels(times)))
 
 

@@ -82,7 +82,7 @@ def _print_table(report: AdviceReport, console: Console) -> None:
     for row in rows:
         if row is not report.together and row.group != heading:
             heading = row.group
-            grid.add_row(*_heading(heading, has_reserved), style="bold")
+            grid.add_row(*[""] * (2 + has_reserved), Group[heading.upper()].words, style="bold")
         share = f"{100 * row.known_bytes / report.peak_bytes:.0f} %" if report.peak_bytes else ""
         cells = [format_bytes(row.known_bytes), share]
         if has_reserved:
@@ -92,10 +92,6 @@ def _print_table(report: AdviceReport, console: Console) -> None:
         name = f"together: {row.change}" if row is report.together else row.change
         grid.add_row(*cells, Text(name), Text(cost))
     print_table("What would help", grid, console)
-
-
-def _heading(group: str, has_reserved: bool) -> tuple[str, ...]:
-    return (*("",) * (3 if has_reserved else 2), Group[group.upper()].words)
 
 
 _HOW = {"replayed": "replayed", "measured": "measured"}

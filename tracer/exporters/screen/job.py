@@ -18,7 +18,7 @@ from tracer.exporters.screen.text import print_rows, say
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.results.failure import without_gpu
 from tracer.results.null_job import NullJob, RankRun
-from tracer.units import format_bytes, some
+from tracer.units import format_bytes, format_range, some
 
 _MAX_NAMED = 12
 _MOST_NAMED = 3
@@ -91,8 +91,7 @@ def _more(worst: RankPeak, typical: RankPeak, difference: PeakDiff) -> str:
 
 def peak_span(ranks: Sequence[RankPeak]) -> str:
     """The peak of ranks that are alike, or the smallest and the largest: `6.53 GiB to 6.55 GiB`."""
-    low, high = (format_bytes(pick(rank.peak_bytes for rank in ranks)) for pick in (min, max))
-    return low if low == high else f"{low} to {high}"
+    return format_range(*(pick(rank.peak_bytes for rank in ranks) for pick in (min, max)))
 
 
 def numbers_of(numbers: Sequence[int]) -> str:
@@ -179,7 +178,7 @@ def of_card(job: NullJob) -> Iterator[str]:
     reserved = format_bytes(job.own_bytes(fullest) - CONTEXT_BYTES - fullest.shared_bytes)
     yield (
         f"On the GPU of rank {fullest.rank:,}, {_parts(job, fullest, reserved)}: together "
-        f"{_range(least_bytes, most_bytes)} of {format_bytes(card_bytes)}{_ends(job, fullest)}"
+        f"{format_range(least_bytes, most_bytes)} of {format_bytes(card_bytes)}{_ends(job, fullest)}"
     )
 
 
@@ -190,11 +189,6 @@ def _parts(job: NullJob, run: RankRun, reserved: str) -> str:
     parts += [f"other ranks {format_bytes(others)}"] if (others := job.others_bytes(run)) else []
     parts += [f"NCCL's buffers {run.nccl.words}"] if run.nccl.words else []
     return f"{', '.join(parts[:-1])}, and {parts[-1]}" if len(parts) > 2 else " and ".join(parts)
-
-
-def _range(least_bytes: int, most_bytes: int) -> str:
-    least, most = format_bytes(least_bytes), format_bytes(most_bytes)
-    return least if least == most else f"{least} to {most}"
 
 
 def _ends(job: NullJob, fullest: RankRun) -> str:

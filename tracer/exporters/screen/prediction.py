@@ -16,7 +16,7 @@ from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.results.fit import FitTrial
 from tracer.results.null_run import CAVEAT
 from tracer.results.prediction import LargestSize, OutOfMemoryAt, Prediction
-from tracer.units import format_bytes
+from tracer.units import format_bytes, format_range
 
 _VISIBLE_SHARE = 0.0005
 _NARROW_SHARE = 0.02
@@ -99,7 +99,7 @@ def _left(trial: FitTrial, usable_bytes: int) -> str:
         return ", after the allocator released its cache"
     if least < 0:
         return f" if NCCL takes no more than {format_bytes(room)}"
-    return format_bytes(most) if least == most else f"{format_bytes(least)} to {format_bytes(most)}"
+    return format_range(least, most)
 
 
 def _is_narrow(trial: FitTrial, usable_bytes: int) -> bool:
@@ -194,11 +194,6 @@ _ENGINE = {
 _ON_CPU = "Rehearsed on tensors without memory, as the CPU runs it."
 
 
-def engine_words(prediction: Prediction) -> str:
-    """A sentence on which engine answered."""
-    return _ON_CPU if prediction.results.device == "cpu" else _ENGINE[prediction.engine]
-
-
 def verdict(prediction: Prediction) -> str:
     """The answer in one sentence or two."""
     card, memory, at = prediction.card, prediction.memory, prediction.failed_at
@@ -224,8 +219,7 @@ def verdict(prediction: Prediction) -> str:
     if least < 0 and prediction.nccl.most_bytes:
         left = card.usable_bytes - memory.peak_reserved_bytes
         return f"{fits} in {name} if NCCL takes no more than {format_bytes(left)}."
-    left_words = format_bytes(most) if least == most else f"{format_bytes(least)} to {format_bytes(most)}"
-    words = f"{subject}{fits} in {name}: {left_words} are left."
+    words = f"{subject}{fits} in {name}: {format_range(least, most)} are left."
     if prediction.spread.high_bytes > card.usable_bytes:
         return f"{words} This prediction may be wrong by as much."
     return words
@@ -244,7 +238,7 @@ def print_prediction(prediction: Prediction, console: Console, *, top: int = NUM
     """The answer, the sizes, what fills it and what was assumed or is not counted. Readable in 80 columns."""
     need, spread, findings = prediction.need, prediction.spread, prediction.findings
     say(console)
-    say(console, engine_words(prediction))
+    say(console, _ON_CPU if prediction.results.device == "cpu" else _ENGINE[prediction.engine])
     say(console, verdict(prediction), style="bold")
     phase = findings.worst.peak.phase if findings is not None else None
     until = "" if prediction.is_whole else ", up to where memory ran out"

@@ -102,7 +102,7 @@ def print_parts(peak: SummedRows, console: Console, top: int, *, categories: boo
 def short_screen(findings: Findings, num_steps: int | None = None) -> tuple[str, ...]:
     """The answer in a few lines: the headline, the largest lines of source, what grows."""
     peak = findings.worst.peak
-    lines = _line_totals(peak.rows)
+    lines = [(name, size) for name, (size, _) in totals_by(peak.rows, line_name).items()][:NUM_SHORT_LINES]
     width = max((len(name) for name, _ in lines), default=0)
     shares = (
         f"  {name:<{width}}  {format_bytes(size):>11}  {100 * size / peak.peak_bytes:4.1f} %" for name, size in lines
@@ -114,10 +114,6 @@ def short_screen(findings: Findings, num_steps: int | None = None) -> tuple[str,
         *(() if missed is None else (missed,)),
         *growth_sentences(findings.growth, file_name=short_path),
     )
-
-
-def _line_totals(rows: Iterable[PeakRow]) -> list[tuple[str, int]]:
-    return [(name, size) for name, (size, _) in totals_by(rows, line_name).items()][:NUM_SHORT_LINES]
 
 
 def _print_modules(peak: SummedRows, console: Console, top: int) -> None:

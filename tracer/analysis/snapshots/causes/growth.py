@@ -101,7 +101,7 @@ def _detached(case: Case, grown: Grown, what: str) -> str:
     detach = f"keep loss.item() in place of the loss, and .detach() of any other tensor that outlives its {what}"
     if case.is_evaluating:
         return f"evaluate under `with torch.no_grad():`, and {detach}"
-    if grown.are_steps or not _are_never_learned(case, grown):
+    if grown.are_steps or case.last_learning >= int(grown.starts[0]):
         return detach
     training = (
         "call backward() for each part of a batch in place of once for the sum of their losses (gradients add up), or "
@@ -214,10 +214,6 @@ def _is_graph(case: Case, grown: Grown) -> bool:
         return True  # as autograd freed them, or as a live program's graphs hold them
     is_several = len(in_model) > _GRAPHS_BLOCKS * grown.num_iterations
     return is_several and case.bytes(in_model) >= _KEPT_OF_FORWARD * case.bytes(np.flatnonzero(made))
-
-
-def _are_never_learned(case: Case, grown: Grown) -> bool:
-    return case.last_learning < int(grown.starts[0])
 
 
 def grown_by_cat(case: Case) -> Iterator[Cause]:
