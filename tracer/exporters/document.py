@@ -24,6 +24,7 @@ _WORDS: Final = {
     dict: "an object",
 }
 _Record = TypeVar("_Record")
+_Value = TypeVar("_Value")
 
 
 class Source(NamedTuple):
@@ -93,10 +94,6 @@ class Document:
             raise self._source.refusal(f": {name} is not {_WORDS[int]}.")
         return value
 
-    def number_or_none(self, name: str) -> int | None:
-        """A whole number from 0 on, or none."""
-        return None if self._values.get(name) is None else self.number(name)
-
     def truth(self, name: str) -> bool:
         """True or false."""
         return bool(self._value(name, bool))
@@ -108,10 +105,6 @@ class Document:
     def source(self, name: str) -> str:
         """A source file's text, as it is: it is read and never shown."""
         return str(self._value(name, str))
-
-    def text_or_none(self, name: str) -> str | None:
-        """A text, or none."""
-        return None if self._values.get(name) is None else self.text(name)
 
     def numbers(self, name: str, *, below: int = _MAX_NUMBER + 1) -> tuple[int, ...]:
         """A list of numbers, each from 0 to `below` - 1, such as row numbers."""
@@ -127,10 +120,6 @@ class Document:
             raise self._source.refusal(f": {name} is not a list of texts.")
         return tuple(map(printable, values))
 
-    def texts_or_none(self, name: str) -> tuple[str, ...] | None:
-        """A list of texts, or none."""
-        return None if self._values.get(name) is None else self.texts(name)
-
     def documents(self, name: str, *, at_most: int) -> list[Document]:
         """A list of documents."""
         values = self._value(name, list)
@@ -142,9 +131,9 @@ class Document:
         """A document inside this one."""
         return Document(self._value(name, dict), self._source)
 
-    def document_or_none(self, name: str) -> Document | None:
-        """A document inside this one, or none."""
-        return None if self._values.get(name) is None else self.document(name)
+    def or_none(self, name: str, read: Callable[[Document, str], _Value]) -> _Value | None:
+        """A value that may be missing or null, as in `document.or_none("phase", Document.text)`."""
+        return None if self._values.get(name) is None else read(self, name)
 
     def record(self, kind: type[_Record]) -> _Record:
         """The document as a dataclass or named tuple, each field by its own name and read by its own type.

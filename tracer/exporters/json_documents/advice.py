@@ -11,7 +11,7 @@ import torch
 from tracer.changes.recommendation import AdviceReport
 from tracer.command_line import this_command
 from tracer.errors import UsageError
-from tracer.exporters.document import Source, read_document
+from tracer.exporters.document import Document, Source, read_document
 from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.header import json_header, record_values
 from tracer.results.fit import FitReport
@@ -62,6 +62,6 @@ def read_fit_json(path: Path) -> tuple[str, ...]:
     """Names of the changes with which the script fits."""
     document = read_document(path, Source(str(path), UsageError, _HINT), at_most=_MAX_BYTES, hint=_HINT)
     document.check_format(_FORMAT, _FIT_VERSION, "what fit wrote")
-    if (names := document.texts_or_none("apply")) is None:
+    if (names := document.or_none("apply", Document.texts)) is None:
         raise UsageError(f"{path} says that nothing fits.", hint="Ask fit about a larger GPU, or a smaller batch.")
     return names

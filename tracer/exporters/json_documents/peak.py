@@ -145,7 +145,7 @@ def saved_peak_from(document: Document) -> SavedPeak:
         rows=tuple(row.record(PeakRow) for row in document.documents("rows", at_most=MAX_ROWS)),
         bytes=document.number("peak_bytes"),
         device=document.text("device"),
-        phase=document.text_or_none("phase"),
+        phase=document.or_none("phase", Document.text),
     )
     _check_sum(document, saved.rows, saved.bytes)
     return saved

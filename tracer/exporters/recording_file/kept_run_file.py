@@ -185,9 +185,9 @@ def kept_run_from(columns: Columns) -> KeptRun:
         snapshot=_snapshot_from(columns, device),
         parameters=_parameters_from(columns, sources),
         timings=_timings_from(columns, document),
-        unused_parameters=document.texts_or_none("unused_parameters"),
+        unused_parameters=document.or_none("unused_parameters", Document.texts),
         losses=tuple(columns.floats("losses").tolist()),
-        num_later=document.number_or_none("num_later") if "num_later" in document else 0,
+        num_later=document.or_none("num_later", Document.number) if "num_later" in document else 0,
         num_steps=document.number("num_steps"),
         failure=document.texts("failure"),
         ran_out_of_memory=document.truth("ran_out_of_memory"),
@@ -204,7 +204,7 @@ def kept_run_from(columns: Columns) -> KeptRun:
         compiled=compiled_from(columns),
         eager=_eager_from(columns),
         waste=_waste_from(document),
-        values_read=found.record(ValuesRead) if (found := document.document_or_none("values_read")) else None,
+        values_read=found.record(ValuesRead) if (found := document.or_none("values_read", Document.document)) else None,
         graph_pools=_graph_pools_from(document),
     )
 
@@ -298,7 +298,7 @@ def _at_failure_from(columns: Columns, document: Document) -> ObjectsAtFailure |
 
 
 def _timings_from(columns: Columns, document: Document) -> PhaseTimings | None:
-    timings = document.document_or_none("timings")
+    timings = document.or_none("timings", Document.document)
     if timings is None:
         return None
     durations_ms = {name: tuple(columns.floats(f"timings.{name}").tolist()) for name in PHASES}
@@ -310,7 +310,7 @@ def _timings_from(columns: Columns, document: Document) -> PhaseTimings | None:
 
 
 def _trace_from(columns: Columns, document: Document, num_cycles: int) -> KeptTrace | None:
-    trace = document.document_or_none("trace")
+    trace = document.or_none("trace", Document.document)
     if trace is None:
         return None
     cycle, packed = trace.number("cycle"), columns.blob("trace.packed")

@@ -111,7 +111,7 @@ def compiled_from(columns: Columns) -> CompiledCode:
         ),
         budgets=tuple(map(_budget_from, document.documents("budgets", at_most=_MAX))),
         cuda_graphs_left_out=document.texts("cuda_graphs_left_out"),
-        cuda_graphs_bytes=document.number_or_none("cuda_graphs_bytes") or 0,  # older files have none
+        cuda_graphs_bytes=document.or_none("cuda_graphs_bytes", Document.number) or 0,  # older files have none
     )
 
 
