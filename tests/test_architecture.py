@@ -38,7 +38,7 @@ ROOMS: dict[str, set[str]] = {
     "tracer.capture": _BASE,
     "tracer.snapshot": _BASE,
     "tracer.trace": {*_BASE, "tracer.capture", "tracer.snapshot"},
-    "tracer.allocator": {*_BASE, "tracer.snapshot"},
+    "tracer.allocator": {*_BASE, "tracer.null_gpu", "tracer.snapshot"},
     "tracer.analysis": _RECORDS,
     "tracer.rehearsal": {*_BASE, "tracer.null_gpu", "tracer.workloads", "tracer.capture", "tracer.allocator"},
     "tracer.changes": {*_MEANS, "tracer.null_gpu", "tracer.rehearsal", "tracer.workloads"},

@@ -178,6 +178,11 @@ class PackingDriver:
         """Give the bytes back."""
         self.reserved -= size
 
+    @property
+    def lowest(self) -> int:
+        """The address below which fresh ones are given."""
+        return self._lowest
+
     def arrangement(self) -> tuple[object, ...]:
         """All that later answers depend on, to be compared."""
         return self.reserved, self._lowest, tuple(self._chunks), tuple(self._pieces)

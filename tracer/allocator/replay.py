@@ -10,6 +10,7 @@ import numpy as np
 
 from tracer.allocator.blocks import Block, FreeBlocks
 from tracer.allocator.caching_allocator import CachingAllocator
+from tracer.allocator.compiled import CompiledOutcome, compiled_replay
 from tracer.allocator.driver import ABOVE_ALL_DEVICES, PackingDriver
 from tracer.allocator.history import History, Op
 from tracer.allocator.repeats import Repeats, find_repeats
@@ -17,6 +18,7 @@ from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings
 from tracer.allocator.start_state import StartState, load
 from tracer.allocator.state import NEWEST_TORCH
+from tracer.arrays import Ints
 from tracer.block_sizes import SEGMENT_STEP_BYTES, SMALL_BYTES, round_sizes
 
 BEFORE_THE_RECORDING = -1
@@ -33,14 +35,19 @@ class Requests:
     """Requests of a history, without the decisions of its allocator."""
 
     history: History
-    code: list[int]  # Codes of `Op`: requests, frees and emptied caches
-    operand: list[int]  # As in the history
-    entry: list[int]
+    code: Ints  # Codes of `Op`: requests, frees and emptied caches [operations]
+    operand: Ints  # As in the history [operations]
+    entry: Ints  # [operations]
 
     @cached_property
     def repeats(self) -> Repeats | None:
         """Where it asks for the same again and again."""
-        return find_repeats(self.history, np.array(self.code, np.int64), np.array(self.operand, np.int64))
+        return find_repeats(self.history, self.code, self.operand)
+
+    @cached_property
+    def operations(self) -> tuple[list[int], list[int]]:
+        """Codes and operands as lists, which Python reads faster than arrays."""
+        return self.code.tolist(), self.operand.tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +81,20 @@ def program_of(history: History, releases_by_program: Sequence[int] = ()) -> Req
     Args:
         releases_by_program: Positions of operations before which it emptied the cache; see `reproduce`.
     """
-    releases = set(releases_by_program)
-    code, operand, entry = [], [], []
-    entries = history.entry.tolist()
-    for position, op in enumerate(history.code):
-        if position in releases:
-            code.append(_RELEASE)
-            operand.append(0)
-            entry.append(entries[position])
-        if op != Op.SEGMENT:
-            # A request that fails has waited for other streams, and does not look at what came free: it comes first.
-            at = len(code)
-            while op == _OOM and at and code[at - 1] == _COMPLETE:
-                at -= 1
-            code.insert(at, op)
-            operand.insert(at, history.operand[position])
-            entry.insert(at, entries[position])
+    code, operand = np.array(history.code, np.int64), np.array(history.operand, np.int64)
+    is_asked = code != Op.SEGMENT
+    releases = np.unique(np.array(releases_by_program, np.int64))
+    releases = releases[releases < len(code)]
+    at = np.cumsum(is_asked)[releases] - is_asked[releases]
+    entry = np.insert(history.entry[is_asked], at, history.entry[releases])
+    code, operand = np.insert(code[is_asked], at, _RELEASE), np.insert(operand[is_asked], at, 0)
+    # A request that fails has waited for other streams, and does not look at what came free: it comes first.
+    for failed in np.flatnonzero(code == _OOM).tolist():
+        first = failed
+        while first and code[first - 1] == _COMPLETE:
+            first -= 1
+        for column in (code, operand, entry):
+            column[first : failed + 1] = np.roll(column[first : failed + 1], 1)
     return Requests(history, code, operand, entry)
 
 
@@ -118,6 +123,21 @@ def replay(
     allocator = CachingAllocator(
         settings, driver=driver, device_bytes=capacity if start is None else None, torch_version=torch_version
     )
+    compiled = compiled_replay(
+        program.history,
+        program.code,
+        program.operand,
+        settings,
+        capacity=capacity,
+        device_bytes=capacity if start is None else None,
+        address_space=allocator.address_space,
+        counts_segments=allocator.counts_segments,
+        goes_on=goes_on,
+        top=driver.lowest,
+        start=start,
+    )
+    if compiled is not None:
+        return _need_of(compiled, program)
     run = _ReplayRun(program, settings, allocator, driver, goes_on=goes_on, start=start)
     failure = run.failure()
     return Need(
@@ -129,6 +149,26 @@ def replay(
         unserved=tuple(run.unserved),
         wanted_bytes=run.wanted_bytes,
     )
+
+
+def _need_of(compiled: CompiledOutcome, program: Requests) -> Need:
+    failure = None
+    if compiled.failed is not None:
+        position, size, reserved, allocated = compiled.failed
+        failure = FailedRequest(_entry_at(program, position), size, reserved, allocated)
+    return Need(
+        reserved_peak_bytes=compiled.reserved_peak_bytes,
+        allocated_peak_bytes=compiled.allocated_peak_bytes,
+        num_driver_calls=compiled.num_driver_calls,
+        num_retries=compiled.num_retries,
+        failure=failure,
+        unserved=tuple(program.entry[compiled.unserved].tolist()),
+        wanted_bytes=compiled.wanted_bytes,
+    )
+
+
+def _entry_at(program: Requests, position: int) -> int:
+    return BEFORE_THE_RECORDING if position < 0 else int(program.entry[position])
 
 
 def _driver_from(start: StartState, capacity: int | None) -> PackingDriver:
@@ -167,9 +207,7 @@ class _ReplayRun:
                 self._go_on_from(self._from)
             self._operations()
         except OutOfMemoryError as error:
-            at = self._position
-            entry = BEFORE_THE_RECORDING if at < 0 else self._program.entry[at]
-            return FailedRequest(entry, error.size, error.reserved, error.allocated)
+            return FailedRequest(_entry_at(self._program, self._position), error.size, error.reserved, error.allocated)
         return None
 
     def _start(self) -> None:
@@ -246,7 +284,7 @@ class _ReplayRun:
 
     def _skip(self, repeats: Repeats, at: int, end: int, num_alike: int, before: tuple[int, int, int]) -> int:
         """As if further periods had been performed, so many at once as are like those from `before` to here."""
-        allocator, live, operand = self._allocator, self._live, self._program.operand
+        allocator, live, (_, operand) = self._allocator, self._live, self._program.operations
         period = num_alike * repeats.period
         times = (end - at) // period
         skipped = times * period
@@ -270,7 +308,8 @@ class _ReplayRun:
         position = begin
         # The hottest loop of a replay.
         try:
-            operations = zip(program.code[begin:end], program.operand[begin:end], strict=True)
+            code, operand = program.operations
+            operations = zip(code[begin:end], operand[begin:end], strict=True)
             for position, (op, number) in enumerate(operations, begin):
                 if op == _ALLOC:
                     live[number] = serve(requested[number], size[number], home[number])
@@ -308,7 +347,7 @@ class _ReplayRun:
         except OutOfMemoryError:
             if not self._goes_on:
                 raise
-            self.unserved.append(self._program.entry[position])
+            self.unserved.append(int(self._program.entry[position]))
 
 
 def smallest_capacity(

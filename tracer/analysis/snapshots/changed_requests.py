@@ -59,13 +59,14 @@ def on_one_stream(modelled: Modelled) -> Changed:
 def freeing_at_once(modelled: Modelled) -> Changed:
     """No free waits for another stream."""
     program = modelled.program
-    rows = [
-        (int(Op.FREE) if code == Op.REQUEST_FREE else code, operand, entry)
-        for code, operand, entry in zip(program.code, program.operand, program.entry, strict=True)
-        if code != Op.COMPLETE_FREE or program.history.waits_at_start[operand]
-    ]
-    code, operand, entry = map(list, zip(*rows, strict=True))
-    return Changed(modelled.settings, Requests(program.history, code, operand, entry))
+    code, operand = program.code, program.operand
+    is_completed = code == Op.COMPLETE_FREE
+    is_kept = ~is_completed
+    is_kept[is_completed] = program.history.waits_at_start[operand[is_completed]]
+    code = np.where(code == Op.REQUEST_FREE, int(Op.FREE), code)
+    return Changed(
+        modelled.settings, Requests(program.history, code[is_kept], operand[is_kept], program.entry[is_kept])
+    )
 
 
 def without_blocks(modelled: Modelled, rows: Ints) -> Changed:
@@ -74,7 +75,7 @@ def without_blocks(modelled: Modelled, rows: Ints) -> Changed:
     lives = program.history.lives
     dropped = np.zeros(len(lives), dtype=np.bool_)
     dropped[rows] = True
-    code, operand = np.array(program.code), np.array(program.operand)
+    code, operand = program.code, program.operand
     is_alloc = code == Op.ALLOC
     is_kept = ~is_alloc
     is_kept[is_alloc] = ~dropped[operand[is_alloc]]
@@ -83,9 +84,9 @@ def without_blocks(modelled: Modelled, rows: Ints) -> Changed:
         modelled.settings,
         Requests(
             replace(program.history, lives=replace(lives, begin=begin)),
-            code[is_kept].tolist(),
-            operand[is_kept].tolist(),
-            np.array(program.entry)[is_kept].tolist(),
+            code[is_kept],
+            operand[is_kept],
+            program.entry[is_kept],
         ),
     )
 
@@ -115,14 +116,13 @@ def emptying_at(modelled: Modelled, entry: Ints) -> Changed:
 
 def _with_operations(modelled: Modelled, op: Op, operand: Ints, entry: Ints) -> Changed:
     program = modelled.program
-    entries = np.array(program.entry, dtype=np.int64)
     order = np.argsort(entry, kind="stable")
-    at = np.searchsorted(entries, entry[order], side="left")
+    at = np.searchsorted(program.entry, entry[order], side="left")
     changed = Requests(
         program.history,
-        np.insert(np.array(program.code), at, int(op)).tolist(),
-        np.insert(np.array(program.operand), at, operand[order]).tolist(),
-        np.insert(entries, at, entry[order]).tolist(),
+        np.insert(program.code, at, int(op)),
+        np.insert(program.operand, at, operand[order]),
+        np.insert(program.entry, at, entry[order]),
     )
     return Changed(modelled.settings, changed)
 
