@@ -11,7 +11,8 @@ says so.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final, NoReturn
 
 from tracer.errors import SnapshotError
@@ -168,12 +169,19 @@ def trace_columns(entries: object, *, device: int, stacks: StackTable, texts: Te
     for start in range(0, len(rows), _CHUNK):
         chunk = rows[start : start + _CHUNK]
         where = Where(f"Entry {{}} of device {device}", start, remarks)
-        for key, column in _entry_chunk(chunk, where).items():
+        values = _values_by_key(chunk)
+        columns = None if values is None else _plain_chunk(values)
+        if values is None or columns is None:
+            columns = _entry_chunk(chunk, where)
+            values = {key: tuple([row.get(key) for row in chunk]) for _, key in _LABELS}
+            in_region = any(row.get("compile_context") not in NO_CONTEXT for row in chunk)
+            framed = [{"frames": contexts.stack_of(row)} for row in chunk] if in_region else chunk
+            columns["stack"] = _stack_ids(framed, stacks, where)
+        else:
+            columns["stack"] = _checked_stack_ids(values["frames"], stacks, where)
+        for key, column in columns.items():
             out[key].extend(column)
-        in_region = any(row.get("compile_context") not in NO_CONTEXT for row in chunk)
-        framed = [{"frames": contexts.stack_of(row)} for row in chunk] if in_region else chunk
-        out["stack"].extend(_stack_ids(framed, stacks, where))
-        _extend_labels(labels, chunk, start, texts)
+        _extend_labels(labels, values, start, len(chunk), texts)
     return {**out, **labels}
 
 
@@ -256,6 +264,30 @@ def _is_small(value: object) -> bool:
     return type(value) is int and -1 <= value <= INT64_MAX
 
 
+def _values_by_key(chunk: list[Row]) -> dict[str, tuple[Any, ...]] | None:
+    """The values of every key, where all rows have the same ones: each row is then looked at once."""
+    keys = tuple(chunk[0])
+    if len(keys) < 2 or set(map(len, chunk)) != {len(keys)}:
+        return None
+    try:
+        return dict(zip(keys, zip(*map(itemgetter(*keys), chunk), strict=True), strict=True))
+    except KeyError:
+        return None
+
+
+def _plain_chunk(values: dict[str, tuple[Any, ...]]) -> Columns | None:
+    """The columns of a chunk in which nothing is missing or odd; None where something is."""
+    try:
+        columns = {key: array("q", values[key]) for key in ("addr", "size", "stream", "time_us")}
+        actions = array("B", map(ACTION_CODES.__getitem__, values["action"]))
+        is_in_no_region = set(values.get("compile_context", ())) <= set(NO_CONTEXT)
+        frames = values["frames"]
+    except (KeyError, TypeError, OverflowError):
+        return None
+    is_plain = Action.OOM not in actions and min(columns["stream"]) >= 0 and min(columns["time_us"]) >= 0
+    return {"action": actions, **columns} if is_plain and is_in_no_region and frames else None
+
+
 def _entry_chunk(chunk: list[Row], where: Where) -> Columns:
     actions = _action_codes(chunk, where)
     return {
@@ -300,10 +332,14 @@ def _action_codes(chunk: list[Row], where: Where) -> array[int]:
 
 
 def _stack_ids(rows: list[Row], stacks: StackTable, where: Where) -> array[int]:
+    return _checked_stack_ids([row.get("frames") for row in rows], stacks, where)
+
+
+def _checked_stack_ids(frames: Sequence[Any], stacks: StackTable, where: Where) -> array[int]:
     try:
-        return stacks.ids([row.get("frames") for row in rows])
+        return stacks.ids(frames)
     except StrangeStackError:
-        return stacks.ids([_frames(row.get("frames"), index, where) for index, row in enumerate(rows)])
+        return stacks.ids([_frames(value, index, where) for index, value in enumerate(frames)])
 
 
 def _frames(value: object, index: int, where: Where) -> list[object] | None:
@@ -317,15 +353,34 @@ def _frames(value: object, index: int, where: Where) -> list[object] | None:
     return None
 
 
-def _extend_labels(labels: Columns, chunk: list[Row], start: int, texts: Texts) -> None:
-    """Optional texts: a column appears with the first entry that has one, -1 before it."""
-    for name, key in (("category", "category"), ("metadata", "user_metadata"), ("pool", "pool_id")):
-        values = [row.get(key) for row in chunk]
-        if name not in labels and not any(values):
+_LABELS: Final = (("category", "category"), ("metadata", "user_metadata"), ("pool", "pool_id"))
+
+
+def _extend_labels(labels: Columns, values: Mapping[str, Sequence[Any]], start: int, count: int, texts: Texts) -> None:
+    """Optional texts: a column appears with the first entry that has one, -1 before it.
+
+    Args:
+        values: Of the rows of a chunk, by key; without a key that no row has.
+        count: Rows of the chunk.
+    """
+    for name, key in _LABELS:
+        mine = values.get(key)
+        if name not in labels and (mine is None or not any(mine)):
             continue
         column = labels.setdefault(name, array("i", [-1]) * start)
-        number = (lambda value: _pool(value, texts)) if name == "pool" else texts.number
-        column.extend(array("i", map(number, values)))
+        column.extend(_label_numbers(mine or [None] * count, texts, is_pool=name == "pool"))
+
+
+def _label_numbers(values: Sequence[Any], texts: Texts, *, is_pool: bool) -> array[int]:
+    number = (lambda value: _pool(value, texts)) if is_pool else texts.number
+    if set(map(type, values)) <= {str, tuple}:
+        try:
+            numbers = {value: number(value) for value in dict.fromkeys(values)}
+        except TypeError:  # a tuple with a list in it
+            pass
+        else:
+            return array("i", map(numbers.__getitem__, values))
+    return array("i", map(number, values))
 
 
 def _pool(value: object, texts: Texts) -> int:
