@@ -38,6 +38,7 @@ FOLDER_VARIABLE = "TEST_PROCESSES"
 _LOADED = (
     *("torch._dynamo", "torch._functorch.aot_autograd", "torch.distributed.fsdp", "pydantic", "tests.truth.running"),
     *("tracer.commands.app", "tracer.sessions.training_profile", "tracer.sessions.output_files"),
+    *(f"tracer.commands.{name}" for name in ("run", "predict", "fit", "check", "snapshot", "trace", "diff", "report")),
 )
 
 

@@ -11,8 +11,6 @@ import typer
 
 from tracer.command_line import role
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
-from tracer.commands.fit_answer import answer_trial
-from tracer.commands.fit_trials import ScriptTrials, told_alone
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import on_null_gpu, run_ranks
 from tracer.commands.options import option, with_options
@@ -26,11 +24,11 @@ from tracer.commands.workload_options import PredictedWorkload
 from tracer.exporters.screen.next_commands import after_prediction
 from tracer.exporters.screen.terminal import screen as terminal
 from tracer.null_gpu.job.place import RankPlace
-from tracer.results.fit import FitTrial
 
 if TYPE_CHECKING:
     from tracer.changes.recommendation import AdviceReport
     from tracer.null_gpu.cards import Card, Devices
+    from tracer.results.fit import FitTrial
     from tracer.results.prediction import LargestSize, Prediction
     from tracer.results.run_results import RunResults
     from tracer.sessions.jobs.run_ranks import Job
@@ -85,6 +83,8 @@ def predict(
         run_ranks(place, save_dir, quiet=screen.quiet, as_json=as_json, status_if_full=_DOES_NOT_FIT, then=then)
         devices = check(options)
         if named is not None and place.card_text is not None and (asked := role("trial")) is not None:
+            from tracer.commands.fit_answer import answer_trial
+
             answer_trial(asked, place.card_text, place, named, num_steps=steps)
             return
         is_there = starts_on_null_gpu(options, devices)
@@ -109,6 +109,8 @@ def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool
         assert devices is not None  # checked with the options
         answer = predict_script(options.script, devices, num_steps=options.num_steps, quiet=options.screen.quiet)
         if answer.failed_at is not None and not answer.is_whole and RankPlace.here() is None:
+            from tracer.commands.fit_trials import ScriptTrials
+
             need = ScriptTrials(devices.card.usable_bytes).need()
             answer = replace(answer, without_end=None if need.has_ended_before else need)
     else:
@@ -124,6 +126,8 @@ def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool
         _write(replace(answer.results, advice=advice, verdict=verdict(answer)), options.save_dir, options)
     _answer(answer, largest, advice, options)
     if options.script is not None and options.advise and devices is not None and RankPlace.here() is None:
+        from tracer.results.fit import FitTrial
+
         memory = answer.memory
         sizes = memory.peak_allocated_bytes, memory.peak_reserved_bytes
         base = FitTrial((), bool(answer.fits), *sizes, is_whole=answer.is_whole)
@@ -137,6 +141,8 @@ def _advise_script(
     options: PredictOptions, devices: Devices, base: FitTrial | None = None, job: Job | None = None
 ) -> None:
     """What each change made from outside would save; as fit.json, too, where files are written."""
+    from tracer.commands.fit_trials import told_alone
+
     assert options.script is not None  # who asks has one
     told_alone(devices, options.script, base, job, save_dir=options.save_dir)
 

@@ -13,9 +13,6 @@ from tracer.commands.common import errors_for_people
 from tracer.commands.options import option
 from tracer.commands.run_options import Quiet
 from tracer.errors import TracerError
-from tracer.exporters.files import write_atomically
-from tracer.exporters.page.html import data_of_html, html_of_data
-from tracer.exporters.page.redact import redacted_pages
 from tracer.exporters.screen.terminal import say
 from tracer.results.files import PAGE
 
@@ -39,6 +36,8 @@ def redact(
     with errors_for_people():
         source = page / PAGE.file_name if page.is_dir() else page
         target = out or source.with_suffix(".redacted.html")
+        from tracer.exporters.files import write_atomically
+
         write_atomically(target, redacted_page(source).encode())
         if not quiet:
             say(f"Wrote {target}  (open with a browser)")
@@ -46,6 +45,9 @@ def redact(
 
 def redacted_page(path: Path) -> str:
     """The text of a page without names."""
+    from tracer.exporters.page.html import data_of_html, html_of_data
+    from tracer.exporters.page.redact import redacted_pages
+
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)

@@ -15,8 +15,6 @@ import typer
 
 from tracer.command_line import role
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
-from tracer.commands.fit_answer import answer_trial
-from tracer.commands.fit_trials import ScriptTrials, told_alone
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import option, with_options
 from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptSchedule
@@ -26,7 +24,6 @@ from tracer.commands.usage import DEVICE
 from tracer.commands.workload_options import check_device
 from tracer.errors import Terminated, UsageError
 from tracer.exporters.screen.next_commands import program_name
-from tracer.exporters.screen.prediction import need_words
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.job.place import RankPlace
 
@@ -44,7 +41,6 @@ LATER = "later"
 """Below the folder of the results: what is said of memory that ends, or grows, after the recorded steps."""
 _LEAST_NEED_S = 30
 """Seconds of a processor that the search for what a script needs has at least, where memory ran out."""
-CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 
 @with_options
@@ -98,6 +94,8 @@ def run(
         if advise:
             _check_advise(on, apply)
         if on.on is not None and (asked := role("trial")) is not None:
+            from tracer.commands.fit_answer import answer_trial
+
             with kept_import_path():
                 answer_trial(asked, on.on, on, script)
             return
@@ -168,6 +166,9 @@ def run(
         if devices is not None and results is not None and (reason := elsewhere(results.device)):
             say(f"{reason} {USE_CUDA}")
     if has_run_out and devices is not None and RankPlace.here() is None and not screen.quiet:
+        from tracer.commands.fit_trials import ScriptTrials
+        from tracer.exporters.screen.prediction import need_words
+
         usable_bytes = devices.card.usable_bytes
         limit_s = _LEAST_NEED_S + 2 * int(time.process_time())  # the script's own time is in it
         say_all(need_words(ScriptTrials(usable_bytes).need(limit_s), usable_bytes))
@@ -207,6 +208,8 @@ def _check_advise(on: OnOptions, apply: str) -> None:
 
 def _advise(devices: Devices, card: str, script: Script, save_dir: Path, job: Job | None = None) -> None:
     """Each change alone, fit.json, and the command that finds the fewest with which it fits."""
+    from tracer.commands.fit_trials import told_alone
+
     told_alone(devices, script, job=job, save_dir=save_dir)
     say(f"Next: {program_name()} fit --on {card} {shlex.join(script.words)} finds the fewest with which it fits.")
 

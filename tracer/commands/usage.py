@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -30,6 +31,7 @@ _ARGUMENTS, _OTHER = "Arguments", "Options"
 _ORDER = (_ARGUMENTS, MODEL, STEP, FNO, DEVICE, SCHEDULE, QUESTIONS, ALLOCATOR, OUTPUTS, SCREEN, _OTHER)
 _SCRIPTS = {"script", "arguments"}
 """Parameters of the commands that run a script."""
+_OF_SCRIPTS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 _USAGE_STATUS = 2
 _WIDEST_NAME = 30
 _OURS = re.compile(r"(?:torch-timeline|python main\.py)(?= )")
@@ -102,7 +104,33 @@ class Command(_HelpFormatting, TyperCommand):
 
 
 class CommandGroup(_HelpFormatting, TyperGroup):
-    """The program, which has commands, and profiles without one."""
+    """The program, which has commands, and profiles without one. A command's file is loaded when it is called.
+
+    Attributes:
+        summaries: What each command does, for --help, by its name.
+        with_script: Those whose script has arguments of its own: the first of them ends the command's.
+    """
+
+    summaries: ClassVar[Mapping[str, str]] = {}
+    with_script: ClassVar[Collection[str]] = ()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of the commands."""
+        return list(self.summaries)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a name; None if there is none."""
+        if cmd_name not in self.summaries:
+            return None
+        if cmd_name not in self.commands:
+            context = _OF_SCRIPTS if cmd_name in self.with_script else None
+            self.commands[cmd_name] = _loaded(cmd_name, self.summaries[cmd_name], context)
+        return self.commands[cmd_name]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands without loading them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.summaries.items()))
 
     def format_options(self: Any, ctx: Any, formatter: Any) -> None:
         """Write the commands first: they are fewer."""
@@ -120,6 +148,14 @@ class CommandGroup(_HelpFormatting, TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+def _loaded(name: str, summary: str, context: dict[str, Any] | None) -> Any:
+    """The command of a file in this folder, a function of its name."""
+    module = import_module(f"tracer.commands.{name}")
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    alone.command(cls=Command, short_help=summary, context_settings=context)(getattr(module, name))
+    return typer.main.get_command(alone)
+
+
 def _defaults_of(ctx: Any) -> dict[str, Any]:
     """Defaults of this command's options from pyproject.toml, which is read once and checked."""
     root = ctx.find_root()
@@ -133,10 +169,10 @@ def _defaults_of(ctx: Any) -> dict[str, Any]:
 
 
 def _checked_defaults(ctx: Any) -> Defaults:
-    commands = {name: ctx.command.get_command(ctx, name) for name in ctx.command.list_commands(ctx)}
-    defaults = read_defaults(Path.cwd(), list(commands))
+    names = ctx.command.list_commands(ctx)
+    defaults = read_defaults(Path.cwd(), names)
     if defaults.path is not None:
-        options = {name: list(_options(command, ctx)) for name, command in commands.items()}
+        options = {name: list(_options(ctx.command.get_command(ctx, name), ctx)) for name in names}
         defaults.check({None: list(_options(ctx.command, ctx)), **options})
     return defaults
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from tracer.analysis.snapshots.allocator_finding import Explanation
 from tracer.null_gpu.nccl_buffers import NcclBuffers
+
+if TYPE_CHECKING:
+    from tracer.analysis.snapshots.allocator_finding import Explanation
 
 
 @dataclass(frozen=True, slots=True)
