@@ -23,6 +23,7 @@ class Program(CommandGroup):
         "trace": "Explain a trace that torch.profiler wrote anywhere.",
         "diff": "Say what changed between two peaks.",
         "report": "Write the files of a kept recording again.",
+        "doctor": "Say what works here, and how to mend the rest.",
         "redact": "Number the names in a page, to send it.",
     }
     with_script = ("run", "fit")
