@@ -7,7 +7,8 @@
 Each program runs three training steps twice, in processes of their own: on the device, and on its null GPU. A row has
 the peaks of allocated and reserved memory of the last step, and how far off the null GPU is; behind it, what the driver
 says that the process holds beside torch's allocator. Programs whose packages (torchvision, transformers) are missing
-are left out. Exits with 1 if a program failed on one side only.
+are left out. `torch-timeline doctor` does the same with small programs of its own. Exits with 1 if a program failed on
+one side only.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -29,13 +31,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.engine import as_markdown
-from benchmarks.on_device_options import ROOT, Facts
 from models.fno_workload import build_fno_workload
 from tracer.null_gpu.cards import devices_of, named_card
 from tracer.null_gpu.process import environment, is_active
 from tracer.null_gpu.values.switch import HostValues
 from tracer.units import MIB
 
+ROOT = Path(__file__).resolve().parent.parent
+Facts = dict[str, Any]
 Loss = Callable[[nn.Module], Tensor]
 NUM_STEPS = 3
 _LIMIT_S = 300.0

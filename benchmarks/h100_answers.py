@@ -17,16 +17,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from ctypes import byref, c_int, c_longlong, c_size_t, c_uint32, c_void_p
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.engine import as_markdown
-from benchmarks.on_device_options import ROOT
 from tracer.null_gpu.cards import named_card
 from tracer.null_gpu.process import environment, is_active
 from tracer.rehearsal.recurrent_sizes import Batch, Layers
 
+ROOT = Path(__file__).resolve().parent.parent
 TRUTH = ROOT.parent / "shared" / "truth" / "h100_torch211"
 _PADDED, _PACKED = (1, 0), (0, 1)  # Flags and layout, as torch gives them
 _KINDS = ("rnn_relu", "rnn_tanh", "lstm", "gru")

@@ -22,8 +22,10 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.capture.values_read import LeftOut, ValueRead, ValuesRead
 from tracer.changes.recommendation import AdviceReport, Recommendation, UnneededMemory
 from tracer.exporters.json_documents.advice import write_advice_json, write_fit_json
+from tracer.exporters.json_documents.doctor import doctor_values
 from tracer.exporters.json_documents.header import UNITS
 from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS
+from tracer.results.doctor import CheckResult, DoctorReport, failed
 from tracer.results.fit import FitReport, FitTrial
 
 HEADER = ("format", "version", "torch", "command", "computed", "units")
@@ -183,6 +185,14 @@ def test_every_key_of_a_fit_is_described(tmp_path: Path) -> None:
     check_header(found, "fit")
     assert set(found) - set(HEADER) == set(keys("fit.json"))
     assert all(set(trial) == set(keys("A trial")) for trial in found["trials"])
+
+
+def test_every_key_of_doctor_is_described() -> None:
+    check = CheckResult("torch", failed("Old.", "pip install torch", version="1"))
+    found = doctor_values(DoctorReport({"torch": "2.15.0"}, (check,), (check,)))
+    check_header(found, "doctor")
+    assert set(found) - set(HEADER) == set(keys("doctor.json"))
+    assert all(list(each) == keys("A check") for each in found["installed"] + found["works"])
 
 
 def test_every_key_of_advice_is_described(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from pathlib import Path
@@ -14,7 +13,6 @@ from tests.null_gpu.started import ROOT, needs_null_gpu
 from tests.processes import run_python
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.process import environment
-from tracer.results.null_run import CAVEAT
 
 pytestmark = [needs_null_gpu, pytest.mark.slow]
 FAILING = "import pytest\n\n\n@pytest.mark.gpu\ndef test_fails() -> None:\n    raise AssertionError\n"
@@ -43,12 +41,3 @@ def test_every_gpu_test_passes_or_says_what_it_needs(tmp_path: Path) -> None:
     failing = tmp_path / "test_failing.py"
     failing.write_text(FAILING, encoding="utf-8")
     assert run_gpu_tests(failing).returncode == 1
-
-
-def test_what_a_borrowed_device_is_to_show_runs_here_too(tmp_path: Path) -> None:
-    ended = run_module("benchmarks.on_device", "--small", "--out", tmp_path, "--parts", "command", "phase times")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.startswith(CAVEAT)
-    parts = json.loads((tmp_path / "on_device.json").read_text(encoding="utf-8"))["parts"]
-    assert parts["command"]["rows sum to it"] and parts["command"]["unexplained"] == 0
-    assert "left out" in parts["phase times"]

@@ -59,14 +59,14 @@ def doctor(
         from tracer.exporters.json_documents.doctor import doctor_json, write_doctor_json
         from tracer.exporters.screen.doctor import print_doctor
 
+        if report is not None:
+            write_doctor_json(found, report)
+            if not quiet:
+                say(f"Wrote {report}")
         with screen(is_shown=as_json or not quiet) as console:
             if as_json:
                 console.file.write(doctor_json(found) + "\n")
             else:
                 print_doctor(found, console)
-        if report is not None:
-            write_doctor_json(found, report)
-            if not quiet:
-                say(f"Wrote {report}")
     if has_failed:
         raise typer.Exit(1)

@@ -12,10 +12,10 @@ from typing import Any
 
 from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.header import json_header
-from tracer.exporters.screen.paths import packaged_file
 from tracer.results.doctor import CheckResult, DoctorReport, Status
 
 VERSION = 1
+_PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
 _OURS = (".cache/torch-timeline",)
 """Folders below the home folder that are everybody's."""
 _UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F]{8}[0-9a-fA-F-]*")
@@ -87,8 +87,8 @@ def _public_text(text: str) -> str:
 
 def _public_path(path: str) -> str:
     """`~/...` for what lies below a home, the part that a package has of it, and `/.../name` for any other."""
-    if (packaged := packaged_file(path)) is not None:
-        return packaged
+    if (packages := _PACKAGES.match(path)) is not None:
+        return path[packages.end() :]
     if (home := _HOMES.match(path)) is not None:
         rest = path[home.end() :].lstrip("/")
         return f"~/{rest}" if rest.startswith(_OURS) else "~/..."

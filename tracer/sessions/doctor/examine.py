@@ -240,7 +240,8 @@ def answer(values: Mapping[str, Any]) -> None:
     with Path(given.file).open("a", encoding="utf-8") as file, values_on({}):
 
         def write(**line: object) -> None:
-            print(json.dumps(line), file=file, flush=True)
+            file.write(json.dumps(line) + "\n")
+            file.flush()
 
         write(about=_about_device(device))
         # The null GPU runs by name what a device has run.

@@ -41,7 +41,8 @@ from tracer.units import MIB, format_bytes
 from tracer.workloads.workload import Workload, train_step
 
 _WIDTH = 512
-_SAMPLES = 256
+_SAMPLES = 2048
+"""So many that the peak is in the backward of the line that keeps: activations are larger than weights."""
 _NO_TIMES = "The null GPU computes nothing, so that it has no times."
 _MOST_FACTOR_OF_TIMES = 1.5
 """By how much two ways to time the same steps may differ: clocks of a GPU change from step to step."""

@@ -23,6 +23,8 @@ _FAMILIES = ("cudart", "cublas", "cublasLt", "cudnn", "cufft", "cusolver", "cusp
 _LIBRARY = re.compile(rf"lib({'|'.join(_FAMILIES)})(?:\.so|-[0-9a-f]+\.so)")
 INJECTION_VARIABLES = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 """Variables by which another profiler, such as Nsight Systems, loads itself into a process that uses CUDA."""
+_NULL_GPU_FOLDER = "/torch-timeline/null-gpu/"
+"""Libraries of the null GPU stand in front of CUDA's, of which torch loads some all the same."""
 _LEAST_FREE_PART = 0.5
 _SAME_MEMORY = 0.03
 """By how much a card's memory may differ from the table's: drivers and ECC keep more or less."""
@@ -116,8 +118,8 @@ def history(device: torch.device) -> Outcome:
         return skipped(str(error), "unset PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF")
     if is_on:
         return failed(
-            "The allocator's history is on already: what Python loads at its start, such as sitecustomize, has switched "
-            "it on, and its length and stacks decide what can be explained.",
+            "The allocator's history is on already: what Python loads at its start, such as sitecustomize, has "
+            "switched it on, and its length and stacks decide what can be explained.",
             'python -c "import torch; torch.cuda.memory._record_memory_history(None)"  # put it there',
         )
     return passed("The allocator's history is off until a run switches it on.")
@@ -167,7 +169,9 @@ def loaded_libraries(maps: str) -> dict[str, list[str]]:
         _, slash, rest = line.partition("/")
         path = f"{slash}{rest}".removesuffix(" (deleted)")
         match = _LIBRARY.match(Path(path).name) if slash else None
-        if match is not None and path not in found.setdefault(match[1], []):
+        if match is None or _NULL_GPU_FOLDER in path:
+            continue
+        if path not in found.setdefault(match[1], []):
             found[match[1]].append(path)
     return found
 

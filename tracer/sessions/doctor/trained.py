@@ -31,6 +31,9 @@ _NOT_EXPLAINED = (Kind.BEFORE_RECORDING.name, Kind.UNKNOWN.name)
 def train(program: Program, device: torch.device) -> Outcome:
     """Train a few steps alone and a few recorded ones; compare every figure that two sources have."""
     workload, step = program.made(device)
+    if program.is_compiled:  # what compiling leaves in the cache differs from run to run
+        step()
+        let_go(device)
     plain = plain_peaks(step, device)
     session = ProfileSession(workload.model, workload.optimizer, device=device, schedule=PLAN)
     counted = record(session, step, device)

@@ -1,0 +1,79 @@
+"""Checks of `doctor` in a process on the null GPU."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tracer.results.doctor import Outcome
+from tracer.sessions.doctor import further, loaded, trained
+from tracer.sessions.doctor.examine import answer
+from tracer.sessions.doctor.programs import PROGRAMS
+
+DEVICE = torch.device("cuda", 0)
+LSTM = next(program for program in PROGRAMS if program.name == "LSTM")
+
+
+def answers(names: list[str]) -> dict[str, list[Any]]:
+    """Status, sentence and facts of checks, as a process of the role leaves them."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "answers")
+        answer({"file": str(file), "device": "cuda:0", "names": names, "done": []})
+        lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    outcomes = {line["name"]: line["outcome"] for line in lines if "name" in line}
+    return {name: [each["status"], each["sentence"], each["facts"]] for name, each in outcomes.items()}
+
+
+def history_already_on() -> tuple[str, str]:
+    torch.zeros(1, device=DEVICE)
+    torch.cuda.memory._record_memory_history()
+    try:
+        return said(loaded.history(DEVICE))
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+
+
+def counted_otherwise() -> tuple[str, str]:
+    """An LSTM beside which something else allocates in the recorded steps, unseen by the recording's rows."""
+    peak_allocated_bytes = trained.devices.peak_allocated_bytes
+    trained.devices.peak_allocated_bytes = lambda device: (peak_allocated_bytes(device) or 0) + 512
+    try:
+        return said(trained.train(LSTM, DEVICE))
+    finally:
+        trained.devices.peak_allocated_bytes = peak_allocated_bytes
+
+
+def moved_line() -> tuple[str, str]:
+    line_that_keeps = further._line_that_keeps
+    further._line_that_keeps = lambda: line_that_keeps() + 1
+    try:
+        return said(further.lines(DEVICE))
+    finally:
+        further._line_that_keeps = line_that_keeps
+
+
+def unlimited() -> tuple[str, str]:
+    """A driver that serves what the fraction should refuse."""
+    set_fraction = torch.cuda.set_per_process_memory_fraction
+    torch.cuda.set_per_process_memory_fraction = lambda fraction, device: None
+    try:
+        return said(further.out_of_memory(DEVICE))
+    finally:
+        torch.cuda.set_per_process_memory_fraction = set_fraction
+
+
+def busy_card() -> tuple[str, str]:
+    device_memory = loaded.devices.device_memory
+    loaded.devices.device_memory = lambda device: (1 << 30, 80 << 30)
+    try:
+        return said(loaded.card(DEVICE))
+    finally:
+        loaded.devices.device_memory = device_memory
+
+
+def said(outcome: Outcome) -> tuple[str, str]:
+    return str(outcome.status), outcome.sentence
