@@ -51,7 +51,7 @@ class Played:
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     processes = Played()
     monkeypatch.setattr(ChildProcesses, "run_again", lambda self, variables: processes(self, variables))
-    monkeypatch.setattr(module, "environment", lambda cards: {})
+    monkeypatch.setattr(module, "environment", lambda cards, base: {})
     monkeypatch.setattr(module, "INSTALLED", {"torch": lambda: passed("Here.")})
     monkeypatch.setattr(module, "nvidia_driver", lambda: None)
     return processes

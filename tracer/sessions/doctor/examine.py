@@ -165,7 +165,8 @@ def _on_null_gpu(card: Card, names: Sequence[str], folder: Path, children: Child
     Raises:
         TracerError: It cannot be built here.
     """
-    variables = environment([card])
+    base = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    variables = environment([card], base)  # which heeds that variable too, and is one device
     return _on_device(Assignment(str(folder / "null"), "cuda:0", tuple(names)), variables, children).works
 
 

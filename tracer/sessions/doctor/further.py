@@ -109,7 +109,9 @@ def out_of_memory(device: torch.device) -> Outcome:
     limit = getattr(devices.module_of(device), "set_per_process_memory_fraction", None)
     memory = devices.device_memory(device)
     if limit is None or memory is None:
-        return skipped(f"The {device.type} has no memory fraction, so that memory cannot be made to end.", TRY_NULL_GPU)
+        return skipped(
+            f"The {device.type.upper()} has no memory fraction, so that memory cannot be made to end.", TRY_NULL_GPU
+        )
     model, optimizer, step = _net(device)
     session = ProfileSession(model, optimizer, device=device, schedule=PLAN)
     asked, allocated = 256 * MIB, None
@@ -208,7 +210,7 @@ def _num_rows(report: Path) -> int:
 def cuda_graph(device: torch.device) -> Outcome:
     """Is the peak of a replayed CUDA graph, in which no operator is seen, the allocator's own?"""
     if not hasattr(devices.module_of(device), "CUDAGraph"):
-        return skipped(f"The {device.type} captures no graphs.", TRY_NULL_GPU)
+        return skipped(f"The {device.type.upper()} captures no graphs.", TRY_NULL_GPU)
     model = _Net().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), capturable=True)
     x = torch.ones(_SAMPLES, _WIDTH, device=device)
@@ -267,7 +269,7 @@ def _without_times(device: torch.device) -> Outcome | None:
     if is_active():
         return skipped(_NO_TIMES, "torch-timeline doctor")
     if not devices.has_events(device):
-        return skipped(f"The {device.type} has no events: its phases are timed by the host's clock.")
+        return skipped(f"The {device.type.upper()} has no events: its phases are timed by the host's clock.")
     return None
 
 
@@ -307,7 +309,9 @@ def kernels(device: torch.device) -> Outcome:
         end = devices.record_event(device)
         devices.synchronize(device)
     between_ms = begin.elapsed_time(end)
-    kernels_ms = sum(event.device_time_total for event in profiler.events() if str(event.device_type).endswith("CUDA"))
+    kernels_ms = sum(
+        event.device_time_total for event in profiler.events() if not str(event.device_type).endswith("CPU")
+    )
     kernels_ms /= 1000
     facts: dict[str, Fact] = {"kernels ms": round(kernels_ms, 3), "events ms": round(between_ms, 3)}
     if not kernels_ms:
@@ -379,7 +383,7 @@ def context(device: torch.device) -> Outcome:
         return skipped("The null GPU has no context; predictions set 700 MiB aside.", "torch-timeline doctor")
     ledger = device_ledger(device) if devices.is_accelerator(device) else None
     if ledger is None:
-        return skipped(f"The {device.type} does not say what is used of it.", TRY_NULL_GPU)
+        return skipped(f"The {device.type.upper()} does not say what is used of it.", TRY_NULL_GPU)
     is_alone = ledger.context_bytes is not None
     beside = ledger.context_bytes if ledger.context_bytes is not None else ledger.rest_bytes
     facts: dict[str, Fact] = {"beside": beside, "told apart": is_alone, "set aside": CONTEXT_BYTES}

@@ -53,7 +53,7 @@ def card(device: torch.device) -> Outcome:
     facts: dict[str, int | str | None] = {"name": name, "memory": total, "free": free}
     facts["devices"] = devices.num_devices(device)
     known = named_card(name)
-    if device.type == "cuda":
+    if hasattr(devices.module_of(device), "get_arch_list"):
         capability = torch.cuda.get_device_capability(device)
         facts["capability"] = ".".join(map(str, capability))
         if not _has_code_for(capability):
@@ -111,7 +111,9 @@ def allocator(device: torch.device) -> Outcome:
 def history(device: torch.device) -> Outcome:
     """Is the allocator's history off, so that a run can switch it on?"""
     if not torch_history.has_allocator_history(device):
-        return skipped(f"The {device.type} has no allocator history; torch.profiler has its allocations.", TRY_NULL_GPU)
+        return skipped(
+            f"The {device.type.upper()} has no allocator history; torch.profiler has its allocations.", TRY_NULL_GPU
+        )
     try:
         is_on = torch_history.allocator_history_enabled(device)
     except RecordingError as error:
