@@ -48,12 +48,11 @@ def counted_otherwise() -> tuple[str, str]:
 
 
 def moved_line() -> tuple[str, str]:
-    line_that_keeps = further._line_that_keeps
-    further._line_that_keeps = lambda: line_that_keeps() + 1
+    further._LINE_THAT_KEEPS += 1
     try:
         return said(further.lines(DEVICE))
     finally:
-        further._line_that_keeps = line_that_keeps
+        further._LINE_THAT_KEEPS -= 1
 
 
 def unlimited() -> tuple[str, str]:

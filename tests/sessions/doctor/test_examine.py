@@ -66,7 +66,7 @@ def test_all_are_asked_and_the_null_gpu_beside_the_cpu(played: Played) -> None:
     assert statuses(report.installed) == {"torch": "PASS", "card": "PASS", "cuDNN": "PASS"}
     assert statuses(report.works) == {"LSTM": "PASS", "FNO": "PASS", NULL_GPU: "PASS"}
     assert not report.has_failed and report.about["torch"] == "2.15.0"
-    assert sorted(given.names or () for given in played.assignments) == [(), ["LSTM"]]
+    assert sorted(list(given.names or ()) for given in played.assignments) == [[], ["LSTM"]]
 
 
 def test_a_process_that_dies_takes_one_check_with_it(played: Played) -> None:

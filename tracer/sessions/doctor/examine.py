@@ -16,10 +16,10 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer import __version__
 from tracer.command_line import in_role
 from tracer.errors import TracerError
 from tracer.null_gpu.cards import H100, Card, named_card
@@ -280,7 +280,7 @@ def _about() -> dict[str, Fact]:
     """The machine and the program; nothing that names a person or a host."""
     of_cuda = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_OF_CUDA)}
     return {
-        "program": __version__,
+        "program": import_module("tracer").__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()).strip(),
