@@ -6,9 +6,11 @@ import json
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
+from tracer.capture.device import devices
 from tracer.results.doctor import Outcome
 from tracer.sessions.doctor import further, loaded, trained
 from tracer.sessions.doctor.examine import answer
@@ -39,39 +41,28 @@ def history_already_on() -> tuple[str, str]:
 
 def counted_otherwise() -> tuple[str, str]:
     """An LSTM beside which something else allocates in the recorded steps, unseen by the recording's rows."""
-    peak_allocated_bytes = trained.devices.peak_allocated_bytes
-    trained.devices.peak_allocated_bytes = lambda device: (peak_allocated_bytes(device) or 0) + 512
-    try:
+
+    def with_more(device: torch.device) -> int:
+        return (torch.cuda.max_memory_allocated(device) or 0) + 512
+
+    with mock.patch.object(devices, "peak_allocated_bytes", with_more):
         return said(trained.train(LSTM, DEVICE))
-    finally:
-        trained.devices.peak_allocated_bytes = peak_allocated_bytes
 
 
 def moved_line() -> tuple[str, str]:
-    further._LINE_THAT_KEEPS += 1
-    try:
+    with mock.patch.object(further, "_LINE_THAT_KEEPS", further._LINE_THAT_KEEPS + 1):
         return said(further.lines(DEVICE))
-    finally:
-        further._LINE_THAT_KEEPS -= 1
 
 
 def unlimited() -> tuple[str, str]:
     """A driver that serves what the fraction should refuse."""
-    set_fraction = torch.cuda.set_per_process_memory_fraction
-    torch.cuda.set_per_process_memory_fraction = lambda fraction, device: None
-    try:
+    with mock.patch.object(torch.cuda, "set_per_process_memory_fraction"):
         return said(further.out_of_memory(DEVICE))
-    finally:
-        torch.cuda.set_per_process_memory_fraction = set_fraction
 
 
 def busy_card() -> tuple[str, str]:
-    device_memory = loaded.devices.device_memory
-    loaded.devices.device_memory = lambda device: (1 << 30, 80 << 30)
-    try:
+    with mock.patch.object(devices, "device_memory", return_value=(1 << 30, 80 << 30)):
         return said(loaded.card(DEVICE))
-    finally:
-        loaded.devices.device_memory = device_memory
 
 
 def said(outcome: Outcome) -> tuple[str, str]:

@@ -272,7 +272,7 @@ def _about_device(device: torch.device) -> dict[str, Fact]:
         "memory": memory[1] if memory is not None else None,
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None,
+        "cudnn": _cudnn_version(),
     }
 
 
@@ -292,3 +292,8 @@ def _about() -> dict[str, Fact]:
         "driver": nvidia_driver(),
         **of_cuda,
     }
+
+
+def _cudnn_version() -> int | None:
+    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return version

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 
 from tracer.analysis.kinds import Kind
 from tracer.capture.device import devices
@@ -68,7 +69,7 @@ class Net(nn.Module):
         kept = torch.sigmoid(hidden)
         return self.out(kept)
 """
-"""A program as users have, one of whose lines keeps a block of known size; lines of this program itself are left out."""
+"""A program as users have, one line of which keeps a block of known size: lines of ours are not told."""
 _LINE_THAT_KEEPS = 1 + _NET.splitlines().index("        kept = torch.sigmoid(hidden)")
 
 
@@ -224,7 +225,7 @@ def cuda_graph(device: torch.device) -> Outcome:
         model(x).square().mean().backward()
         optimizer.step()
 
-    side = torch.cuda.Stream(device)
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         for _ in range(3):
@@ -423,7 +424,7 @@ def train_two_ranks(kind: str) -> Outcome:
     """Train on two devices of a kind, each rank in a process of its own; on the CPU over gloo."""
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
         arguments = (kind, _free_port(), folder)
-        torch.multiprocessing.spawn(_rank, arguments, nprocs=2)  # type: ignore[no-untyped-call]
+        spawn(_rank, arguments, nprocs=2)  # type: ignore[no-untyped-call]
         said = [torch.load(Path(folder, str(rank)), weights_only=True) for rank in range(2)]
     facts: dict[str, Fact] = {
         "peaks": [int(one["peak"]) for one in said],

@@ -187,12 +187,12 @@ def _maps() -> str:
 
 def cudnn(device: torch.device) -> Outcome:
     """Is the cuDNN that is loaded the one that torch was built with?"""
-    if not torch.backends.cudnn.is_available():
+    if not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
         return skipped("This torch has no cuDNN.", TRY_NULL_GPU)
     if is_active() and os.environ.get(FOLDER_VARIABLE):
         return skipped(f"{FOLDER_VARIABLE} names another cuDNN for the null GPU.", f"unset {FOLDER_VARIABLE}")
     try:
-        loaded = torch.backends.cudnn.version()
+        loaded = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     except RuntimeError as error:  # torch compares its own version with the library's
         return failed(f"The cuDNN that is loaded is a wrong one: {str(error).splitlines()[0]}", _wanted_cudnn()[1])
     wanted, mend = _wanted_cudnn()

@@ -34,7 +34,7 @@ class Program:
         """Return the workload and a step of it."""
         workload = self.build(device)
         if self.is_compiled:
-            workload.model.compile()  # type: ignore[no-untyped-call]
+            workload.model.compile()
 
         def step() -> None:
             with self.around():
