@@ -50,7 +50,7 @@ def counted_otherwise() -> tuple[str, str]:
 
 
 def moved_line() -> tuple[str, str]:
-    with mock.patch.object(further, "_LINE_THAT_KEEPS", further._LINE_THAT_KEEPS + 1):
+    with mock.patch.object(further, "_LINE_THAT_KEEPS", further._LINE_THAT_KEEPS + 10):
         return said(further.lines(DEVICE))
 
 

@@ -295,5 +295,7 @@ def _about() -> dict[str, Fact]:
 
 
 def _cudnn_version() -> int | None:
+    import torch
+
     version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return version
