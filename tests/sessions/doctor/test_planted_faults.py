@@ -175,7 +175,7 @@ PLANTED: dict[Plant, tuple[Status, str, str]] = {
     profiler_busy: (Status.FAIL, "Another torch.profiler is recording", "python -X importtime"),
     other_profiler: (Status.FAIL, "Another profiler of CUDA", "unset CUDA_INJECTION64_PATH"),
     disk_full: (Status.FAIL, "is full", "df -h "),
-    old_driver: (Status.FAIL, "535.129.03 is too old for torch's CUDA 13.2, which takes 580", "whl/cu126"),
+    old_driver: (Status.FAIL, "535.129.03 is too old for torch's CUDA 13.2, which takes 580", "build for CUDA 12.6"),
     cpu_wheel: (Status.FAIL, "built for the CPU alone", "pip install --force-reinstall torch"),
     cpu_wheel_alone: (Status.SKIP, "2.15.0+cpu is built for the CPU alone", "pip install --force-reinstall torch"),
     old_torch: (Status.FAIL, "torch 2.4.1 is older than 2.11", "pip install 'torch>=2.11'"),

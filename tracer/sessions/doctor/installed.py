@@ -107,10 +107,8 @@ def driver() -> Outcome:
 
 def _older_torch(driver: int) -> str:
     served = max((cuda for cuda, needed in OLDEST_DRIVERS.items() if driver >= needed), default=None)
-    index = {12: "cu126", 11: "cu118"}.get(served or 0)
-    return (
-        "a newer card" if index is None else f"pip install torch --index-url https://download.pytorch.org/whl/{index}"
-    )
+    build = {12: "12.6", 11: "11.8"}.get(served or 0)
+    return "a newer card" if build is None else f"torch's build for CUDA {build} (pytorch.org, Get Started)"
 
 
 def nvidia_driver() -> str | None:

@@ -60,7 +60,7 @@ def card(device: torch.device) -> Outcome:
             return failed(
                 f"{name} has compute capability {facts['capability']}, and this torch has code for "
                 f"{', '.join(torch.cuda.get_arch_list())}.",
-                "pip install torch --index-url https://download.pytorch.org/whl/cu126  # or newer, for a newer card",
+                "install torch's build for CUDA 12.6, or for a newer card a newer one (pytorch.org, Get Started)",
                 **facts,
             )
     words = f"{name}, {format_bytes(total)}"
