@@ -65,5 +65,16 @@ def busy_card() -> tuple[str, str]:
         return said(loaded.card(DEVICE))
 
 
+def as_if_it_computed() -> dict[str, tuple[str, str]]:
+    """The checks that ask a device which computes: the null GPU answers, with no kernel and made-up events."""
+    is_active = further.is_active
+    further.is_active = lambda: False
+    try:
+        asked = {"times": further.times, "kernels": further.kernels, "cost": further.cost, "context": further.context}
+        return {name: said(ask(DEVICE)) for name, ask in asked.items()}
+    finally:
+        further.is_active = is_active
+
+
 def said(outcome: Outcome) -> tuple[str, str]:
     return str(outcome.status), outcome.sentence

@@ -268,6 +268,41 @@ def test_the_driver_is_the_kernels_where_nvidia_smi_is_missing(
     assert installed.nvidia_driver() == version
 
 
+def test_libraries_of_the_null_gpu_are_no_copies() -> None:
+    maps = (
+        "7f00 r-xp 0 08:01 1 /env/nvidia/cu13/lib/libcublasLt.so.13\n"
+        "7f10 r-xp 0 08:01 2 /home/x/.cache/torch-timeline/null-gpu/torch2.15.0/libcublasLt.so.13\n"
+        "7f20 r-xp 0 08:01 3 /env/nvidia/cu13/lib/libcublas.so.13 (deleted)\n"
+        "7f30 r-xp 0 08:01 3 /env/lib/libcudart-1b2c3d4e.so.12\n"
+    )
+    assert loaded.loaded_libraries(maps) == {
+        "cublasLt": ["/env/nvidia/cu13/lib/libcublasLt.so.13"],
+        "cublas": ["/env/nvidia/cu13/lib/libcublas.so.13"],
+        "cudart": ["/env/lib/libcudart-1b2c3d4e.so.12"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("capability", "built", "is_served"),
+    [
+        ((8, 9), ["sm_80", "sm_90"], True),  # code of 8.0 runs on 8.9
+        ((7, 5), ["sm_80", "sm_90"], False),
+        ((12, 0), ["sm_90", "sm_100a"], False),
+        ((12, 0), ["sm_90", "compute_90"], True),  # PTX is compiled for newer cards
+        ((9, 0), [], True),
+    ],
+)
+def test_a_card_without_code_is_seen(
+    capability: tuple[int, int], built: list[str], is_served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = {"device_memory": lambda device: (79 * GIB, 80 * GIB), "device_name": lambda device: "NVIDIA H100"}
+    for name, ask in {**memory, "num_devices": lambda device: 1}.items():
+        monkeypatch.setattr(loaded.devices, name, ask)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
+    assert (loaded.card(CUDA).status is Status.PASS) == is_served
+
+
 def test_a_torch_whose_private_parts_have_moved_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def moved() -> None:
         raise RecordingError("torch 3.0 does not offer the profiler's event types.")

@@ -69,7 +69,7 @@ class Net(nn.Module):
         kept = torch.sigmoid(hidden)
         return self.out(kept)
 """
-"""A program as users have, one line of which keeps a block of known size: lines of ours are not told."""
+"""A user's program, one of whose lines keeps a block of known size: lines of this program itself are never shown."""
 _LINE_THAT_KEEPS = 1 + _NET.splitlines().index("        kept = torch.sigmoid(hidden)")
 
 

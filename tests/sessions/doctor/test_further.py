@@ -1,0 +1,30 @@
+"""Checks that run on the CPU too: a line, a watch, and two ranks over gloo where doctor takes two GPUs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.truth.isolate import value_in_fresh_process
+from tracer.results.doctor import Outcome, Status
+from tracer.sessions.doctor import further
+from tracer.sessions.doctor.further import train_two_ranks
+
+CPU = torch.device("cpu")
+
+
+def watched_and_lined() -> list[Outcome]:
+    return [further.lines(CPU), further.watch(CPU)]
+
+
+def test_a_line_and_a_watch_on_the_cpu() -> None:
+    outcomes = value_in_fresh_process(watched_and_lined)
+    assert [outcome.sentence for outcome in outcomes if outcome.status is not Status.PASS] == []
+
+
+@pytest.mark.slow
+def test_two_ranks_each_have_their_rows_sum() -> None:
+    outcome = train_two_ranks("cpu")
+    assert outcome.status is Status.PASS, outcome.sentence
+    first, second = outcome.facts["peaks"]  # type: ignore[misc]
+    assert first == second > 0
