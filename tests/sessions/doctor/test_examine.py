@@ -75,7 +75,7 @@ def test_a_process_that_dies_takes_one_check_with_it(played: Played) -> None:
     assert statuses(report.works) == {"LSTM": "PASS", "FNO": "FAIL", NULL_GPU: "PASS"}
     assert statuses(report.installed)["cuDNN"] == "PASS"
     (failed,) = report.with_status(Status.FAIL)
-    assert failed.outcome.sentence == "Python ended by SIGSEGV in this check: Fatal error"
+    assert failed.outcome.sentence == "Python ended by SIGSEGV here: Fatal error"
     assert failed.outcome.facts["printed"] == ["loading", "Fatal error"]
     second = next(given for given in played.assignments if given.done)
     assert set(second.done) == {"card", "LSTM", "FNO"} and second.device == "cuda:1"
@@ -86,7 +86,7 @@ def test_a_process_that_does_not_begin_is_said_and_not_tried_for_ever(
 ) -> None:
     monkeypatch.setattr(ChildProcesses, "run_again", lambda self, variables: Ended(1, "ImportError: libcudnn.so.9"))
     report = examine(None, lambda line: None)
-    assert statuses(report.works)["torch"] == "FAIL"
+    assert statuses(report.works)["start of Python"] == "FAIL"
     assert "with status 1" in report.works[0].outcome.sentence and "libcudnn.so.9" in report.works[0].outcome.sentence
 
 

@@ -1,4 +1,4 @@
-"""Checks that run on the CPU too: a line, a watch, and two ranks over gloo where doctor takes two GPUs."""
+"""Checks that run on the CPU too: a line, files, and two ranks over gloo where doctor takes two GPUs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tracer.sessions.doctor.further import train_two_ranks
 CPU = torch.device("cpu")
 
 
-def watched_and_lined() -> list[Outcome]:
-    return [further.lines(CPU), further.watch(CPU)]
+def asked_of_the_cpu() -> list[Outcome]:
+    return [further.lines(CPU), further.files(CPU)]
 
 
-def test_a_line_and_a_watch_on_the_cpu() -> None:
-    outcomes = value_in_fresh_process(watched_and_lined)
+def test_a_line_and_files_on_the_cpu() -> None:
+    outcomes = value_in_fresh_process(asked_of_the_cpu)
     assert [outcome.sentence for outcome in outcomes if outcome.status is not Status.PASS] == []
 
 

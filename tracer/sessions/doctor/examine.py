@@ -123,7 +123,7 @@ def _on_device(assignment: Assignment, variables: Mapping[str, str], children: C
         begun = _read(Path(assignment.file), found)
         if begun is None and ended.status == 0:
             break
-        name = begun or "torch"
+        name = begun or ("end of Python" if found.about else "start of Python")
         died = CheckResult(name, _died(name, ended))
         found.works.append(died)
         if begun is None:  # it does not even begin
@@ -137,7 +137,7 @@ def _died(name: str, ended: Ended) -> Outcome:
     how = f"by {signal.Signals(-ended.status).name}" if ended.status < 0 else f"with status {ended.status}"
     last = next((line.strip() for line in reversed(ended.lines) if line.strip()), "nothing was printed")
     facts: dict[str, Fact] = {"printed": ended.lines[-12:]}
-    return failed(f"Python ended {how} in this check: {last}", "python -X faulthandler -c 'import torch'", **facts)
+    return failed(f"Python ended {how} here: {last}", "python -X faulthandler -c 'import torch'", **facts)
 
 
 def _read(path: Path, found: _Answers) -> str | None:
