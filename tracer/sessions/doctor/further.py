@@ -164,7 +164,7 @@ def watch(device: torch.device) -> Outcome:
     """Does a watched training name the line whose memory grows?"""
     if not torch_history.has_allocator_history(device):
         return skipped(
-            f"The {device.type.upper()} has no allocator history: a watch there sees growth over many steps, not lines.",
+            f"The {device.type.upper()} has no allocator history: a watch there sees growth over many steps, no lines.",
             TRY_NULL_GPU,
         )
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
