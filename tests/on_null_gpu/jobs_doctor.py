@@ -67,13 +67,9 @@ def busy_card() -> tuple[str, str]:
 
 def as_if_it_computed() -> dict[str, tuple[str, str]]:
     """The checks that ask a device which computes: the null GPU answers, with no kernel and made-up events."""
-    is_active = further.is_active
-    further.is_active = lambda: False
-    try:
-        asked = {"times": further.times, "kernels": further.kernels, "cost": further.cost, "context": further.context}
+    asked = {"times": further.times, "kernels": further.kernels, "cost": further.cost, "context": further.context}
+    with mock.patch.object(further, "is_active", return_value=False):
         return {name: said(ask(DEVICE)) for name, ask in asked.items()}
-    finally:
-        further.is_active = is_active
 
 
 def said(outcome: Outcome) -> tuple[str, str]:

@@ -297,5 +297,8 @@ def _about() -> dict[str, Fact]:
 def _cudnn_version() -> int | None:
     import torch
 
-    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    try:
+        version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    except RuntimeError:  # a wrong one, of which the check of cuDNN says more
+        return None
     return version
