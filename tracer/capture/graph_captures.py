@@ -50,15 +50,11 @@ class LivePool:
 
 
 class GraphCaptures:
-    """Notes captures while anybody has started it.
-
-    Attributes:
-        fault: What kept a capture from being recorded, or None.
-    """
+    """Notes captures while anybody has started it."""
 
     def __init__(self) -> None:
         """Prepare; nothing is switched on."""
-        self.fault: Exception | None = None
+        self.fault: Exception | None = None  # What kept a capture from being recorded, or None
         self._num_starts = self._num_recorded = 0
         self._end: Callable[[], None] = lambda: None
         self._captures: weakref.WeakKeyDictionary[Any, Capture] = weakref.WeakKeyDictionary()

@@ -62,11 +62,7 @@ _HIGHEST: Final = np.array(
 
 
 class StepTable:
-    """Collects rows; when there are too many, two and two become one, and so do those that follow.
-
-    Attributes:
-        steps_per_row: How many steps a row stands for.
-    """
+    """Collects rows; when there are too many, two and two become one, and so do those that follow."""
 
     def __init__(self, max_rows: int = MAX_ROWS) -> None:
         """An empty table.
@@ -74,7 +70,7 @@ class StepTable:
         Args:
             max_rows: The most rows that are kept; an even number.
         """
-        self.steps_per_row = 1
+        self.steps_per_row = 1  # How many steps a row stands for
         self._rows: Ints = np.zeros((max_rows, len(_NAMES)), np.int64)
         self._num_rows = 0
         self._waiting: list[Mapping[str, int]] = []

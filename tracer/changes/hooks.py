@@ -22,14 +22,7 @@ class Reached(IntEnum):
 
 
 class Hooks:
-    """Makes a change while a program runs. A subclass overrides what it needs, and names the change, as `makes`.
-
-    Attributes:
-        is_on: Whether to make it; False while it is not known yet which changes to make.
-        num_made: How often it was made by now.
-        note: Why it was not, a sentence; empty for a change that is always made.
-        in_script: What would do the same in the script, a sentence, or nothing.
-    """
+    """Makes a change while a program runs. A subclass overrides what it needs, and names the change, as `makes`."""
 
     of: ClassVar[dict[str, type[Hooks]]] = {}
     """The subclass that makes each change, by its name."""
@@ -37,8 +30,8 @@ class Hooks:
     """Whether it has to come behind other changes."""
     known_after: ClassVar[Reached] = Reached.STEP
     """From when on a change that was not made is one that cannot be."""
-    note = ""
-    in_script = ""
+    note = ""  # Why it was not made, a sentence; empty for a change that is always made
+    in_script = ""  # What would do the same in the script, a sentence, or nothing
 
     def __init_subclass__(cls, *, makes: str | None = None) -> None:
         """Register what makes a change."""
@@ -47,8 +40,8 @@ class Hooks:
 
     def __init__(self) -> None:
         """Set up; nothing is changed yet."""
-        self.is_on = True
-        self.num_made = 0
+        self.is_on = True  # Whether to make it; False while it is not known yet which changes to make
+        self.num_made = 0  # How often it was made by now
 
     def why_not(self) -> str:
         """Return why the change could not be made, a sentence; empty where it was."""

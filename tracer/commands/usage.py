@@ -104,14 +104,10 @@ class Command(_HelpFormatting, TyperCommand):
 
 
 class CommandGroup(_HelpFormatting, TyperGroup):
-    """The program, which has commands, and profiles without one. A command's file is loaded when it is called.
+    """The program, which has commands, and profiles without one. A command's file is loaded when it is called."""
 
-    Attributes:
-        summaries: What each command does, for --help, by its name.
-        with_script: Those whose script has arguments of its own: the first of them ends the command's.
-    """
-
-    summaries: ClassVar[Mapping[str, str]] = {}
+    summaries: ClassVar[Mapping[str, str]] = {}  # What each command does, for --help, by its name
+    # Those whose script has arguments of its own: the first of them ends the command's
     with_script: ClassVar[Collection[str]] = ()
 
     def list_commands(self, ctx: Any) -> list[str]:

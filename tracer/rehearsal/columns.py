@@ -29,11 +29,7 @@ _STRIDE = 1 << 9  # addresses on the host: nobody looks at more than whether two
 
 
 class RehearsedColumns:
-    """The whole log as arrays; `recording` cuts a part out of it.
-
-    Attributes:
-        device: As `str(torch.device)` writes it.
-    """
+    """The whole log as arrays; `recording` cuts a part out of it."""
 
     def __init__(self, log: StorageLog, device: str, memory: DeviceMemory | None) -> None:
         """Make arrays of lists.
@@ -42,7 +38,7 @@ class RehearsedColumns:
             memory: What a device's allocator makes of the events that are on it, one row for each; None on the CPU,
                 which hands out what it is asked for.
         """
-        self.device = device
+        self.device = device  # As `str(torch.device)` writes it
         self._log = log
         self._devices = (device,) if device == HOST else (device, HOST)
         storages = _table([(size, shape, dtype, shown) for size, shape, dtype, shown, _ in log.storages], 4)

@@ -12,17 +12,12 @@ from tracer.capture.torch_private.torch_graph import running_node
 
 
 class FirstStep:
-    """A profiler of its own for the first step, and when the next one may begin to record.
-
-    Attributes:
-        profiler: Records until `end` is called; None from then on.
-        is_kept: Whether its recording is among the session's cycles.
-    """
+    """A profiler of its own for the first step, and when the next one may begin to record."""
 
     def __init__(self, make_profiler: Callable[[Callable[[int], ProfilerAction]], Any]) -> None:
         """Make the profiler; nothing is switched on."""
-        self.profiler: Any = make_profiler(only_the_first)
-        self.is_kept = False
+        self.profiler: Any = make_profiler(only_the_first)  # Records until `end` is called; None from then on
+        self.is_kept = False  # Whether its recording is among the session's cycles
         self._regions = torch_profiler.OpenRegions()
 
     def __enter__(self) -> None:

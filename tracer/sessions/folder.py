@@ -24,14 +24,11 @@ class OwnFolder:
     """The folder that was asked for, or one in it if a session that is still running has that.
 
     A lock on the folder itself tells, which leaves no file and goes with the process.
-
-    Attributes:
-        is_another: Whether it is not what was asked for.
     """
 
     def __init__(self, wanted: Path) -> None:
         self._path = AnchoredPath(wanted)
-        self.is_another = False
+        self.is_another = False  # Whether it is not the folder that was asked for
         self._lock: int | None = None
         self._made = False
 
@@ -94,15 +91,12 @@ class OwnFolder:
 
 
 class SessionFolder:
-    """The folder of one session's files, and the rank that it speaks for.
-
-    Attributes:
-        rank: This process's rank; None where there is one process alone, or another session speaks for the rank.
-    """
+    """The folder of one session's files, and the rank that it speaks for."""
 
     def __init__(self, save_dir: str | Path) -> None:
         """Prepare; nothing is taken."""
         self._save_dir = AnchoredPath(Path(save_dir))
+        # This process's rank; None where there is one process alone, or another session speaks for the rank
         self.rank: Rank | None = this_rank()
         self._own = OwnFolder(self.rank.folder(self.save_dir) if self.rank is not None else self.save_dir)
         self._store: RankStore | None = None

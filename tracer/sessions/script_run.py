@@ -97,11 +97,6 @@ class ScriptProfile:
     Where a step ends, `StepsOfOptimizers` says; where none is alive that updates a model, `StepsByHand`. In inference
     the first call of any model begins the session, and `StepsOfCalls` counts. The files are written as soon as all is
     recorded, and the script goes on.
-
-    Attributes:
-        session: The profile; None until a model was called.
-        later: Watches the script from when all is recorded; None until then, and where nobody asked for it.
-        is_in_child: Whether this process was forked by the one that began; it is silent then.
     """
 
     def __init__(
@@ -125,7 +120,8 @@ class ScriptProfile:
         self._of_calls: StepsOfCalls | None = None
         self._has_called = False
         self._is_enough = is_enough
-        self.session: ScriptSession | None = None
+        self.session: ScriptSession | None = None  # The profile; None until a model was called
+        # Watches the script from when all is recorded; None until then, and where nobody asked for it
         self.later: TrainingWatch | None = None
         self._make_session, self._make_later = make_session, make_later
         self._unhook_modules: Callable[[], None] = _nothing
@@ -137,7 +133,7 @@ class ScriptProfile:
         self._is_over = self._has_stepped = self._has_failed = self._has_begun_again = False
         self._ends_at_next_call = False
         self._are_all_counted = True
-        self.is_in_child = False
+        self.is_in_child = False  # Whether this process was forked by the one that began; it is silent then
         self._forget_forks: Callable[[], object] = lambda: None
         self._origins = ParameterOrigins()
 

@@ -33,12 +33,6 @@ class Session:
     Whatever ends the block, all that was switched on is switched off, and nothing of the user's is kept. While work of
     the session's own is being done, signals wait. A fault of its own never reaches the loop: it ends the
     recording, with one warning, and is kept. In a forked child it does nothing.
-
-    Attributes:
-        device: The device that the session is about.
-        num_steps_done: Steps that have ended.
-        fault: What went wrong in the session itself, or None.
-        is_in_child: Whether this process was forked by the one whose session it is; nothing is done then.
     """
 
     _name: ClassVar[str] = "Profiling"
@@ -51,10 +45,11 @@ class Session:
             device: What the session is about; None for the accelerator that holds most, else the CPU.
         """
         self._objects: TrainingObjects | None = objects
+        # The device that the session is about
         self.device = devices.with_index(torch.device(device)) if device is not None else device_of(objects)
-        self.num_steps_done = 0
-        self.fault: Exception | None = None
-        self.is_in_child = False
+        self.num_steps_done = 0  # Steps that have ended
+        self.fault: Exception | None = None  # What went wrong in the session itself, or None
+        self.is_in_child = False  # Whether this process was forked by the one whose session it is; nothing is done then
         self._has_begun = self._trains_in_training_mode = False
         self._termination = Termination(self._write_before_the_end)
         self._forget_forks: Callable[[], object] = lambda: None

@@ -20,14 +20,11 @@ class StepsOfOptimizers:
     """Tells at an optimizer's step that the program's has ended: every optimizer that takes part has stepped.
 
     Those are the ones alive at the first one's step, but for those that let another step twice meanwhile.
-
-    Attributes:
-        are_all_counted: Whether none did.
     """
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._ended = ended
-        self.are_all_counted = True
+        self.are_all_counted = True  # Whether none let another step twice
         # Weak: what a program has replaced is neither kept nor waited for.
         self._waits_for: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()

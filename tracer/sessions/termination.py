@@ -33,10 +33,6 @@ class Termination:
     The default of the latter two would end the process on the spot, and with it what was recorded. A handler of the
     program's own stays, and only waits while our code is at work; the default is put back when the last listener ends.
     Before `watch`, and in another thread than the main one, every method does nothing.
-
-    Attributes:
-        num_interrupts: How often Ctrl-C has come since it has to wait.
-        must_wait: Whether signals wait.
     """
 
     def __init__(self, last_words: Callable[[Terminated], object] | None = None) -> None:
@@ -47,8 +43,8 @@ class Termination:
                 process is about to end.
         """
         self.last_words = last_words
-        self.num_interrupts = 0
-        self.must_wait = self._has_terminated = self._holds_handlers = False
+        self.num_interrupts = 0  # How often Ctrl-C has come since it has to wait
+        self.must_wait = self._has_terminated = self._holds_handlers = False  # Whether signals wait
         self._due: int | None = None
 
     def watch(self) -> None:

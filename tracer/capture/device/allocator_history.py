@@ -45,10 +45,6 @@ class AllocatorHistory:
     """Records the allocator's history and keeps the latest snapshot; does nothing on a device without one.
 
     If somebody else was recording already, their recording is left on and as it is; it is only read.
-
-    Attributes:
-        snapshot: The latest dump, in the form of `torch.cuda.memory._snapshot()`, or None.
-        cycle: Number of the recorded cycle that it is of; None if it is of none.
     """
 
     def __init__(
@@ -69,8 +65,9 @@ class AllocatorHistory:
         self.device = device
         self._max_entries, self._stacks_of_frees = max_entries, stacks_of_frees
         self._is_timed = is_timed
+        # The latest dump, in the form of `torch.cuda.memory._snapshot()`, or None
         self.snapshot: dict[str, Any] | None = None
-        self.cycle: int | None = 0
+        self.cycle: int | None = 0  # Number of the recorded cycle that it is of; None if it is of none
         self._peak_bytes: int | None = None
         self._recording = False
         self._ours = False

@@ -56,16 +56,14 @@ class StepReader:
 
     The driver is asked seldom, since it may take longer than all the rest: when what is reserved has changed, and every
     sixteenth time. So is the system for resident memory, where the device's own is counted apart.
-
-    Attributes:
-        has_allocator: Whether the device's allocator counts; elsewhere what is in use is the process's resident memory.
-        num_failures: Requests for which there was no memory, when the last step ended.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         counters = read_counters(device)
+        # Whether the device's allocator counts; elsewhere what is in use is the process's resident memory
         self.has_allocator = counters is not None
+        # Requests for which there was no memory, when the last step ended
         self.num_failures = counters.num_failures if counters is not None else 0
         self._highest: dict[str, int] = {}
         self._times: dict[str, int] = {}

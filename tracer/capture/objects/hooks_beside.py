@@ -30,16 +30,12 @@ class HooksBeside(MutableMapping[Any, Any], OrderedDict[Any, Any]):  # type: ign
     """A dictionary of hooks with further ones that only `items()` or `values()` shows, whichever torch's loop reads.
 
     All else is that of the dictionary below, which stays the one place of other people's hooks.
-
-    Attributes:
-        below: The dictionary in whose place this is.
-        beside: Hooks of ours, by keys that nobody else has.
     """
 
     def __init__(self, below: OrderedDict[Any, Any], loop_reads: Literal["items", "values"]) -> None:
         super().__init__()
-        self.below = below
-        self.beside: dict[object, Any] = {}
+        self.below = below  # The dictionary in whose place this is
+        self.beside: dict[object, Any] = {}  # Hooks of ours, by keys that nobody else has
         self._loop_reads = loop_reads
 
     def items(self) -> Any:

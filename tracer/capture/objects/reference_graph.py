@@ -23,13 +23,7 @@ MAX_NODES: Final = 200_000
 
 
 class ReferenceGraph:
-    """References at one moment.
-
-    Attributes:
-        objects: By vertex: what the collector knows, and nodes of graphs.
-        memory: By address the vertex of its memory.
-        size_bytes: Bytes of each memory, by vertex.
-    """
+    """References at one moment."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         """Read the graph from the garbage collector and from autograd.
@@ -38,9 +32,10 @@ class ReferenceGraph:
             device: The device whose memory is of interest; None for any.
         """
         self._device = device
-        self.memory: dict[int, int] = {}
-        self.size_bytes: dict[int, int] = {}
+        self.memory: dict[int, int] = {}  # By address the vertex of its memory
+        self.size_bytes: dict[int, int] = {}  # Bytes of each memory, by vertex
         objects = gc.get_objects()
+        # What the collector knows, and nodes of graphs, by vertex
         self.objects: dict[int, Any] = dict(zip(map(id, objects), objects, strict=True))
         num_held, children = array("q"), array("q")
         for held in map(gc.get_referents, objects):

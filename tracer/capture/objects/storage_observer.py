@@ -50,21 +50,16 @@ class _WatchedStorage(weakref.ref[torch.UntypedStorage]):
 
 
 class StorageObserver:
-    """Collects observations during a run.
-
-    Attributes:
-        unobserved: How many looks found a tensor without an address, by the name of its type.
-        threads: Names of other threads that called the model.
-        mapped_bytes: By path of a mapped file the most bytes that tensors outside of models showed of it.
-        sees_transforms: Whether a transform of torch.func had wrapped one of the tensors.
-        lines: The lines that made what was observed, by name, as far as somebody knows them.
-    """
+    """Collects observations during a run."""
 
     def __init__(self) -> None:
+        # How many looks found a tensor without an address, by the name of its type
         self.unobserved: Counter[str] = Counter()
-        self.threads: dict[str, None] = {}
+        self.threads: dict[str, None] = {}  # Names of other threads that called the model
+        # By path of a mapped file the most bytes that tensors outside of models showed of it
         self.mapped_bytes: Counter[str] = Counter()
-        self.sees_transforms = False
+        self.sees_transforms = False  # Whether a transform of torch.func had wrapped one of the tensors
+        # The lines that made what was observed, by name, as far as somebody knows them
         self.lines: dict[str, SourceLine] = {}
         self._rows: list[_Row] = []
         self._names = Interned()

@@ -27,19 +27,15 @@ class StateIn8Bits(Hooks, makes="8-bit-state"):
     """Has a library's optimizer step in the place of torch's Adam or AdamW, which stays the script's own otherwise.
 
     On a null GPU without such a library, one does that has state of the same size and computes nothing.
-
-    Attributes:
-        is_estimate: Whether that is so.
-        note: On the last optimizer that none stands for, or on what is estimated.
     """
 
-    note = NO_STATE
+    note = NO_STATE  # Or which optimizer no library stands for, or what is estimated
 
     def __init__(self) -> None:
         """Look for the libraries."""
         super().__init__()
         self._libraries = installed()
-        self.is_estimate = not self._libraries and process.is_active()
+        self.is_estimate = not self._libraries and process.is_active()  # Whether nothing is computed
         if self.is_estimate:
             self._libraries = (EightBitLibrary(PACKAGES[0], is_estimate=True),)
         self._inner: weakref.WeakKeyDictionary[torch.optim.Optimizer, torch.optim.Optimizer]

@@ -16,9 +16,6 @@ class RankStore:
 
     The store is another process's, which may die at any moment. What fails or is late ends its use, and what ranks have
     left in files is all there is.
-
-    Attributes:
-        is_alive: Whether everything that was asked of it so far was answered.
     """
 
     def __init__(self, connect: Callable[[], Any], run: str) -> None:
@@ -29,7 +26,7 @@ class RankStore:
             run: Name of this start of the program, see `Rank.run`.
         """
         self._prefix = f"torch-timeline/{run}"
-        self.is_alive = True
+        self.is_alive = True  # Whether everything that was asked of it so far was answered
         self._store: Any = self._in_time(connect, None)
         self.is_alive = self._store is not None
 

@@ -36,10 +36,6 @@ class ForkedTrials:
 
     That is before CUDA begins, before a process group is made, or before a module's first call. Where the process is
     not alone there, with threads, children or connections that a fork would not have, it makes the first trial itself.
-
-    Attributes:
-        folder: Where this process leaves its answer; None in the one that forks, and before it came so far.
-        applied: The changes that are made, from then on.
     """
 
     def __init__(self, channel: Channel, begin: Callable[[TrialRequest], None]) -> None:
@@ -54,8 +50,9 @@ class ForkedTrials:
         self._end = ExitStack()
         self._is_fork = False
         self._children_before: set[Any] = set()
+        # Where this process leaves its answer; None in the one that forks, and before it came so far
         self.folder: Path | None = None
-        self.applied = AppliedChanges((), choose=self._choose)
+        self.applied = AppliedChanges((), choose=self._choose)  # The changes that are made, from then on
 
     def __enter__(self) -> Self:
         """No-op: see `look_out`."""

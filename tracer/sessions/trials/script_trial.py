@@ -34,14 +34,11 @@ _STEPS_OF_GROWTH = 5
 
 
 class StepRequests:
-    """Counters of all devices after each step.
-
-    Attributes:
-        have_repeated: Whether the last step asked for what the one before asked for, and no peak has risen.
-    """
+    """Counters of all devices after each step."""
 
     def __init__(self) -> None:
         """Before the first step."""
+        # Whether the last step asked for what the one before asked for, and no peak has risen
         self.have_repeated = False
         self._after: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         self._in_use: list[int] = []
@@ -93,17 +90,12 @@ def _difference(after: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, .
 
 
 class StepFlops:
-    """Counts from when it begins until it ends; a step that does not end has no count.
-
-    Attributes:
-        is_on: Whether it counts.
-        flops: Of the step; None until it has ended.
-    """
+    """Counts from when it begins until it ends; a step that does not end has no count."""
 
     def __init__(self) -> None:
         """Count nothing yet."""
-        self.is_on = False
-        self.flops: int | None = None
+        self.is_on = False  # Whether it counts
+        self.flops: int | None = None  # Of the step; None until it has ended
         self._count = 0
         self._mode: Any = watched(self._see)
 
