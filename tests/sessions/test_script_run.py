@@ -18,7 +18,7 @@ from torch import nn
 from tests.truth.isolate import value_in_fresh_process
 from tracer.errors import TracerError
 from tracer.sessions.profile_session import Schedule
-from tracer.sessions.script_run import ScriptProfile, named
+from tracer.sessions.script_run import Alive, ScriptProfile
 from tracer.sessions.training_profile import TrainingProfile
 from tracer.sessions.voices import ScriptVoice
 
@@ -346,7 +346,7 @@ class Critic(nn.Linear):
 def test_models_of_one_class_are_named_after_variables() -> None:
     def called() -> dict[str, nn.Module]:
         again = online  # of the variables that hold it, the outermost function's counts
-        return named([again, target, critic])
+        return Alive().named([again, target, critic])
 
     online, target, critic = nn.Linear(1, 1), nn.Linear(1, 1), Critic()
     assert called() == {"online": online, "target": target, "Critic": critic}
@@ -355,13 +355,13 @@ def test_models_of_one_class_are_named_after_variables() -> None:
 def test_a_global_variable_names_a_model_before_a_local_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(1, 1)
     monkeypatch.setitem(globals(), "of_the_module", model)
-    assert next(iter(named([model, nn.Linear(1, 1)]))) == "of_the_module"
+    assert next(iter(Alive().named([model, nn.Linear(1, 1)]))) == "of_the_module"
 
 
 def test_a_model_is_not_named_after_its_own_method() -> None:
     class Asking(Critic):
         def asked(self) -> list[str]:
-            return list(named([self, type(self)()]))
+            return list(Alive().named([self, type(self)()]))
 
     assert Asking().asked() == ["Asking", "Asking_2"]
 
@@ -369,5 +369,5 @@ def test_a_model_is_not_named_after_its_own_method() -> None:
 def test_one_model_goes_by_its_variable_where_the_program_has_another_of_its_class() -> None:
     """As a network and its copy that no optimizer updates."""
     network, target = Critic(), Critic()
-    assert named([network]) == {"network": network}
-    assert named([target]) == {"target": target}
+    assert Alive().named([network]) == {"network": network}
+    assert Alive().named([target]) == {"target": target}

@@ -219,9 +219,9 @@ class ScriptProfile:
     def _explain_without_session(self, error: BaseException) -> None:
         """Memory that ends before anything was trained: the allocator's history has it from the start."""
         if self.session is None and not self._is_over and is_out_of_memory(error) and recorded_from_start():
-            optimizers, *_ = trained_alive(None)
-            models = callable_alive(None) or [nn.Module()]
-            self.session = self._make_session(named(models), optimizers)
+            alive = Alive()
+            models = alive.callable(None) or [nn.Module()]
+            self.session = self._make_session(alive.named(models), alive.optimizers)
             self.session.__enter__()
 
     def _leave_to_parent(self) -> None:
@@ -258,8 +258,10 @@ class ScriptProfile:
         if self._is_inference and module is not None:
             self._begin_inference(module)
             return
-        optimizers, trained, models = trained_alive(module)
-        self.session = self._make_session(named(models or ([] if module is None else [module])), optimizers)
+        alive = Alive()
+        trained, models = alive.trained(module)
+        given = models or ([] if module is None else [module])
+        self.session = self._make_session(alive.named(given), alive.optimizers)
         if self._has_begun_again:
             self.session.wait_for_next_step()
         self.session.__enter__()
@@ -273,8 +275,9 @@ class ScriptProfile:
             self._unhook_modules()
 
     def _begin_inference(self, module: nn.Module) -> None:
-        models = callable_alive(module)
-        self.session = self._make_session(named(models), ())
+        alive = Alive()
+        models = alive.callable(module)
+        self.session = self._make_session(alive.named(models), ())
         self.session.__enter__()
         self._unhook_modules()
         self._of_calls = StepsOfCalls(models, module, self._step_ended)
@@ -364,8 +367,9 @@ class ScriptProfile:
     def _watch_later(self, make_later: MakeLater, num_steps_done: int) -> None:
         """Watch the rest; what goes wrong in that is a note, and the script goes on."""
         try:
-            optimizers, _, models = trained_alive(None)
-            self.later = make_later(named(callable_alive(None) if self._is_inference else models), optimizers)
+            alive = Alive()
+            models = alive.callable(None) if self._is_inference else alive.trained(None)[1]
+            self.later = make_later(alive.named(models), alive.optimizers)
             self.later.num_steps_done = num_steps_done
             self.later.__enter__()
         except Exception as fault:
@@ -425,27 +429,43 @@ def _hook_modules(called: Callable[[nn.Module, Any], None]) -> Callable[[], None
     return remove
 
 
-def trained_alive(module: nn.Module | None) -> tuple[list[torch.optim.Optimizer], set[int], list[nn.Module]]:
-    """Optimizers, `id()` of the parameters that they update, and the models that have some or are being called."""
-    alive: list[torch.optim.Optimizer] = objects_of((torch.optim.Optimizer,))
-    optimizers = [optimizer for optimizer in alive if hasattr(optimizer, "param_groups")]  # some wrappers have none
-    trained = {
-        id(parameter) for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]
-    }
-    models = [model for model in _outermost_alive() if model is module or _holds(model, module, trained)]
-    return optimizers, trained, models
+class Alive:
+    """Optimizers and models that are there now, found in one look at all that Python holds."""
 
+    def __init__(self) -> None:
+        objects: list[Any] = objects_of((torch.optim.Optimizer, nn.Module))
+        optimizers = [each for each in objects if isinstance(each, torch.optim.Optimizer)]
+        # Some wrappers have no groups.
+        self.optimizers = [optimizer for optimizer in optimizers if hasattr(optimizer, "param_groups")]
+        modules = [each for each in objects if isinstance(each, nn.Module)]
+        modules = [module for module in modules if not torch_compile.is_graph_of_compiler(module)]
+        inner = {id(child) for module in modules for child in torch_modules.child_modules(module).values()}
+        self._outermost = [module for module in modules if id(module) not in inner]
 
-def callable_alive(module: nn.Module | None) -> list[nn.Module]:
-    """Models that can be called for an answer: a loss or a layer of its own is none; what is called is one."""
-    return [model for model in _outermost_alive() if model is module or any(True for _ in model.parameters())]
+    def trained(self, module: nn.Module | None) -> tuple[set[int], list[nn.Module]]:
+        """`id()` of the parameters that optimizers update, and the models that have some or are being called."""
+        trained = {
+            id(parameter)
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        return trained, [model for model in self._outermost if model is module or _holds(model, module, trained)]
 
+    def callable(self, module: nn.Module | None) -> list[nn.Module]:
+        """Models that can be called for an answer: a loss or a layer of its own is none; what is called is one."""
+        return [model for model in self._outermost if model is module or any(True for _ in model.parameters())]
 
-def _outermost_alive() -> list[nn.Module]:
-    """Modules that are in no other."""
-    modules = [model for model in objects_of((nn.Module,)) if not torch_compile.is_graph_of_compiler(model)]
-    inner = {id(child) for module in modules for child in torch_modules.child_modules(module).values()}
-    return [module for module in modules if id(module) not in inner]
+    def named(self, models: Sequence[nn.Module]) -> dict[str, nn.Module]:
+        """Models by their names; one needs none, unless the program has another of its class that has parameters."""
+        given = {id(model) for model in models}
+        kinds = {type(model) for model in models}
+        alike = [model for model in self._outermost if type(model) in kinds and id(model) not in given]
+        alike = [model for model in alike if any(True for _ in model.parameters())]
+        if len(models) == 1 and not alike:
+            return {"": models[0]}
+        names = names_of((*models, *alike))
+        return {names[id(model)]: model for model in models}
 
 
 def _holds(model: nn.Module, module: nn.Module | None, trained: set[int]) -> bool:
@@ -453,15 +473,3 @@ def _holds(model: nn.Module, module: nn.Module | None, trained: set[int]) -> boo
     return any(child is module for child in model.modules()) or any(
         id(parameter) in trained for parameter in model.parameters()
     )
-
-
-def named(models: Sequence[nn.Module]) -> dict[str, nn.Module]:
-    """Models by their names; one needs none, unless the program has another of its class that has parameters, too."""
-    given = {id(model) for model in models}
-    kinds = {type(model) for model in models}
-    alike = [model for model in _outermost_alive() if type(model) in kinds and id(model) not in given]
-    alike = [model for model in alike if any(True for _ in model.parameters())]
-    if len(models) == 1 and not alike:
-        return {"": models[0]}
-    names = names_of((*models, *alike))
-    return {names[id(model)]: model for model in models}

@@ -8,6 +8,7 @@ Storages may lie in one another, as a slice of an array does: their bytes are th
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -200,9 +201,11 @@ def _made_unseen(device: DeviceRecording) -> UnrecordedStorages:
     table = []
     for (key, step), last in sorted(lives.items()):
         ends = let_go.get(int(recording.keys.address[key]))
-        used_ns = int(recording.flow.node_time_ns[last])
-        end_ns = next_node_ns[last] if ends is None else next((end for end in ends if end > used_ns), _NEVER)
-        table.append((key, step_starts[step], end_ns))
+        last_ns = int(next_node_ns[last])
+        if ends is not None:
+            behind = bisect_right(ends, int(recording.flow.node_time_ns[last]))
+            last_ns = ends[behind] if behind < len(ends) else _NEVER
+        table.append((key, step_starts[step], last_ns))
     rows = np.array(table, np.int64)
     key, start_ns, end_ns = rows.reshape(-1, 3).T
     address, size_bytes = recording.keys.address[key], recording.keys.size_bytes[key]

@@ -7,8 +7,8 @@ object; memory is a negative number. No code of a user's class is called, and no
 from __future__ import annotations
 
 import gc
-from array import array
 from collections.abc import Iterable, Iterator
+from itertools import chain, compress
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +20,8 @@ from tracer.capture.objects.plain_tensors import plain_tensors
 from tracer.capture.torch_private import torch_graph
 
 MAX_NODES: Final = 200_000
+_CHUNK: Final = 10_000
+"""Objects whose references are listed at once."""
 
 
 class ReferenceGraph:
@@ -37,16 +39,14 @@ class ReferenceGraph:
         objects = gc.get_objects()
         # What the collector knows, and nodes of graphs, by vertex
         self.objects: dict[int, Any] = dict(zip(map(id, objects), objects, strict=True))
-        num_held, children = array("q"), array("q")
-        for held in map(gc.get_referents, objects):
-            num_held.append(len(held))
-            children.extend(map(id, held))
-        parents = np.repeat(np.fromiter(map(id, objects), np.int64, len(objects)), np.array(num_held, np.int64))
+        vertices = np.fromiter(map(id, objects), np.int64, len(objects))
+        num_held, children = _held_by(objects)
         more_parents, more_children = np.array(list(self._of_torch(objects)), np.int64).reshape(-1, 2).T
-        self._parents = np.concatenate([parents, more_parents])
-        self._children = np.concatenate([np.array(children, np.int64), more_children])
-        self._by_child = _Index(self._children, self._parents)
-        self._by_parent: _Index | None = None
+        # What objects hold, object by object, and what only torch knows: both by holder and by what is held.
+        self._held = _Groups(vertices, num_held, children)
+        self._more_held = _Index(more_parents, more_children)
+        parents = np.concatenate([np.repeat(vertices, num_held), more_parents])
+        self._by_child = _Index(np.concatenate([children, more_children]), parents)
 
     def close(self) -> None:
         """Let go of all objects: this one is among them, which only a collection would end."""
@@ -58,9 +58,9 @@ class ReferenceGraph:
 
     def referents(self, vertices: Iterable[int]) -> Iterator[tuple[int, int]]:
         """Pairs of one of the vertices and what it refers to."""
-        if self._by_parent is None:
-            self._by_parent = _Index(self._parents, self._children)
-        return self._by_parent.pairs(vertices)
+        for vertex in vertices:
+            yield from ((vertex, held) for held in self._held.of(vertex))
+            yield from self._more_held.pairs([vertex])
 
     def is_node(self, vertex: int) -> bool:
         """Whether it is a node of an autograd graph."""
@@ -123,6 +123,44 @@ class ReferenceGraph:
             vertex = self.memory.setdefault(address, -len(self.memory) - 1)
             self.size_bytes[vertex] = size_bytes
             yield vertex
+
+
+def _held_by(objects: list[Any]) -> tuple[Ints, Ints]:
+    """How many objects each object holds, and the `id()` of these, of those that the collector knows.
+
+    All others, such as numbers and texts, hold nothing. Without a line of Python's for each object.
+    """
+    num_held, children = [], []
+    for start in range(0, len(objects), _CHUNK):
+        held = list(map(gc.get_referents, objects[start : start + _CHUNK]))
+        count = np.fromiter(map(len, held), np.int64, len(held))
+        flat = list(chain.from_iterable(held))
+        is_known = bytes(map(gc.is_tracked, flat))
+        children.append(np.fromiter(map(id, compress(flat, is_known)), np.int64))
+        num_known = np.concatenate([[0], np.cumsum(np.frombuffer(is_known, np.uint8), dtype=np.int64)])
+        ends = num_known[np.concatenate([[0], np.cumsum(count)])]
+        num_held.append(np.diff(ends))
+    nothing = np.zeros(0, np.int64)
+    return np.concatenate([nothing, *num_held]), np.concatenate([nothing, *children])
+
+
+class _Groups:
+    """What each vertex holds, where the edges of a vertex lie side by side."""
+
+    def __init__(self, vertices: Ints, num_held: Ints, children: Ints) -> None:
+        self._order = np.argsort(vertices)
+        self._vertices = vertices[self._order]
+        self._offset = np.concatenate([[0], np.cumsum(num_held)])
+        self._children = children
+
+    def of(self, vertex: int) -> list[int]:
+        """What a vertex holds; nothing for one that is not known."""
+        at = int(np.searchsorted(self._vertices, vertex))
+        if at == len(self._vertices) or self._vertices[at] != vertex:
+            return []
+        row = self._order[at]
+        held: list[int] = self._children[self._offset[row] : self._offset[row + 1]].tolist()
+        return held
 
 
 class _Index:
