@@ -34,18 +34,6 @@ def test_a_kernel_without_an_operators_number_is_of_the_operator_around_its_call
     assert launchers(tmp_path, events) == ["aten::mul", "aten::mm", None]
 
 
-def test_calls_on_another_thread_are_of_that_threads_operators(tmp_path: Path) -> None:
-    events = [
-        chrome.operator("aten::mul", 0, 10, External_id=5),
-        chrome.operator("aten::mm", 0, 10, External_id=6, thread=2),
-        chrome.launch("cudaLaunchKernel", 2, 4, correlation=101, thread=2),
-        chrome.launch("cudaLaunchKernel", 3, 4, correlation=102, thread=3),
-        chrome.kernel("a", 50, 1, correlation=101),
-        chrome.kernel("b", 52, 1, correlation=102),
-    ]
-    assert launchers(tmp_path, events) == ["aten::mm", None]
-
-
 def test_numbers_of_calls_are_not_taken_for_operators(tmp_path: Path) -> None:
     """Kineto's of 2022: `External id` is the call's number, which is here that of an operator that launched nothing."""
     events = [
