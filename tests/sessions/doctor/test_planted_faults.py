@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.truth.isolate import value_in_fresh_process
+from tracer.capture.device import devices
 from tracer.capture.torch_private import torch_history
 from tracer.errors import RecordingError
 from tracer.null_gpu.toolchain import torch_folder
@@ -297,7 +298,7 @@ def test_a_card_without_code_is_seen(
 ) -> None:
     memory = {"device_memory": lambda device: (79 * GIB, 80 * GIB), "device_name": lambda device: "NVIDIA H100"}
     for name, ask in {**memory, "num_devices": lambda device: 1}.items():
-        monkeypatch.setattr(loaded.devices, name, ask)
+        monkeypatch.setattr(devices, name, ask)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
     assert (loaded.card(CUDA).status is Status.PASS) == is_served
