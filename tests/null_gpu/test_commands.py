@@ -408,6 +408,19 @@ def test_a_script_is_predicted_by_its_first_steps(script: Path, tmp_path: Path) 
     assert "Traceback" not in lacks.stderr and list(tmp_path.iterdir()) == []
 
 
+def test_a_prediction_has_the_line_of_what_was_made_before_the_first_step(script: Path, tmp_path: Path) -> None:
+    text = script.read_text("utf-8")
+    (tmp_path / "table.py").write_text(f'import torch; table = torch.zeros(1 << 24, device="cuda")\n{text}', "utf-8")
+    said = called(tmp_path, "predict", "--on", "h100", "--json", "table.py")
+    (row,) = (row for row in json.loads(said.stdout)["rows"] if row["bytes"] == 1 << 26)
+    assert (row["category"], row["phase"], Path(row["file"]).name, row["line"]) == (
+        "HELD",
+        "before recording",
+        "table.py",
+        1,
+    )
+
+
 def test_a_script_that_trains_on_the_cpu_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import torch\nnet = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD(net.parameters())\n"

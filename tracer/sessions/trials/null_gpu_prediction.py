@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from tracer.capture.device.allocator_history import record_from_start
 from tracer.capture.sources.error_line import error_line
 from tracer.errors import TracerError, WorkloadError, error_words, first_line
 from tracer.null_gpu.cards import Card, Devices
@@ -162,6 +163,7 @@ def predict_script(
     """
     # A session makes one step more than it records, and the last step is not among them.
     steps = StepRequests()
+    record_from_start()
     with tempfile.TemporaryDirectory() as folder:
         profile = ScriptProfile(
             partial(
