@@ -115,11 +115,11 @@ def _fragmentation(failure: FailureFacts) -> str:
         )
     spare = failure.usable.free_bytes + (failure.device_free_bytes or 0) - failure.asked_bytes
     if failure.is_explained:
-        pieces = f"The free memory is in pieces, too; in one piece it would exceed the request by {format_bytes(spare)}"
         served = failure.serves("expandable segments")
-        if served is None:
-            return f"{pieces}."
-        return f"{pieces}, and expandable_segments:True {'serves' if served else 'does not serve'} this request."
+        if served is False:
+            return "The free memory is in pieces, too, but expandable_segments:True does not serve this request."
+        serves = f"; expandable_segments:True serves it, with {format_bytes(spare)} to spare" if served else ""
+        return f"The free memory is in pieces, too{serves}."
     advice = _if_served(
         failure,
         "expandable segments",
