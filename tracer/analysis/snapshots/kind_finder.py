@@ -146,7 +146,7 @@ class KindFinder:
         return kind
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class ReplayedDevice:
     """A device of a snapshot: its state, its replay and the kinds of its blocks."""
 

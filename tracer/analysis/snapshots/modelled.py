@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -137,12 +138,21 @@ class Modelled:
             )
 
 
+_modelled: WeakKeyDictionary[ReplayedDevice, Modelled | None] = WeakKeyDictionary()
+
+
 def model_device(device: ReplayedDevice) -> Modelled | None:
-    """Replay one device's recording at its own settings; None if the device has no history.
+    """Replay one device's recording at its own settings, once; None if the device has no history.
 
     A snapshot does not say which torch made it. Where the rules of the newest one do not give every decision, those of
     older ones are tried, and the better ones kept.
     """
+    if device not in _modelled:
+        _modelled[device] = _model(device)
+    return _modelled[device]
+
+
+def _model(device: ReplayedDevice) -> Modelled | None:
     snapshot, state, replayed = device.snapshot, device.state, device.replay
     if not len(state.trace):
         return None
