@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tracer.results.doctor import CheckResult, Status, passed
 from tracer.sessions.doctor import examine as module
@@ -67,6 +68,27 @@ def test_all_are_asked_and_the_null_gpu_beside_the_cpu(played: Played) -> None:
     assert statuses(report.works) == {"LSTM": "PASS", "FNO": "PASS", NULL_GPU: "PASS"}
     assert not report.has_failed and report.about["torch"] == "2.15.0"
     assert sorted(list(given.names or ()) for given in played.assignments) == [[], ["LSTM"]]
+
+
+def test_of_the_environment_the_allocators_and_cudas_variables_are_told(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "EAGER")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/secret")
+    about = examine(None, lambda line: None).about
+    assert about["CUDA_MODULE_LOADING"] == "EAGER" and about["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert "secret" not in str(about) and about["LD_LIBRARY_PATH is set"] is True
+
+
+def test_a_wrong_cudnn_does_not_end_the_process_before_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version() -> int:
+        raise RuntimeError("cuDNN version incompatibility")
+
+    monkeypatch.setattr(torch.backends.cudnn, "version", version)
+    about = module._about_device(torch.device("cpu"))
+    assert about["cudnn"] is None and about["device"] == "cpu"
 
 
 def test_a_process_that_dies_takes_one_check_with_it(played: Played) -> None:

@@ -40,7 +40,7 @@ _ONE_PROGRAM = "LSTM"
 _SEND_REPORT = "torch-timeline doctor --report doctor.json  # and send it"
 _MOST_OFF = {"allocated": 0.032, "reserved": 0.092}
 """How far the null GPU may be off: the most of 25 trainings on an H100 (benchmarks/results.md)."""
-_OF_CUDA = ("CUDA_", "CUDNN_", "CUBLAS", "NCCL_", "NVIDIA_TF32", *ALLOCATOR_VARIABLES, WITHOUT_CACHE)
+_OF_CUDA = ("CUDA_", "CUDNN_", "CUBLAS", *ALLOCATOR_VARIABLES, WITHOUT_CACHE)
 _MOST_PROCESSES = 8
 _NUM_FRAMES = 4
 
