@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,22 @@ def test_every_prototype_and_every_symbol_that_torch_wants_is_exported() -> None
     assert len(prototypes) > 2000
     assert set(prototypes) - library.defined == set()
     assert torch_symbols(torch.folder).names - library.defined == set()
+
+
+def test_functions_that_only_cpp_sees_are_exported_as_well() -> None:
+    library = read_library(null_gpu_library())
+    assert library is not None
+    assert {"cublasHgemm", "cublasHgemmBatched", "cublasHgemmStridedBatched"} - library.defined == set()
+
+
+def test_without_a_compiler_of_cpp_the_functions_of_c_are_read(tmp_path: Path) -> None:
+    """Debian's package gcc says `cannot execute 'cc1plus'` where g++ is not installed."""
+    toolchain = find_toolchain(read_torch(torch_folder()))
+    compiler = tmp_path / "cc"
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *-xc++*) exit 1;; esac\nexec {toolchain.compiler} "$@"\n')
+    compiler.chmod(0o755)
+    found = declared_prototypes(replace(toolchain, compiler=str(compiler)))
+    assert "cublasSgemm_v2" in found and "cublasHgemm" not in found
 
 
 def test_a_change_of_the_sources_is_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

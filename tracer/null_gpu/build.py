@@ -138,10 +138,25 @@ def _build_whole(torch: Torch, toolchain: Toolchain, built: Path) -> None:
 
 
 def declared_prototypes(toolchain: Toolchain) -> dict[str, Prototype]:
-    """The functions of NVIDIA's headers, by name."""
+    """Return the functions of NVIDIA's headers, by name: those that C sees, and those that only C++ sees.
+
+    `cublas_api.h` declares cublasHgemm, which kernels of vLLM call, under `#if defined(__cplusplus)`. What both see is
+    as C declares it, without default arguments. Without a compiler of C++, those of C alone are returned.
+    """
     headers = [name for name in HEADERS if any((path / name).is_file() for path in toolchain.includes)]
     text = "".join(f"#include <{name}>\n" for name in headers)
-    return read_prototypes(_run([toolchain.compiler, "-E", "-P", "-xc", *_includes(toolchain), "-"], text))
+    command = [toolchain.compiler, "-E", "-P", *_includes(toolchain)]
+    commands = [[*command, "-xc", "-"]]
+    if _reads_cpp(toolchain.compiler):
+        commands.append([*command, "-xc++", "-std=c++17", "-"])
+    as_c, *as_cpp = map(read_prototypes, _run_all(commands, text))
+    return as_cpp[0] | as_c if as_cpp else as_c
+
+
+def _reads_cpp(compiler: str) -> bool:
+    """Return whether a compiler of C has one of C++ beside it; Debian's gcc alone has none."""
+    empty = subprocess.run([compiler, "-E", "-xc++", "-"], input="", capture_output=True, text=True, check=False)
+    return empty.returncode == 0
 
 
 def _includes(toolchain: Toolchain) -> list[str]:
@@ -186,10 +201,10 @@ def _write_nvidia_smi(folder: Path) -> None:
     script.chmod(0o755)
 
 
-def _run_all(commands: Iterable[list[str]]) -> None:
+def _run_all(commands: Iterable[list[str]], text: str = "") -> list[str]:
+    """Run commands side by side, each with a text as its input, and return their outputs."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(_run, commands):
-            pass
+        return list(pool.map(lambda command: _run(command, text), commands))
 
 
 def _run(command: list[str], text: str = "") -> str:
