@@ -118,16 +118,19 @@ class Kind(IntEnum):
     EVALUATION = 11, "forward without gradients"
     HELD = 12, "kept by Python variables"  # In a variable, a list or a cache; no backward uses it
     COMMUNICATION = 13, "buffers of collectives"  # What FSDP gathers and reduces, and DDP's buckets
+    KV_CACHE = 14, "keys and values of earlier tokens"  # An engine's, allocated beforehand, or transformers'
 
     @property
     def words(self) -> str:
         """The kind in plain words, for a sentence or a column."""
+        if self is Kind.KV_CACHE:
+            return "KV cache"
         return "not known" if self is Kind.UNKNOWN else self.name.lower().replace("_", " ")
 
 
 # Every kind once, in the order of a drawing's layers, lowest first.
 LAYERS: Final = (
-    Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE, Kind.BEFORE_RECORDING, Kind.INPUT, Kind.TEMPORARY,
+    Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE, Kind.KV_CACHE, Kind.BEFORE_RECORDING, Kind.INPUT, Kind.TEMPORARY,
     Kind.ACTIVATION, Kind.EVALUATION, Kind.HELD, Kind.GRADIENT, Kind.AUTOGRAD_DETAIL, Kind.COMMUNICATION,
     Kind.WORKSPACE, Kind.UNKNOWN,
 )  # fmt: skip

@@ -23,6 +23,7 @@ from tracer.capture.device.allocator_history import AllocatorHistory, recorded_f
 from tracer.capture.graph_captures import GRAPH_CAPTURES, LivePool
 from tracer.capture.ignored_warnings import ignored
 from tracer.capture.objects.call_hooks import CallHooks
+from tracer.capture.objects.frozen_objects import FROZEN
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.objects.look_at_failure import look_at_failure
 from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
@@ -209,6 +210,7 @@ class ProfileSession(Session):
         self._stop_hearing = torch_profiler.on_preparing(self._another_begins)
         self._compile_watch.start()
         GRAPH_CAPTURES.start()
+        FROZEN.start()
         self._loaded.start()
         self._hooks.start()
         self._cycle_begins(is_recorded=self._action_after(0) in _RECORDING)
@@ -314,6 +316,7 @@ class ProfileSession(Session):
         self._guarded(self._hooks.stop)
         self._guarded(self._compile_watch.stop)
         self._guarded(GRAPH_CAPTURES.stop)
+        self._guarded(FROZEN.stop)
         self._guarded(self._loaded.stop)
         self._guarded(self.history.stop)
         self._guarded(self._quiet.close)

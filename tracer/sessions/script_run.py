@@ -18,6 +18,7 @@ from tracer.capture.forked_child import in_forked_child
 from tracer.capture.graph_captures import GRAPH_CAPTURES
 from tracer.capture.ignored_warnings import ignore
 from tracer.capture.objects.call_hooks import remove_hooks
+from tracer.capture.objects.frozen_objects import FROZEN
 from tracer.capture.objects.live_tensors import objects_of
 from tracer.capture.objects.model_names import names_of
 from tracer.capture.objects.parameter_origins import ParameterOrigins
@@ -170,6 +171,7 @@ class ScriptProfile:
         self._unhook_optimizers = register_optimizer_step_post_hook(stepped).remove
         self._stop_watching = torch_compile.on_compile_start(self._compilation_begins)
         GRAPH_CAPTURES.start()
+        FROZEN.start()
         return self
 
     def tell(self) -> None:
@@ -213,6 +215,7 @@ class ScriptProfile:
             self._has_failed = isinstance(error, TracerError) or (error is not None and self.session is not None)
             self._close(error)
             GRAPH_CAPTURES.stop()
+            FROZEN.stop()
             if self.later is not None:
                 self.later.__exit__(kind, error, trace)
 

@@ -185,3 +185,27 @@ def test_buckets_of_gradients_are_as_large_as_all_gradients_at_first(tmp_path: P
         assert model is not None
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_the_cache_of_an_attention_layer_is_a_kv_cache() -> None:
+    """VLLM's layers hold parts of one allocation, a tensor or a list of them, as a plain attribute."""
+
+    class Attention(nn.Module):
+        def __init__(self, cache: Tensor | list[Tensor]) -> None:
+            super().__init__()
+            self.kv_cache = cache
+
+    whole, single = torch.zeros(4, 30), torch.zeros(3)
+    layers = [Attention(whole[2:]), Attention([single])]
+    assert found(whole, single) == [(Role.KV_CACHE, "kv_cache")] * 2
+    assert len(layers) == 2
+
+
+def test_a_static_cache_of_transformers_is_a_kv_cache_and_a_growing_one_is_held() -> None:
+    cache_utils = pytest.importorskip("transformers.cache_utils")
+    static, growing = cache_utils.StaticLayer(max_cache_len=8), cache_utils.DynamicLayer()
+    keys = torch.zeros(1, 2, 3, 4)
+    for layer in (static, growing):
+        layer.update(keys.clone(), keys.clone(), cache_kwargs={"cache_position": torch.arange(3)})
+    assert found(static.keys, static.values) == [(Role.KV_CACHE, "keys"), (Role.KV_CACHE, "values")]
+    assert found(growing.keys) == [HELD]

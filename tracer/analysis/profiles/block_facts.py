@@ -50,6 +50,7 @@ KIND_OF_ROLE = {
     Role.OPTIMIZER_STATE: Kind.OPTIMIZER_STATE,
     Role.INPUT: Kind.INPUT,
     Role.ARGUMENT: Kind.INPUT,
+    Role.KV_CACHE: Kind.KV_CACHE,
 }
 
 truth, number = FactsOf["Facts"].truth, FactsOf["Facts"].number

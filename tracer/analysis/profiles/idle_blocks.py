@@ -33,8 +33,10 @@ _OF_LOSSES = ("aten::cross_entropy_loss", "aten::log_softmax", "aten::_log_softm
 _NARROW = ("bfloat16", "float16", "c10::BFloat16", "c10::Half")
 _WIDE = ("float32", "float")
 # Known objects of the training, and what is no tensor.
-_LASTING = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE, Kind.WORKSPACE, Kind.COMMUNICATION)
-_NO_COPIES = (Kind.OPTIMIZER_STATE, Kind.GRADIENT, Kind.WORKSPACE, Kind.COMMUNICATION)
+_LASTING = (
+    Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE, Kind.WORKSPACE, Kind.COMMUNICATION, Kind.KV_CACHE
+)  # fmt: skip
+_NO_COPIES = (Kind.OPTIMIZER_STATE, Kind.GRADIENT, Kind.WORKSPACE, Kind.COMMUNICATION, Kind.KV_CACHE)
 _ENOUGH_OF_A_COPY = 0.9
 _AS_HIGH = 0.99
 _LEFT_BEHIND = 0.5  # Of what a backward pass used: more than that stays only if its graph does

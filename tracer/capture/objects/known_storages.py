@@ -37,6 +37,8 @@ class Role(IntEnum):
     the CPU, a piece of a mapped file, which is not allocated."""
     BUCKET = 11
     """What DistributedDataParallel reduces gradients in: nothing that has a name, and as large as its buckets."""
+    KV_CACHE = 12
+    """Keys and values of attention that a layer or a cache object holds for the tokens to come."""
 
 
 BATCH = (Role.INPUT, Role.ARGUMENT)

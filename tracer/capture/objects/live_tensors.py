@@ -8,6 +8,7 @@ are followed to what they keep for backward. No code of a user's class is called
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tracer.capture.objects.frozen_objects import FROZEN
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.model_names import names_of
 from tracer.capture.objects.plain_tensors import address_of
@@ -28,9 +30,12 @@ from tracer.capture.torch_private import (
     torch_modules,
     torch_tensors,
 )
+from tracer.nested import leaves
 
 # Graphs that a leak has kept are followed this far, some two seconds; a note says where that was too little.
 MAX_NODES = 200_000
+_CACHE_OF_LAYER = "kv_cache"
+"""Attribute of vLLM's attention layers: a tensor, or tensors, that are parts of what its worker allocated."""
 Reached = tuple[Role, str, Tensor | torch.UntypedStorage]
 
 
@@ -70,17 +75,36 @@ def live_tensors(models: Mapping[str, nn.Module] | None = None) -> LiveTensors:
     unnamed: list[Tensor | torch.UntypedStorage] = [*tensors, *storages]
     rest = [(Role.HELD, "", tensor) for tensor in unnamed]
     of_graphs = [(Role.SAVED, "", tensor) for tensor in saved]
-    found = (*named, *trained, *state, *of_graphs, *rest)
+    found = (*named, *trained, *state, *_caches(modules), *of_graphs, *rest)
     buckets = torch_distributed.bucket_sizes(modules)
     return LiveTensors(found, is_complete, buckets, _module_names(roots, models or {}))
+
+
+def _caches(modules: Iterable[nn.Module]) -> Iterator[tuple[Role, str, Tensor]]:
+    """Tensors of KV caches that are allocated beforehand: of vLLM's attention layers, and transformers' static caches.
+
+    A cache that grows gets other memory with each token, of which a walk sees only what is there at its moment.
+    """
+    held = (module.__dict__.get(_CACHE_OF_LAYER) for module in modules)
+    for cache in (cache for cache in held if cache is not None):
+        for _, tensor in leaves(cache, Tensor):
+            yield Role.KV_CACHE, _CACHE_OF_LAYER, tensor
+    cache_utils = sys.modules.get("transformers.cache_utils")
+    kind = getattr(cache_utils, "StaticLayer", None)
+    for layer in objects_of((kind,)) if kind is not None else ():
+        for name, tensor in vars(layer).items():
+            if isinstance(tensor, Tensor):
+                yield Role.KV_CACHE, name, tensor
 
 
 def objects_of(classes: tuple[type, ...]) -> list[Any]:
     """The objects of some classes; types decide, since a proxy's `__class__` would call the user's code.
 
-    Without a call of Python's for each object, which a profiler would record.
+    Without a call of Python's for each object, which a profiler would record. Those that `gc.freeze` has hidden are
+    among them where `FROZEN` has noted them.
     """
-    objects = gc.get_objects()
+    objects = gc.get_objects()  # in a display of a list, it would have that list, which would hold itself
+    objects += FROZEN.alive()
     wanted = {kind for kind in set(map(type, objects)) if issubclass(kind, classes)}
     return list(compress(objects, map(wanted.__contains__, map(type, objects))))
 

@@ -285,6 +285,7 @@ CATEGORIES = {
     "EVALUATION": ("evaluation", "#920c7d", "#d740ba"),
     "HELD": ("tensors held by Python", "#9b8604", "#ad9504"),
     "COMMUNICATION": ("buffers of collectives", "#f0a05a", "#faaa64"),
+    "KV_CACHE": ("KV cache", "#b2fdad", "#4a0162"),
     "BEFORE_RECORDING": ("memory from before the recording", "#c6cbd2", "#424a54"),
     "UNKNOWN": ("memory that nothing explains", "#404143", "#a9b0b9"),
 }

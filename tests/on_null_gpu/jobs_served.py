@@ -1,0 +1,49 @@
+"""Inference with a KV cache that was allocated beforehand and hidden from the collector's list, as vLLM does."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+from torch import Tensor, nn
+
+from tracer.sessions.profile_session import ProfileSession, Schedule
+
+CACHE_BYTES = 48 << 20
+
+
+class Attention(nn.Module):
+    """Writes its keys to a cache, and reads them all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys = nn.Linear(64, 64)
+        self.kv_cache = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kv_cache[: len(x)] = self.keys(x)
+        return x @ self.kv_cache[: len(x)].T
+
+
+def serve() -> tuple[dict[str, int], int, int]:
+    """Profile calls of a model whose cache is made after the first one; bytes by category, their sum, and the count."""
+    model = nn.Sequential(Attention(), Attention()).to("cuda:0")
+    with torch.no_grad(), ProfileSession(model, None, schedule=Schedule(1, 0, 2, 1)) as session:
+        model[0].kv_cache = model[1].kv_cache = torch.zeros(64, 64, device="cuda:0")
+        model(torch.ones(64, 64, device="cuda:0"))
+        # One allocation, of which each layer has a half, as its own dimensions.
+        cache = torch.zeros(2, CACHE_BYTES // 512, 64, device="cuda:0")
+        for layer, part in zip(model, cache, strict=True):
+            layer.kv_cache = part
+        del cache, layer, part
+        gc.collect()
+        gc.freeze()
+        try:
+            session.step()
+            for _ in range(2):
+                model(torch.ones(64, 64, device="cuda:0"))
+                session.step()
+        finally:
+            gc.unfreeze()
+    peak = session.findings.worst.peak
+    return peak.by_category(), sum(row.bytes for row in peak.rows), peak.peak_bytes
