@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import main
 from tests.exporters.page.page_samples import peak_row
 from tests.exporters.snapshot_samples import out_of_memory
+from tests.results.test_engine_start import READY
 from tests.snapshot.dumps import write
 from tests.trace import chrome
 from tracer.analysis.peak_row import PeakRow
@@ -23,9 +24,11 @@ from tracer.capture.values_read import LeftOut, ValueRead, ValuesRead
 from tracer.changes.recommendation import AdviceReport, Recommendation, UnneededMemory
 from tracer.exporters.json_documents.advice import write_advice_json, write_fit_json
 from tracer.exporters.json_documents.doctor import doctor_values
+from tracer.exporters.json_documents.engine import engine_json
 from tracer.exporters.json_documents.header import UNITS
 from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS
 from tracer.results.doctor import CheckResult, DoctorReport, failed
+from tracer.results.engine_start import engine_start
 from tracer.results.fit import FitReport, FitTrial
 
 HEADER = ("format", "version", "torch", "command", "computed", "units")
@@ -213,3 +216,13 @@ def test_every_key_of_a_whole_job_is_described(file: Path, tmp_path: Path) -> No
     other = write(tmp_path / "rank1.pickle", out_of_memory())
     found = answer("snapshot", file, other, "--json")
     check_header(found, "job", "`snapshot --json` of several recordings")
+
+
+def test_an_engines_start() -> None:
+    start = engine_start([READY], cache_tokens=None, concurrency=None)
+    document = engine_json(start, command="vllm serve m", computed=False)
+    check_header(document, "engine", "engine.json")
+    assert [set(change) for change in document["changes"]] == [{"option", "effect"}]
+    (worker,) = document["workers"]
+    assert set(worker) == set(keys("A worker"))
+    assert undescribed(document, "The header", "engine.json", "A worker") == []

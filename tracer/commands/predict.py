@@ -11,6 +11,7 @@ import typer
 
 from tracer.command_line import role
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
+from tracer.commands.engines import engine_command, predict_engine
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import on_null_gpu, run_ranks
 from tracer.commands.options import option, with_options
@@ -72,6 +73,8 @@ def predict(
         python main.py predict --on rtx-4090 train.py --epochs 1
     """
     with errors_for_people(), kept_import_path():
+        if script is not None and (engine := engine_command(script, arguments, is_module=module)) is not None:
+            predict_engine(engine, place, save_dir, quiet=screen.quiet, as_json=as_json)
         named = script_named(place, script, arguments, is_module=module) if script is not None else None
         options = PredictOptions(context, named, workload, place, steps, largest, advise, save_dir, as_json, screen)
         _ = place.answers  # a mistake in them is said first

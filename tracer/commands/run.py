@@ -15,6 +15,7 @@ import typer
 
 from tracer.command_line import role
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
+from tracer.commands.engines import answer_engine, engine_command, run_engines_in_one_process, tell_reports
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import option, with_options
 from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptSchedule
@@ -89,6 +90,8 @@ def run(
     """
     with errors_for_people():
         _ = on.answers  # a mistake in them is said first
+        if (engine := engine_command(named.script, named.arguments, is_module=named.module)) is not None:
+            answer_engine(engine, on, save_dir, quiet=screen.quiet)
         script = named.script_on(on)
         changes = _checked_changes(apply) if apply else ()
         if advise:
@@ -114,6 +117,7 @@ def run(
     from tracer.exporters.files import check_folder
     from tracer.results.failure import is_out_of_memory
     from tracer.results.null_run import USE_CUDA, elsewhere
+    from tracer.sessions.engine_run import engine_reports
     from tracer.sessions.script_run import ScriptProfile
     from tracer.sessions.termination import Termination
     from tracer.sessions.training_profile import TrainingProfile
@@ -121,6 +125,8 @@ def run(
     from tracer.sessions.voices import ScriptVoice
 
     here, ended = on_null_gpu(on, save_dir, quiet=screen.quiet), closing(Termination())
+    if inference and devices is not None:
+        run_engines_in_one_process()
     with errors_for_people(), kept_import_path(), here, _made(changes) as notes, ended as termination:
         steps = (schedule.of_calls() if inference else schedule).schedule()
         check_folder(save_dir)
@@ -154,7 +160,14 @@ def run(
             return False
 
         try:
-            succeeded = run_script(profile, script, quiet=screen.quiet, is_answer=is_answer)
+            with engine_reports(save_dir) as reports:
+                succeeded = run_script(
+                    profile,
+                    script,
+                    quiet=screen.quiet,
+                    is_answer=is_answer,
+                    before_answer=lambda: tell_reports(reports, save_dir, quiet=screen.quiet, computed=devices is None),
+                )
         except Terminated:
             raise
         except SystemExit as end:  # many scripts end with sys.exit(main())

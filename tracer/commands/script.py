@@ -77,11 +77,13 @@ def run_script(
     *,
     quiet: bool = False,
     is_answer: Callable[[Exception], bool] = lambda error: False,
+    before_answer: Callable[[], None] = lambda: None,
 ) -> bool:
     """Run a script under a profile; False if it raised, after its traceback.
 
     Args:
         is_answer: Whether an exception is what was asked for, so that its traceback is nothing to show.
+        before_answer: Called when the script has ended, before the profile's answer is printed.
 
     Raises:
         SystemExit: The script's own, with its status.
@@ -112,6 +114,8 @@ def run_script(
             return False
         finally:
             with signals_deferred():
+                if not profile.is_in_child:
+                    before_answer()
                 _tell(profile, quiet=quiet)
     return True
 

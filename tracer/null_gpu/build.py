@@ -27,7 +27,7 @@ from tracer.null_gpu.unused_builds import locked, mark_used, prune
 NAME = "libnull_gpu.so"
 PRELOAD = "preload"
 """A file beside the libraries: their names, in the order in which they are loaded, a line each."""
-INDUCTOR, TRITON = "inductor", "triton"
+INDUCTOR, TRITON, VLLM = "inductor", "triton", "vllm"
 """Folders beside the builds, for what compilers make for the null GPU."""
 _FLAGS = (
     "-O1",
@@ -101,7 +101,7 @@ def _private_cache(build: str) -> Path:
 
 def _how_others_write(cache: Path, build: str) -> str | None:
     """Of all that a program loads from it: a build, and what compilers leave beside it."""
-    of_compilers = (how_others_write(cache / name) for name in (INDUCTOR, TRITON))
+    of_compilers = (how_others_write(cache / name) for name in (INDUCTOR, TRITON, VLLM))
     return how_others_write(cache / build, with_contents=True) or next(filter(None, of_compilers), None)
 
 

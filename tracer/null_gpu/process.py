@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tracer.command_line import replace_process
-from tracer.null_gpu.build import INDUCTOR, TRITON, libraries, library
+from tracer.null_gpu.build import INDUCTOR, TRITON, VLLM, libraries, library
 from tracer.null_gpu.cards import CONTEXT_BYTES, MAX_DEVICES, Card
 from tracer.null_gpu.cudnn import answers_command, device_properties
 from tracer.null_gpu.errors import NullGpuError
@@ -91,6 +91,8 @@ def environment(
     # What a compiler measured on a device that computes nothing is noise: it stays out of real devices' caches.
     variables.setdefault("TORCHINDUCTOR_CACHE_DIR", str(path.parent.parent / INDUCTOR))
     variables.setdefault("TRITON_CACHE_DIR", str(path.parent.parent / TRITON))
+    variables.setdefault("VLLM_CACHE_ROOT", str(path.parent.parent / VLLM))
+    variables.setdefault("VLLM_NO_USAGE_STATS", "1")  # a run that computes nothing is no use of it
     return variables
 
 

@@ -1,0 +1,70 @@
+"""Commands of engines in the place of a script."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.results.test_engine_start import GIB, READY
+from tracer.commands.engines import engine_command
+from tracer.exporters.screen.engine import print_engine
+from tracer.exporters.screen.terminal import screen
+from tracer.results.engine_start import Stage, engine_start
+
+
+def test_a_server_is_run_without_its_weights() -> None:
+    engine = engine_command("vllm", ["serve", "org/model", "--max-model-len", "8192"], is_module=False)
+    assert engine is not None
+    assert engine.words == "vllm serve org/model --max-model-len 8192"
+    given = ["serve", "org/model", "--max-model-len", "8192", "--load-format", "dummy"]
+    assert engine.command == [sys.executable, "-m", "vllm.entrypoints.cli.main", *given]
+
+
+def test_a_format_that_the_user_names_stays() -> None:
+    module = "vllm.entrypoints.openai.api_server"
+    engine = engine_command(module, ["--model", "m", "--load-format=auto"], is_module=True)
+    assert engine is not None and engine.command[2:] == [module, "--model", "m", "--load-format=auto"]
+
+
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_a_folder_with_a_config_alone_has_no_tokenizer(tmp_path: Path, has_tokenizer: bool) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    if has_tokenizer:
+        (tmp_path / "tokenizer.json").write_text("{}")
+    engine = engine_command("/bin/vllm", ["serve", str(tmp_path)], is_module=False)
+    assert engine is not None
+    assert ("--skip-tokenizer-init" in engine.command) is not has_tokenizer
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "is_module"),
+    [("train.py", ["serve"], False), ("vllm", ["bench"], False), ("vllm", ["serve"], True), ("torchrun", [], False)],
+)
+def test_anything_else_is_a_script(script: str, arguments: list[str], is_module: bool) -> None:
+    assert engine_command(script, arguments, is_module=is_module) is None
+
+
+def test_the_screen_answers_in_24_lines_and_its_rows_sum(capsys: pytest.CaptureFixture[str]) -> None:
+    start = engine_start([READY], cache_tokens=442_160, concurrency=53.97)
+    with screen() as console:
+        print_engine(start, console, command="vllm serve m")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert lines[1] == ("vLLM 1, m: KV cache of 54.00 GiB, 442,160 tokens: 54.0 requests of 8,192 tokens at once.")
+    table = [line for line in lines if "%" in line and not line.startswith("--")]
+    sizes = [int(line.split()[0].replace(",", "")) for line in table]
+    assert sum(sizes[:-1]) == sizes[-1] == 80 * GIB
+    assert lines[-1] == "Start it with: vllm serve m"
+
+
+def test_a_command_that_does_not_start_is_printed_with_the_first_change(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = replace(READY, stage=Stage.PROFILE, request_bytes=64 * GIB, cache_bytes=0, cache_tokens=None)
+    start = engine_start([failed], cache_tokens=None, concurrency=None, failure="ValueError")
+    with screen() as console:
+        print_engine(start, console, command="vllm serve m --max-model-len 8192 --enforce-eager")
+    out = capsys.readouterr().out
+    assert "vLLM 1, m: does not start." in out
+    assert out.splitlines()[-1] == "Start it with: vllm serve m --enforce-eager --max-model-len 6912"

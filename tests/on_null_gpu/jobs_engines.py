@@ -1,0 +1,97 @@
+"""An engine's worker as vLLM calls it: weights, a profiled batch, a cache made beforehand, a warm-up."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace as Settings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tracer.integrations.vllm import follow_workers
+from tracer.sessions.engine_run import read_reports
+
+MIB = 1 << 20
+CONFIG = Settings(
+    model_config=Settings(model="small", max_model_len=1024, enforce_eager=False, dtype=torch.float16),
+    cache_config=Settings(gpu_memory_utilization=0.5, cache_dtype="auto"),
+    parallel_config=Settings(world_size=1, data_parallel_size=1, tensor_parallel_size=1),
+    scheduler_config=Settings(max_num_batched_tokens=256, max_num_seqs=8),
+)
+
+
+class Runner:
+    """Has the model: 4 MiB of weights, 16 MiB of activations, and a workspace of 2 MiB that stays."""
+
+    def __init__(self) -> None:
+        self.model = nn.Module()
+        self.workspace: Tensor | None = None
+
+    def load(self) -> None:
+        self.model.weight = nn.Parameter(torch.empty(2 * MIB, dtype=torch.float16, device="cuda:0"))
+
+    def profile_run(self) -> None:
+        self.workspace = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda:0")
+        torch.empty(16 * MIB, dtype=torch.uint8, device="cuda:0")
+
+    def capture_model(self) -> Tensor:
+        return torch.empty(32 * MIB, dtype=torch.uint8, device="cuda:0")
+
+
+class Worker:
+    """Has the methods of vLLM's worker in the order in which its executors call them."""
+
+    def __init__(self, cache_bytes: int) -> None:
+        self.vllm_config, self.rank, self.cache_bytes = CONFIG, 0, cache_bytes
+        self.model_runner: Any = None
+        self.cache: list[Tensor] = []
+
+    def init_device(self) -> None:
+        torch.cuda.init()
+        self.model_runner = Runner()
+
+    def load_model(self) -> None:
+        self.model_runner.load()
+
+    def determine_available_memory(self) -> int:
+        torch.cuda.reset_peak_memory_stats(0)
+        self.model_runner.profile_run()
+        torch.cuda.empty_cache()
+        return self.cache_bytes
+
+    def get_kv_cache_spec(self) -> dict[str, Settings]:
+        layer = Settings(max_memory_usage_bytes=lambda config: 4 * MIB)
+        return {"layers.0": layer, "layers.1": layer}
+
+    def initialize_from_config(self, config: Settings) -> None:
+        self.cache = [torch.empty(config.size, dtype=torch.uint8, device="cuda:0")]
+
+    def compile_or_warm_up_model(self) -> None:
+        self.graphs = self.model_runner.capture_model()
+
+
+def report(cache_bytes: int) -> dict[str, Any]:
+    """Start a worker with so much KV cache, and return its report; its failure is in it."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        class Followed(Worker):
+            pass
+
+        follow_workers(Followed, Path(folder), "small 1")
+        worker = Followed(cache_bytes)
+        group = Settings(kv_cache_spec=Settings(block_size=16))
+        try:
+            worker.init_device()
+            worker.load_model()
+            available_bytes = worker.determine_available_memory()
+            worker.get_kv_cache_spec()
+            worker.initialize_from_config(Settings(size=available_bytes, num_blocks=64, kv_cache_groups=[group]))
+            worker.compile_or_warm_up_model()
+        except torch.OutOfMemoryError:
+            pass
+        start = read_reports(Path(folder))
+    assert start is not None
+    return asdict(start.worst)

@@ -1,0 +1,32 @@
+"""Reports of an engine's workers: each part of the memory, measured by torch on a device."""
+
+from __future__ import annotations
+
+from tests.elsewhere import Elsewhere
+from tests.on_null_gpu import jobs_engines
+from tests.on_null_gpu.jobs_engines import MIB
+from tracer.null_gpu.cards import CONTEXT_BYTES
+from tracer.results.engine_start import Stage
+
+GIB = 1 << 30
+
+
+def test_each_part_of_the_memory_is_measured(elsewhere: Elsewhere) -> None:
+    found = elsewhere(jobs_engines.report, 64 * MIB)
+    assert found["stage"] == Stage.READY and not found["failure"]
+    assert found["weights_bytes"] == 4 * MIB
+    assert found["activation_bytes"] == 16 * MIB
+    assert found["cache_bytes"] == found["available_bytes"] == 64 * MIB
+    assert found["request_bytes"] == 8 * MIB
+    assert found["cache_tokens"] == 64 * 16
+    assert found["graphs_bytes"] == 32 * MIB
+    assert found["outside_bytes"] == CONTEXT_BYTES
+    # The allocator reserves 20 MiB for requests of 1 to 10 MiB: weights and workspace share them.
+    assert found["other_bytes"] == (20 - 4) * MIB
+    assert found["cache_dtype"] == "float16"
+
+
+def test_memory_that_ends_is_reported_with_the_stage_that_it_ended_in(elsewhere: Elsewhere) -> None:
+    found = elsewhere(jobs_engines.report, 100 * GIB)
+    assert found["stage"] == Stage.PROFILE
+    assert found["is_out_of_memory"] and found["failure"].startswith("CUDA out of memory")

@@ -1,0 +1,81 @@
+"""An engine's start: what fits, what limits it, which option helps. Sizes are worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tracer.results.engine_start import EngineStart, Stage, WorkerMemory, engine_start
+
+GIB = 1 << 30
+# A card of 80 GiB of which 72 may be used: 72 - 15 - 2 - 1 are left for the cache, and 1 GiB of it is a request.
+READY = WorkerMemory(
+    engine="vLLM 1", model="m", rank=0, num_workers=1, tensor_parallel=1, device="card", total_bytes=80 * GIB,
+    utilization=0.9, context_tokens=8192, batched_tokens=2048, max_requests=256, cache_dtype="bfloat16",
+    stage=Stage.READY, weights_bytes=15 * GIB, activation_bytes=2 * GIB, other_bytes=0, outside_bytes=1 * GIB,
+    available_bytes=54 * GIB, cache_bytes=54 * GIB, request_bytes=1 * GIB, cache_tokens=54 * 8192,
+)  # fmt: skip
+
+
+def start(*workers: WorkerMemory, tokens: int | None = None, failure: str = "") -> EngineStart:
+    return engine_start(workers, cache_tokens=tokens, concurrency=None, failure=failure)
+
+
+def test_what_is_left_of_the_card_is_free() -> None:
+    assert READY.free_bytes == (80 - 15 - 2 - 1 - 54) * GIB
+
+
+def test_the_cache_limits_until_there_are_as_many_requests_as_may_run() -> None:
+    assert start(READY).limit.startswith("The KV cache limits: it holds 54.0 requests of 8,192 tokens")
+    few = replace(READY, max_requests=50)
+    assert start(few).limit.startswith("--max-num-seqs limits: 50 requests run at once, and the KV cache holds 54.0")
+
+
+def test_a_card_with_room_may_be_used_more() -> None:
+    """8 GiB are free; without the 150 MiB that vLLM itself leaves, 7.85 of 80 GiB are 0.098."""
+    ((option, effect),) = start(READY).changes
+    assert option == "--gpu-memory-utilization 0.99"
+    assert effect.startswith("gives 7.20 GiB more to the KV cache")
+    assert start(replace(READY, cache_bytes=62 * GIB - (200 << 20))).changes == ()
+
+
+def test_a_request_that_is_too_long_is_told_the_longest_that_fits() -> None:
+    """20 of the 32 GiB that 131,072 tokens need are there: 81,920 tokens."""
+    long = replace(
+        READY, stage=Stage.PROFILE, context_tokens=131_072, request_bytes=32 * GIB, available_bytes=20 * GIB,
+        cache_bytes=0, cache_tokens=None, weights_bytes=40 * GIB, other_bytes=9 * GIB,
+    )  # fmt: skip
+    found = start(long, failure="ValueError")
+    assert not found.fits
+    assert found.largest_context == 81_920
+    assert found.limit == "One request of 131,072 tokens needs 32.00 GiB of KV cache, and 20.00 GiB are there."
+    options = [option for option, _ in found.changes]
+    assert options == ["--max-model-len 81920", "--kv-cache-dtype fp8", "--tensor-parallel-size 2"]
+
+
+def test_weights_that_leave_no_cache() -> None:
+    """2 GiB are free on the card, too little for the 6 that are lacking; half of the weights are 37.5 GiB."""
+    full = replace(
+        READY, stage=Stage.PROFILE, weights_bytes=75 * GIB, available_bytes=-6 * GIB, cache_bytes=0, cache_tokens=None
+    )
+    found = start(full, failure="ValueError")
+    assert found.limit.startswith("No memory is left for the KV cache: 6.00 GiB are lacking in the 72.00 GiB")
+    assert [option for option, _ in found.changes] == ["--tensor-parallel-size 2"]
+
+
+def test_graphs_that_run_out_of_memory_are_told_the_settings_that_help() -> None:
+    failed = replace(READY, stage=Stage.CACHE, failure="CUDA out of memory.", is_out_of_memory=True)
+    found = start(failed)
+    assert found.limit == "Memory ran out in the warm-up and capture of CUDA graphs: CUDA out of memory."
+    assert [option for option, _ in found.changes] == ["--gpu-memory-utilization 0.85", "--max-num-seqs 64"]
+
+
+def test_of_several_workers_the_one_with_the_least_memory_for_the_cache_decides() -> None:
+    other = replace(READY, rank=1, num_workers=2, available_bytes=50 * GIB, cache_tokens=50 * 8192)
+    found = start(replace(READY, num_workers=2), other)
+    assert found.worst is other
+    assert found.cache_tokens == 50 * 8192
+
+
+def test_an_engine_is_ready_when_all_of_its_workers_are() -> None:
+    assert not start(replace(READY, num_workers=2)).is_ready
+    assert not start(replace(READY, num_workers=2), replace(READY, rank=1, stage=Stage.CACHE)).is_ready

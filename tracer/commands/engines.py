@@ -1,0 +1,152 @@
+"""Commands of inference engines in the place of a script, such as `vllm serve`; they end when the engine is ready."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from tracer.commands.common import errors_for_people
+from tracer.commands.on_card import OnOptions, on_null_gpu, say_where, start_on
+from tracer.commands.script import no_card_named
+from tracer.exporters.files import write_json
+from tracer.exporters.json_documents.engine import FILE_NAME, engine_json
+from tracer.exporters.screen.engine import print_engine
+from tracer.exporters.screen.terminal import say, screen
+
+if TYPE_CHECKING:
+    from tracer.results.engine_start import EngineStart
+
+_SERVERS: Final = (
+    "vllm.entrypoints.openai.api_server",
+    "vllm.entrypoints.api_server",
+    "vllm.entrypoints.cli.main",
+)
+_COMMAND_MODULE: Final = "vllm.entrypoints.cli.main"
+DOES_NOT_FIT: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCommand:
+    """A command that starts an engine's server."""
+
+    module: str  # Its module
+    arguments: tuple[str, ...]  # Its own arguments, as they were given
+    words: str  # The command as the user would paste it into a shell
+
+    @property
+    def command(self) -> list[str]:
+        """Return the command that is run: weights are not read, since none of their values is used."""
+        arguments = list(self.arguments)
+        if not self._has("--load-format"):
+            arguments += ["--load-format", "dummy"]
+        if self._has_no_tokenizer and not self._has("--skip-tokenizer-init"):
+            arguments.append("--skip-tokenizer-init")
+        return [sys.executable, "-m", self.module, *arguments]
+
+    def _has(self, option: str) -> bool:
+        return any(word.partition("=")[0] == option for word in self.arguments)
+
+    @property
+    def _has_no_tokenizer(self) -> bool:
+        """Return whether the model is a folder with a config.json and no tokenizer, as for a model that is planned."""
+        if self._has("--tokenizer"):
+            return False
+        folders = [Path(word.rpartition("=")[2]) for word in self.arguments]
+        models = [folder for folder in folders if (folder / "config.json").is_file()]
+        names = {path.name for model in models for path in model.iterdir()}
+        return bool(models) and not any("tokenizer" in name or name.startswith("vocab") for name in names)
+
+
+def engine_command(script: str, arguments: Sequence[str] | None, *, is_module: bool) -> EngineCommand | None:
+    """Return the engine's command that stands in the place of a script; None for anything else.
+
+    `vllm serve MODEL` and `-m vllm.entrypoints.openai.api_server --model MODEL` are such commands; a script that
+    makes a `vllm.LLM` is a script.
+    """
+    given = tuple(arguments or ())
+    if is_module and script in _SERVERS:
+        return EngineCommand(script, given, shlex.join(["python", "-m", script, *given]))
+    if not is_module and Path(script).name == "vllm" and given[:1] == ("serve",):
+        return EngineCommand(_COMMAND_MODULE, given, shlex.join(["vllm", *given]))
+    return None
+
+
+def answer_engine(
+    engine: EngineCommand, on: OnOptions, save_dir: Path, *, quiet: bool, as_json: bool = False, status_if_not: int = 1
+) -> None:
+    """Start an engine, say what its memory is for, write engine.json and exit.
+
+    Args:
+        status_if_not: Exit status where the engine does not start.
+
+    Raises:
+        TracerError: There is no such card, or the engine ended before it had chosen one.
+        Exit: Always, when it has been told.
+    """
+    devices = start_on(on.on) if on.on is not None else None
+    if devices is not None and not quiet:
+        say_where(devices)
+    from tracer.sessions.engine_run import OUTPUT, engine_reports, run_engine
+
+    save_dir.mkdir(parents=True, exist_ok=True)
+    output = save_dir / OUTPUT
+    with errors_for_people(), engine_reports(save_dir) as folder, on_null_gpu(on, save_dir, quiet=quiet):
+        if not quiet:
+            say(f"The engine starts; what it prints goes to {output}.")
+        start = run_engine(engine.command, folder, output, os.environ)
+        tell_engine(start, save_dir, words=engine.words, quiet=quiet, as_json=as_json, computed=devices is None)
+    raise typer.Exit(0 if start.fits else status_if_not)
+
+
+def predict_engine(engine: EngineCommand, on: OnOptions, save_dir: Path | None, *, quiet: bool, as_json: bool) -> None:
+    """Say whether an engine starts on a card; files go to a folder that is deleted if none is named.
+
+    Raises:
+        UsageError: No card is named.
+        Exit: Always, with 3 where it does not start.
+    """
+    if on.on is None:
+        raise no_card_named(engine.arguments)
+    start_on(on.on)  # before a folder is made, since the process begins again
+    with nullcontext(save_dir) if save_dir is not None else tempfile.TemporaryDirectory() as folder:
+        answer_engine(engine, on, Path(folder), quiet=quiet, as_json=as_json, status_if_not=DOES_NOT_FIT)
+
+
+def run_engines_in_one_process() -> None:
+    """Have a script's engines run in its own process, where calls are recorded, unless it says otherwise."""
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+
+def tell_reports(reports: Path, save_dir: Path, *, quiet: bool, computed: bool) -> None:
+    """Print what the memory of the engine is for that a script has made, and write engine.json; no-op without one."""
+    from tracer.sessions.engine_run import read_reports
+
+    if (start := read_reports(reports)) is not None:
+        tell_engine(start, save_dir, words="", quiet=quiet, computed=computed)
+
+
+def tell_engine(
+    start: EngineStart, save_dir: Path, *, words: str, quiet: bool, as_json: bool = False, computed: bool
+) -> None:
+    """Print what an engine's memory is for, and write it to engine.json.
+
+    Args:
+        words: The command, to be pasted; the empty text where there is none.
+    """
+    document = engine_json(start, command=words, computed=computed)
+    write_json(save_dir / FILE_NAME, document)
+    with screen(is_shown=as_json or not quiet) as console:
+        if as_json:
+            console.print(json.dumps(document, indent=1), soft_wrap=True, markup=False)
+        else:
+            print_engine(start, console, command=words)

@@ -1,0 +1,86 @@
+"""What an inference engine's memory is for, in less than 24 lines: how much KV cache, and what limits the requests."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from rich.console import Console
+
+from tracer.exporters.screen.text import print_rows, say
+from tracer.results.engine_start import EngineStart, Stage, WorkerMemory
+from tracer.units import format_bytes, some
+
+
+def print_engine(start: EngineStart, console: Console, *, command: str) -> None:
+    """Print an engine's start.
+
+    Args:
+        command: The engine's own command, which is printed last, with a change if it does not start; may be empty.
+    """
+    worker = start.worst
+    say(console)
+    say(console, _verdict(start), style="bold")
+    say(console, start.limit)
+    title = f"Memory of {'the card' if worker.num_workers == 1 else f'the card of rank {worker.rank}'}, {worker.device}"
+    print_rows(title, ("bytes", "", "share"), list(_rows(start)), console, words=("of what",))
+    if start.changes:
+        say(console)
+        for option, effect in start.changes:
+            say(console, f"{option}  {effect}.")
+    if command:
+        say(console)
+        say(console, f"Start it with: {_to_paste(start, command)}")
+
+
+def _verdict(start: EngineStart) -> str:
+    worker = start.worst
+    cards = f" on {some(worker.num_workers, 'GPU')}" if worker.num_workers > 1 else ""
+    name = f"{worker.engine}, {worker.model}{cards}"
+    if not start.fits:
+        return f"{name}: does not start."
+    words = f"{name}: KV cache of {format_bytes(worker.cache_bytes)}"
+    if start.cache_tokens is None or start.concurrency is None:
+        return f"{words}."
+    return (
+        f"{words}, {start.cache_tokens:,} tokens: {start.concurrency:,.1f} requests of {worker.context_tokens:,} "
+        "tokens at once."
+    )
+
+
+def _rows(start: EngineStart) -> Iterator[tuple[str, str, str, str]]:
+    worker = start.worst
+    for size_bytes, words in _parts(worker, start.cache_tokens):
+        yield f"{size_bytes:,}", format_bytes(size_bytes), f"{100 * size_bytes / worker.total_bytes:.1f} %", words
+    yield f"{worker.total_bytes:,}", format_bytes(worker.total_bytes), "100.0 %", "the card"
+
+
+def _parts(worker: WorkerMemory, cache_tokens: int | None) -> Iterator[tuple[int, str]]:
+    tokens = f": {cache_tokens:,} tokens, {worker.cache_dtype}" if cache_tokens is not None else ""
+    reached = list(Stage).index(Stage(worker.stage))
+    if reached >= list(Stage).index(Stage.CACHE):
+        yield worker.cache_bytes, f"KV cache{tokens}"
+    yield worker.weights_bytes, "weights"
+    yield (
+        worker.activation_bytes,
+        f"activations at the profiled batch: {worker.batched_tokens:,} tokens, {worker.max_requests:,} requests",
+    )
+    if worker.captures_graphs:
+        yield worker.graphs_bytes, "CUDA graphs, without what the driver keeps for them"
+    yield worker.other_bytes, "buffers and workspaces of the engine"
+    yield worker.outside_bytes, "outside of torch's allocator: CUDA's context, libraries"
+    share = f"--gpu-memory-utilization {worker.utilization:g} gives {format_bytes(worker.limit_bytes)}"
+    yield worker.free_bytes, f"free; {share}"
+
+
+def _to_paste(start: EngineStart, command: str) -> str:
+    """Return the command as it was given, or with the first change that would let the engine start."""
+    if start.fits or not start.changes:
+        return command
+    option, value = start.changes[0][0].split(" ")
+    words, kept, skip = shlex.split(command), list[str](), False
+    for word in words:
+        if not skip and word.partition("=")[0] != option:
+            kept.append(word)
+        skip = not skip and word == option
+    return shlex.join([*kept, option, value])

@@ -1,0 +1,234 @@
+"""The memory of an inference engine that has started: weights, activations, KV cache, and what limits the requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from tracer.units import format_bytes
+
+KEPT_FREE_BYTES: Final = 150 << 20
+"""What vLLM itself leaves free of a card, in the sizes of `--kv-cache-memory` that it suggests."""
+
+
+class Stage(StrEnum):
+    """Stages of an engine's start-up, in order; a worker reports the last one that it has ended."""
+
+    STARTED = "start of the worker"
+    WEIGHTS = "loading of the weights"
+    PROFILE = "profile of the largest batch"
+    CACHE = "allocation of the KV cache"
+    READY = "warm-up and capture of CUDA graphs"
+
+    @property
+    def following(self) -> Stage:
+        """Return the stage that comes next; after the last one, that one."""
+        stages = list(Stage)
+        return stages[min(stages.index(self) + 1, len(stages) - 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMemory:
+    """Memory of one worker of an engine on its card, as far as the worker came."""
+
+    engine: str  # Such as vLLM 0.33.0
+    model: str  # As the engine names it: a folder, or a name at a hub
+    rank: int
+    num_workers: int  # Workers of the engine, a card each
+    tensor_parallel: int
+    device: str  # The card's name
+    total_bytes: int  # Memory of the card
+    utilization: float  # Share of it that the engine may use
+    context_tokens: int  # The longest request, `--max-model-len`
+    batched_tokens: int  # Tokens of the profiled batch, `--max-num-batched-tokens`
+    max_requests: int  # Requests in a batch, `--max-num-seqs`
+    cache_dtype: str
+    stage: str = Stage.STARTED.value  # The last stage that has ended
+    weights_bytes: int = 0
+    activation_bytes: int = 0  # Allocated by the profiled batch at its peak, and freed after it
+    other_bytes: int = 0  # Reserved by torch's allocator after the profile, without the weights
+    outside_bytes: int = 0  # On the card and not in torch's allocator, after the profile
+    graphs_bytes: int = 0  # What the capture of CUDA graphs took of the card
+    captures_graphs: bool = False
+    available_bytes: int | None = None  # For the KV cache, as the engine worked it out; may be negative
+    cache_bytes: int = 0  # Allocated for the KV cache
+    request_bytes: int | None = None  # KV cache of one request of the longest length, on this card
+    cache_tokens: int | None = None
+    failure: str = ""  # What the engine or torch said, where the start-up failed
+    is_out_of_memory: bool = False
+
+    @property
+    def limit_bytes(self) -> int:
+        """Return the part of the card that the engine may use."""
+        return int(self.total_bytes * self.utilization)
+
+    @property
+    def free_bytes(self) -> int:
+        """Return what is left of the card beside all rows; negative where they do not fit on it."""
+        return self.total_bytes - (
+            self.weights_bytes
+            + self.activation_bytes
+            + self.other_bytes
+            + self.outside_bytes
+            + self.graphs_bytes
+            + self.cache_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStart:
+    """An engine that has started, or failed to."""
+
+    workers: tuple[WorkerMemory, ...]  # By rank
+    cache_tokens: int | None  # As the engine says; None where no KV cache was made
+    concurrency: float | None  # Requests of the longest length that the KV cache holds at once
+    failure: str = ""  # Of the engine, where its start-up failed
+
+    @property
+    def worst(self) -> WorkerMemory:
+        """Return the worker with the least memory for the KV cache, which decides for all."""
+        return min(self.workers, key=lambda worker: (worker.available_bytes is None, worker.available_bytes or 0))
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether all workers have ended all stages."""
+        workers = self.workers
+        return len(workers) >= workers[0].num_workers and all(worker.stage == Stage.READY for worker in workers)
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the engine would serve requests of the asked length."""
+        return self.is_ready and not self.failure
+
+    @property
+    def largest_context(self) -> int | None:
+        """Return the longest request, in tokens, whose KV cache fits; None where that is not known.
+
+        Of a cache that grows in proportion to the tokens: 8 GiB for a request of 131,072 tokens, of which 2 GiB are
+        there, are 32,768 tokens. Windows of attention and states of constant size make it a lower bound.
+        """
+        worker = self.worst
+        if not worker.request_bytes or worker.available_bytes is None:
+            return None
+        share = max(0, worker.available_bytes) / worker.request_bytes
+        return int(share * worker.context_tokens) // _BLOCK_TOKENS * _BLOCK_TOKENS
+
+    @property
+    def limit(self) -> str:
+        """Return a sentence on what limits the number of requests, or why the engine does not start."""
+        worker = self.worst
+        if not self.is_ready:
+            return self._why_it_failed
+        length = f"{worker.context_tokens:,} tokens"
+        if self.concurrency is None:
+            return f"The engine did not say how many requests of {length} its KV cache holds."
+        if self.concurrency >= worker.max_requests:
+            return (
+                f"--max-num-seqs limits: {worker.max_requests:,} requests run at once, and the KV cache holds "
+                f"{self.concurrency:,.1f} of {length}."
+            )
+        return (
+            f"The KV cache limits: it holds {self.concurrency:,.1f} requests of {length}, and --max-num-seqs would let "
+            f"{worker.max_requests:,} run at once."
+        )
+
+    @property
+    def _why_it_failed(self) -> str:
+        worker = self.worst
+        at = Stage(worker.stage).following
+        lacks = worker.available_bytes is not None and worker.stage == Stage.PROFILE
+        if lacks and worker.available_bytes is not None and worker.available_bytes <= 0:
+            return (
+                f"No memory is left for the KV cache: {format_bytes(-worker.available_bytes)} are lacking in the "
+                f"{format_bytes(worker.limit_bytes)} that --gpu-memory-utilization {worker.utilization:g} gives."
+            )
+        if lacks and worker.request_bytes and worker.available_bytes is not None:
+            return (
+                f"One request of {worker.context_tokens:,} tokens needs {format_bytes(worker.request_bytes)} of KV "
+                f"cache, and {format_bytes(worker.available_bytes)} are there."
+            )
+        ran_out = "Memory ran out" if worker.is_out_of_memory else "The engine failed"
+        said = worker.failure or self.failure
+        return f"{ran_out} in the {at.value}{f': {said}' if said else '.'}"
+
+    @property
+    def changes(self) -> tuple[tuple[str, str], ...]:
+        """Return options that would let it start, or give it more KV cache, each with what it does."""
+        worker = self.worst
+        if self.fits:
+            return self._for_more_requests
+        failed_in = Stage(worker.stage).following
+        if failed_in is Stage.CACHE and worker.available_bytes is not None:
+            return tuple(self._for_a_cache)
+        lower = max(0.1, round(worker.utilization - 0.05, 2))
+        if failed_in is Stage.READY and worker.is_out_of_memory:
+            return (
+                (f"--gpu-memory-utilization {lower:g}", "leaves more of the card to the graphs and the warm-up"),
+                (f"--max-num-seqs {max(1, worker.max_requests // 4)}", "captures fewer and smaller graphs"),
+            )
+        if failed_in is Stage.PROFILE and worker.is_out_of_memory:
+            return ((f"--max-num-batched-tokens {max(1, worker.batched_tokens // 2)}", "halves the profiled batch"),)
+        if failed_in is Stage.WEIGHTS and worker.is_out_of_memory:
+            return (
+                (f"--tensor-parallel-size {worker.tensor_parallel * 2}", "halves the weights of each card"),
+                ("--quantization fp8", "halves weights of 16 bits"),
+            )
+        return ()
+
+    @property
+    def _for_more_requests(self) -> tuple[tuple[str, str], ...]:
+        worker = self.worst
+        spare = worker.free_bytes - KEPT_FREE_BYTES
+        utilization = int((worker.utilization + spare / worker.total_bytes) * 100) / 100
+        if utilization - worker.utilization < _LEAST_UTILIZATION_STEP:
+            return ()
+        return (
+            (
+                f"--gpu-memory-utilization {utilization:g}",
+                f"gives {format_bytes(int((utilization - worker.utilization) * worker.total_bytes))} more to the KV "
+                "cache, if nothing else is on the card",
+            ),
+        )
+
+    @property
+    def _for_a_cache(self) -> list[tuple[str, str]]:
+        """Return the options of which each alone gives one request its KV cache, by the sizes that were measured."""
+        worker, changes = self.worst, list[tuple[str, str]]()
+        available, needed = worker.available_bytes or 0, worker.request_bytes or 0
+        if self.largest_context:
+            changes.append((f"--max-model-len {self.largest_context}", "is the longest request that fits"))
+        if "fp8" not in worker.cache_dtype and needed and needed / 2 <= available:
+            changes.append(("--kv-cache-dtype fp8", "halves the KV cache of a token"))
+        spare = worker.free_bytes - max(0, available) - KEPT_FREE_BYTES
+        utilization = int((worker.utilization + spare / worker.total_bytes) * 100) / 100
+        if max(needed, 1) <= available + (utilization - worker.utilization) * worker.total_bytes:
+            changes.append((f"--gpu-memory-utilization {utilization:g}", "gives the rest of the card to the KV cache"))
+        if max(needed, 1) / 2 <= available + worker.weights_bytes / 2:
+            option = f"--tensor-parallel-size {worker.tensor_parallel * 2}"
+            changes.append((option, "halves the weights and the KV cache of each card"))
+        return changes
+
+
+_BLOCK_TOKENS: Final = 16
+_LEAST_UTILIZATION_STEP: Final = 0.01
+
+
+def engine_start(
+    workers: Sequence[WorkerMemory], *, cache_tokens: int | None, concurrency: float | None, failure: str = ""
+) -> EngineStart:
+    """Combine the reports of an engine's workers.
+
+    Args:
+        cache_tokens: Tokens of the KV cache, as the engine said; None to take what workers know.
+        concurrency: As the engine said; None to work it out of the tokens.
+        failure: What the engine said when it failed.
+    """
+    by_rank = tuple(sorted(workers, key=lambda worker: worker.rank))
+    if cache_tokens is None:
+        known = [worker.cache_tokens for worker in by_rank if worker.cache_tokens is not None]
+        cache_tokens = min(known, default=None)
+    if concurrency is None and cache_tokens is not None:
+        concurrency = cache_tokens / by_rank[0].context_tokens
+    return EngineStart(by_rank, cache_tokens, concurrency, failure)

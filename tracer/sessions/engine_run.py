@@ -1,0 +1,131 @@
+"""An inference engine, started as a command in processes of its own and ended when it could serve."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from tracer.errors import TracerError
+from tracer.exporters.files import check_folder
+from tracer.results.engine_start import EngineStart, WorkerMemory, engine_start
+from tracer.sessions.jobs.child_processes import IdleLimit
+
+FOLDER_VARIABLE: Final = "TORCH_TIMELINE_ENGINE"
+"""Environment variable with the folder where an engine's workers leave their reports."""
+FOLDER: Final = "engine"
+OUTPUT: Final = "engine.txt"
+"""Below the folder of the results: reports of workers, and what the engine printed."""
+_LOOK_EVERY_S: Final = 0.5
+_END_LIMIT_S: Final = 15.0
+
+
+@contextmanager
+def engine_reports(save_dir: Path) -> Iterator[Path]:
+    """Within the block engines that the program starts leave reports in an empty folder below the results."""
+    check_folder(save_dir)
+    folder = (save_dir / FOLDER).absolute()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    before = os.environ.get(FOLDER_VARIABLE)
+    os.environ[FOLDER_VARIABLE] = str(folder)
+    try:
+        yield folder
+    finally:
+        if before is None:
+            del os.environ[FOLDER_VARIABLE]
+        else:
+            os.environ[FOLDER_VARIABLE] = before
+        with suppress(OSError):  # it has reports
+            folder.rmdir()
+
+
+def read_reports(folder: Path) -> EngineStart | None:
+    """Return what an engine's workers have reported so far; None if none has."""
+    workers = [WorkerMemory(**_read(path)) for path in sorted(folder.glob("worker-*.json"))]
+    if not workers:
+        return None
+    said: dict[str, Any] = {}
+    for path in sorted(folder.glob("engine-*.json")):
+        said = _read(path) | said
+    return engine_start(
+        workers,
+        cache_tokens=said.get("cache_tokens"),
+        concurrency=said.get("concurrency"),
+        failure=said.get("failure", ""),
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return values
+
+
+def run_engine(command: Sequence[str], folder: Path, output: Path, variables: Mapping[str, str]) -> EngineStart:
+    """Run an engine's command until all of its workers are ready, or it has failed, and end it.
+
+    Args:
+        folder: Where its workers leave reports.
+        output: File that takes what it prints.
+        variables: Its environment.
+
+    Raises:
+        TracerError: It ended before a worker had begun.
+    """
+    with output.open("wb") as printed:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=variables,
+        )
+        try:
+            _wait_until_ready(process, folder)
+        finally:
+            _end_all(process)
+    start = read_reports(folder)
+    if start is None:
+        raise TracerError(
+            f"The engine ended before it had chosen a GPU: {_last_line(output)}", hint=f"All that it said: {output}"
+        )
+    if start.is_ready or start.failure or start.worst.failure:
+        return start
+    return EngineStart(start.workers, start.cache_tokens, start.concurrency, _last_line(output))
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], folder: Path) -> None:
+    idle = IdleLimit(process.pid)
+    while process.poll() is None:
+        start = read_reports(folder)
+        if start is not None and start.is_ready and start.cache_tokens is not None:
+            return
+        if idle.is_over():
+            return
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _end_all(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it has started: politely at first, so that it frees shared memory."""
+    with suppress(ProcessLookupError):
+        process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_END_LIMIT_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _last_line(output: Path) -> str:
+    """Return the last line that an engine printed which says an error, else its last line."""
+    lines = [line.strip() for line in output.read_text("utf-8", "replace").splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line and not line.endswith("Traceback (most recent call last):")]
+    return (errors or lines or ["it printed nothing"])[-1]
