@@ -139,7 +139,10 @@ def test_laws(name: str, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- where weights come from
 def test_a_model_built_under_watch_knows_its_lines() -> None:
     with ParameterOrigins():
-        model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+        model = nn.Sequential(
+            nn.Linear(2, 3),
+            nn.Linear(3, 1),
+        )
         model[1].bias = model[0].bias
     parameters = describe_parameters(model)
     source = Path(__file__).read_text().splitlines()
