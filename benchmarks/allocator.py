@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.snapshot import Cost, measure
 
@@ -186,7 +187,9 @@ def _table(file: Path, rounds: int) -> bool:
 
 
 def _same_steps(num_operations: int, rounds: int) -> None:
-    """Replays that take what repeats itself as performed, beside replays of all operations; both come to the same."""
+    """Replays that take what repeats itself as performed, replays of all operations, and those in C: all the same."""
+    from tracer.allocator import compiled
+    from tracer.allocator import replay as replays
     from tracer.allocator.history import read_history
     from tracer.allocator.replay import program_of, replay
     from tracer.allocator.settings import parse_settings
@@ -198,22 +201,27 @@ def _same_steps(num_operations: int, rounds: int) -> None:
     program = program_of(read_history(snapshot, state, lives_of(state, snapshot.settings)))
     whole = replace(program)
     vars(whole)["repeats"] = None
+    in_c = compiled.compiled_replay
     begin = time.process_time()
     found = program.repeats
     seconds = time.process_time() - begin
     print(f"{len(program.code):,} operations; whether they repeat ({found is not None}) is found in {seconds:.2f} s")
     print("seconds of a processor")
     for text in ("", *SIX):
-        times: dict[str, list[float]] = {"repeats": [], "whole": []}
+        times: dict[str, list[float]] = {"repeats": [], "whole": [], "C": []}
         for _ in range(rounds):
             outcomes = []
-            for name, one in (("repeats", program), ("whole", whole)):
-                begin = time.process_time()
-                outcomes.append(replay(one, parse_settings(text)))
-                times[name].append(time.process_time() - begin)
-            assert outcomes[0] == outcomes[1]
-        ours, all_of_it = median(times["repeats"]), median(times["whole"])
-        print(f"{text or 'as recorded'}: {ours:.3f}, all operations {all_of_it:.3f}, ratio {ours / all_of_it:.2f}")
+            for name, one in (("repeats", program), ("whole", whole), ("C", whole)):
+                with patch.object(replays, "compiled_replay", in_c if name == "C" else lambda *_, **__: None):
+                    begin = time.process_time()
+                    outcomes.append(replay(one, parse_settings(text)))
+                    times[name].append(time.process_time() - begin)
+            assert outcomes[0] == outcomes[1] == outcomes[2]
+        ours, all_of_it, c_seconds = (median(times[name]) for name in ("repeats", "whole", "C"))
+        print(
+            f"{text or 'as recorded'}: {ours:.3f}, all operations {all_of_it:.3f}, ratio {ours / all_of_it:.2f}; "
+            f"in C {c_seconds:.3f}, ratio {c_seconds / all_of_it:.3f}"
+        )
 
 
 def _agreement(folder: Path) -> None:

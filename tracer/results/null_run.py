@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import torch
-
-from tracer.analysis.profiles.findings import Findings
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.null_gpu.cudnn import answered_version, said_of_workspaces
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.units import format_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from tracer.analysis.profiles.findings import Findings
 
 CAVEAT = "Null GPU: memory is torch's own, nothing was computed."
 NO_TIMES = "There are no times: cuda_timing.txt, run_time_report.sqlite and trace.json.gz are not written."
@@ -27,8 +30,11 @@ USE_CUDA = "Make it use cuda, by its own options or by torch.set_default_device.
 
 def elsewhere(device: str) -> str:
     """A sentence if a script has trained where the null GPU was not asked for anything; empty where it was."""
-    is_asked = torch.device(device).type == "cuda"
-    return "" if is_asked else f"The script trained on {device}, so nothing was allocated on the GPU."
+    return (
+        ""
+        if device.partition(":")[0] == "cuda"
+        else f"The script trained on {device}, so nothing was allocated on the GPU."
+    )
 
 
 def caveat_of(device: torch.device) -> str:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.allocator.recorded import MIB, Program
 from tests.analysis.snapshots.allocator_samples import by_reason, explain, screen
 from tests.snapshot.dumps import block, entry, freed, segment, snapshot
+from tracer.allocator.reproduce import reproduce
+from tracer.analysis.snapshots.findings import replay_snapshot
+from tracer.analysis.snapshots.modelled import model_device
 from tracer.analysis.snapshots.reserved import ASKED, HELD
+from tracer.snapshot.load import snapshot_in_memory
 
 
 @pytest.mark.parametrize("version", [(2, 12), (2, 15)])
@@ -16,6 +22,20 @@ def test_the_rules_of_either_torch_are_found(version: tuple[int, int]) -> None:
     assert found.modelled is not None and found.modelled.reproduction.is_exact
     assert found.modelled.torch_version == version
     assert "repeats every decision" in found.agreement[0]
+
+
+def test_a_device_is_replayed_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`what to try first` asks, and so does the explanation of a failure."""
+    calls: list[object] = []
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments[0])
+        return reproduce(*arguments, **options)
+
+    monkeypatch.setattr("tracer.analysis.snapshots.modelled.reproduce", counted)
+    (device,) = replay_snapshot(snapshot_in_memory(Program(2, torch_version=(2, 12)).run(400).snapshot())).devices
+    first = model_device(device)
+    assert first is not None and model_device(device) is first
+    assert len(calls) == 1
 
 
 def test_retries_are_told() -> None:
