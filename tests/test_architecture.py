@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tracer.commands.app import Program
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Room: rooms that it may import, besides itself. The first room that a module's name starts with is its own.
@@ -413,11 +415,12 @@ WITHOUT_TORCH = {
                   "tracer.capture.recording"),
     "traces": ([f"tracer.{name}" for name in ("results.trace_report", "exporters.screen.trace")]
                + ["tracer.exporters.json_documents.trace"], "torch"),
+    "commands": ([f"tracer.commands.{name}" for name in ("profile", *Program.summaries)], "numpy"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("names", "other"), WITHOUT_TORCH.values(), ids=WITHOUT_TORCH)
-def test_what_is_read_from_files_is_explained_without_torch(names: list[str], other: str) -> None:
+def test_it_is_loaded_without_torch(names: list[str], other: str) -> None:
     assert len(names) > 2
     program = "import sys\n" + "".join(f"import {name}\n" for name in sorted(names))
     program += f"print([name for name in ('torch', {other!r}) if name in sys.modules])"

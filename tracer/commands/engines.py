@@ -18,9 +18,6 @@ import typer
 from tracer.commands.common import errors_for_people
 from tracer.commands.on_card import OnOptions, on_null_gpu, say_where, start_on
 from tracer.commands.script import no_card_named
-from tracer.exporters.files import write_json
-from tracer.exporters.json_documents.engine import FILE_NAME, engine_json
-from tracer.exporters.screen.engine import print_engine
 from tracer.exporters.screen.terminal import say, screen
 
 if TYPE_CHECKING:
@@ -143,6 +140,10 @@ def tell_engine(
     Args:
         words: The command, to be pasted; the empty text where there is none.
     """
+    from tracer.exporters.files import write_json
+    from tracer.exporters.json_documents.engine import FILE_NAME, engine_json
+    from tracer.exporters.screen.engine import print_engine
+
     document = engine_json(start, command=words, computed=computed)
     write_json(save_dir / FILE_NAME, document)
     with screen(is_shown=as_json or not quiet) as console:

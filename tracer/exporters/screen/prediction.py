@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from tracer.exporters.screen.paths import source_place
-from tracer.exporters.screen.profile import NUM_ROWS, print_parts
-from tracer.exporters.screen.run import print_failure
 from tracer.exporters.screen.text import print_rows, say
-from tracer.exporters.screen.values import print_values
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.results.fit import FitTrial
 from tracer.results.null_run import CAVEAT
-from tracer.results.prediction import LargestSize, OutOfMemoryAt, Prediction
 from tracer.units import format_bytes, format_range
+
+if TYPE_CHECKING:
+    from tracer.results.prediction import LargestSize, OutOfMemoryAt, Prediction
 
 _VISIBLE_SHARE = 0.0005
 _NARROW_SHARE = 0.02
@@ -234,8 +234,13 @@ def _where(at: OutOfMemoryAt) -> str:
     return f"{phase}, by {at.op}{module}{line}" if at.op else f"{phase}{module}{line}"
 
 
-def print_prediction(prediction: Prediction, console: Console, *, top: int = NUM_ROWS) -> None:
+def print_prediction(prediction: Prediction, console: Console, *, top: int) -> None:
     """The answer, the sizes, what fills it and what was assumed or is not counted. Readable in 80 columns."""
+    # Not before there is a prediction: `fit` has the sentences of this file alone.
+    from tracer.exporters.screen.profile import print_parts
+    from tracer.exporters.screen.run import print_failure
+    from tracer.exporters.screen.values import print_values
+
     need, spread, findings = prediction.need, prediction.spread, prediction.findings
     say(console)
     say(console, _ON_CPU if prediction.results.device == "cpu" else _ENGINE[prediction.engine])
