@@ -37,8 +37,11 @@ class Runner:
         self.workspace = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda:0")
         torch.empty(16 * MIB, dtype=torch.uint8, device="cuda:0")
 
-    def capture_model(self) -> Tensor:
-        return torch.empty(32 * MIB, dtype=torch.uint8, device="cuda:0")
+    def capture_model(self) -> int:
+        torch.cuda.empty_cache()
+        before_bytes, _ = torch.cuda.mem_get_info(0)
+        self.graphs = torch.empty(32 * MIB, dtype=torch.uint8, device="cuda:0")
+        return before_bytes - torch.cuda.mem_get_info(0)[0]
 
 
 class Worker:
@@ -70,7 +73,7 @@ class Worker:
         self.cache = [torch.empty(config.size, dtype=torch.uint8, device="cuda:0")]
 
     def compile_or_warm_up_model(self) -> None:
-        self.graphs = self.model_runner.capture_model()
+        self.model_runner.capture_model()
 
 
 def report(cache_bytes: int) -> dict[str, Any]:

@@ -198,7 +198,8 @@ class _WorkerReport:
         self._update(stage=Stage.CACHE.value, cache_bytes=taken, cache_tokens=cache_tokens)
 
     def _graphs_captured(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
-        self._update(graphs_bytes=max(0, before.free - after.free))
+        """The runner empties torch's cache first, and returns by how much less of the card is free after it."""
+        self._update(graphs_bytes=int(result or 0))
 
     def _ready(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
         self._update(stage=Stage.READY.value)

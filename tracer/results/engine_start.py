@@ -188,7 +188,7 @@ class EngineStart:
             (
                 f"--gpu-memory-utilization {utilization:g}",
                 f"gives {format_bytes(int((utilization - worker.utilization) * worker.total_bytes))} more to the KV "
-                "cache, if nothing else is on the card",
+                f"cache, less what other programs hold{_OF_DRIVER if worker.captures_graphs else ''}",
             ),
         )
 
@@ -213,6 +213,7 @@ class EngineStart:
 
 _BLOCK_TOKENS: Final = 16
 _LEAST_UTILIZATION_STEP: Final = 0.01
+_OF_DRIVER: Final = ", and the driver for CUDA graphs"
 
 
 def engine_start(
