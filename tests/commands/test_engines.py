@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from tests.results.test_engine_start import GIB, READY
 from tracer.commands.engines import engine_command
-from tracer.exporters.screen.engine import print_engine
+from tracer.exporters.screen.engine import print_engine, print_engines
 from tracer.exporters.screen.terminal import screen
 from tracer.results.engine_start import Stage, engine_start
 
@@ -67,4 +68,37 @@ def test_a_command_that_does_not_start_is_printed_with_the_first_change(capsys: 
         print_engine(start, console, command="vllm serve m --max-model-len 8192 --enforce-eager")
     out = capsys.readouterr().out
     assert "vLLM 1, m: does not start." in out
-    assert out.splitlines()[-1] == "Start it with: vllm serve m --enforce-eager --max-model-len 6912"
+    assert out.splitlines()[-1] == "Start it with: vllm serve m --enforce-eager --max-model-len 6896"
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "expected"),
+    [
+        (["m", "--a", "1", "--b"], ["--c", "2"], ["m", "--a", "1", "--b", "--c", "2"]),
+        (["m", "--a", "1", "--b"], ["--a", "2"], ["m", "--b", "--a", "2"]),
+        (["m", "--a=1", "--b", "3"], ["--a", "2"], ["m", "--b", "3", "--a", "2"]),
+        (["--b", "3", "--flag", "m"], ["--flag"], ["--b", "3", "m", "--flag"]),
+    ],
+)
+def test_options_that_are_tried_take_the_place_of_the_commands_own(
+    given: list[str], options: list[str], expected: list[str]
+) -> None:
+    engine = engine_command("vllm", ["serve", *given], is_module=False)
+    assert engine is not None
+    changed = engine.changed(options)
+    assert changed.arguments == ("serve", *expected)
+    assert changed.words == shlex.join(["vllm", "serve", *expected])
+
+
+def test_a_table_of_options_says_what_starts_and_what_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = replace(READY, stage=Stage.PROFILE, request_bytes=64 * GIB, cache_bytes=0, cache_tokens=None)
+    starts = [
+        engine_start([READY], cache_tokens=442_160, concurrency=53.97),
+        engine_start([failed], cache_tokens=None, concurrency=None, failure="ValueError"),
+    ]
+    with screen() as console:
+        print_engines([(("--a", "1"), starts[0]), (("--a", "2"), starts[1])], console)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "KV cache on card, by options"
+    assert lines[3].split() == ["54.00", "GiB", "442,160", "54.0", "8.00", "GiB", "--a", "1"]
+    assert lines[4].split("--a 2")[1].strip().startswith("One request of 8,192 tokens needs 64.00 GiB")

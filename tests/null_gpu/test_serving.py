@@ -57,4 +57,21 @@ def test_a_request_that_is_too_long_is_told_the_longest_that_fits(tmp_path: Path
     status, found, printed = answer(tmp_path, "--kv-cache-memory-bytes", str(8 << 20), command="predict")
     assert status == 3, printed
     assert found["limit"] == "One request of 8,192 tokens needs 16.00 MiB of KV cache, and 8.00 MiB are there."
-    assert found["changes"][0]["option"] == "--max-model-len 4096"
+    assert found["changes"][0]["option"] == f"--max-model-len {found['largest_context']}"
+    assert 4000 < found["largest_context"] <= 4096
+
+
+def test_options_are_compared_in_a_table(tmp_path: Path) -> None:
+    """Twice the share of the card is more than twice the cache: weights and activations are the same."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    own = ["-m", MODULE, "--model", str(tmp_path), "--enforce-eager"]
+    tried = ["--try", "--gpu-memory-utilization 0.4,0.8", "--save-dir", str(tmp_path / "results")]
+    ended = subprocess.run(
+        [sys.executable, "-m", "tracer", "fit", "--on", "rtx-4090", *tried, *own], capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    few, many = (json.loads((tmp_path / "results" / name / "engine.json").read_text()) for name in "12")
+    assert many["kv_cache_tokens"] > 2 * few["kv_cache_tokens"]
+    for found in (few, many):
+        assert f"{found['kv_cache_tokens']:,}" in ended.stdout
+    assert ended.stdout.rstrip().endswith("--gpu-memory-utilization 0.8")

@@ -39,17 +39,23 @@ def test_a_card_with_room_may_be_used_more() -> None:
 
 
 def test_a_request_that_is_too_long_is_told_the_longest_that_fits() -> None:
-    """20 of the 32 GiB that 131,072 tokens need are there: 81,920 tokens."""
+    """20 of the 32 GiB that 131,072 tokens need are there: 81,920 tokens, less a block of 16."""
     long = replace(
         READY, stage=Stage.PROFILE, context_tokens=131_072, request_bytes=32 * GIB, available_bytes=20 * GIB,
         cache_bytes=0, cache_tokens=None, weights_bytes=40 * GIB, other_bytes=9 * GIB,
     )  # fmt: skip
     found = start(long, failure="ValueError")
     assert not found.fits
-    assert found.largest_context == 81_920
+    assert found.largest_context == 81_904
     assert found.limit == "One request of 131,072 tokens needs 32.00 GiB of KV cache, and 20.00 GiB are there."
     options = [option for option, _ in found.changes]
-    assert options == ["--max-model-len 81920", "--kv-cache-dtype fp8", "--tensor-parallel-size 2"]
+    assert options == ["--max-model-len 81904", "--kv-cache-dtype fp8", "--tensor-parallel-size 2"]
+
+
+def test_the_engines_own_estimate_of_the_longest_request_is_taken() -> None:
+    failed = replace(READY, stage=Stage.PROFILE, request_bytes=64 * GIB, cache_bytes=0, cache_tokens=None)
+    said = "To serve at least one request ... the estimated maximum model length is 51984. Try increasing ..."
+    assert start(failed, failure=said).changes[0][0] == "--max-model-len 51984"
 
 
 def test_weights_that_leave_no_cache() -> None:

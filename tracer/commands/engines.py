@@ -8,7 +8,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,7 +18,7 @@ import typer
 from tracer.commands.common import errors_for_people
 from tracer.commands.on_card import OnOptions, on_null_gpu, say_where, start_on
 from tracer.commands.script import no_card_named
-from tracer.exporters.screen.terminal import say, screen
+from tracer.exporters.screen.terminal import say, screen, show
 
 if TYPE_CHECKING:
     from tracer.results.engine_start import EngineStart
@@ -49,6 +49,26 @@ class EngineCommand:
         if self._has_no_tokenizer and not self._has("--skip-tokenizer-init"):
             arguments.append("--skip-tokenizer-init")
         return [sys.executable, "-m", self.module, *arguments]
+
+    def changed(self, options: Sequence[str]) -> EngineCommand:
+        """Return the same command with options that take the place of its own ones of the same names."""
+        takes_value = {
+            word: bool(following) and not following.startswith("-")
+            for word, following in zip(options, [*options[1:], ""], strict=True)
+            if word.startswith("-")
+        }
+        kept, drops_value = list[str](), False
+        for word in self.arguments:
+            name, has_value, _ = word.partition("=")
+            if word.startswith("-"):
+                drops_value = takes_value.get(name, False) and not has_value
+                if name not in takes_value:
+                    kept.append(word)
+            elif not drops_value:
+                kept.append(word)
+        program = shlex.split(self.words)[: len(shlex.split(self.words)) - len(self.arguments)]
+        arguments = (*kept, *options)
+        return EngineCommand(self.module, arguments, shlex.join([*program, *arguments]))
 
     def _has(self, option: str) -> bool:
         return any(word.partition("=")[0] == option for word in self.arguments)
@@ -117,6 +137,48 @@ def predict_engine(engine: EngineCommand, on: OnOptions, save_dir: Path | None, 
     start_on(on.on)  # before a folder is made, since the process begins again
     with nullcontext(save_dir) if save_dir is not None else tempfile.TemporaryDirectory() as folder:
         answer_engine(engine, on, Path(folder), quiet=quiet, as_json=as_json, status_if_not=DOES_NOT_FIT)
+
+
+def fit_engine(engine: EngineCommand, on: OnOptions, tried: Sequence[tuple[str, ...]], save_dir: Path | None) -> None:
+    """Start an engine with each of some options, print a table, and the command with the most requests at once.
+
+    Args:
+        tried: Options of each start, in the order of the table.
+        save_dir: Folder for engine.json of each start, in folders 1, 2, ...; None for none.
+
+    Raises:
+        UsageError: No card is named.
+        Exit: Always, with 3 where it starts with none of them.
+    """
+    if on.on is None:
+        raise no_card_named(engine.arguments)
+    say_where(start_on(on.on))
+    from tracer.exporters.files import write_json
+    from tracer.exporters.json_documents.engine import FILE_NAME, engine_json
+    from tracer.exporters.screen.engine import print_engines
+    from tracer.sessions.engine_run import OUTPUT, engine_reports, run_engine
+
+    rows: list[tuple[tuple[str, ...], EngineStart]] = []
+    with ExitStack() as kept:
+        folder = Path(kept.enter_context(tempfile.TemporaryDirectory())) if save_dir is None else save_dir
+        folder.mkdir(parents=True, exist_ok=True)
+        kept.enter_context(on_null_gpu(on, save_dir, quiet=False))
+        for number, options in enumerate(tried, start=1):
+            own, changed = folder / str(number), engine.changed(options)
+            own.mkdir(exist_ok=True)
+            with engine_reports(own) as reports:
+                start = run_engine(changed.command, reports, own / OUTPUT, os.environ)
+            write_json(own / FILE_NAME, engine_json(start, command=changed.words, computed=False))
+            rows.append((options, start))
+            say(f"{number} of {len(tried)}: {shlex.join(options)}: {'starts' if start.fits else 'does not start'}")
+    with screen() as console:
+        print_engines(rows, console)
+    fitting = [(start.concurrency or 0, options) for options, start in rows if start.fits]
+    if not fitting:
+        raise typer.Exit(DOES_NOT_FIT)
+    _, best = max(fitting, key=lambda row: row[0])
+    show(engine.changed(best).words)
+    raise typer.Exit(0)
 
 
 def run_engines_in_one_process() -> None:

@@ -13,6 +13,7 @@ import typer
 
 from tracer.command_line import role
 from tracer.commands.common import errors_for_people, kept_import_path
+from tracer.commands.engines import engine_command, fit_engine
 from tracer.commands.fit_answer import answer_trial
 from tracer.commands.fit_trials import ScriptTrials, each_alone, first_that_fits, written
 from tracer.commands.on_card import OnOptions
@@ -90,6 +91,14 @@ def fit(
                 hint="Use one of them at a time, or --search with --try for both.",
             )
         tried = combinations(values)
+        engine = engine_command(named.script, named.arguments, is_module=named.module)
+        if engine is not None:
+            if not values or each or search:
+                raise UsageError(
+                    "An inference engine is tried with its own options.",
+                    hint='Name them with --try alone, such as --try "--gpu-memory-utilization 0.85,0.9,0.95".',
+                )
+            fit_engine(engine, on, tried, save_dir)
         script = named.script_on(on)
         if save_dir is not None:
             from tracer.exporters.files import check_folder

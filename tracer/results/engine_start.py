@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -106,14 +107,17 @@ class EngineStart:
     def largest_context(self) -> int | None:
         """Return the longest request, in tokens, whose KV cache fits; None where that is not known.
 
-        Of a cache that grows in proportion to the tokens: 8 GiB for a request of 131,072 tokens, of which 2 GiB are
-        there, are 32,768 tokens. Windows of attention and states of constant size make it a lower bound.
+        It is the engine's own estimate where it said one. Else a cache is taken to grow in proportion to the tokens,
+        and one block of tokens is kept back, as vLLM does: 8 GiB for a request of 131,072 tokens, of which 2 GiB are there,
+        are 32,752. Windows of attention and states of constant size make it a lower bound.
         """
         worker = self.worst
+        if (said := _ESTIMATE.search(f"{self.failure} {worker.failure}")) is not None:
+            return int(said[1])
         if not worker.request_bytes or worker.available_bytes is None:
             return None
         share = max(0, worker.available_bytes) / worker.request_bytes
-        return int(share * worker.context_tokens) // _BLOCK_TOKENS * _BLOCK_TOKENS
+        return max(0, int(share * worker.context_tokens) // _BLOCK_TOKENS - 1) * _BLOCK_TOKENS
 
     @property
     def limit(self) -> str:
@@ -212,6 +216,7 @@ class EngineStart:
 
 
 _BLOCK_TOKENS: Final = 16
+_ESTIMATE: Final = re.compile(r"estimated maximum model length is (\d+)")
 _LEAST_UTILIZATION_STEP: Final = 0.01
 _OF_DRIVER: Final = ", and the driver for CUDA graphs"
 

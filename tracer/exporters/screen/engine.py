@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
@@ -31,6 +31,21 @@ def print_engine(start: EngineStart, console: Console, *, command: str) -> None:
     if command:
         say(console)
         say(console, f"Start it with: {_to_paste(start, command)}")
+
+
+def print_engines(rows: Sequence[tuple[Sequence[str], EngineStart]], console: Console) -> None:
+    """Print a table of starts with different options, as they were tried."""
+    cells = [(*_columns(start), shlex.join(options), "" if start.fits else start.limit) for options, start in rows]
+    title = f"KV cache on {rows[0][1].worst.device}, by options"
+    print_rows(title, ("KV cache", "tokens", "requests", "free"), cells, console, words=("options", "does not start"))
+
+
+def _columns(start: EngineStart) -> tuple[str, str, str, str]:
+    if not start.fits:
+        return "", "", "", ""
+    tokens = f"{start.cache_tokens:,}" if start.cache_tokens is not None else ""
+    requests = f"{start.concurrency:,.1f}" if start.concurrency is not None else ""
+    return format_bytes(start.worst.cache_bytes), tokens, requests, format_bytes(start.worst.free_bytes)
 
 
 def _verdict(start: EngineStart) -> str:
