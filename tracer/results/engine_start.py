@@ -108,8 +108,8 @@ class EngineStart:
         """Return the longest request, in tokens, whose KV cache fits; None where that is not known.
 
         It is the engine's own estimate where it said one. Else a cache is taken to grow in proportion to the tokens,
-        and one block of tokens is kept back, as vLLM does: 8 GiB for a request of 131,072 tokens, of which 2 GiB are there,
-        are 32,752. Windows of attention and states of constant size make it a lower bound.
+        and one block of tokens is kept back, as vLLM does: 8 GiB for a request of 131,072 tokens, of which 2 GiB are
+        there, are 32,752. Windows of attention and states of constant size make it a lower bound.
         """
         worker = self.worst
         if (said := _ESTIMATE.search(f"{self.failure} {worker.failure}")) is not None:
