@@ -6,8 +6,6 @@ import importlib
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.processes import run_python
 from tracer.exporters.recording_file.kept_run_file import load_kept_run
 from tracer.sessions.profile_session import Schedule
 
@@ -224,5 +223,5 @@ def test_neither_is_imported_unless_asked_for() -> None:
         "import sys, tracer\ntracer.profile_training\nimport tracer.integrations\n"
         "print([name for name in ('transformers', 'lightning') if name in sys.modules])"
     )
-    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"
+    run = run_python("-c", program, folder=ROOT)
+    assert run.stdout.strip() == "[]", run.stderr

@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import json
 import os
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,27 @@ from tracer.snapshot.replay import Replay
 from tracer.units import MIB
 
 BASE = 0x7F0000000000
+
+
+class _Here(Executor):
+    """Reads in this process, in place of a pool of processes that each load the program."""
+
+    def __init__(self, num_processes: int, **_: object) -> None:
+        assert num_processes > 0
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Any:  # type: ignore[override]
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@pytest.fixture
+def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what is about the answers: that processes give them is the claim of `test_a_folder_of_ranks`."""
+    monkeypatch.setattr(reading, "ProcessPoolExecutor", _Here)
 
 
 def job(folder: Path) -> Path:
@@ -67,6 +89,7 @@ def test_a_job_of_our_own_is_its_ranks_and_not_their_other_files(tmp_path: Path)
     assert named == [f"rank{rank}/memory_snapshot.pkl" for rank in (0, 1, 2, 3, 4, 5, 7)]
 
 
+@pytest.mark.usefixtures("read_here")
 def test_the_same_on_a_screen_by_names_and_by_a_pattern(tmp_path: Path) -> None:
     folder = job(tmp_path / "job")
     status, out, _ = run("snapshot", str(folder / "rank[0-3]" / "*.pkl"))
@@ -95,6 +118,7 @@ def test_what_is_about_one_recording_is_refused(tmp_path: Path) -> None:
     assert status == 1 and "--sqlite is about one recording" in err
 
 
+@pytest.mark.usefixtures("read_here")
 def test_the_page_of_a_job_has_the_odd_ranks_pages(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     status, _, err = run("snapshot", job(tmp_path / "job"), "--html", page)
@@ -124,6 +148,7 @@ def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch
     assert ("cannot be reached" in err) or ("is not installed" in err)
 
 
+@pytest.mark.usefixtures("read_here")
 def test_the_page_of_a_rank_that_ran_out_says_what_to_try_first(tmp_path: Path) -> None:
     path = write(tmp_path / "rank3.pickle", full().snapshot())
     (peak,) = read_job([path], num_processes=1)
@@ -148,6 +173,7 @@ def test_a_dask_cluster_finds_what_this_machine_finds(tmp_path: Path) -> None:
     assert sorted(there, key=lambda one: one.file) == sorted(here, key=lambda one: one.file)
 
 
+@pytest.mark.usefixtures("read_here")
 def test_planted_ranks_are_found_and_a_broken_file_costs_only_itself(tmp_path: Path) -> None:
     """What benchmarks/job.py does with 64 ranks of a million entries: two stages, three odd ranks, a truncated file."""
     planted = make_job(tmp_path / "job", 16, 12_000, num_stacks=90)

@@ -65,7 +65,8 @@ def _by_variable(models: Sequence[nn.Module], given: Mapping[str, nn.Module]) ->
         name = next((name for name in of_users if name.isidentifier() and name != "self"), None)
         if name is not None:
             names[number] = name
-    paths, inside = _paths(wanted - names.keys(), given)
+    others = wanted - names.keys()
+    paths, inside = _paths(others, given) if others else ({}, {})
     names |= {number: ".".join(path) for number, path in inside.items()}
     return names | _shortened(paths, set(names.values()))
 

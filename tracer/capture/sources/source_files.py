@@ -63,16 +63,18 @@ def _whole_path(file_name: str) -> str:
         return file_name
     found = [str(prefix / file_name) for prefix in _prefixes() if (prefix / file_name).is_file()]
     if len(found) > 1:  # the same name in several folders: the file that has run
-        loaded = _loaded_files()
-        found.sort(key=lambda path: loaded.index(path) if path in loaded else len(loaded))
+        places = _places_of_loaded_files(len(sys.modules))
+        found.sort(key=lambda path: places.get(path, len(places)))
     return found[0] if found else file_name
 
 
-def _loaded_files() -> list[str]:
-    """Files of this process's code: the script first, then modules."""
+@remembered
+def _places_of_loaded_files(num_modules: int) -> dict[str, int]:
+    """Positions of the files of this process's code: the script first, then modules, of which there are so many."""
     modules = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
     files = [sys.argv[0] if sys.argv else None, *(names.get("__file__") for names in modules)]
-    return [os.path.abspath(file) for file in files if isinstance(file, str)]  # noqa: PTH100 - as the profiler has them
+    paths = [os.path.abspath(file) for file in files if isinstance(file, str)]  # noqa: PTH100 - as the profiler has them
+    return {path: place for place, path in enumerate(dict.fromkeys(paths))}
 
 
 def is_user_code(file_name: str) -> bool:
@@ -86,13 +88,17 @@ def is_user_code(file_name: str) -> bool:
 @remembered
 def _is_user_file(file_name: str) -> bool:
     path = _found(file_name)
-    if path is not None and path.resolve().is_relative_to(_SHIPPED_MODELS):
-        return True
-    if is_generated(file_name):
+    if path is None:
         return False
-    if path is None or _PACKAGE_FOLDERS.intersection(path.parts) or str(path) in _hidden_files():
+    is_packages = not _PACKAGE_FOLDERS.isdisjoint(path.parts)
+    # A process has thousands of packages' files, and links are followed with a call of the system for each folder.
+    if is_packages and _SHIPPED_MODELS.name not in path.parts:
         return False
     resolved = path.resolve()
+    if resolved.is_relative_to(_SHIPPED_MODELS):
+        return True
+    if is_packages or is_generated(file_name) or str(path) in _hidden_files():
+        return False
     if "." in resolved.stem and resolved.parent == Path(tempfile.gettempdir()).resolve():
         return False  # a module that a library has written, as PyTorch Geometric does by its dotted name
     return not any(resolved.is_relative_to(folder) for folder in (_TORCH, _OURS, *_library_folders()))
