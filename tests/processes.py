@@ -34,11 +34,13 @@ from typing import IO, Any, NoReturn
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER_VARIABLE = "TEST_PROCESSES"
 """Where the servers' sockets are, for all workers of a test run."""
-# What an optimizer loads when it is made, what the commands load, and the tests' own programs.
+# What an optimizer loads when it is made, what is loaded when something is compiled in a session, what the commands
+# load, and the tests' own programs and their modules.
 _LOADED = (
-    *("torch._dynamo", "torch._functorch.aot_autograd", "torch.distributed.fsdp", "pydantic", "tests.truth.running"),
+    *("torch._dynamo", "torch._functorch.aot_autograd", "torch._inductor.graph", "torch.distributed.fsdp"),
     *("tracer.commands.app", "tracer.sessions.training_profile", "tracer.sessions.output_files"),
     *(f"tracer.commands.{name}" for name in ("run", "predict", "fit", "check", "snapshot", "trace", "diff", "report")),
+    *("pydantic", "pytest", "tests.truth.running"),
 )
 
 
