@@ -10,11 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tracer.errors import RehearsalError
 from tracer.null_gpu import cudnn as asked_cudnn
-from tracer.null_gpu.cards import devices_of
+from tracer.null_gpu.cards import H100, devices_of
 from tracer.null_gpu.cudnn import CudnnAnswers, library_folders
 from tracer.rehearsal.device_memory import reserved_spread
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
+from tracer.results.prediction import Prediction
+from tracer.sessions.trials.rehearsed_prediction import predict
 from tracer.workloads.module_steps import StepWorkload
 
 MIB = 1 << 20
@@ -122,6 +125,18 @@ def test_without_cudnn_there_is_no_version(monkeypatch: pytest.MonkeyPatch) -> N
     with CudnnAnswers(devices_of("RTX-3060").card) as cudnn:
         assert cudnn.version == 0
         assert cudnn.workspace_bytes({"operation": "forward"}) == 0
+
+
+def test_the_child_starts_with_the_first_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asked_cudnn, "answers_command", lambda: ["no such program"])
+
+    def predicted(module: nn.Module, *sizes: int) -> Prediction:
+        step = lambda: module(torch.randn(*sizes, device="cpu")).sum().backward()  # noqa: E731
+        return predict(lambda: StepWorkload(step, module, None, torch.device("cpu")), card=H100)
+
+    assert predicted(nn.Linear(4, 4), 8, 4).need.peak_requested_bytes > 0
+    with pytest.raises(RehearsalError, match="no such program"):
+        predicted(nn.Conv2d(3, 4, 3), 2, 3, 8, 8)
 
 
 def test_a_child_that_ends_is_no_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -143,40 +143,43 @@ def said_of_workspaces(version: int, card: str) -> str:
 
 
 @contextmanager
-def cudnn_of(card: Card | None) -> Iterator[CudnnAnswers | None]:
-    """Whom to ask for a card's workspaces; None where no cuDNN is here that could be asked.
+def cudnn_of(card: Card | None) -> Iterator[CudnnAnswers]:
+    """Whom to ask for a card's workspaces.
 
     Of a card without a name cuDNN is told what it is taken for: an A100, with the memory that was named.
     """
     with CudnnAnswers(card or UNNAMED) as cudnn:
-        yield cudnn if cudnn.version else None
+        yield cudnn
 
 
 class CudnnAnswers:
     """cuDNN in a child process: what would it take for a convolution on a card?
 
-    Attributes:
-        version: cuDNN's, such as 92600; 0 where none could be asked.
+    The process starts with the first question: most programs have no convolution.
 
     Raises:
         TracerError: As `answers_command`.
     """
 
     def __init__(self, card: Card) -> None:
-        self.version = 0
+        self._card, self._command = card, answers_command()
         self._known: dict[str, int] = {}
         self._process: subprocess.Popen[str] | None = None
-        if not (command := answers_command()):
-            return
+
+    @cached_property
+    def version(self) -> int:
+        """cuDNN's, such as 92600; 0 where none could be asked."""
+        if not self._command:
+            return 0
         self._process = subprocess.Popen(
-            command,
+            self._command,
             env=_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        self.version = max(0, self._ask(json.dumps(device_properties(card))))
+        return max(0, self._ask(json.dumps(device_properties(self._card))))
 
     def __enter__(self) -> CudnnAnswers:
         return self

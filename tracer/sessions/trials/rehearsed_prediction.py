@@ -92,12 +92,12 @@ def _sizes(memory: DeviceMemory) -> Sizes:
 
 
 def _rehearsed(workload: Workload, card: Card | None, device: str, num_steps: int) -> tuple[Rehearsal, int]:
-    """The rehearsal, and the version of cuDNN that was asked; 0 for none, as where no card is named."""
+    """The rehearsal, and the version of the cuDNN that knows its convolutions' workspaces; 0 for none."""
     if device != "cuda":
         return rehearse(workload, device="cpu", num_steps=num_steps), 0
     with cudnn_of(card) as cudnn:
         rehearsal = rehearse(workload, card=card or UNNAMED, cudnn=cudnn, num_steps=num_steps)
-        return rehearsal, cudnn.version if cudnn is not None else 0
+        return rehearsal, cudnn.version if _has_convolutions(rehearsal) else 0
 
 
 def _place(rehearsal: Rehearsal, memory: DeviceMemory) -> OutOfMemoryAt | None:
@@ -131,7 +131,7 @@ def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None, cu
     if rehearsal.device == "cpu":
         return [*sentences, "As the CPU runs it, without what kernels take for themselves."]
     sentences += on_card(card)
-    if any("conv" in name for name in _operators(rehearsal)):
+    if _has_convolutions(rehearsal):
         sentences.append(_on_workspaces(card, cudnn_version))
     if any(isinstance(module, torch.nn.RNNBase) for module in workload.model.modules()):
         sentences.append(
@@ -188,6 +188,10 @@ def shape_need(build: Build, inputs: tuple[str, ...], *, card: Card | None, devi
 def _operators(rehearsal: Rehearsal) -> set[str]:
     whole = rehearsal.whole
     return {whole.strings[name] for name in set(whole.ops.name.tolist())}
+
+
+def _has_convolutions(rehearsal: Rehearsal) -> bool:
+    return any("conv" in name for name in _operators(rehearsal))
 
 
 def _on_workspaces(card: Card | None, cudnn_version: int) -> str:
