@@ -27,6 +27,7 @@ def test_the_rules_of_either_torch_are_found(version: tuple[int, int]) -> None:
 def test_a_device_is_replayed_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """`what to try first` asks, and so does the explanation of a failure."""
     calls: list[object] = []
+
     def counted(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments[0])
         return reproduce(*arguments, **options)
