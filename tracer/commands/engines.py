@@ -113,11 +113,12 @@ def answer_engine(
     devices = start_on(on.on) if on.on is not None else None
     if devices is not None and not quiet:
         say_where(devices)
+    from tracer.exporters.files import check_folder
     from tracer.sessions.engine_run import OUTPUT, engine_reports, run_engine
 
-    save_dir.mkdir(parents=True, exist_ok=True)
     output = save_dir / OUTPUT
-    with errors_for_people(), engine_reports(save_dir) as folder, on_null_gpu(on, save_dir, quiet=quiet):
+    with errors_for_people(), engine_reports() as folder, on_null_gpu(on, save_dir, quiet=quiet):
+        check_folder(save_dir)
         if not quiet:
             say(f"The engine starts; what it prints goes to {output}.")
         start = run_engine(engine.command, folder, output, os.environ)
@@ -166,7 +167,7 @@ def fit_engine(engine: EngineCommand, on: OnOptions, tried: Sequence[tuple[str, 
         for number, options in enumerate(tried, start=1):
             own, changed = folder / str(number), engine.changed(options)
             own.mkdir(exist_ok=True)
-            with engine_reports(own) as reports:
+            with engine_reports() as reports:
                 start = run_engine(changed.command, reports, own / OUTPUT, os.environ)
             write_json(own / FILE_NAME, engine_json(start, command=changed.words, computed=False))
             rows.append((options, start))

@@ -160,7 +160,7 @@ def run(
             return False
 
         try:
-            with engine_reports(save_dir) as reports:
+            with engine_reports() as reports:
                 succeeded = run_script(
                     profile,
                     script,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,37 +14,30 @@ from pathlib import Path
 from typing import Any, Final
 
 from tracer.errors import TracerError
-from tracer.exporters.files import check_folder
 from tracer.results.engine_start import EngineStart, WorkerMemory, engine_start
 from tracer.sessions.jobs.child_processes import IdleLimit
 
 FOLDER_VARIABLE: Final = "TORCH_TIMELINE_ENGINE"
 """Environment variable with the folder where an engine's workers leave their reports."""
-FOLDER: Final = "engine"
 OUTPUT: Final = "engine.txt"
-"""Below the folder of the results: reports of workers, and what the engine printed."""
+"""What the engine printed, in the folder of the results."""
 _LOOK_EVERY_S: Final = 0.5
 _END_LIMIT_S: Final = 15.0
 
 
 @contextmanager
-def engine_reports(save_dir: Path) -> Iterator[Path]:
-    """Within the block engines that the program starts leave reports in an empty folder below the results."""
-    check_folder(save_dir)
-    folder = (save_dir / FOLDER).absolute()
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+def engine_reports() -> Iterator[Path]:
+    """Within the block engines that the program starts leave reports in a folder of their own, which then goes."""
     before = os.environ.get(FOLDER_VARIABLE)
-    os.environ[FOLDER_VARIABLE] = str(folder)
-    try:
-        yield folder
-    finally:
-        if before is None:
-            del os.environ[FOLDER_VARIABLE]
-        else:
-            os.environ[FOLDER_VARIABLE] = before
-        with suppress(OSError):  # it has reports
-            folder.rmdir()
+    with tempfile.TemporaryDirectory(prefix="torch-timeline-engine-", ignore_cleanup_errors=True) as folder:
+        os.environ[FOLDER_VARIABLE] = folder
+        try:
+            yield Path(folder)
+        finally:
+            if before is None:
+                del os.environ[FOLDER_VARIABLE]
+            else:
+                os.environ[FOLDER_VARIABLE] = before
 
 
 def read_reports(folder: Path) -> EngineStart | None:
