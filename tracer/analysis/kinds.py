@@ -118,7 +118,7 @@ class Kind(IntEnum):
     EVALUATION = 11, "forward without gradients"
     HELD = 12, "kept by Python variables"  # In a variable, a list or a cache; no backward uses it
     COMMUNICATION = 13, "buffers of collectives"  # What FSDP gathers and reduces, and DDP's buckets
-    KV_CACHE = 14, "keys and values of earlier tokens"  # An engine's, allocated beforehand, or transformers'
+    KV_CACHE = 14, "keys and values of tokens"  # An engine's, allocated beforehand, or transformers'
 
     @property
     def words(self) -> str:
