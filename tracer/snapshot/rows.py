@@ -284,7 +284,7 @@ def _plain_chunk(values: dict[str, tuple[Any, ...]]) -> Columns | None:
         frames = values["frames"]
     except (KeyError, TypeError, OverflowError):
         return None
-    is_plain = Action.OOM not in actions and min(columns["stream"]) >= 0 and min(columns["time_us"]) >= 0
+    is_plain = Action.OOM not in actions and min(values["stream"]) >= 0 and min(values["time_us"]) >= 0
     return {"action": actions, **columns} if is_plain and is_in_no_region and frames else None
 
 
