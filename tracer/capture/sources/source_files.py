@@ -46,10 +46,21 @@ def _prefixes() -> tuple[Path, ...]:
 @remembered
 def _library_folders() -> tuple[Path, ...]:
     """Folders of packages, and of the commands that they install."""
+    return tuple(Path(path).resolve() for path in _library_paths())
+
+
+@remembered
+def _library_prefixes() -> tuple[str, ...]:
+    """The beginnings of paths into these folders, as Python has them and behind links."""
+    return tuple({os.path.join(path, "") for path in (*_library_paths(), *map(str, _library_folders()))})  # noqa: PTH118
+
+
+def _library_paths() -> list[str]:
     names = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
-    paths = [sysconfig.get_path(name) for name in names]
-    paths.append(sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user")))
-    return tuple(Path(path).resolve() for path in paths)
+    return [
+        *(sysconfig.get_path(name) for name in names),
+        sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user")),
+    ]
 
 
 def whole_path(file_name: str) -> str:
@@ -91,8 +102,9 @@ def _is_user_file(file_name: str) -> bool:
     if path is None:
         return False
     is_packages = not _PACKAGE_FOLDERS.isdisjoint(path.parts)
-    # A process has thousands of packages' files, and links are followed with a call of the system for each folder.
-    if is_packages and _SHIPPED_MODELS.name not in path.parts:
+    is_librarys = is_packages or str(path).startswith(_library_prefixes())
+    # A process has thousands of these, and links are followed with a call of the system for each folder.
+    if is_librarys and _SHIPPED_MODELS.name not in path.parts:
         return False
     resolved = path.resolve()
     if resolved.is_relative_to(_SHIPPED_MODELS):
