@@ -82,6 +82,10 @@ def test_of_several_workers_the_one_with_the_least_memory_for_the_cache_decides(
     assert found.cache_tokens == 50 * 8192
 
 
+def test_an_error_that_the_engine_has_caught_does_not_keep_it_from_starting() -> None:
+    assert start(READY, failure="NVML_ERROR_FUNCTION_NOT_FOUND").fits
+
+
 def test_an_engine_is_ready_when_all_of_its_workers_are() -> None:
     assert not start(replace(READY, num_workers=2)).is_ready
     assert not start(replace(READY, num_workers=2), replace(READY, rank=1, stage=Stage.CACHE)).is_ready

@@ -58,7 +58,7 @@ class _EngineWords(logging.Handler):
         if found := _CONCURRENCY.search(message):
             self._said["concurrency"] = float(found[1].replace(",", ""))
         error = record.exc_info[1] if record.exc_info else None
-        if record.levelno >= logging.ERROR and error is not None:
+        if error is not None and "failed to start" in message:  # others are caught, as where NVML lacks a function
             self._said.setdefault("failure", _words_of(error))
         if self._said != before:
             write_json(self._folder / f"engine-{os.getpid()}.json", self._said)

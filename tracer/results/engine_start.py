@@ -101,7 +101,7 @@ class EngineStart:
     @property
     def fits(self) -> bool:
         """Return whether the engine would serve requests of the asked length."""
-        return self.is_ready and not self.failure
+        return self.is_ready
 
     @property
     def largest_context(self) -> int | None:
