@@ -75,6 +75,11 @@ def test_graphs_that_run_out_of_memory_are_told_the_settings_that_help() -> None
     assert [option for option, _ in found.changes] == ["--gpu-memory-utilization 0.85", "--max-num-seqs 64"]
 
 
+def test_a_kernel_that_cannot_be_compiled_is_told_how_to_do_without() -> None:
+    failed = replace(READY, stage=Stage.WEIGHTS, failure="Ninja build failed. Ninja output:")
+    assert "VLLM_USE_FLASHINFER_SAMPLER=0" in start(failed).limit
+
+
 def test_of_several_workers_the_one_with_the_least_memory_for_the_cache_decides() -> None:
     other = replace(READY, rank=1, num_workers=2, available_bytes=50 * GIB, cache_tokens=50 * 8192)
     found = start(replace(READY, num_workers=2), other)

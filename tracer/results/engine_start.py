@@ -155,6 +155,11 @@ class EngineStart:
             )
         ran_out = "Memory ran out" if worker.is_out_of_memory else "The engine failed"
         said = worker.failure or self.failure
+        if _COMPILES.search(said):
+            said = (
+                "FlashInfer compiles a kernel with CUDA's nvcc, which failed here. VLLM_USE_FLASHINFER_SAMPLER=0 in "
+                f"the environment has vLLM sample without it; else install nvcc ({said.rstrip(':')})."
+            )
         return f"{ran_out} in the {at.value}{f': {said}' if said else '.'}"
 
     @property
@@ -216,6 +221,7 @@ class EngineStart:
 
 
 _BLOCK_TOKENS: Final = 16
+_COMPILES: Final = re.compile(r"\bninja\b|\bnvcc\b", re.IGNORECASE)
 _ESTIMATE: Final = re.compile(r"estimated maximum model length is (\d+)")
 _LEAST_UTILIZATION_STEP: Final = 0.01
 _OF_DRIVER: Final = ", and the driver for CUDA graphs"
