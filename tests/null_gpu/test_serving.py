@@ -31,7 +31,8 @@ MODULE = "vllm.entrypoints.openai.api_server"
 def answer(folder: Path, *options: str, command: str = "run", on: str = "rtx-4090") -> tuple[int, dict[str, Any], str]:
     """Start a server of the small model; exit status, engine.json, and what was printed."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    own = ["-m", MODULE, "--model", str(folder), "--enforce-eager", *options]
+    dashes = ["--"] if command == "predict" else []  # which has an option --model of its own
+    own = ["-m", MODULE, *dashes, "--model", str(folder), "--enforce-eager", *options]
     ended = subprocess.run(
         [sys.executable, "-m", "tracer", command, "--on", on, "--save-dir", str(folder / "results"), *own],
         capture_output=True,
@@ -47,7 +48,8 @@ def test_the_kv_cache_is_what_is_left_of_the_utilization(tmp_path: Path) -> None
     assert status == 0, printed
     (worker,) = found["workers"]
     assert worker["limit_bytes"] == worker["total_bytes"] // 2
-    assert found["kv_cache_tokens"] == worker["cache_bytes"] // TOKEN_BYTES
+    # What is allocated with the cache: tables of its blocks.
+    assert 0 <= worker["cache_bytes"] - found["kv_cache_tokens"] * TOKEN_BYTES < 2 << 20
     assert found["concurrency"] == pytest.approx(found["kv_cache_tokens"] / 8192, abs=0.01)
     assert f"{found['kv_cache_tokens']:,} tokens" in printed
 

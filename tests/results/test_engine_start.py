@@ -31,10 +31,10 @@ def test_the_cache_limits_until_there_are_as_many_requests_as_may_run() -> None:
 
 
 def test_a_card_with_room_may_be_used_more() -> None:
-    """8 GiB are free; without the 150 MiB that vLLM itself leaves, 7.85 of 80 GiB are 0.098."""
+    """8 GiB are free, but 1 of 80 GiB is taken before the engine starts, which vLLM does not allow to be promised."""
     ((option, effect),) = start(READY).changes
-    assert option == "--gpu-memory-utilization 0.99"
-    assert effect.startswith("gives 7.20 GiB more to the KV cache")
+    assert option == "--gpu-memory-utilization 0.98"
+    assert effect.startswith("gives 6.40 GiB more to the KV cache")
     assert start(replace(READY, cache_bytes=62 * GIB - (200 << 20))).changes == ()
 
 

@@ -186,11 +186,17 @@ class EngineStart:
             )
         return ()
 
+    def _utilization_with(self, more_bytes: int) -> float:
+        """Return a utilization that gives so much more, in hundredths; vLLM refuses more than is free at its start."""
+        worker = self.worst
+        most = 1 - worker.outside_bytes / worker.total_bytes
+        return int(min(worker.utilization + more_bytes / worker.total_bytes, most) * 100) / 100
+
     @property
     def _for_more_requests(self) -> tuple[tuple[str, str], ...]:
         worker = self.worst
         spare = worker.free_bytes - KEPT_FREE_BYTES
-        utilization = int((worker.utilization + spare / worker.total_bytes) * 100) / 100
+        utilization = self._utilization_with(spare)
         if utilization - worker.utilization < _LEAST_UTILIZATION_STEP:
             return ()
         return (
@@ -211,7 +217,7 @@ class EngineStart:
         if "fp8" not in worker.cache_dtype and needed and needed / 2 <= available:
             changes.append(("--kv-cache-dtype fp8", "halves the KV cache of a token"))
         spare = worker.free_bytes - max(0, available) - KEPT_FREE_BYTES
-        utilization = int((worker.utilization + spare / worker.total_bytes) * 100) / 100
+        utilization = self._utilization_with(spare)
         if max(needed, 1) <= available + (utilization - worker.utilization) * worker.total_bytes:
             changes.append((f"--gpu-memory-utilization {utilization:g}", "gives the rest of the card to the KV cache"))
         if max(needed, 1) / 2 <= available + worker.weights_bytes / 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -23,6 +24,7 @@ OUTPUT: Final = "engine.txt"
 """What the engine printed, in the folder of the results."""
 _LOOK_EVERY_S: Final = 0.5
 _END_LIMIT_S: Final = 15.0
+_ERROR: Final = re.compile(r"\b\w*Error: .+")
 
 
 @contextmanager
@@ -120,5 +122,6 @@ def _end_all(process: subprocess.Popen[bytes]) -> None:
 def _last_line(output: Path) -> str:
     """Return the last line that an engine printed which says an error, else its last line."""
     lines = [line.strip() for line in output.read_text("utf-8", "replace").splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line and not line.endswith("Traceback (most recent call last):")]
+    found = (_ERROR.search(line) for line in lines if "See root cause above" not in line)
+    errors = [match[0] for match in found if match is not None]
     return (errors or lines or ["it printed nothing"])[-1]
