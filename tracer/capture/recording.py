@@ -224,7 +224,7 @@ class Modules(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernels(ColumnTable):
-    """Kernels, copies and fills of the device, each with the operator that launched it, as they were reported."""
+    """Kernels, copies and fills of the device, columns [L], each with the operator that launched it, as reported."""
 
     launched_ns: PerKernel[Int]
     """Start of the innermost operator that launched it, on the host."""
