@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,7 @@ from tracer.units import format_bytes, some
 _UNEVEN = 2
 _MAX_NAMED = 7
 _LEAST_RING = 1000
+_MUCH_PINNED = 256 << 20
 """Entries: people ask for thousands."""
 _STATES_AND_PARAMETERS = 2
 
@@ -125,8 +126,9 @@ def replay_snapshot(
 def explain_replayed(replayed: ReplayedSnapshot) -> SnapshotFinding:
     """Explain the devices of a replayed snapshot, in their order."""
     devices = tuple(map(_explain_device, replayed.devices))
-    notes = (*imbalance(devices), *_snapshot_notes(replayed.snapshot))
-    return SnapshotFinding(devices, notes, _pinned(replayed))
+    pinned = _pinned(replayed)
+    notes = (*imbalance(devices), *_snapshot_notes(replayed.snapshot), *_pinned_note(pinned))
+    return SnapshotFinding(devices, notes, pinned)
 
 
 def _pinned(replayed: ReplayedSnapshot) -> tuple[PinnedLine, ...]:
@@ -134,6 +136,15 @@ def _pinned(replayed: ReplayedSnapshot) -> tuple[PinnedLine, ...]:
     lines = grouped([blocks.stack.astype(np.int64)], replayed.sites.site)
     found = map(PinnedLine, lines.keys, lines.sums(blocks.size), lines.counts())
     return tuple(sorted(found, key=lambda line: -line.bytes))
+
+
+def _pinned_note(pinned: Sequence[PinnedLine]) -> Iterator[str]:
+    """Remedies of much pinned host memory, which no change on the device lowers."""
+    if (total_bytes := sum(line.bytes for line in pinned)) >= _MUCH_PINNED:
+        yield (
+            f"{format_bytes(total_bytes)} of the host's memory are pinned: fewer workers of a DataLoader, a smaller "
+            "prefetch_factor or pin_memory=False take less of it. torch keeps freed pinned memory for later."
+        )
 
 
 def _explain_device(device: ReplayedDevice) -> DeviceFinding:
