@@ -484,7 +484,8 @@ def test_a_script_without_room_before_its_first_step_does_not_fit(tmp_path: Path
     (tmp_path / "train.py").write_text("import torch\ntorch.empty(3 << 30, device='cuda')", "utf-8")
     done = called(tmp_path, "predict", "train.py", "--on", "h100:2GiB")
     assert done.returncode == 3, done.stderr
-    assert "Does not fit in H100 (2.00 GiB): out of memory before the first step at train.py:2." in done.stdout
+    said = "Does not fit in H100 (2.00 GiB): 12.00 GiB cannot be allocated before the first step at train.py:2."
+    assert said in done.stdout
 
 
 EXITS = """

