@@ -93,6 +93,7 @@ def environment(
     variables.setdefault("TRITON_CACHE_DIR", str(path.parent.parent / TRITON))
     variables.setdefault("VLLM_CACHE_ROOT", str(path.parent.parent / VLLM))
     variables.setdefault("VLLM_NO_USAGE_STATS", "1")  # a run that computes nothing is no use of it
+    variables.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # which nvcc compiles when it is first called
     return variables
 
 
