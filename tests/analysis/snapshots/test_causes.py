@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
+from tests.allocator.recorded import MIB
 from tests.analysis.snapshots.recorded_program import Recorded
 from tests.snapshot.dumps import frame
 from tracer.allocator.blocks import Block
 from tracer.analysis.snapshots.causes.case import Case
 from tracer.analysis.snapshots.causes.copies import copies_of_weights
 from tracer.analysis.snapshots.findings import replay_snapshot
-from tracer.analysis.snapshots.first_changes import FirstChange
+from tracer.analysis.snapshots.first_changes import FirstChange, first_changes
+from tracer.analysis.snapshots.modelled import model_device
+from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
 from tracer.snapshot.load import snapshot_in_memory
 
 TORCH = "/x/site-packages/torch"
@@ -557,19 +560,45 @@ def test_fsdp_that_gathers_the_whole_model_at_once(num_units: int, is_whole: boo
     assert ("gathered whole" in program.changes()) == is_whole
 
 
-def test_a_graph_that_a_backward_made() -> None:
-    """Of 5 blocks that a backward leaves, one is a gradient, and 4 of 10 MiB are its own graph."""
+@pytest.mark.parametrize("has_graph", [True, False])
+def test_a_graph_that_a_backward_made(has_graph: bool) -> None:
+    """Of 4 blocks of 10 MiB autograd lets go as of what it saved, where they are no gradients that a variable keeps."""
+    release = [frame("torch::autograd::generated::MmBackward0::release_variables()", "??", 0), *BACKWARD]
     program = Recorded(capacity=210)
     for _ in range(2):
         program.make(3, MOVING)
     train(program)
-    kept = [program.make(10, layer(7)) for _ in range(4)]
-    program.make(3, BACKWARD)
-    for _ in kept:
-        program.make(10, BACKWARD)
-        program.free(program.make(10, BACKWARD), BACKWARD)
+    for _ in range(4):
+        program.make(10, layer(7))
+    made = [program.make(10, BACKWARD) for _ in range(4)]
+    program.free(program.make(1, BACKWARD), BACKWARD)
     program.make(10, layer(8))
-    program.fail(110, layer(9))
-    change = program.changes()["graph of a gradient"]
-    assert change.num_served == 1 and "40.00 MiB in 4 blocks" in change.sentence
-    assert "call backward() for each term of the loss" in change.words
+    program.fail(130, layer(9))
+    for block in made:
+        program.free(block, release if has_graph else [line(9)])
+    changes = program.changes()
+    assert ("graph of a gradient" in changes) == has_graph
+    if has_graph:
+        change = changes["graph of a gradient"]
+        assert change.num_served == 1 and "40.00 MiB in 4 blocks" in change.sentence
+        assert "call backward() for each term of the loss" in change.words
+
+
+@pytest.mark.parametrize("asked_at", [7, 9])
+def test_float64_in_half_the_size_and_the_request_only_where_its_line_makes_it(asked_at: int) -> None:
+    """Half of 40 MiB gives 20 back: 30 MiB more are served where the request is halved, too."""
+    program = Recorded(capacity=85)
+    for _ in range(2):
+        program.make(20, layer(7))
+    program.make(30, layer(8))
+    program.fail(50, layer(asked_at))
+    replayed = replay_snapshot(snapshot_in_memory(program.snapshot()))
+    (device,) = replayed.devices
+    lives = device.replay.lives
+    addresses = frozenset(lives.addr[lives.requested_bytes == 20 * MIB].tolist())
+    objects = ObjectsAtFailure(is_evaluating=False, is_training=True, untrained=frozenset(), float64=addresses)
+    first = first_changes(replayed, device, model_device(device), objects=objects)
+    assert first is not None
+    found = [change for change in first.changes if change.cause == "float64"]
+    assert [change.num_served for change in found] == ([1] if asked_at == 7 else [])
+    assert all("40.00 MiB in 2 blocks" in change.sentence for change in found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from tests.capture.objects.test_plain_tensors import Hostile
 from tracer.capture.objects.look_at_failure import look_at_failure
 from tracer.capture.torch_private import torch_graph
 
@@ -73,3 +74,11 @@ def test_float64_that_only_a_graph_keeps() -> None:
     single = torch.ones(3)
     found = look_at_failure(torch.device("cpu"), None, is_evaluating=False).float64
     assert [tensor.data_ptr() in found for tensor in (weight, result, kept, single)] == [True, True, True, False]
+
+
+def test_a_tensor_that_cannot_be_looked_at_hides_no_other() -> None:
+    plain = torch.ones(3, dtype=torch.float64)
+    hostile = Hostile(plain, plain)
+    found = look_at_failure(torch.device("cpu"), None, is_evaluating=False).float64
+    assert plain.data_ptr() in found
+    del hostile

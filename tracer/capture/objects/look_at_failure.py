@@ -1,7 +1,7 @@
-"""What a program's objects tell while it runs out of memory: graphs of what nobody trains, and numbers of 64 bits.
+"""A look at all tensors and graphs when memory ran out: graphs of untrained models, and tensors of float64.
 
-A graph is of nothing that is trained, such as a teacher's, where all leaves that it ends in are of modules in
-evaluation mode, no optimizer updates them and no backward has given them a gradient.
+A graph is untrained, such as a teacher's, if all of its leaves are of modules in evaluation mode, no optimizer updates
+them and no backward has given them a gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from tracer.capture.torch_private import torch_graph, torch_modules, torch_tenso
 
 
 def look_at_failure(device: torch.device, error: BaseException | None, *, is_evaluating: bool) -> ObjectsAtFailure:
-    """Look at all that Python can reach now; where a graph is too large to be followed, at the beginning of it."""
+    """Look at every tensor and graph that Python can reach now.
+
+    Where graphs have more than `MAX_NODES` nodes, none counts as untrained.
+    """
     called = torch_modules.outermost_called(error) if error is not None else None
     objects: list[Any] = objects_of((Tensor, nn.Module, torch.optim.Optimizer))
     tensors = [each for each in objects if isinstance(each, Tensor)]
@@ -36,7 +39,7 @@ def look_at_failure(device: torch.device, error: BaseException | None, *, is_eva
 
 
 def _kept_by_untrained(objects: Sequence[Any], nodes: Sequence[Any], device: torch.device) -> frozenset[int]:
-    """Addresses of the memory that only graphs of what is not trained keep; none where there is no optimizer."""
+    """Return the addresses of memory that only untrained graphs keep; none where there is no optimizer."""
     groups = (group for each in objects if isinstance(each, torch.optim.Optimizer) for group in each.param_groups)
     trained = {id(parameter) for group in groups for parameter in group["params"]}
     if not trained:
@@ -57,7 +60,7 @@ def _kept_by_untrained(objects: Sequence[Any], nodes: Sequence[Any], device: tor
 
 
 def _leading_to(nodes: Sequence[Any], leaves: Iterable[int]) -> set[int]:
-    """Nodes from which a backward comes to one of some nodes, by `id()`."""
+    """Return the `id()`s of nodes from which a backward reaches one of some nodes."""
     above: dict[int, list[int]] = {}
     for node in nodes:
         for inner, _ in node.next_functions:
@@ -73,5 +76,12 @@ def _leading_to(nodes: Sequence[Any], leaves: Iterable[int]) -> set[int]:
 
 
 def _addresses(tensors: Iterable[Tensor], device: torch.device) -> set[int]:
-    storages = (storage for tensor in tensors for storage in storages_with_memory(tensor))
+    storages = (storage for tensor in tensors for storage in _storages(tensor))
     return {storage.data_ptr() for storage in storages if storage.device == device}
+
+
+def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
+    try:
+        return storages_with_memory(tensor)
+    except Exception:  # A subclass of other people's raises what it likes; the walk notes it as not observed.
+        return []

@@ -1,4 +1,4 @@
-"""What the program's objects tell of the moment when memory ran out, beside the allocator's history. Without torch."""
+"""Facts from the program's objects at an out of memory, beside the allocator's history; without torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ObjectsAtFailure:
-    """A look at models, optimizers and tensors, while the exception still keeps them."""
+    """Facts from models, optimizers and tensors, read while the exception keeps them alive."""
 
     is_evaluating: bool  # Whether what was called, or what is trained, was in evaluation mode
     is_training: bool  # Whether the call of a model that failed was in training mode

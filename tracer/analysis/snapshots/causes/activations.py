@@ -174,10 +174,11 @@ def _is_freed_by_program(case: Case) -> Bools:
 
 
 def graph_of_gradient(case: Case) -> Iterator[Cause]:
-    """A backward that made a graph of its own, for a derivative of its gradient, and has ended since."""
+    """Blocks that a finished backward saved for a derivative of its gradient (`create_graph=True`)."""
     lives, phases = case.lives, case.device.kinds.phases
     is_over = [runs.end_after(lives.begin) <= case.entry for runs in (phases.backwards, phases.silences)]
-    is_made = np.logical_or(*is_over) & ~case.stays & ~np.isin(case.kind, (Kind.GRADIENT, Kind.COMMUNICATION))
+    # A gradient that torch.autograd.grad returns, or a hook keeps, is of another kind, or not known.
+    is_made = np.logical_or(*is_over) & np.isin(case.kind, (Kind.ACTIVATION, Kind.AUTOGRAD_DETAIL))
     kept = case.in_use[is_made[case.in_use]]
     if not case.is_much(kept, percent=_GRAPH_PERCENT):
         return

@@ -38,7 +38,7 @@ class GivesUp(IntEnum):
     NOTHING = 0
     """It lets go of what nobody needs."""
     A_LITTLE = 1
-    """The same results by another operator, or in another order."""
+    """The same results by another operator, in another order, or in 32 bits in place of 64."""
     TIME_OR_SIZE = 2
     """Time, or a smaller batch, model or length."""
     UNKNOWN = 3
@@ -245,7 +245,7 @@ class Case:
         return self.objects is not None and self.objects.is_training
 
     def alike(self, addresses: frozenset[int]) -> tuple[Ints, Ints]:
-        """The blocks in use at some addresses, and with them those that the same lines make at other times."""
+        """Return the blocks in use at some addresses; and these with those that the same lines make at other times."""
         held = self.in_use[np.isin(self.lives.addr[self.in_use], list(addresses))]
         key = self.stack * (max(Kind) + 1) + self.kind
         rows = np.flatnonzero(np.isin(key, key[held]) & (self.lives.begin > BEFORE))

@@ -52,7 +52,7 @@ def evaluation_with_gradients(case: Case) -> Iterator[Cause]:
 
 
 def untrained_graphs(case: Case) -> Iterator[Cause]:
-    """What calls keep for a backward that gives gradients to nothing that an optimizer updates, as a teacher's."""
+    """Activations kept for a backward that reaches no parameter of an optimizer, such as those of a teacher."""
     if case.objects is None:
         return
     held, rows = case.alike(case.objects.untrained)
