@@ -480,12 +480,21 @@ def test_what_a_script_lacks_is_its_own_matter(tmp_path: Path) -> None:
     assert done.returncode == 1 and "train.py itself ended with FileNotFoundError" in done.stderr
 
 
-def test_a_script_without_room_before_its_first_step_does_not_fit(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import torch\ntorch.empty(3 << 30, device='cuda')", "utf-8")
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [
+        ("import torch", "12.00 GiB cannot be allocated before the first step at train.py:2."),
+        (  # whose history is its own
+            "import torch; torch.cuda.memory._record_memory_history()",
+            "out of memory before the first step at train.py:2.",
+        ),
+    ],
+)
+def test_a_script_without_room_before_its_first_step_does_not_fit(first: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(f"{first}\ntorch.empty(3 << 30, device='cuda')", "utf-8")
     done = called(tmp_path, "predict", "train.py", "--on", "h100:2GiB")
     assert done.returncode == 3, done.stderr
-    said = "Does not fit in H100 (2.00 GiB): 12.00 GiB cannot be allocated before the first step at train.py:2."
-    assert said in done.stdout
+    assert f"Does not fit in H100 (2.00 GiB): {why}" in done.stdout
 
 
 EXITS = """

@@ -135,6 +135,7 @@ class ScriptProfile:
         self._ends_at_next_call = False
         self._are_all_counted = True
         self.is_in_child = False  # Whether this process was forked by the one that began; it is silent then
+        self.has_failed_before = False  # Whether memory ran out before any session had begun
         self._forget_forks: Callable[[], object] = lambda: None
         self._origins = ParameterOrigins()
 
@@ -222,6 +223,7 @@ class ScriptProfile:
     def _explain_without_session(self, error: BaseException) -> None:
         """Memory that ends before anything was trained: the allocator's history has it from the start."""
         if self.session is None and not self._is_over and is_out_of_memory(error) and recorded_from_start():
+            self.has_failed_before = True
             alive = Alive()
             models = alive.callable(None) or [nn.Module()]
             self.session = self._make_session(alive.named(models), alive.optimizers)

@@ -136,15 +136,14 @@ def _error(failure: Failure) -> WorkloadError:
     )
 
 
-def _place(results: RunResults) -> OutOfMemoryAt | None:
-    """The allocation that ran out of memory, or None."""
+def _place(results: RunResults, *, has_begun: bool = True) -> OutOfMemoryAt | None:
+    """Return the allocation that ran out of memory, if any: in a step, or before the first one has begun."""
     failure, failed = results.failure, results.failed_allocation
     if failure is None:
         return None
     if not failure.out_of_memory:
         raise _error(failure)
     size_bytes = failed.event.asked_bytes if failed is not None else None
-    has_begun = results.findings is not None or _is_distributed()  # whose first step is not recorded
     return OutOfMemoryAt(size_bytes, failure.step if has_begun else -1, "", "", "", failure.line)
 
 
@@ -191,7 +190,8 @@ def predict_script(
     if reason := elsewhere(results.device):
         raise TracerError(reason, hint=USE_CUDA)
     has_exited = results.failure is not None and isinstance(results.failure.error, SystemExit)
-    sizes, failed_at = sizes_of(results.device), None if has_exited else _place(results)
+    sizes = sizes_of(results.device)
+    failed_at = None if has_exited else _place(results, has_begun=not profile.has_failed_before)
     place = RankPlace.here()
     ran = f"{results.num_steps} {'step' if results.num_steps == 1 else 'steps'} ran"
     assumption = f"{ran}; what comes later, such as an evaluation, is not in it."
@@ -226,11 +226,8 @@ def _schedule(num_steps: int) -> Schedule:
     There DTensor finds the way of each operator, in a million Python calls that a recording would hold (8 GB of the
     host's memory). What that step asks for is in the counters, and the allocator's history explains where it ends.
     """
-    return Schedule(int(_is_distributed()), 0, num_steps, 1)
-
-
-def _is_distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return Schedule(int(is_distributed), 0, num_steps, 1)
 
 
 def _prediction(
