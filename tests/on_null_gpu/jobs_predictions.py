@@ -218,6 +218,7 @@ TORCHS_OWN_WAY = {
     },
     "cross-entropy of logits": _then(_cross_entropy),
     "weighted cross-entropy of logits": _then(partial(_cross_entropy, weight=True, pos_weight=True, reduction="sum")),
+    "running product": _then(lambda x: x.cumprod(-1)),
     "greatest alone": _then(lambda x: x.max()),
     "soft margin": _then(lambda x: F.soft_margin_loss(x, torch.ones_like(x))),
     "likelihood of a gaussian": _then(lambda x: F.gaussian_nll_loss(x, torch.zeros_like(x), torch.ones_like(x))),

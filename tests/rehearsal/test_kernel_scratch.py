@@ -68,6 +68,10 @@ def indexing() -> None:
     x[torch.zeros(30, dtype=torch.int64)].backward(torch.randn(30, 10))
 
 
+def sorting(*shape: int) -> Step:
+    return lambda: torch.sort(torch.randn(*shape), -1)
+
+
 def attention(dtype: torch.dtype, key_heads: int = 2, width: int = 40) -> Step:
     def step() -> None:
         query = leaf(3, 2, 100, width, dtype=dtype)
@@ -76,6 +80,10 @@ def attention(dtype: torch.dtype, key_heads: int = 2, width: int = 40) -> Step:
         out.backward(torch.randn(3, 100, 2, width, dtype=dtype).transpose(1, 2))
 
     return step
+
+
+def largest(k: int, *shape: int) -> Step:
+    return lambda: torch.topk(torch.randn(*shape), k)
 
 
 def inverse_transform() -> None:
@@ -131,6 +139,22 @@ CASES: dict[str, tuple[str, Step, list[int]]] = {
     ),
     # linear, sorted, original indices and their range; CUB's second keys and values
     "indexing": ("index-put", indexing, [30 * INDEX] * 4 + [30 * 2 * INDEX]),
+    "sort, short": ("sort", sorting(3, 4096), [4096 * INDEX]),
+    "sort, one long": ("sort", sorting(5000), [5000 * INDEX, 5000 * (FLOAT + INDEX)]),
+    "sort, some long": ("sort", sorting(2, 5000), [10_000 * INDEX] * 2 + [10_000 * (FLOAT + INDEX)]),
+    "sort, many long": ("sort", sorting(130, 5000), [650_000 * INDEX, 650_000 * (FLOAT + INDEX)]),
+    # sorted values and their indices, and the sort of "sort, one long"
+    "median of all": (
+        "median", lambda: torch.randn(50, 100).median(),
+        [5000 * FLOAT, 5000 * INDEX, 5000 * INDEX, 5000 * (FLOAT + INDEX)],
+    ),
+    "median along an axis": ("median", lambda: torch.randn(50, 100).median(-1), []),
+    "topk, few": ("topk", largest(4096, 2, 9000), []),
+    # Sorted values and their indices of 2 x 5,000, the sort of "sort, some long", and the indices gathered
+    "topk, many": (
+        "topk", largest(5000, 2, 9000),
+        [10_000 * INDEX, 10_000 * FLOAT] + [10_000 * INDEX] * 2 + [10_000 * (FLOAT + INDEX)] + [10_000 * INDEX],
+    ),
     # 100 rows become 128, a width of 40 becomes 64: the output in order, a sum a row, the query's gradient in float
     "flash backward": (
         "flash-backward", attention(torch.bfloat16),

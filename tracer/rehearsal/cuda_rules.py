@@ -178,6 +178,12 @@ RULES: tuple[CudaRule, ...] = (
         operators={"log_sigmoid": replacements.log_sigmoid},
     ),
     CudaRule(
+        "running-products",
+        "aten/src/ATen/native/ReduceOps.cpp, cumprod_backward",
+        "The gradient of a running product is a quotient where no value is zero, which a rehearsal takes for granted.",
+        operators={"cumprod_backward": replacements.running_product_backward},
+    ),
+    CudaRule(
         "nadam-product",
         "torch/optim/nadam.py, NAdam._init_group",
         "NAdam reads a product on the host that is below 1 from its first step on.",
@@ -283,6 +289,24 @@ RULES: tuple[CudaRule, ...] = (
             ("aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put"),
             kernels.index_put,
         ),
+    ),
+    CudaRule(
+        "sort",
+        "aten/src/ATen/native/cuda/Sort.cpp, sort_cuda_kernel; SortStable.cu",
+        "More than 4,096 values along an axis are sorted by CUB, with a second pair of buffers.",
+        scratch={"aten::sort": kernels.sort},
+    ),
+    CudaRule(
+        "median",
+        "aten/src/ATen/native/cuda/Sorting.cpp, median_impl",
+        "The median of all values is taken out of a sorted copy. CUB's counters are not in it.",
+        scratch={"aten::median": kernels.median},
+    ),
+    CudaRule(
+        "topk",
+        "aten/src/ATen/native/cuda/TensorTopK.cpp, topk_out_cuda",
+        "More than 4,096 largest values are sorted afterwards, and their indices gathered.",
+        scratch={"aten::topk": kernels.topk},
     ),
     CudaRule(
         "flash-backward",

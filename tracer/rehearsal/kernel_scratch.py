@@ -118,6 +118,15 @@ _MOST_UNSORTED_INDICES = 3072
 _INDICES_OF_A_SUM = 10
 
 
+def radix_sort(num_items: int, key_bytes: int) -> int:
+    """CUB's second pair of buffers for keys and 64-bit values; its counters are not in it.
+
+    Args:
+        key_bytes: Bytes of one key.
+    """
+    return num_items * (key_bytes + INDEX_BYTES)
+
+
 def embedding_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     """More than 3,072 indices are sorted; an index gets a row of partial sums, and each ten of the same index one."""
     grad, indices, num_weights, by_frequency = call.args[0], call.args[1], call.args[2], call.args[4]
@@ -146,7 +155,53 @@ def index_put(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     is_whole = values.is_contiguous() and values.numel() == rows
     of_indices = number * INDEX_BYTES
     yield from scratch(0 if is_whole else rows * values.element_size(), *[of_indices] * 4)
-    yield Scratch(2 * of_indices)  # CUB's second pair of keys and values, without its counters
+    yield Scratch(radix_sort(number, INDEX_BYTES))
+
+
+_LARGEST_SMALL_SORT = 4096
+_FEW_SEGMENTS = 128
+_LONG_SEGMENT = 1_000_000
+
+
+def sort(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Up to 4,096 along the axis in place; more in CUB, with the indices beside the keys."""
+    x = call.args[0]
+    dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else -1)
+    length = x.shape[dim] if x.dim() else 1
+    if x.numel() == 0 or length <= _LARGEST_SMALL_SORT:
+        yield Scratch(length * INDEX_BYTES)
+        return
+    if x.stride(dim) != 1:
+        yield from scratch(size_bytes(x), size_bytes(x), x.numel() * INDEX_BYTES)
+    segments = x.numel() // length
+    if segments == 1 or length >= _LONG_SEGMENT:
+        yield from scratch(length * INDEX_BYTES, radix_sort(length, x.element_size()))
+    elif segments < _FEW_SEGMENTS:
+        yield from scratch(x.numel() * INDEX_BYTES, x.numel() * INDEX_BYTES, radix_sort(x.numel(), x.element_size()))
+    else:
+        yield from scratch(x.numel() * INDEX_BYTES, radix_sort(x.numel(), x.element_size()))
+
+
+def median(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Sorted values and their indices, where it is the median of all; along an axis none."""
+    x = call.args[0]
+    if isinstance(call.out, Tensor) and x.numel():
+        yield from scratch(0 if x.is_contiguous() else size_bytes(x), size_bytes(x), x.numel() * INDEX_BYTES)
+        yield from sort(OperatorCall("aten::sort", (x.flatten(),), {}, None, call.is_backward), gpu)
+
+
+def topk(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Up to 4,096 values are found and sorted in place; more are sorted as `sort` does. Counters are not in it."""
+    x, k = call.args[:2]
+    is_sorted = call.args[4] if len(call.args) > 4 else call.kwargs.get("sorted", True)
+    values, indices = call.out
+    if k <= _LARGEST_SMALL_SORT or not is_sorted or values.numel() <= 1:
+        return
+    dim = (call.args[2] if len(call.args) > 2 else call.kwargs.get("dim", -1)) % x.dim()
+    of_indices = size_bytes(indices)
+    yield from scratch(of_indices, size_bytes(values))
+    yield from sort(OperatorCall("aten::sort", (values, dim), {}, None, call.is_backward), gpu)
+    yield Scratch(of_indices)
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
