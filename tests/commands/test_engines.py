@@ -13,7 +13,7 @@ from tests.results.test_engine_start import GIB, READY
 from tracer.commands.engines import engine_command
 from tracer.exporters.screen.engine import print_engine, print_engines
 from tracer.exporters.screen.terminal import screen
-from tracer.results.engine_start import Stage, engine_start
+from tracer.results.engine_start import StartStage, engine_start
 
 
 def test_a_server_is_run_without_its_weights() -> None:
@@ -62,7 +62,7 @@ def test_the_screen_answers_in_24_lines_and_its_rows_sum(capsys: pytest.CaptureF
 
 
 def test_a_command_that_does_not_start_is_printed_with_the_first_change(capsys: pytest.CaptureFixture[str]) -> None:
-    failed = replace(READY, stage=Stage.PROFILE, request_bytes=64 * GIB, cache_bytes=0, cache_tokens=None)
+    failed = replace(READY, stage=StartStage.PROFILE, request_bytes=64 * GIB, cache_bytes=0, cache_tokens=None)
     start = engine_start([failed], cache_tokens=None, concurrency=None, failure="ValueError")
     with screen() as console:
         print_engine(start, console, command="vllm serve m --max-model-len 8192 --enforce-eager")
@@ -78,6 +78,8 @@ def test_a_command_that_does_not_start_is_printed_with_the_first_change(capsys: 
         (["m", "--a", "1", "--b"], ["--a", "2"], ["m", "--b", "--a", "2"]),
         (["m", "--a=1", "--b", "3"], ["--a", "2"], ["m", "--b", "3", "--a", "2"]),
         (["--b", "3", "--flag", "m"], ["--flag"], ["--b", "3", "m", "--flag"]),
+        (["--a", "1", "m", "--b", "3"], ["--a", "-1"], ["m", "--b", "3", "--a", "-1"]),
+        (["--a_long", "1", "m"], ["--a-long", "2"], ["m", "--a-long", "2"]),
     ],
 )
 def test_options_that_are_tried_take_the_place_of_the_commands_own(
@@ -91,7 +93,7 @@ def test_options_that_are_tried_take_the_place_of_the_commands_own(
 
 
 def test_a_table_of_options_says_what_starts_and_what_does_not(capsys: pytest.CaptureFixture[str]) -> None:
-    failed = replace(READY, stage=Stage.PROFILE, request_bytes=64 * GIB, cache_bytes=0, cache_tokens=None)
+    failed = replace(READY, stage=StartStage.PROFILE, request_bytes=64 * GIB, cache_bytes=0, cache_tokens=None)
     starts = [
         engine_start([READY], cache_tokens=442_160, concurrency=53.97),
         engine_start([failed], cache_tokens=None, concurrency=None, failure="ValueError"),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tracer.integrations.vllm import follow_workers
+from tracer.integrations.vllm_workers import follow_workers
 from tracer.sessions.engine_run import read_reports
 
 MIB = 1 << 20

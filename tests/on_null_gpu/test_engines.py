@@ -6,14 +6,14 @@ from tests.elsewhere import Elsewhere
 from tests.on_null_gpu import jobs_engines
 from tests.on_null_gpu.jobs_engines import MIB
 from tracer.null_gpu.cards import CONTEXT_BYTES
-from tracer.results.engine_start import Stage
+from tracer.results.engine_start import StartStage
 
 GIB = 1 << 30
 
 
 def test_each_part_of_the_memory_is_measured(elsewhere: Elsewhere) -> None:
     found = elsewhere(jobs_engines.report, 64 * MIB)
-    assert found["stage"] == Stage.READY and not found["failure"]
+    assert found["stage"] == StartStage.READY and not found["failure"]
     assert found["weights_bytes"] == 4 * MIB
     assert found["activation_bytes"] == 16 * MIB
     assert found["cache_bytes"] == found["available_bytes"] == 64 * MIB
@@ -28,5 +28,5 @@ def test_each_part_of_the_memory_is_measured(elsewhere: Elsewhere) -> None:
 
 def test_memory_that_ends_is_reported_with_the_stage_that_it_ended_in(elsewhere: Elsewhere) -> None:
     found = elsewhere(jobs_engines.report, 100 * GIB)
-    assert found["stage"] == Stage.PROFILE
+    assert found["stage"] == StartStage.PROFILE
     assert found["is_out_of_memory"] and found["failure"].startswith("CUDA out of memory")

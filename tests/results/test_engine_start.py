@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tracer.results.engine_start import EngineStart, Stage, WorkerMemory, engine_start
+from tracer.results.engine_start import EngineStart, StartStage, WorkerMemory, engine_start
 
 GIB = 1 << 30
 # A card of 80 GiB of which 72 may be used: 72 - 15 - 2 - 1 are left for the cache, and 1 GiB of it is a request.
 READY = WorkerMemory(
     engine="vLLM 1", model="m", rank=0, num_workers=1, tensor_parallel=1, device="card", total_bytes=80 * GIB,
     utilization=0.9, context_tokens=8192, batched_tokens=2048, max_requests=256, cache_dtype="bfloat16",
-    stage=Stage.READY, weights_bytes=15 * GIB, activation_bytes=2 * GIB, other_bytes=0, outside_bytes=1 * GIB,
+    stage=StartStage.READY, weights_bytes=15 * GIB, activation_bytes=2 * GIB, other_bytes=0, outside_bytes=1 * GIB,
     available_bytes=54 * GIB, cache_bytes=54 * GIB, request_bytes=1 * GIB, cache_tokens=54 * 8192,
 )  # fmt: skip
 
@@ -41,7 +41,7 @@ def test_a_card_with_room_may_be_used_more() -> None:
 def test_a_request_that_is_too_long_is_told_the_longest_that_fits() -> None:
     """20 of the 32 GiB that 131,072 tokens need are there: 81,920 tokens, less a block of 16."""
     long = replace(
-        READY, stage=Stage.PROFILE, context_tokens=131_072, request_bytes=32 * GIB, available_bytes=20 * GIB,
+        READY, stage=StartStage.PROFILE, context_tokens=131_072, request_bytes=32 * GIB, available_bytes=20 * GIB,
         cache_bytes=0, cache_tokens=None, weights_bytes=40 * GIB, other_bytes=9 * GIB,
     )  # fmt: skip
     found = start(long, failure="ValueError")
@@ -53,7 +53,7 @@ def test_a_request_that_is_too_long_is_told_the_longest_that_fits() -> None:
 
 
 def test_the_engines_own_estimate_of_the_longest_request_is_taken() -> None:
-    failed = replace(READY, stage=Stage.PROFILE, request_bytes=64 * GIB, cache_bytes=0, cache_tokens=None)
+    failed = replace(READY, stage=StartStage.PROFILE, request_bytes=64 * GIB, cache_bytes=0, cache_tokens=None)
     said = "To serve at least one request ... the estimated maximum model length is 51984. Try increasing ..."
     assert start(failed, failure=said).changes[0][0] == "--max-model-len 51984"
 
@@ -61,7 +61,12 @@ def test_the_engines_own_estimate_of_the_longest_request_is_taken() -> None:
 def test_weights_that_leave_no_cache() -> None:
     """2 GiB are free on the card, too little for the 6 that are lacking; half of the weights are 37.5 GiB."""
     full = replace(
-        READY, stage=Stage.PROFILE, weights_bytes=75 * GIB, available_bytes=-6 * GIB, cache_bytes=0, cache_tokens=None
+        READY,
+        stage=StartStage.PROFILE,
+        weights_bytes=75 * GIB,
+        available_bytes=-6 * GIB,
+        cache_bytes=0,
+        cache_tokens=None,
     )
     found = start(full, failure="ValueError")
     assert found.limit.startswith("No memory is left for the KV cache: 6.00 GiB are lacking in the 72.00 GiB")
@@ -69,14 +74,14 @@ def test_weights_that_leave_no_cache() -> None:
 
 
 def test_graphs_that_run_out_of_memory_are_told_the_settings_that_help() -> None:
-    failed = replace(READY, stage=Stage.CACHE, failure="CUDA out of memory.", is_out_of_memory=True)
+    failed = replace(READY, stage=StartStage.CACHE, failure="CUDA out of memory.", is_out_of_memory=True)
     found = start(failed)
     assert found.limit == "Memory ran out in the warm-up and capture of CUDA graphs: CUDA out of memory."
     assert [option for option, _ in found.changes] == ["--gpu-memory-utilization 0.85", "--max-num-seqs 64"]
 
 
 def test_a_kernel_that_cannot_be_compiled_is_told_how_to_do_without() -> None:
-    failed = replace(READY, stage=Stage.WEIGHTS, failure="Ninja build failed. Ninja output:")
+    failed = replace(READY, stage=StartStage.WEIGHTS, failure="Ninja build failed. Ninja output:")
     assert "VLLM_USE_FLASHINFER_SAMPLER=0" in start(failed).limit
 
 
@@ -93,4 +98,4 @@ def test_an_error_that_the_engine_has_caught_does_not_keep_it_from_starting() ->
 
 def test_an_engine_is_ready_when_all_of_its_workers_are() -> None:
     assert not start(replace(READY, num_workers=2)).is_ready
-    assert not start(replace(READY, num_workers=2), replace(READY, rank=1, stage=Stage.CACHE)).is_ready
+    assert not start(replace(READY, num_workers=2), replace(READY, rank=1, stage=StartStage.CACHE)).is_ready

@@ -19,6 +19,7 @@ from tracer.commands.common import errors_for_people
 from tracer.commands.on_card import OnOptions, on_null_gpu, say_where, start_on
 from tracer.commands.script import no_card_named
 from tracer.exporters.screen.terminal import say, screen, show
+from tracer.results.engine_start import replaced_options
 
 if TYPE_CHECKING:
     from tracer.results.engine_start import EngineStart
@@ -52,22 +53,9 @@ class EngineCommand:
 
     def changed(self, options: Sequence[str]) -> EngineCommand:
         """Return the same command with options that take the place of its own ones of the same names."""
-        takes_value = {
-            word: bool(following) and not following.startswith("-")
-            for word, following in zip(options, [*options[1:], ""], strict=True)
-            if word.startswith("-")
-        }
-        kept, drops_value = list[str](), False
-        for word in self.arguments:
-            name, has_value, _ = word.partition("=")
-            if word.startswith("-"):
-                drops_value = takes_value.get(name, False) and not has_value
-                if name not in takes_value:
-                    kept.append(word)
-            elif not drops_value:
-                kept.append(word)
-        program = shlex.split(self.words)[: len(shlex.split(self.words)) - len(self.arguments)]
-        arguments = (*kept, *options)
+        words = shlex.split(self.words)
+        program = words[: len(words) - len(self.arguments)]
+        arguments = replaced_options(self.arguments, options)
         return EngineCommand(self.module, arguments, shlex.join([*program, *arguments]))
 
     def _has(self, option: str) -> bool:
@@ -99,35 +87,48 @@ def engine_command(script: str, arguments: Sequence[str] | None, *, is_module: b
 
 
 def answer_engine(
-    engine: EngineCommand, on: OnOptions, save_dir: Path, *, quiet: bool, as_json: bool = False, status_if_not: int = 1
+    engine: EngineCommand,
+    on: OnOptions,
+    save_dir: Path | None,
+    *,
+    quiet: bool,
+    as_json: bool = False,
+    status_if_not: int = 1,
 ) -> None:
-    """Start an engine, say what its memory is for, write engine.json and exit.
+    """Start an engine, say what its memory is for, and exit.
 
     Args:
+        save_dir: Folder for engine.json and for what the engine prints; None for none.
         status_if_not: Exit status where the engine does not start.
 
     Raises:
         TracerError: There is no such card, or the engine ended before it had chosen one.
         Exit: Always, when it has been told.
     """
-    devices = start_on(on.on) if on.on is not None else None
+    devices = start_on(on.on) if on.on is not None else None  # before a folder is made: the process begins again
     if devices is not None and not quiet:
         say_where(devices)
     from tracer.exporters.files import check_folder
     from tracer.sessions.engine_run import OUTPUT, engine_reports, run_engine
 
-    output = save_dir / OUTPUT
-    with errors_for_people(), engine_reports() as folder, on_null_gpu(on, save_dir, quiet=quiet):
-        check_folder(save_dir)
+    with (
+        errors_for_people(),
+        nullcontext(save_dir) if save_dir is not None else tempfile.TemporaryDirectory() as folder,
+        engine_reports() as reports,
+        on_null_gpu(on, save_dir, quiet=quiet),
+    ):
+        check_folder(Path(folder))
+        output = Path(folder, OUTPUT)
         if not quiet:
-            say(f"The engine starts; what it prints goes to {output}.")
-        start = run_engine(engine.command, folder, output, os.environ)
-        tell_engine(start, save_dir, words=engine.words, quiet=quiet, as_json=as_json, computed=devices is None)
+            kept = f"what it prints goes to {output}" if save_dir is not None else "--save-dir keeps what it prints"
+            say(f"The engine starts; {kept}.")
+        start = run_engine(engine.command, reports, output, os.environ)
+        tell_engine(start, Path(folder), words=engine.words, quiet=quiet, as_json=as_json, computed=devices is None)
     raise typer.Exit(0 if start.fits else status_if_not)
 
 
 def predict_engine(engine: EngineCommand, on: OnOptions, save_dir: Path | None, *, quiet: bool, as_json: bool) -> None:
-    """Say whether an engine starts on a card; files go to a folder that is deleted if none is named.
+    """Say whether an engine starts on a card.
 
     Raises:
         UsageError: No card is named.
@@ -135,9 +136,7 @@ def predict_engine(engine: EngineCommand, on: OnOptions, save_dir: Path | None, 
     """
     if on.on is None:
         raise no_card_named(engine.arguments)
-    start_on(on.on)  # before a folder is made, since the process begins again
-    with nullcontext(save_dir) if save_dir is not None else tempfile.TemporaryDirectory() as folder:
-        answer_engine(engine, on, Path(folder), quiet=quiet, as_json=as_json, status_if_not=DOES_NOT_FIT)
+    answer_engine(engine, on, save_dir, quiet=quiet, as_json=as_json, status_if_not=DOES_NOT_FIT)
 
 
 def fit_engine(engine: EngineCommand, on: OnOptions, tried: Sequence[tuple[str, ...]], save_dir: Path | None) -> None:

@@ -13,7 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -146,17 +146,12 @@ def declared_prototypes(toolchain: Toolchain) -> dict[str, Prototype]:
     headers = [name for name in HEADERS if any((path / name).is_file() for path in toolchain.includes)]
     text = "".join(f"#include <{name}>\n" for name in headers)
     command = [toolchain.compiler, "-E", "-P", *_includes(toolchain)]
-    commands = [[*command, "-xc", "-"]]
-    if _reads_cpp(toolchain.compiler):
-        commands.append([*command, "-xc++", "-std=c++17", "-"])
-    as_c, *as_cpp = map(read_prototypes, _run_all(commands, text))
-    return as_cpp[0] | as_c if as_cpp else as_c
-
-
-def _reads_cpp(compiler: str) -> bool:
-    """Return whether a compiler of C has one of C++ beside it; Debian's gcc alone has none."""
-    empty = subprocess.run([compiler, "-E", "-xc++", "-"], input="", capture_output=True, text=True, check=False)
-    return empty.returncode == 0
+    with ThreadPoolExecutor(1) as pool:
+        as_cpp = pool.submit(_run, [*command, "-xc++", "-std=c++17", "-"], text)
+        as_c = read_prototypes(_run([*command, "-xc", "-"], text))
+    with suppress(NullGpuError):
+        return read_prototypes(as_cpp.result()) | as_c
+    return as_c
 
 
 def _includes(toolchain: Toolchain) -> list[str]:
@@ -201,10 +196,10 @@ def _write_nvidia_smi(folder: Path) -> None:
     script.chmod(0o755)
 
 
-def _run_all(commands: Iterable[list[str]], text: str = "") -> list[str]:
-    """Run commands side by side, each with a text as its input, and return their outputs."""
+def _run_all(commands: Iterable[list[str]]) -> None:
+    """Run commands side by side."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(lambda command: _run(command, text), commands))
+        list(pool.map(_run, commands))
 
 
 def _run(command: list[str], text: str = "") -> str:

@@ -14,7 +14,7 @@ KEPT_FREE_BYTES: Final = 150 << 20
 """What vLLM itself leaves free of a card, in the sizes of `--kv-cache-memory` that it suggests."""
 
 
-class Stage(StrEnum):
+class StartStage(StrEnum):
     """Stages of an engine's start-up, in order; a worker reports the last one that it has ended."""
 
     STARTED = "start of the worker"
@@ -24,9 +24,9 @@ class Stage(StrEnum):
     READY = "warm-up and capture of CUDA graphs"
 
     @property
-    def following(self) -> Stage:
+    def following(self) -> StartStage:
         """Return the stage that comes next; after the last one, that one."""
-        stages = list(Stage)
+        stages = list(StartStage)
         return stages[min(stages.index(self) + 1, len(stages) - 1)]
 
 
@@ -46,7 +46,7 @@ class WorkerMemory:
     batched_tokens: int  # Tokens of the profiled batch, `--max-num-batched-tokens`
     max_requests: int  # Requests in a batch, `--max-num-seqs`
     cache_dtype: str
-    stage: str = Stage.STARTED.value  # The last stage that has ended
+    stage: str = StartStage.STARTED.value  # The last stage that has ended
     weights_bytes: int = 0
     activation_bytes: int = 0  # Allocated by the profiled batch at its peak, and freed after it
     other_bytes: int = 0  # Reserved by torch's allocator after the profile, without the weights
@@ -96,7 +96,7 @@ class EngineStart:
     def is_ready(self) -> bool:
         """Return whether all workers have ended all stages."""
         workers = self.workers
-        return len(workers) >= workers[0].num_workers and all(worker.stage == Stage.READY for worker in workers)
+        return len(workers) >= workers[0].num_workers and all(worker.stage == StartStage.READY for worker in workers)
 
     @property
     def fits(self) -> bool:
@@ -141,8 +141,8 @@ class EngineStart:
     @property
     def _why_it_failed(self) -> str:
         worker = self.worst
-        at = Stage(worker.stage).following
-        lacks = worker.available_bytes is not None and worker.stage == Stage.PROFILE
+        at = StartStage(worker.stage).following
+        lacks = worker.available_bytes is not None and worker.stage == StartStage.PROFILE
         if lacks and worker.available_bytes is not None and worker.available_bytes <= 0:
             return (
                 f"No memory is left for the KV cache: {format_bytes(-worker.available_bytes)} are lacking in the "
@@ -168,18 +168,18 @@ class EngineStart:
         worker = self.worst
         if self.fits:
             return self._for_more_requests
-        failed_in = Stage(worker.stage).following
-        if failed_in is Stage.CACHE and worker.available_bytes is not None:
+        failed_in = StartStage(worker.stage).following
+        if failed_in is StartStage.CACHE and worker.available_bytes is not None:
             return tuple(self._for_a_cache)
         lower = max(0.1, round(worker.utilization - 0.05, 2))
-        if failed_in is Stage.READY and worker.is_out_of_memory:
+        if failed_in is StartStage.READY and worker.is_out_of_memory:
             return (
                 (f"--gpu-memory-utilization {lower:g}", "leaves more of the card to the graphs and the warm-up"),
                 (f"--max-num-seqs {max(1, worker.max_requests // 4)}", "captures fewer and smaller graphs"),
             )
-        if failed_in is Stage.PROFILE and worker.is_out_of_memory:
+        if failed_in is StartStage.PROFILE and worker.is_out_of_memory:
             return ((f"--max-num-batched-tokens {max(1, worker.batched_tokens // 2)}", "halves the profiled batch"),)
-        if failed_in is Stage.WEIGHTS and worker.is_out_of_memory:
+        if failed_in is StartStage.WEIGHTS and worker.is_out_of_memory:
             return (
                 (f"--tensor-parallel-size {worker.tensor_parallel * 2}", "halves the weights of each card"),
                 ("--quantization fp8", "halves weights of 16 bits"),
@@ -250,3 +250,31 @@ def engine_start(
     if concurrency is None and cache_tokens is not None:
         concurrency = cache_tokens / by_rank[0].context_tokens
     return EngineStart(by_rank, cache_tokens, concurrency, failure)
+
+
+def replaced_options(words: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of a command, and behind them options that take the place of its own ones of the same names.
+
+    `serve --seed 1 model` and `--seed -1` become `serve model --seed -1`. An option is said to have a value where
+    `options` have one behind it; vLLM reads `_` in a name as `-`.
+    """
+    following = zip(options, [*options[1:], "--"], strict=True)
+    has_value = {_name(word): not _is_option(value) for word, value in following if _is_option(word)}
+    kept, is_value = list[str](), False
+    for word in words:
+        if is_value:
+            is_value = False
+        elif _is_option(word) and _name(word) in has_value:
+            is_value = has_value[_name(word)] and "=" not in word
+        else:
+            kept.append(word)
+    return (*kept, *options)
+
+
+def _is_option(word: str) -> bool:
+    """Return whether a word is an option, as `-tp` is and `-1` is not."""
+    return word.startswith("-") and not word[1:2].isdigit()
+
+
+def _name(option: str) -> str:
+    return option.partition("=")[0].replace("_", "-")

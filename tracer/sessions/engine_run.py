@@ -10,36 +10,31 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from tracer.command_line import in_role, take_role
 from tracer.errors import TracerError
 from tracer.results.engine_start import EngineStart, WorkerMemory, engine_start
-from tracer.sessions.jobs.child_processes import IdleLimit
+from tracer.sessions.jobs.child_processes import IdleLimit, end_child
+from tracer.sessions.termination import Termination
 
-FOLDER_VARIABLE: Final = "TORCH_TIMELINE_ENGINE"
-"""Environment variable with the folder where an engine's workers leave their reports."""
 OUTPUT: Final = "engine.txt"
 """What the engine printed, in the folder of the results."""
 _LOOK_EVERY_S: Final = 0.5
-_END_LIMIT_S: Final = 15.0
 _ERROR: Final = re.compile(r"\b\w*Error: .+")
 
 
 @contextmanager
 def engine_reports() -> Iterator[Path]:
     """Within the block engines that the program starts leave reports in a folder of their own, which then goes."""
-    before = os.environ.get(FOLDER_VARIABLE)
     with tempfile.TemporaryDirectory(prefix="torch-timeline-engine-", ignore_cleanup_errors=True) as folder:
-        os.environ[FOLDER_VARIABLE] = folder
+        os.environ.update(in_role(engine=folder))
         try:
             yield Path(folder)
         finally:
-            if before is None:
-                del os.environ[FOLDER_VARIABLE]
-            else:
-                os.environ[FOLDER_VARIABLE] = before
+            take_role("engine")
 
 
 def read_reports(folder: Path) -> EngineStart | None:
@@ -73,28 +68,56 @@ def run_engine(command: Sequence[str], folder: Path, output: Path, variables: Ma
 
     Raises:
         TracerError: It ended before a worker had begun.
+        Terminated, KeyboardInterrupt: This process is ended; the engine has ended with it.
     """
-    with output.open("wb") as printed:
+    with output.open("wb") as printed, _signals_raised(), _group_that_ends() as group:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            process_group=group,
             env=variables,
         )
         try:
             _wait_until_ready(process, folder)
         finally:
-            _end_all(process)
+            end_child(process)
     start = read_reports(folder)
     if start is None:
         raise TracerError(
-            f"The engine ended before it had chosen a GPU: {_last_line(output)}", hint=f"All that it said: {output}"
+            f"The engine ended before it had chosen a GPU: {_last_line(output)}",
+            hint=f"{OUTPUT} in --save-dir has all that it printed.",
         )
     if start.is_ready or start.failure or start.worst.failure:
         return start
     return EngineStart(start.workers, start.cache_tokens, start.concurrency, _last_line(output))
+
+
+@contextmanager
+def _signals_raised() -> Iterator[None]:
+    """Within the block SIGTERM and SIGHUP are raised like Ctrl-C."""
+    termination = Termination()
+    termination.watch()
+    try:
+        yield
+    finally:
+        termination.close()
+
+
+@contextmanager
+def _group_that_ends() -> Iterator[int]:
+    """Yield a process group that is killed when the block ends, or when this process dies of whatever signal.
+
+    Its leader is a shell that reads from a pipe. This process alone can write to it, so that it ends with it.
+    """
+    command = ["/bin/sh", "-c", "read line; kill -KILL 0"]
+    leader = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)
+    try:
+        yield leader.pid
+    finally:
+        os.killpg(leader.pid, signal.SIGKILL)
+        leader.wait()
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], folder: Path) -> None:
@@ -106,17 +129,6 @@ def _wait_until_ready(process: subprocess.Popen[bytes], folder: Path) -> None:
         if idle.is_over():
             return
         time.sleep(_LOOK_EVERY_S)
-
-
-def _end_all(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it has started: politely at first, so that it frees shared memory."""
-    with suppress(ProcessLookupError):
-        process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_END_LIMIT_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _last_line(output: Path) -> str:

@@ -59,7 +59,9 @@ def live_tensors(models: Mapping[str, nn.Module] | None = None) -> LiveTensors:
     Args:
         models: Models that have names; others get different ones.
     """
-    objects: list[Any] = objects_of((Tensor, torch.UntypedStorage, nn.Module, torch.optim.Optimizer))
+    static_caches = _static_cache_classes()
+    objects: list[Any] = objects_of((Tensor, torch.UntypedStorage, nn.Module, torch.optim.Optimizer, *static_caches))
+    caches = [object_ for object_ in objects if isinstance(object_, static_caches)]
     tensors = [object_ for object_ in objects if isinstance(object_, Tensor)]
     storages = [object_ for object_ in objects if isinstance(object_, torch.UntypedStorage)]
     optimizers = [object_ for object_ in objects if isinstance(object_, torch.optim.Optimizer)]
@@ -75,12 +77,18 @@ def live_tensors(models: Mapping[str, nn.Module] | None = None) -> LiveTensors:
     unnamed: list[Tensor | torch.UntypedStorage] = [*tensors, *storages]
     rest = [(Role.HELD, "", tensor) for tensor in unnamed]
     of_graphs = [(Role.SAVED, "", tensor) for tensor in saved]
-    found = (*named, *trained, *state, *_caches(modules), *of_graphs, *rest)
+    found = (*named, *trained, *state, *_caches(modules, caches), *of_graphs, *rest)
     buckets = torch_distributed.bucket_sizes(modules)
     return LiveTensors(found, is_complete, buckets, _module_names(roots, models or {}))
 
 
-def _caches(modules: Iterable[nn.Module]) -> Iterator[tuple[Role, str, Tensor]]:
+def _static_cache_classes() -> tuple[type, ...]:
+    """Return the class of transformers' static caches; empty where it is not loaded."""
+    kind = getattr(sys.modules.get("transformers.cache_utils"), "StaticLayer", None)
+    return () if kind is None else (kind,)
+
+
+def _caches(modules: Iterable[nn.Module], static: Iterable[Any]) -> Iterator[tuple[Role, str, Tensor]]:
     """Tensors of KV caches that are allocated beforehand: of vLLM's attention layers, and transformers' static caches.
 
     A cache that grows gets other memory with each token, of which a walk sees only what is there at its moment.
@@ -89,9 +97,7 @@ def _caches(modules: Iterable[nn.Module]) -> Iterator[tuple[Role, str, Tensor]]:
     for cache in (cache for cache in held if cache is not None):
         for _, tensor in leaves(cache, Tensor):
             yield Role.KV_CACHE, _CACHE_OF_LAYER, tensor
-    cache_utils = sys.modules.get("transformers.cache_utils")
-    kind = getattr(cache_utils, "StaticLayer", None)
-    for layer in objects_of((kind,)) if kind is not None else ():
+    for layer in static:
         for name, tensor in vars(layer).items():
             if isinstance(tensor, Tensor):
                 yield Role.KV_CACHE, name, tensor

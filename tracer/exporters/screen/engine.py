@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 
 from tracer.exporters.screen.text import print_rows, say
-from tracer.results.engine_start import EngineStart, Stage, WorkerMemory
+from tracer.results.engine_start import EngineStart, StartStage, WorkerMemory, replaced_options
 from tracer.units import format_bytes, some
 
 
@@ -72,8 +72,8 @@ def _rows(start: EngineStart) -> Iterator[tuple[str, str, str, str]]:
 
 def _parts(worker: WorkerMemory, cache_tokens: int | None) -> Iterator[tuple[int, str]]:
     tokens = f": {cache_tokens:,} tokens, {worker.cache_dtype}" if cache_tokens is not None else ""
-    reached = list(Stage).index(Stage(worker.stage))
-    if reached >= list(Stage).index(Stage.CACHE):
+    reached = list(StartStage).index(StartStage(worker.stage))
+    if reached >= list(StartStage).index(StartStage.CACHE):
         yield worker.cache_bytes, f"KV cache{tokens}"
     yield worker.weights_bytes, "weights"
     yield (
@@ -92,10 +92,4 @@ def _to_paste(start: EngineStart, command: str) -> str:
     """Return the command as it was given, or with the first change that would let the engine start."""
     if start.fits or not start.changes:
         return command
-    option, value = start.changes[0][0].split(" ")
-    words, kept, skip = shlex.split(command), list[str](), False
-    for word in words:
-        if not skip and word.partition("=")[0] != option:
-            kept.append(word)
-        skip = not skip and word == option
-    return shlex.join([*kept, option, value])
+    return shlex.join(replaced_options(shlex.split(command), start.changes[0][0].split(" ")))

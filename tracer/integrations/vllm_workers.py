@@ -1,0 +1,218 @@
+"""Reports of vLLM's workers on their memory, measured while they start, in whatever processes they run."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from tracer.exporters.files import write_json
+from tracer.results.engine_start import StartStage, WorkerMemory
+from tracer.results.failure import is_out_of_memory
+
+_CACHE_SIZE: Final = re.compile(r"KV cache size: ([\d,]+) tokens")
+_CONCURRENCY: Final = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.,]+)x")
+_OF_FAILURE: Final = 400
+"""Letters of an engine's error that a report keeps."""
+
+
+def report_to(folder: Path) -> None:
+    """Have this process's workers and engine write reports into a folder; a second call is a no-op."""
+    logger = logging.getLogger("vllm")
+    if any(isinstance(handler, _EngineWords) for handler in logger.handlers):
+        return
+    logger.addHandler(_EngineWords(folder))
+    worker_class = import_module("vllm.v1.worker.worker_base").WorkerBase
+    follow_workers(worker_class, folder, f"vLLM {version('vllm')}")
+
+
+class _EngineWords(logging.Handler):
+    """Keeps what an engine logs of its KV cache and of its failure, in a file of the process."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(logging.INFO)
+        self._folder = folder
+        self._said: dict[str, Any] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the file if the record is one of these lines."""
+        message = record.getMessage()
+        before = dict(self._said)
+        if found := _CACHE_SIZE.search(message):
+            self._said["cache_tokens"] = int(found[1].replace(",", ""))
+        if found := _CONCURRENCY.search(message):
+            self._said["concurrency"] = float(found[1].replace(",", ""))
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and "failed to start" in message:  # others are caught, as where NVML lacks a function
+            self._said.setdefault("failure", _words_of(error))
+        if self._said != before:
+            write_json(self._folder / f"engine-{os.getpid()}.json", self._said)
+
+
+def _words_of(error: BaseException) -> str:
+    """Return an error's first sentence or two: vLLM's messages are long."""
+    first = str(error).strip().split("\n", 1)[0]
+    return first if len(first) <= _OF_FAILURE else f"{first[:_OF_FAILURE]}..."
+
+
+def follow_workers(worker_class: Any, folder: Path, engine: str) -> None:
+    """Have each worker that is constructed from now on report what its stages take.
+
+    Args:
+        worker_class: vLLM's `WorkerBase`, or a class with its methods.
+        engine: The engine's name and version.
+    """
+    original = worker_class.__init__
+
+    @functools.wraps(original)
+    def constructed(worker: Any, *arguments: Any, **options: Any) -> None:
+        original(worker, *arguments, **options)
+        _WorkerReport(worker, folder, engine)
+
+    worker_class.__init__ = constructed
+
+
+def _cache_dtype(config: Any) -> str:
+    """Return the type of the KV cache's elements; `auto` is the model's."""
+    given = str(config.cache_config.cache_dtype)
+    return str(config.model_config.dtype).removeprefix("torch.") if given == "auto" else given
+
+
+class _WorkerReport:
+    """Measures a worker before and after each stage, and writes what is known so far to a file."""
+
+    def __init__(self, worker: Any, folder: Path, engine: str) -> None:
+        """Put itself around the worker's methods, which vLLM's executors call by name."""
+        self._worker, self._folder, self._engine = worker, folder, engine
+        self._report: WorkerMemory | None = None
+        self._around(worker, "init_device", self._started)
+        self._around(worker, "load_model", self._weights_loaded)
+        self._around(worker, "determine_available_memory", self._profiled)
+        self._around(worker, "get_kv_cache_spec", self._spec_given)
+        self._around(worker, "initialize_from_config", self._cache_made)
+        self._around(worker, "compile_or_warm_up_model", self._ready)
+
+    def _around(self, owner: Any, name: str, ended: _Ended) -> None:
+        """Call a function after each call of a method; one that raises is reported as the failure."""
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def measured(*arguments: Any, **options: Any) -> Any:
+            before = _Levels()
+            try:
+                result = original(*arguments, **options)
+            except Exception as error:
+                self._failed(error)
+                raise
+            ended(before, _Levels(), result, arguments)
+            self._write()
+            return result
+
+        setattr(owner, name, measured)
+
+    def _update(self, **values: Any) -> None:
+        if self._report is not None:
+            self._report = replace(self._report, **values)
+
+    def _write(self) -> None:
+        if self._report is not None:
+            write_json(self._folder / f"worker-{os.getpid()}.json", asdict(self._report))
+
+    def _failed(self, error: Exception) -> None:
+        if self._report is not None and not self._report.failure:
+            self._update(failure=_words_of(error), is_out_of_memory=is_out_of_memory(error))
+            self._write()
+
+    def _started(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
+        """Begin the report: the device is chosen, and the runner is there."""
+        import torch
+
+        worker, config = self._worker, self._worker.vllm_config
+        parallel, scheduler = config.parallel_config, config.scheduler_config
+        self._report = WorkerMemory(
+            engine=self._engine,
+            model=str(config.model_config.model),
+            rank=int(worker.rank),
+            num_workers=int(parallel.world_size) * int(parallel.data_parallel_size),
+            tensor_parallel=int(parallel.tensor_parallel_size),
+            device=torch.cuda.get_device_name(),
+            total_bytes=after.total,
+            utilization=float(config.cache_config.gpu_memory_utilization),
+            context_tokens=int(config.model_config.max_model_len),
+            batched_tokens=int(scheduler.max_num_batched_tokens),
+            max_requests=int(scheduler.max_num_seqs),
+            cache_dtype=_cache_dtype(config),
+            captures_graphs=not config.model_config.enforce_eager,
+        )
+        runner = getattr(worker, "model_runner", None)
+        self._around(runner, "profile_run", self._batch_profiled)
+        self._around(runner, "capture_model", self._graphs_captured)
+
+    def _weights_loaded(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
+        """The runner counts the model alone; its own buffers, such as those of the sampler, are made meanwhile."""
+        counted = getattr(getattr(self._worker, "model_runner", None), "model_memory_usage", None)
+        weights_bytes = int(counted) if counted else after.allocated - before.allocated
+        self._update(stage=StartStage.WEIGHTS.value, weights_bytes=weights_bytes)
+
+    def _batch_profiled(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
+        """Torch's peak begins right before the profiled batch: vLLM resets it there."""
+        self._update(activation_bytes=after.peak - after.allocated)
+
+    def _profiled(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
+        assert self._report is not None
+        self._update(
+            stage=StartStage.PROFILE.value,
+            available_bytes=int(result),
+            other_bytes=after.reserved - self._report.weights_bytes,
+            outside_bytes=after.outside,
+        )
+
+    def _spec_given(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
+        """Add up what one request of the longest length needs in each layer."""
+        config = self._worker.vllm_config
+        needed = [spec.max_memory_usage_bytes(config) for spec in (result or {}).values()]
+        self._update(request_bytes=sum(needed) if needed else None)
+
+    def _cache_made(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
+        cache_tokens = None
+        if arguments and len(groups := getattr(arguments[0], "kv_cache_groups", [])) == 1:
+            cache_tokens = int(arguments[0].num_blocks) * int(groups[0].kv_cache_spec.block_size)
+        taken = after.allocated - before.allocated
+        self._update(stage=StartStage.CACHE.value, cache_bytes=taken, cache_tokens=cache_tokens)
+
+    def _graphs_captured(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
+        """The runner empties torch's cache first, and returns by how much less of the card is free after it."""
+        self._update(graphs_bytes=int(result or 0))
+
+    def _ready(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
+        self._update(stage=StartStage.READY.value)
+
+
+class _Levels:
+    """Levels of memory of the current device; zeros where none has been started."""
+
+    __slots__ = ("allocated", "free", "outside", "peak", "reserved", "total")
+
+    def __init__(self) -> None:
+        """Read them."""
+        import torch
+
+        self.allocated = self.peak = self.reserved = self.free = self.total = self.outside = 0
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self.allocated, self.peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+            self.reserved = torch.cuda.memory_reserved()
+            self.free, self.total = torch.cuda.mem_get_info()
+            self.outside = self.total - self.free - self.reserved
+
+
+_Ended = Callable[[_Levels, _Levels, Any, tuple[Any, ...]], None]
+"""Called with the levels before and after a call, its result and its arguments."""
