@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 from dataclasses import replace
@@ -13,12 +12,16 @@ import numpy as np
 import pytest
 
 from tests.allocator.recorded import GIB, MIB, Program, device_of, parts, reproduced
+from tests.snapshot.fuzz import mutated_file
 from tracer.allocator import compiled
 from tracer.allocator import replay as replay_module
+from tracer.allocator.compiled import ReplayLibrary
 from tracer.allocator.history import Op
 from tracer.allocator.replay import Need, Requests, program_of, replay
 from tracer.allocator.settings import parse_settings
 from tracer.allocator.start_state import StartState
+from tracer.errors import SnapshotError
+from tracer.snapshot.load import load_snapshot
 
 SETTINGS = (
     "",
@@ -30,7 +33,7 @@ SETTINGS = (
 
 
 @pytest.fixture(scope="module")
-def library() -> ctypes.CDLL:
+def library() -> ReplayLibrary:
     if shutil.which(os.environ.get("CC") or "cc") is None:
         pytest.skip("no C compiler")
     loaded = compiled.load_library(may_compile=True)
@@ -38,7 +41,7 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def both(monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL, program: Requests, conf: str, **options: Any) -> Need:
+def both(monkeypatch: pytest.MonkeyPatch, library: ReplayLibrary, program: Requests, conf: str, **options: Any) -> Need:
     """The answer of the replay in C, which is also Python's."""
     fraction = options.pop("fraction", 1.0)
     settings = replace(parse_settings(conf), per_process_memory_fraction=fraction)
@@ -68,7 +71,7 @@ def recorded(seed: int, *, keep_from: int = 0, **options: Any) -> tuple[Requests
 @pytest.mark.parametrize("conf", SETTINGS)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_under_other_settings_and_on_smaller_devices(
-    monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL, conf: str, seed: int
+    monkeypatch: pytest.MonkeyPatch, library: ReplayLibrary, conf: str, seed: int
 ) -> None:
     program, _ = recorded(seed, capacity=2 * GIB)
     peak = both(monkeypatch, library, program, conf).reserved_peak_bytes
@@ -82,7 +85,7 @@ def test_under_other_settings_and_on_smaller_devices(
 @pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
 @pytest.mark.parametrize("keep_from", [200, 900])
 def test_from_what_the_recording_began_with(
-    monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL, conf: str, keep_from: int
+    monkeypatch: pytest.MonkeyPatch, library: ReplayLibrary, conf: str, keep_from: int
 ) -> None:
     program, start = recorded(3, keep_from=keep_from, settings=parse_settings(conf))
     assert start.spans
@@ -93,7 +96,7 @@ def test_from_what_the_recording_began_with(
 
 @pytest.mark.parametrize("keep_from", [0, 700])
 def test_without_some_blocks_and_with_earlier_frees(
-    monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL, keep_from: int
+    monkeypatch: pytest.MonkeyPatch, library: ReplayLibrary, keep_from: int
 ) -> None:
     program, start = recorded(4, keep_from=keep_from)
     is_kept = (program.code != Op.ALLOC) | (np.arange(len(program.code)) % 3 > 0)
@@ -109,7 +112,7 @@ def test_without_some_blocks_and_with_earlier_frees(
         both(monkeypatch, library, changed, "", start=start if keep_from else None)
 
 
-def test_failed_requests_by_hand(monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL) -> None:
+def test_failed_requests_by_hand(monkeypatch: pytest.MonkeyPatch, library: ReplayLibrary) -> None:
     """60 and 60 MiB on a device of 100: the second fails, with 60 MiB reserved and in use."""
     program = Program(0)
     for size in (60, 60):
@@ -120,7 +123,7 @@ def test_failed_requests_by_hand(monkeypatch: pytest.MonkeyPatch, library: ctype
     assert (failure.size, failure.reserved_bytes, failure.allocated_bytes) == (60 * MIB, 60 * MIB, 60 * MIB)
 
 
-def test_no_numbers_beyond_64_bits(library: ctypes.CDLL) -> None:
+def test_no_numbers_beyond_64_bits(library: ReplayLibrary) -> None:
     """What C could not add up is left to Python."""
     program, _ = recorded(1)
     lives = program.history.lives
@@ -135,6 +138,27 @@ def test_no_numbers_beyond_64_bits(library: ctypes.CDLL) -> None:
     assert compiled.compiled_replay(program.history, program.code, beyond, settings, **options) is None
 
 
+def test_damaged_files_have_the_same_answers(
+    monkeypatch: pytest.MonkeyPatch, library: ReplayLibrary, tmp_path: Path
+) -> None:
+    """Mutated files, of which two in three can be read, and streams up to the last number of 64 bits."""
+    path, num_replayed = tmp_path / "mutated", 0
+    for number in range(60):
+        path.write_bytes(mutated_file(7, number))
+        try:
+            snapshot = load_snapshot(path, isolated=False)
+            recordings = [parts(snapshot, state) for state in snapshot.devices if len(state.trace)]
+        except SnapshotError:
+            continue
+        for _, history, start in recordings:
+            streams = np.where(np.arange(len(history.stream)) % 2, history.stream, 2**63 - 1 - history.stream)
+            for changed in (history, replace(history, stream=streams)):
+                num_replayed += 1
+                both(monkeypatch, library, program_of(changed), "", capacity=2 * MIB, goes_on=True)
+            both(monkeypatch, library, program_of(history), "expandable_segments:True", start=start)
+    assert num_replayed > 40
+
+
 def test_no_compiler_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CC", "no-such-compiler")
@@ -143,7 +167,7 @@ def test_no_compiler_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_a_library_that_others_can_change_is_not_loaded(
-    monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, library: ReplayLibrary, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert compiled.load_library.__wrapped__(may_compile=False) is None

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tracer.null_gpu import build, private_folders
+from tracer.null_gpu import build
 from tracer.null_gpu.errors import NullGpuError
-from tracer.null_gpu.private_folders import close_to_others, how_others_write, make_private
+from tracer.user_cache import private_folders
+from tracer.user_cache.private_folders import close_to_others, how_others_write, make_private
 
 THERE = "torch1.0"
 

@@ -7,14 +7,12 @@ this user can write, replays run in Python.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import platform
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,12 +23,15 @@ from tracer.allocator.blocks import DEFAULT_POOL, PoolId
 from tracer.allocator.history import History, Op
 from tracer.arrays import Column, Ints
 from tracer.block_sizes import SMALL_BYTES, round_sizes
+from tracer.user_cache.builds import build_once, digest_of, user_cache
+from tracer.user_cache.private_folders import how_others_write
 
 if TYPE_CHECKING:
     from tracer.allocator.settings import AllocatorSettings
     from tracer.allocator.start_state import StartState
 
 SOURCE: Final = Path(__file__).with_name("replay.c")
+_NAME: Final = "replay.so"
 _FLAGS: Final = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
 _WORTH_COMPILING: Final = 20_000
 """Operations of a replay: compiling takes 0.4 s of a processor, once, as ten replays of so many do in Python."""
@@ -39,112 +40,54 @@ _MOST_BYTES: Final = 1 << 58
 """In all blocks of a recording, so that no sum of them leaves 64 bits."""
 _NO_LIMIT: Final = 1 << 61
 """More than all blocks have."""
-_SERVED, _FAILED, _CONTRADICTION, _NO_MEMORY = range(4)
+_COUNTED: Final = {
+    "operations": "code",
+    "lives": "size",
+    "homes": "home_pool",
+    "first": "first",
+    "failed": "failed_size",
+    "spans": "span_size",
+}
+"""By what C counts, a column that has one number for each."""
 _Home = tuple[int, bool, int]  # number of the pool, is small, stream
 
 
-class _Given(ctypes.Structure):
-    """`struct given`."""
+class ReplayLibrary:
+    """`replay.c`, compiled. It names the fields of the structures that it is called with, each of 64 bits."""
 
-    _fields_ = (
-        *(
-            (name, ctypes.c_int64)
-            for name in (
-                "capacity",
-                "memory_limit",
-                "garbage_threshold",
-                "counts_searches",
-                "max_split",
-                "max_non_split_rounding",
-                "large_segment_size",
-                "expandable",
-                "counts_segments",
-                "address_space",
-                "goes_on",
-            )
-        ),
-        ("top", ctypes.c_uint64),
-        *(
-            (name, ctypes.c_int64)
-            for name in (
-                "reserved",
-                "num_operations",
-                "num_lives",
-                "num_homes",
-                "num_first",
-                "num_failed",
-                "num_spans",
-                "from_start",
-            )
-        ),
-        *(
-            (name, ctypes.c_void_p)
-            for name in (
-                "code",
-                "operand",
-                "size",
-                "home",
-                "home_pool",
-                "home_small",
-                "home_stream",
-                "first",
-                "waits",
-                "is_first",
-                "failed_size",
-                "failed_home",
-                "span_address",
-                "span_base",
-                "span_size",
-                "span_home",
-                "span_expandable",
-                "span_range",
-                "span_lives",
-                "span_life",
-                "span_life_size",
-                "span_life_address",
-            )
-        ),
-    )
-
-
-class _Outcome(ctypes.Structure):
-    """`struct outcome`."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_int64)
-        for name in (
-            "reserved_peak_bytes",
-            "allocated_peak_bytes",
-            "num_driver_calls",
-            "num_retries",
-            "wanted_bytes",
-            "num_unserved",
-            "failed_at",
-            "failed_size",
-            "failed_reserved",
-            "failed_allocated",
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        self._replay = library.torch_timeline_replay
+        self._replay.restype = ctypes.c_int64
+        self._given, self._outcome = (
+            ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, f"torch_timeline_{name}"))).decode().split()
+            for name in ("given", "outcome")
         )
-    )
+
+    def replay(self, given: Mapping[str, int], unserved: Ints) -> dict[str, int] | None:
+        """Call it with numbers and addresses of columns, by name; None where it has no answer."""
+        fields = (ctypes.c_uint64 * len(self._given))(*(given[name] % 2**64 for name in self._given))
+        outcome = (ctypes.c_int64 * len(self._outcome))()
+        if not self._replay(fields, ctypes.c_void_p(unserved.ctypes.data), outcome):
+            return None
+        return dict(zip(self._outcome, outcome, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
 class CompiledOutcome:
-    """What came of a replay.
+    """What came of a replay, as in `replay.Need`."""
 
-    Attributes:
-        failed: Position of the operation that failed (-1 for a block that was there at the start), its rounded
-            request, and the bytes reserved and allocated then; None where none did.
-        unserved: Positions of failed requests of the recording that were not served either.
-    """
-
-    def __init__(self, outcome: _Outcome, unserved: Ints, *, has_failed: bool) -> None:
-        self.reserved_peak_bytes: int = outcome.reserved_peak_bytes
-        self.allocated_peak_bytes: int = outcome.allocated_peak_bytes
-        self.num_driver_calls: int = outcome.num_driver_calls
-        self.num_retries: int = outcome.num_retries
-        self.wanted_bytes: int = outcome.wanted_bytes
-        self.unserved: list[int] = unserved[: outcome.num_unserved].tolist()
-        failed = (outcome.failed_at, outcome.failed_size, outcome.failed_reserved, outcome.failed_allocated)
-        self.failed: tuple[int, int, int, int] | None = failed if has_failed else None
+    reserved_peak_bytes: int
+    allocated_peak_bytes: int
+    num_driver_calls: int
+    num_retries: int
+    wanted_bytes: int
+    has_failed: int
+    failed_at: int  # Position of the operation that failed; -1 for a block that was there at the start
+    failed_size_bytes: int  # Its rounded request
+    failed_reserved_bytes: int
+    failed_allocated_bytes: int
+    unserved: list[int]  # Positions of failed requests of the recording that were not served either
 
 
 def compiled_replay(
@@ -160,7 +103,7 @@ def compiled_replay(
     goes_on: bool,
     top: int,
     start: StartState | None,
-    library: ctypes.CDLL | None = None,
+    library: ReplayLibrary | None = None,
 ) -> CompiledOutcome | None:
     """Replay the operations of a history in C.
 
@@ -172,37 +115,63 @@ def compiled_replay(
         library: By default the one of the cache, which is compiled if that is worth it.
 
     Returns:
-        None where there is no compiled replay, the program is too short for one, or its numbers are too large: then
-        Python replays it.
+        None where there is no compiled replay, the program is too short for one, its numbers are too large, or it
+        contradicts itself: then Python replays it.
     """
-    if library is None:
-        library = _library_for(len(code))
-    if library is None:
+    library = library or _library_for(len(code))
+    if library is None or not _are_within(history, code, operand):
         return None
-    lives = history.lives
-    size = round_sizes(lives.requested_bytes, settings.roundup_power2_divisions)
-    if len(size) and (int(lives.requested_bytes.min()) < 0 or float(size.sum(dtype=np.float64)) > _MOST_BYTES):
+    columns = _columns(history, settings, start)
+    if columns is None or max(address_space, settings.large_segment_size) > _MOST_BYTES:
         return None
-    homes = _Homes(history, size, start)
-    failed_size = _ints([wanted for wanted, _ in history.failed])
-    if len(failed_size) and float(np.abs(failed_size).max()) > _MOST_BYTES:
+    columns |= {"code": _ints(code), "operand": _ints(operand)}
+    given = {
+        **_numbers_of_settings(settings, device_bytes),
+        **{f"num_{name}": len(columns[column]) for name, column in _COUNTED.items()},
+        **{name: column.ctypes.data for name, column in columns.items()},
+        "capacity": -1 if capacity is None else min(max(capacity, 0), _NO_LIMIT),
+        "counts_segments": counts_segments,
+        "address_space": address_space,
+        "goes_on": goes_on,
+        "top": top,
+        "reserved": 0 if start is None else start.reserved_bytes,
+        "from_start": start is not None,
+    }
+    unserved = np.zeros(max(len(history.failed), int((code == Op.OOM).sum())), np.int64)
+    outcome = library.replay(given, unserved)
+    if outcome is None:
         return None
-    if (
-        not _are_within(history, code, operand)
-        or address_space > _MOST_BYTES
-        or settings.large_segment_size > _MOST_BYTES
-    ):
-        return None
+    found = unserved[: outcome.pop("num_unserved")].tolist()
+    return CompiledOutcome(**outcome, unserved=found)
+
+
+def _numbers_of_settings(settings: AllocatorSettings, device_bytes: int | None) -> dict[str, int]:
     fraction, threshold = settings.per_process_memory_fraction, settings.garbage_collection_threshold
     limit = int(fraction * device_bytes) if fraction < 1 and device_bytes is not None else None
-    columns: dict[str, Column[Any]] = {
-        "code": _ints(code),
-        "operand": _ints(operand),
+    return {
+        "memory_limit": -1 if limit is None else limit,
+        "garbage_threshold": 0 if limit is None else int(threshold * limit),
+        "counts_searches": threshold > 0,
+        "max_split": -1 if settings.max_split_size is None else min(settings.max_split_size, _NO_LIMIT),
+        "max_non_split_rounding": min(settings.max_non_split_rounding_size, _NO_LIMIT),
+        "large_segment_size": settings.large_segment_size,
+        "expandable": settings.expandable_segments,
+    }
+
+
+def _columns(history: History, settings: AllocatorSettings, start: StartState | None) -> dict[str, Column[Any]] | None:
+    """The columns of a history and of what it began with; None where their sums may leave 64 bits."""
+    lives = history.lives
+    size = round_sizes(lives.requested_bytes, settings.roundup_power2_divisions)
+    failed_size = _ints([wanted for wanted, _ in history.failed])
+    if not all(map(_are_small, (lives.requested_bytes, size, failed_size))):
+        return None
+    homes = _Homes(history, size, start)
+    return {
         "size": _ints(size),
         "home": homes.of_life,
         "home_pool": _ints([pool for pool, _, _ in homes.numbers]),
         "home_small": _ints([is_small for _, is_small, _ in homes.numbers]),
-        "home_stream": _ints([stream for _, _, stream in homes.numbers]),
         "first": _ints(history.first_lives),
         "waits": np.ascontiguousarray(history.waits_at_start, dtype=np.uint8),
         "is_first": _marked(history.first_lives, len(lives)),
@@ -212,36 +181,12 @@ def compiled_replay(
         ),
         **_span_columns(start, homes),
     }
-    given = _Given(
-        capacity=-1 if capacity is None else min(max(capacity, 0), _NO_LIMIT),
-        memory_limit=-1 if limit is None else limit,
-        garbage_threshold=0 if limit is None else int(threshold * limit),
-        counts_searches=threshold > 0,
-        max_split=-1 if settings.max_split_size is None else min(settings.max_split_size, _NO_LIMIT),
-        max_non_split_rounding=min(settings.max_non_split_rounding_size, _NO_LIMIT),
-        large_segment_size=settings.large_segment_size,
-        expandable=settings.expandable_segments,
-        counts_segments=counts_segments,
-        address_space=address_space,
-        goes_on=goes_on,
-        top=top,
-        reserved=0 if start is None else start.reserved_bytes,
-        num_operations=len(code),
-        num_lives=len(lives),
-        num_homes=len(homes.numbers),
-        num_first=len(columns["first"]),
-        num_failed=len(failed_size),
-        num_spans=len(columns["span_size"]),
-        from_start=start is not None,
-        **{name: column.ctypes.data for name, column in columns.items()},
+
+
+def _are_small(sizes_bytes: Ints) -> bool:
+    return not len(sizes_bytes) or (
+        int(sizes_bytes.min()) >= 0 and float(sizes_bytes.sum(dtype=np.float64)) <= _MOST_BYTES
     )
-    outcome, unserved = _Outcome(), np.zeros(max(len(failed_size), int((code == Op.OOM).sum())), np.int64)
-    ended = library.torch_timeline_replay(
-        ctypes.byref(given), ctypes.c_void_p(unserved.ctypes.data), ctypes.byref(outcome)
-    )
-    if ended not in (_SERVED, _FAILED):  # a history that contradicts itself: Python says where
-        return None
-    return CompiledOutcome(outcome, unserved, has_failed=ended == _FAILED)
 
 
 def _are_within(history: History, code: Ints, operand: Ints) -> bool:
@@ -319,55 +264,32 @@ def _marked(rows: Ints, number: int) -> Column[np.uint8]:
 # The library.
 
 
-def _library_for(num_operations: int) -> ctypes.CDLL | None:
+def _library_for(num_operations: int) -> ReplayLibrary | None:
     if num_operations < _WORTH_A_CALL:
         return None
     return load_library(may_compile=num_operations >= _WORTH_COMPILING)
 
 
 @cache
-def load_library(*, may_compile: bool) -> ctypes.CDLL | None:
+def load_library(*, may_compile: bool) -> ReplayLibrary | None:
     """The compiled replay of the user's cache; None where there is none and none can be made."""
     if not sys.platform.startswith("linux"):
         return None
-    path = _cached_library()
-    if path is None or not (path.is_file() or (may_compile and _compile(path))):
+    build = user_cache() / "allocator" / f"{SOURCE.stem}-{platform.machine()}-{digest_of(_FLAGS, [SOURCE])}"
+    if how_others_write(build, with_contents=True) is not None or not (may_compile or (build / _NAME).is_file()):
         return None
-    library = ctypes.CDLL(str(path))
-    library.torch_timeline_replay.restype = ctypes.c_int64
-    return library
-
-
-def _cached_library() -> Path | None:
-    """Where the library is or would be; None where others can write there."""
-    from tracer.null_gpu.private_folders import how_others_write
-
-    digest = hashlib.sha256(" ".join([*_FLAGS, platform.machine()]).encode() + SOURCE.read_bytes()).hexdigest()[:12]
-    # pathlib's `expanduser` raises where a user has no home.
-    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111
-    path = cache_home / "torch-timeline" / "allocator" / f"replay-{platform.machine()}-{digest}.so"
-    return path if path.is_absolute() and how_others_write(path) is None else None
-
-
-def _compile(path: Path) -> bool:
-    """Compile beside, then rename; False where there is no compiler, or the cache cannot be written."""
-    from tracer.null_gpu.private_folders import make_private
-
-    compiler = shutil.which(os.environ.get("CC") or "cc")
-    if compiler is None:
-        return False
     try:
-        make_private(path.parent)
-        with tempfile.TemporaryDirectory(prefix=".replay-", dir=path.parent) as folder:
-            made = Path(folder) / path.name
-            command = [compiler, *_FLAGS, "-o", str(made), str(SOURCE)]
-            if subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode:
-                return False
-            made.chmod(0o700)
-            made.replace(path)
-            for older in path.parent.glob(f"replay-{platform.machine()}-*.so"):
-                if older != path:
-                    older.unlink(missing_ok=True)
-    except OSError:
-        return False
-    return True
+        return ReplayLibrary(build_once(build, _NAME, _compile, family=SOURCE.stem))
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _compile(folder: Path) -> None:
+    """Compile the library into a folder.
+
+    Raises:
+        OSError: There is no compiler, or the folder cannot be written.
+        CalledProcessError: The compiler failed.
+    """
+    command = [os.environ.get("CC") or "cc", *_FLAGS, "-o", str(folder / _NAME), str(SOURCE)]
+    subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True)

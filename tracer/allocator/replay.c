@@ -22,41 +22,74 @@ enum { SERVED, FAILED, CONTRADICTION, NO_MEMORY };                        /* How
 #define CHUNK_BYTES (32 * MIB)
 #define NEVER INT64_MAX
 
-struct given { /* `compiled._Given`: settings, sizes and columns */
-    i64 capacity;           /* -1: no limit */
-    i64 memory_limit;       /* -1: none */
-    i64 garbage_threshold;  /* bytes; used with a memory limit */
-    i64 counts_searches;
-    i64 max_split;          /* -1: none */
-    i64 max_non_split_rounding;
-    i64 large_segment_size;
-    i64 expandable;
-    i64 counts_segments;
-    i64 address_space;
-    i64 goes_on;
-    u64 top;                /* the driver's first address */
-    i64 reserved;           /* bytes that another driver gave before */
-    i64 num_operations, num_lives, num_homes, num_first, num_failed, num_spans;
-    i64 from_start;
-    const i64 *code, *operand;                 /* [operations] */
-    const i64 *size, *home;                    /* [lives] */
-    const i64 *home_pool, *home_small, *home_stream; /* [homes], by pool and stream; pool 0 is the default one */
-    const i64 *first;                          /* [first lives], by address */
-    const uint8_t *waits;                      /* [lives] */
-    const uint8_t *is_first;                   /* [lives] */
-    const i64 *failed_size, *failed_home;      /* [failed] */
-    const u64 *span_address, *span_base;       /* [spans] */
-    const i64 *span_size, *span_home, *span_expandable;
-    const i64 *span_range; /* the first span of the same expandable segment */
-    const i64 *span_lives; /* index behind the span's last life */
-    const i64 *span_life, *span_life_size;     /* [lives of spans] */
-    const u64 *span_life_address;
-};
+/* The fields of the two structures that Python and C share, each of 64 bits. `compiled.py` reads their names, and their
+ * order, from the library. */
+#define GIVEN_FIELDS(FIELD) \
+    FIELD(i64, capacity)          /* -1: no limit */ \
+    FIELD(i64, memory_limit)      /* -1: none */ \
+    FIELD(i64, garbage_threshold) /* bytes; used with a memory limit */ \
+    FIELD(i64, counts_searches) \
+    FIELD(i64, max_split) /* -1: none */ \
+    FIELD(i64, max_non_split_rounding) \
+    FIELD(i64, large_segment_size) \
+    FIELD(i64, expandable) \
+    FIELD(i64, counts_segments) \
+    FIELD(i64, address_space) \
+    FIELD(i64, goes_on) \
+    FIELD(u64, top)      /* the driver's first address */ \
+    FIELD(i64, reserved) /* bytes that another driver gave before */ \
+    FIELD(i64, num_operations) \
+    FIELD(i64, num_lives) \
+    FIELD(i64, num_homes) \
+    FIELD(i64, num_failed) \
+    FIELD(i64, num_first) \
+    FIELD(i64, num_spans) \
+    FIELD(i64, from_start) \
+    FIELD(const i64 *, code)          /* [operations] */ \
+    FIELD(const i64 *, operand)       /* [operations] */ \
+    FIELD(const i64 *, size)          /* [lives] */ \
+    FIELD(const i64 *, home)          /* [lives] */ \
+    FIELD(const uint8_t *, waits)     /* [lives] */ \
+    FIELD(const uint8_t *, is_first)  /* [lives] */ \
+    FIELD(const i64 *, home_pool)     /* [homes], by pool and stream; pool 0 is the default one */ \
+    FIELD(const i64 *, home_small)    /* [homes] */ \
+    FIELD(const i64 *, first)         /* [first lives], by address */ \
+    FIELD(const i64 *, failed_size)   /* [failed] */ \
+    FIELD(const i64 *, failed_home)   /* [failed] */ \
+    FIELD(const u64 *, span_address)  /* [spans] */ \
+    FIELD(const u64 *, span_base)     /* [spans] */ \
+    FIELD(const i64 *, span_size)     /* [spans] */ \
+    FIELD(const i64 *, span_home)     /* [spans] */ \
+    FIELD(const i64 *, span_expandable) /* [spans] */ \
+    FIELD(const i64 *, span_range)    /* the first span of the same expandable segment [spans] */ \
+    FIELD(const i64 *, span_lives)    /* index behind the span's last life [spans] */ \
+    FIELD(const i64 *, span_life)     /* [lives of spans] */ \
+    FIELD(const i64 *, span_life_size) /* [lives of spans] */ \
+    FIELD(const u64 *, span_life_address) /* [lives of spans] */
 
-struct outcome { /* `compiled._Outcome` */
-    i64 reserved_peak, allocated_peak, num_driver_calls, num_retries, wanted, num_unserved;
-    i64 failed_at, failed_size, failed_reserved, failed_allocated; /* -1: for a block that was there at the start */
-};
+#define OUTCOME_FIELDS(FIELD) \
+    FIELD(i64, reserved_peak_bytes) \
+    FIELD(i64, allocated_peak_bytes) \
+    FIELD(i64, num_driver_calls) \
+    FIELD(i64, num_retries) \
+    FIELD(i64, wanted_bytes) \
+    FIELD(i64, num_unserved) \
+    FIELD(i64, has_failed) \
+    FIELD(i64, failed_at) /* -1: for a block that was there at the start */ \
+    FIELD(i64, failed_size_bytes) \
+    FIELD(i64, failed_reserved_bytes) \
+    FIELD(i64, failed_allocated_bytes)
+
+#define DECLARED(type, name) type name;
+#define NAMED(type, name) #name " "
+#define OF_64_BITS(type, name) && sizeof(type) == 8
+#define EXPORTED __attribute__((visibility("default")))
+
+struct given { GIVEN_FIELDS(DECLARED) };
+struct outcome { OUTCOME_FIELDS(DECLARED) };
+_Static_assert(1 GIVEN_FIELDS(OF_64_BITS), "each field has 64 bits");
+EXPORTED const char torch_timeline_given[] = GIVEN_FIELDS(NAMED);
+EXPORTED const char torch_timeline_outcome[] = OUTCOME_FIELDS(NAMED);
 
 struct range { u64 base; i64 size, page; };
 
@@ -1006,7 +1039,7 @@ static i64 run(struct allocator *a, struct block **live, i64 *unserved, struct o
             release_cached(a);
             break;
         case OOM:
-            outcome->wanted = a->allocated + given->failed_size[number];
+            outcome->wanted_bytes = a->allocated + given->failed_size[number];
             block = serve(a, given->failed_size[number], &a->homes[given->failed_home[number]]);
             if (block)
                 give_back(a, block);
@@ -1026,9 +1059,9 @@ failed:
     if (a->problem)
         return a->problem;
     outcome->failed_at = position;
-    outcome->failed_size = a->failed_size;
-    outcome->failed_reserved = a->reserved;
-    outcome->failed_allocated = a->allocated;
+    outcome->failed_size_bytes = a->failed_size;
+    outcome->failed_reserved_bytes = a->reserved;
+    outcome->failed_allocated_bytes = a->allocated;
     return FAILED;
 }
 
@@ -1090,9 +1123,9 @@ static void tear_down(struct allocator *a)
     }
 }
 
-/* Replays, and says how it ended; `unserved` has room for all failed requests, and gets positions of operations. */
-__attribute__((visibility("default"))) i64 torch_timeline_replay(const struct given *given, i64 *unserved,
-                                                                 struct outcome *outcome)
+/* Replays, and returns whether that has an answer: a history that contradicts itself has none. `unserved` has room for
+ * all failed requests, and gets positions of operations. */
+EXPORTED i64 torch_timeline_replay(const struct given *given, i64 *unserved, struct outcome *outcome)
 {
     struct allocator allocator = {.given = given};
     struct block **live = calloc((size_t)(given->num_lives ? given->num_lives : 1), sizeof *live);
@@ -1100,11 +1133,12 @@ __attribute__((visibility("default"))) i64 torch_timeline_replay(const struct gi
     memset(outcome, 0, sizeof *outcome);
     if (live && set_up(&allocator))
         ended = run(&allocator, live, unserved, outcome);
-    outcome->reserved_peak = allocator.peak_reserved;
-    outcome->allocated_peak = allocator.peak_allocated;
+    outcome->reserved_peak_bytes = allocator.peak_reserved;
+    outcome->allocated_peak_bytes = allocator.peak_allocated;
     outcome->num_driver_calls = allocator.driver_calls;
     outcome->num_retries = allocator.retries;
+    outcome->has_failed = ended == FAILED;
     free(live);
     tear_down(&allocator);
-    return ended;
+    return ended == SERVED || ended == FAILED;
 }

@@ -153,9 +153,13 @@ def replay(
 
 def _need_of(compiled: CompiledOutcome, program: Requests) -> Need:
     failure = None
-    if compiled.failed is not None:
-        position, size, reserved, allocated = compiled.failed
-        failure = FailedRequest(_entry_at(program, position), size, reserved, allocated)
+    if compiled.has_failed:
+        failure = FailedRequest(
+            entry=_entry_at(program, compiled.failed_at),
+            size=compiled.failed_size_bytes,
+            reserved_bytes=compiled.failed_reserved_bytes,
+            allocated_bytes=compiled.failed_allocated_bytes,
+        )
     return Need(
         reserved_peak_bytes=compiled.reserved_peak_bytes,
         allocated_peak_bytes=compiled.allocated_peak_bytes,

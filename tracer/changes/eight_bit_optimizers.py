@@ -19,7 +19,7 @@ _BLOCK = 256
 """Elements that share a scale in float32, in both."""
 _OPTIONS = ("lr", "betas", "eps", "weight_decay")
 _UNKNOWN_OPTIONS = ("amsgrad", "maximize", "capturable", "differentiable")
-_Groups = Sequence[Mapping[str, Any]]
+_ParameterGroups = Sequence[Mapping[str, Any]]
 
 
 class AsLarge(torch.optim.Optimizer):
@@ -82,7 +82,7 @@ class EightBitLibrary:
             f"optimizer = {self.kind_for(type(optimizer))}(model.parameters(), {spelled})",
         )
 
-    def made(self, kind: type[torch.optim.Optimizer], groups: _Groups) -> torch.optim.Optimizer:
+    def made(self, kind: type[torch.optim.Optimizer], groups: _ParameterGroups) -> torch.optim.Optimizer:
         """An optimizer for the same parameters with the same options."""
         if self.is_estimate:
             return self.as_large(groups)
@@ -90,7 +90,7 @@ class EightBitLibrary:
         optimizer: torch.optim.Optimizer = of_kind(_own_groups(groups))
         return optimizer
 
-    def as_large(self, groups: _Groups) -> AsLarge:
+    def as_large(self, groups: _ParameterGroups) -> AsLarge:
         """One with state of the same size, that computes nothing."""
         return AsLarge(_own_groups(groups), only_whole_blocks=self.package == "torchao")
 
@@ -132,7 +132,7 @@ def _own_groups(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**{name: group[name] for name in ("params", *_OPTIONS)}, "lr": float(group["lr"])} for group in groups]
 
 
-def keep_options(optimizer: torch.optim.Optimizer, like: _Groups) -> None:
+def keep_options(optimizer: torch.optim.Optimizer, like: _ParameterGroups) -> None:
     """Give an optimizer what a schedule has made of the options of the one that it stands for, and new groups."""
     for group in _own_groups(like[len(optimizer.param_groups) :]):
         optimizer.add_param_group(group)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from tracer.null_gpu.errors import NullGpuError
-from tracer.null_gpu.private_folders import close_to_others, how_others_write, make_private
 from tracer.null_gpu.prototypes import HEADERS, Prototype, read_prototypes, stub_source
 from tracer.null_gpu.toolchain import SOURCES, Toolchain, Torch, find_toolchain, read_torch
 from tracer.null_gpu.torch_symbols import torch_symbols
-from tracer.null_gpu.unused_builds import locked, mark_used, prune
+from tracer.user_cache.builds import build_once, digest_of, temporary_cache, user_cache
+from tracer.user_cache.private_folders import how_others_write
 
 NAME = "libnull_gpu.so"
 PRELOAD = "preload"
@@ -54,14 +52,13 @@ def library(folder: Path) -> Path:
     """
     torch = read_torch(folder)
     built = cache_folder(torch)
-    mark_used(built)
-    if not (built / NAME).is_file():
-        toolchain = find_toolchain(torch)
-        with _locked(built):
-            if not (built / NAME).is_file():
-                _build_whole(torch, toolchain, built)
-                prune(built.parent)
-    return built / NAME
+    try:
+        return build_once(built, NAME, lambda made: _build(torch, find_toolchain(torch), made), family="torch")
+    except OSError as error:
+        raise NullGpuError(
+            f"The null GPU's libraries cannot be written to {built.parent}: {error.strerror or error}.",
+            hint="Set XDG_CACHE_HOME to a folder that can be written.",
+        ) from error
 
 
 def libraries(path: Path) -> list[Path]:
@@ -71,13 +68,10 @@ def libraries(path: Path) -> list[Path]:
 
 def cache_folder(torch: Torch) -> Path:
     """Folder of a torch's built libraries in the user's cache, named after versions and sources."""
-    digest = hashlib.sha256(" ".join([*_FLAGS, str(torch.folder)]).encode())
     files = [path for path in SOURCES.rglob("*") if path.is_file()]
-    for path in sorted(
-        [*files, *(SOURCES.parent / f"{name}.py" for name in ("build", "nvidia_smi", "prototypes", "torch_symbols"))]
-    ):
-        digest.update(path.read_bytes())
-    return _private_cache(f"torch{torch.version}-cuda{torch.cuda}-{platform.machine()}-{digest.hexdigest()[:12]}")
+    files += [SOURCES.parent / f"{name}.py" for name in ("build", "nvidia_smi", "prototypes", "torch_symbols")]
+    digest = digest_of([*_FLAGS, str(torch.folder)], files)
+    return _private_cache(f"torch{torch.version}-cuda{torch.cuda}-{platform.machine()}-{digest}")
 
 
 def _private_cache(build: str) -> Path:
@@ -86,10 +80,10 @@ def _private_cache(build: str) -> Path:
     Raises:
         NullGpuError: Others can write to both.
     """
-    wanted = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch-timeline" / "null-gpu"
+    wanted = user_cache() / "null-gpu"
     if (problem := _how_others_write(wanted, build)) is None:
         return wanted / build
-    elsewhere = Path(tempfile.gettempdir(), f"torch-timeline-{os.getuid()}", "null-gpu")
+    elsewhere = temporary_cache() / "null-gpu"
     if (other := _how_others_write(elsewhere, build)) is not None:
         raise NullGpuError(
             f"The null GPU loads no libraries that others can change: {problem}, and {other}.",
@@ -109,32 +103,6 @@ def _how_others_write(cache: Path, build: str) -> str | None:
 def _say_once(sentence: str) -> None:
     shown = "".join(letter if letter.isprintable() else "?" for letter in sentence)
     warnings.warn(f"null GPU: {shown}", stacklevel=2)
-
-
-@contextmanager
-def _locked(built: Path) -> Iterator[None]:
-    try:
-        make_private(built.parent)
-        with locked(built):
-            yield
-    except OSError as error:
-        raise NullGpuError(
-            f"The null GPU's libraries cannot be written to {built.parent}: {error.strerror or error}.",
-            hint="Set XDG_CACHE_HOME to a folder that can be written.",
-        ) from error
-
-
-def _build_whole(torch: Torch, toolchain: Toolchain, built: Path) -> None:
-    """Built beside, then renamed: a folder of that name is whole."""
-    temporary = Path(tempfile.mkdtemp(prefix=f".{built.name}-", dir=built.parent))
-    try:
-        _build(torch, toolchain, temporary)
-        close_to_others(temporary)
-        if built.exists():
-            shutil.rmtree(built)
-        temporary.rename(built)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def declared_prototypes(toolchain: Toolchain) -> dict[str, Prototype]:

@@ -108,11 +108,11 @@ def find_waste(findings: Findings) -> tuple[Waste, ...]:
     chosen = kinds != NO_KIND
     if cycle.blocks.size_bytes[blocks.block[chosen]].sum() < least:
         return ()
-    return _Groups(findings, blocks, kinds).found()
+    return _WasteByLine(findings, blocks, kinds).found()
 
 
-class _Groups:
-    """Blocks of one cause and one line, put together."""
+class _WasteByLine:
+    """Idle blocks, grouped by cause and line."""
 
     def __init__(self, findings: Findings, blocks: IdleBlocks, kinds: Rows) -> None:
         self.findings = findings

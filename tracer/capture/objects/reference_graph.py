@@ -43,10 +43,10 @@ class ReferenceGraph:
         num_held, children = _held_by(objects)
         more_parents, more_children = np.array(list(self._of_torch(objects)), np.int64).reshape(-1, 2).T
         # What objects hold, object by object, and what only torch knows: both by holder and by what is held.
-        self._held = _Groups(vertices, num_held, children)
-        self._more_held = _Index(more_parents, more_children)
+        self._held = _Referents(vertices, num_held, children)
+        self._more_held = _EdgesByEnd(more_parents, more_children)
         parents = np.concatenate([np.repeat(vertices, num_held), more_parents])
-        self._by_child = _Index(np.concatenate([children, more_children]), parents)
+        self._by_child = _EdgesByEnd(np.concatenate([children, more_children]), parents)
 
     def close(self) -> None:
         """Let go of all objects: this one is among them, which only a collection would end."""
@@ -144,8 +144,8 @@ def _held_by(objects: list[Any]) -> tuple[Ints, Ints]:
     return np.concatenate([nothing, *num_held]), np.concatenate([nothing, *children])
 
 
-class _Groups:
-    """What each vertex holds, where the edges of a vertex lie side by side."""
+class _Referents:
+    """Objects that each vertex refers to, in one array with the edges of a vertex side by side."""
 
     def __init__(self, vertices: Ints, num_held: Ints, children: Ints) -> None:
         self._order = np.argsort(vertices)
@@ -154,7 +154,7 @@ class _Groups:
         self._children = children
 
     def of(self, vertex: int) -> list[int]:
-        """What a vertex holds; nothing for one that is not known."""
+        """Return what a vertex refers to; nothing for an unknown vertex."""
         at = int(np.searchsorted(self._vertices, vertex))
         if at == len(self._vertices) or self._vertices[at] != vertex:
             return []
@@ -163,7 +163,7 @@ class _Groups:
         return held
 
 
-class _Index:
+class _EdgesByEnd:
     """Edges by one of their ends."""
 
     def __init__(self, ends: Ints, others: Ints) -> None:

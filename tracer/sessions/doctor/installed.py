@@ -24,6 +24,7 @@ from tracer.null_gpu.process import is_active
 from tracer.null_gpu.toolchain import find_toolchain, read_torch, torch_folder
 from tracer.results.doctor import Outcome, failed, passed, skipped
 from tracer.units import MIB, format_bytes
+from tracer.user_cache.builds import user_cache
 from tracer.working_folder import working_folder
 
 OLDEST_TORCH = (2, 11)
@@ -201,12 +202,8 @@ def null_gpu_cache() -> Outcome:
         return problem
     state = "is built" if (built / NAME).is_file() else "is built with its first use"
     if elsewhere:
-        return failed(elsewhere, f"chmod -R go-w {_default_cache()}", folder=str(built))
+        return failed(elsewhere, f"chmod -R go-w {user_cache()}", folder=str(built))
     return passed(f"The null GPU {state}, in {built.parent}.", folder=str(built))
-
-
-def _default_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch-timeline"
 
 
 def _cannot_use(built: Path) -> Outcome | None:
@@ -238,7 +235,7 @@ def _unreadable(folder: Path, error: OSError) -> Outcome:
 def disk() -> Outcome:
     """Can files be written here, into the temporary folder and the cache, and is there room?"""
     folders = {"this folder": working_folder(), "the temporary folder": Path(tempfile.gettempdir())}
-    cache = _default_cache()
+    cache = user_cache()
     folders["the cache"] = next((path for path in (cache, *cache.parents) if path.is_dir()), Path("/"))
     facts: dict[str, int] = {}
     for name, folder in folders.items():

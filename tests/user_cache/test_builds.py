@@ -1,4 +1,4 @@
-"""What is deleted from the null GPU's cache, and what stays."""
+"""Which builds are deleted from the cache, and which stay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.null_gpu.started import ROOT
-from tracer.null_gpu.unused_builds import NUM_KEPT, UNUSED_SECONDS, locked, mark_used, prune
+from tracer.user_cache.builds import NUM_KEPT, UNUSED_SECONDS, locked, mark_used, prune
 
 
 @pytest.fixture
@@ -34,26 +34,26 @@ def _left(folder: Path) -> list[str]:
 
 
 def test_the_last_used_stay(builds: list[Path], tmp_path: Path) -> None:
-    prune(tmp_path)
+    prune(tmp_path, "torch")
     assert _left(tmp_path) == [build.name for build in builds[2:]]
 
 
 def test_one_that_is_used_stays(builds: list[Path], tmp_path: Path) -> None:
     mark_used(builds[0])
-    prune(tmp_path)
+    prune(tmp_path, "torch")
     assert _left(tmp_path) == [builds[0].name, *(build.name for build in builds[3:])]
 
 
 def test_what_was_used_within_a_day_stays(tmp_path: Path) -> None:
     for number in range(NUM_KEPT + 2):
         _make(tmp_path / f"torch2.{number}", UNUSED_SECONDS / 2 + number)
-    prune(tmp_path)
+    prune(tmp_path, "torch")
     assert len(_left(tmp_path)) == NUM_KEPT + 2
 
 
 def test_one_that_another_holds_stays(builds: list[Path], tmp_path: Path) -> None:
     with locked(builds[0]):
-        prune(tmp_path)
+        prune(tmp_path, "torch")
     assert _left(tmp_path) == [builds[0].name, *(build.name for build in builds[2:])]
 
 
@@ -61,7 +61,7 @@ def test_what_was_left_half_built_goes_and_what_is_built_now_stays(tmp_path: Pat
     _make(tmp_path / ".torch2.1-ended", UNUSED_SECONDS + 1)
     _make(tmp_path / ".torch2.1-now", 1)
     _make(tmp_path / "other", UNUSED_SECONDS + 1)
-    prune(tmp_path)
+    prune(tmp_path, "torch")
     assert _left(tmp_path) == [".torch2.1-now", "other"]
 
 
@@ -73,7 +73,7 @@ def test_a_build_that_is_not_there_is_not_marked(tmp_path: Path) -> None:
 def test_ten_processes_delete_at_once(builds: list[Path], tmp_path: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\n"
-        "from tracer.null_gpu.unused_builds import prune\nprune(Path(sys.argv[1]))"
+        "from tracer.user_cache.builds import prune\nprune(Path(sys.argv[1]), 'torch')"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
     processes = [subprocess.Popen(command, cwd=ROOT) for _ in range(10)]

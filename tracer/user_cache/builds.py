@@ -1,0 +1,132 @@
+"""Builds in the user's cache: each made whole, by one process at a time, and deleted when it is no longer used."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tracer.user_cache.private_folders import close_to_others, make_private
+
+NUM_KEPT = 4
+"""Builds that stay however old they are: the last used."""
+UNUSED_SECONDS = 24 * 3600
+"""A build that was used since may be a running program's, whose next child process loads it by its path."""
+
+
+def user_cache() -> Path:
+    """Return the folder of all builds, below $XDG_CACHE_HOME or ~/.cache; below /tmp for a user without a home."""
+    # pathlib's `expanduser` raises where a user has no home.
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111
+    return cache_home / "torch-timeline" if cache_home.is_absolute() else temporary_cache()
+
+
+def temporary_cache() -> Path:
+    """Return the folder of builds of a user whose cache cannot be used."""
+    return Path(tempfile.gettempdir(), f"torch-timeline-{os.getuid()}")
+
+
+def digest_of(options: Iterable[str], sources: Iterable[Path]) -> str:
+    """Return 12 digits for a build's name, which change with its options and sources."""
+    digest = hashlib.sha256(" ".join(options).encode())
+    for path in sorted(sources):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def build_once(build: Path, name: str, make: Callable[[Path], None], *, family: str) -> Path:
+    """Return a file of a build, which is made if it is not there: beside, then renamed, so that it is whole.
+
+    Processes that come while it is made wait for the first.
+
+    Args:
+        build: A folder.
+        name: A file that each whole build has.
+        make: Fills a folder.
+        family: Start of the names of builds that replace each other; see `prune`.
+
+    Raises:
+        OSError: The cache cannot be written.
+    """
+    mark_used(build)
+    path = build / name
+    if not path.is_file():
+        make_private(build.parent)
+        with locked(build):
+            if not path.is_file():
+                _make_whole(build, make)
+                prune(build.parent, family)
+    return path
+
+
+def _make_whole(build: Path, make: Callable[[Path], None]) -> None:
+    temporary = Path(tempfile.mkdtemp(prefix=f".{build.name}-", dir=build.parent))
+    try:
+        make(temporary)
+        close_to_others(temporary)
+        if build.exists():
+            shutil.rmtree(build)
+        temporary.rename(build)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def locked(build: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """A build's lock, held; the file stays, since one that is deleted would be locked by two.
+
+    Raises:
+        OSError: It cannot be written, or another holds it and `how` has LOCK_NB.
+    """
+    build.parent.mkdir(parents=True, exist_ok=True)
+    with build.with_name(f".{build.name}.lock").open("w") as lock:
+        fcntl.flock(lock, how)
+        yield
+
+
+def mark_used(build: Path) -> None:
+    """Set a build's time of last use; one that is not there, or in a cache that cannot be written, is left alone."""
+    if not build.is_dir():
+        return
+    try:
+        with locked(build, fcntl.LOCK_SH):
+            os.utime(build)
+    except OSError:
+        return
+
+
+def prune(cache: Path, family: str) -> None:
+    """Delete the builds of a family that were not used for a day, but for the last used, and what was left half-built.
+
+    One that another process holds, or that is not ours to delete, stays.
+    """
+    used_before = time.time() - UNUSED_SECONDS
+    builds = [path for path in _folders(cache, family) if not path.name.startswith(".")]
+    for build in sorted(builds, key=_used_at, reverse=True)[NUM_KEPT:]:
+        try:
+            with locked(build, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                if _used_at(build) < used_before:
+                    build.rename(build.with_name(f".{build.name}-unused-{os.getpid()}"))
+        except OSError:
+            continue
+    for path in _folders(cache, family):
+        if path.name.startswith(".") and ("-unused-" in path.name or _used_at(path) < used_before):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _folders(cache: Path, family: str) -> list[Path]:
+    return [path for path in cache.iterdir() if path.name.lstrip(".").startswith(family) and path.is_dir()]
+
+
+def _used_at(build: Path) -> float:
+    """Seconds since 1970; now where another process just deleted it."""
+    try:
+        return build.stat().st_mtime
+    except FileNotFoundError:
+        return time.time()
