@@ -23,10 +23,12 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.capture.values_read import LeftOut, ValueRead, ValuesRead
 from tracer.changes.recommendation import AdviceReport, Recommendation, UnneededMemory
 from tracer.exporters.json_documents.advice import write_advice_json, write_fit_json
+from tracer.exporters.json_documents.bisection import bisection_document
 from tracer.exporters.json_documents.doctor import doctor_values
 from tracer.exporters.json_documents.engine import engine_json
 from tracer.exporters.json_documents.header import UNITS
-from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS
+from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS, read_peak_json
+from tracer.results.bisection import Bisection
 from tracer.results.doctor import CheckResult, DoctorReport, failed
 from tracer.results.engine_start import engine_start
 from tracer.results.fit import FitReport, FitTrial
@@ -143,6 +145,13 @@ def test_every_key_of_a_differences_answer_is_described(file: Path, tmp_path: Pa
         for changes in (value for key, value in device.items() if key.startswith("by_")):
             assert sum(change["after_bytes"] - change["before_bytes"] for change in changes) == device["bytes"]
     assert described == set(keys("A compared device"))
+
+
+def test_every_key_of_a_bisections_answer_is_described(tmp_path: Path) -> None:
+    peak = read_peak_json(folder(tmp_path / "a", 100) / "peak.json")
+    found = bisection_document(Bisection("commit", "a", "b", (), 2, 2, peak, peak))
+    check_header(found, "bisect", "`bisect --json`")
+    assert undescribed(found["devices"], "A compared device") == []
 
 
 def test_every_key_of_peak_json_is_described() -> None:

@@ -25,6 +25,12 @@ def again() -> list[str]:
     return [sys.executable, *sys.orig_argv[1:]]
 
 
+def program() -> list[str]:
+    """What starts this program in any folder: the words between `python` and its command."""
+    words = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+    return [str(Path(word).resolve()) if Path(word).is_file() else word for word in words]
+
+
 def replace_process(variables: Mapping[str, str]) -> NoReturn:
     """Go on as the running command with these environment variables, from its beginning."""
     sys.stdout.flush()

@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 _GREW = 3
 
 
+class _OutOfMemoryError(TracerError):
+    """The script does not fit on the card."""
+
+    exit_status = _GREW
+
+
 @with_options
 def check(
     named: MixedScriptOptions,
@@ -104,7 +110,7 @@ def _peak(answer: Prediction, name: str) -> SavedPeak:
 
     findings = answer.results.findings
     if findings is None or answer.failed_at is not None:
-        raise TracerError(f"Out of memory: {name}.", hint="run or predict with the same --on explain it.")
+        raise _OutOfMemoryError(f"Out of memory: {name}.", hint="run or predict with the same --on explain it.")
     return saved_peak(findings)
 
 

@@ -185,7 +185,7 @@ _DIFF_VERSION = 1
 def peak_diffs_json(diffs: Sequence[PeakDiff], *, before: str, after: str) -> str:
     """Two peaks, device by device; the changes of each list sum to the change of the peak."""
     header = json_header("diff", _DIFF_VERSION, torch=None, command=this_command())
-    devices = [_diff_device(diff) for diff in diffs]
+    devices = [diff_device(diff) for diff in diffs]
     return json.dumps({**header, "before": before, "after": after, "devices": devices}, indent=1)
 
 
@@ -199,7 +199,8 @@ def change_values(change: PeakChange, gathered_by: str) -> dict[str, Any]:
     return {**name, **_diff_sizes(change.before_bytes, change.after_bytes), **counts, **own, "growth": change.growth}
 
 
-def _diff_device(diff: PeakDiff) -> dict[str, Any]:
+def diff_device(diff: PeakDiff) -> dict[str, Any]:
+    """What changed at one device's peak, as an element of `devices`."""
     return {
         "device": diff.after.device,
         "before_phase": diff.before.phase,

@@ -1,0 +1,289 @@
+"""`torch-timeline bisect`: the commit or version that is found, and a repository that is as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import main
+from tests.null_gpu.started import needs_null_gpu
+from tracer.analysis.peak_diff import SavedPeak
+from tracer.analysis.peak_row import PeakRow
+from tracer.commands import bisect
+from tracer.exporters.json_documents.peak import write_baseline
+from tracer.sessions.jobs.child_processes import Ended
+from tracer.sessions.trials.commits import Repository
+from tracer.sessions.trials.package_versions import Versions, python_with
+
+ROOT = Path(main.__file__).parent
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+needs_uv = pytest.mark.skipif(shutil.which("uv") is None, reason="needs uv")
+_SCRIPT = ("--", "--on", "h100", "train.py")
+
+
+def git(*words: str) -> str:
+    who = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "init.defaultBranch=main")
+    return subprocess.run(["git", *who, *words], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def commit(size: str, subject: str) -> str:
+    """A commit at which the script needs so many bytes, is broken, or is full."""
+    Path("size").write_text(size)
+    git("add", "-A")
+    git("commit", "-q", "-m", subject, "--allow-empty")
+    return git("rev-parse", "HEAD")
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    git("init", "-q")
+    return folder
+
+
+def _peak(size: int) -> SavedPeak:
+    row = PeakRow(bytes=size, count=1, category="ACTIVATION", torch_category=None, evidence="", phase="forward",
+                  module="net", op="aten::mm", file="project/train.py", line=7)  # fmt: skip
+    return SavedPeak("cuda:0", size, "forward", (row,))
+
+
+def _check(folder: Path, command: Sequence[str]) -> Ended:
+    """What `check --update --baseline FILE` does there."""
+    text = (folder / "size").read_text()
+    if text == "broken":
+        return Ended(1, "Traceback\nError: train.py itself ended with ImportError.\nHint: ...")
+    if text == "full":
+        return Ended(3, "Error: Out of memory.")
+    baseline = Path(command[command.index("--baseline") + 1])
+    write_baseline({"train.py on h100": _peak(int(text))}, baseline)
+    return Ended(0)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The subjects of commits that were measured, in the order of it; the script itself does not run."""
+    subjects: list[str] = []
+
+    def run(command: Sequence[str], variables: object, folder: Path | None) -> Ended:
+        assert folder is not None
+        done = subprocess.run(
+            ["git", "log", "-1", "--format=%s"], cwd=folder, capture_output=True, text=True, check=True
+        )
+        subjects.append(done.stdout.strip())
+        return _check(folder, command)
+
+    monkeypatch.setattr(bisect, "_run", run)
+    return subjects
+
+
+def called(*words: str) -> Result:
+    return CliRunner().invoke(main.app, ["bisect", *words])
+
+
+def answer(*words: str) -> dict[str, Any]:
+    result = called("--json", *words)
+    assert result.exit_code == 0, result.output
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+@needs_git
+def test_the_planted_commit_is_found_and_the_repository_is_as_it_was(repository: Path, measured: list[str]) -> None:
+    for number in range(10):
+        commit("1000" if number < 6 else "1900", f"change {number}")
+    (repository / ".git/hooks").mkdir(exist_ok=True)
+    hook = repository / ".git/hooks/post-checkout"
+    hook.write_text("#!/bin/sh\ntouch ran\n")
+    hook.chmod(0o755)
+    (repository / "size").write_text("edited, not committed")
+    before = git("status", "--porcelain=v2", "--branch"), git("for-each-ref"), git("worktree", "list")
+    found = answer("HEAD~9..HEAD", *_SCRIPT)
+    assert str(found["first_bad"]).endswith(" change 6") and str(found["last_good"]).endswith(" change 5")
+    assert (found["good_peak_bytes"], found["bad_peak_bytes"], found["num_points"]) == (1000, 1900, 10)
+    assert measured[:2] == ["change 0", "change 9"] and len(measured) == found["num_measured"] <= 6
+    (device,) = found["devices"]
+    (row,) = device["by_line"]
+    assert row["name"] == ["ACTIVATION", "net", "aten::mm", "project/train.py:7"] and row["bytes"] == 900
+    assert before == (git("status", "--porcelain=v2", "--branch"), git("for-each-ref"), git("worktree", "list"))
+    assert (repository / "size").read_text() == "edited, not committed"
+
+
+@needs_git
+def test_the_screen_names_commits_that_do_not_run(repository: Path, measured: list[str]) -> None:
+    for number, size in enumerate(("10", "10", "broken", "broken", "20", "20")):
+        commit(size, f"change {number}")
+    shown = called("HEAD~5..", *_SCRIPT)
+    assert shown.exit_code == 0, shown.output
+    assert "The first bad commit is one of 3" in shown.stdout and shown.stdout.count("(the script does not run)") == 2
+    assert "change 3: does not run. Error: train.py itself ended with ImportError." in shown.stderr.replace("\n", " ")
+
+
+@needs_git
+def test_the_commit_that_fills_the_card_is_found_without_a_peak(repository: Path, measured: list[str]) -> None:
+    for size in ("10", "10", "12", "full", "full"):
+        commit(size, f"as {size}")
+    found = answer("HEAD~4..HEAD", *_SCRIPT)
+    assert str(found["first_bad"]).endswith("as full") and str(found["last_good"]).endswith("as 12")
+    assert found["bad_peak_bytes"] is None and found["devices"] == []
+    assert "-> out of memory" in called("HEAD~4..HEAD", *_SCRIPT).stdout
+
+
+@needs_git
+def test_what_counts_as_growth(repository: Path, measured: list[str]) -> None:
+    """10 % and then 60 %: half of the growth is reached with the second, 5 % with the first."""
+    for size in ("1000", "1000", "1100", "1100", "1700", "1700"):
+        commit(size, f"as {size}")
+    assert str(answer("HEAD~5..HEAD", *_SCRIPT)["first_bad"]).endswith("as 1700")
+    assert str(answer("--fail-above", "5%", "HEAD~5..HEAD", *_SCRIPT)["first_bad"]).endswith("as 1100")
+
+
+@needs_git
+def test_a_merge_is_one_step_and_the_next_command_looks_into_it(repository: Path, measured: list[str]) -> None:
+    commit("10", "base")
+    git("checkout", "-q", "-b", "side")
+    commit("10", "in the branch")
+    tip = commit("30", "the culprit")
+    git("checkout", "-q", "main")
+    git("commit", "-q", "--allow-empty", "-m", "on main")
+    git("merge", "-q", "--no-ff", "-m", "merge the side", "side")
+    result = called("HEAD~2..HEAD", *_SCRIPT)
+    assert "merge the side" in result.stdout.split("The last good commit")[0]
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("Next: it is a merge")]
+    inner = line.partition("bisect ")[2].partition(" ")[0]
+    assert inner.endswith(tip[:12])
+    assert "the culprit" in called(inner, *_SCRIPT).stdout.split("The last good commit")[0]
+
+
+@needs_git
+def test_mistakes_are_a_sentence_and_a_hint(repository: Path, measured: list[str]) -> None:
+    commit("10", "first")
+    commit("10", "second")
+    git("checkout", "-q", "-b", "other", "HEAD~1")
+    commit("broken", "third")
+    assert "is not an ancestor" in called("main..other", *_SCRIPT).stderr
+    assert "needs no more than" in called("main~1..main", *_SCRIPT).stderr
+    assert "ended with ImportError" in called("main~1..other", *_SCRIPT).stderr
+    assert "There is only one commit" in called("HEAD..HEAD", *_SCRIPT).stderr
+    assert "Needed a single revision" in called("nonsense..HEAD", *_SCRIPT).stderr
+    wrong = (
+        ((), "Which commits?"),
+        (("a..b",), "Which script"),
+        (("--between", "x==1,2"), "Which script"),
+        (("--between", "x", *_SCRIPT), "does not name a package"),
+    )
+    for words, sentence in wrong:
+        result = called(*words)
+        assert result.exit_code == 2 and sentence in result.stderr and "Hint: " in result.stderr
+
+
+@needs_git
+def test_code_that_is_installed_from_the_repository_comes_from_the_worktree(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / "data").mkdir()
+    here, tree = Repository.here(), tmp_path / "tree"
+    tree.mkdir()
+    (tree / "train.py").touch()
+    assert here.word_in(tree, str(repository / "train.py")) == str(tree / "train.py")
+    assert here.word_in(tree, str(repository / "data")) == str(repository / "data")  # not in git: it stays where it is
+    assert here.word_in(tree, "train.py") == "train.py"
+    monkeypatch.setattr(sys, "path", [sys.path[0], str(repository / "src"), *sys.path[1:]])
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    assert here.import_path(tree) == os.pathsep.join([str(tree / "src"), "/somewhere"])
+
+
+def _wheel(folder: Path, version: str) -> None:
+    """A package `grows` that needs nothing, of one module."""
+    info = f"grows-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"grows-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("grows.py", f"VERSION = {version!r}\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: grows\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: a\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("1.9", "1.10", "1.11", "1.12rc1", "2.0"):
+        _wheel(tmp_path, version)
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+
+
+@needs_uv
+def test_versions_between_two_are_those_that_were_released(wheels: None) -> None:
+    assert Versions.parse("grows==1.9,2.0").versions == ("1.9", "1.10", "1.11", "2.0")
+    assert Versions.parse("grows == 1.9, 1.11, 2.0").versions == ("1.9", "1.11", "2.0")
+
+
+@needs_uv
+def test_an_environment_has_the_version_and_all_else_of_this_one(wheels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = "import sys, torch, grows; print(grows.VERSION, torch.__file__)"
+    python = python_with("grows==1.10")
+    shown = subprocess.run([python, "-c", asked.replace("torch,", "numpy as torch,")], capture_output=True, text=True)
+    import numpy
+
+    assert shown.stdout.split() == ["1.10", numpy.__file__], shown.stderr
+    monkeypatch.setattr("tracer.sessions.trials.package_versions._make", None)  # it is kept
+    assert python_with("grows==1.10") == python
+
+
+@needs_uv
+def test_the_planted_version_is_found(wheels: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def run(command: Sequence[str], variables: object, folder: object) -> Ended:
+        done = subprocess.run([command[0], "-c", "import grows; print(grows.VERSION)"], capture_output=True, text=True)
+        (tmp_path / "size").write_text("500" if done.stdout.strip() in ("1.11", "2.0") else "100")
+        return _check(tmp_path, command)
+
+    monkeypatch.setattr(bisect, "_run", run)
+    found = answer("--between", "grows==1.9,2.0", *_SCRIPT)
+    assert (found["point"], found["first_bad"], found["last_good"]) == ("version", "grows==1.11", "grows==1.10")
+    assert (found["good_peak_bytes"], found["bad_peak_bytes"]) == (100, 500)
+
+
+_TRAIN = """
+import torch
+from lib import WIDTH
+net = torch.nn.Linear(256, WIDTH).cuda()
+optimizer = torch.optim.SGD(net.parameters())
+for _ in range(4):
+    net(torch.randn(64, 256, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@needs_git
+@needs_null_gpu
+def test_a_training_in_a_repository(repository: Path, started_bisect: Callable[..., str]) -> None:
+    (repository / "train.py").write_text(_TRAIN)
+    for number in range(4):
+        (repository / "lib.py").write_text(f"WIDTH = {4096 if number >= 2 else 1024}\n")
+        commit("", f"change {number}")
+    shown = started_bisect("HEAD~3..HEAD", *_SCRIPT)
+    assert "change 2" in shown.split("The last good commit")[0]
+    assert "project/train.py:4" in shown  # the line of the layer that grew
+
+
+@pytest.fixture
+def started_bisect() -> Callable[..., str]:
+    def run(*words: str) -> str:
+        done = subprocess.run([sys.executable, ROOT / "main.py", "bisect", *words], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
