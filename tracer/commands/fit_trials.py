@@ -172,8 +172,8 @@ def _worst(ranks: Mapping[int, dict[str, Any]], job: NullJob | None) -> int:
 
 def _beside_bytes(rank: int, job: NullJob | None) -> int:
     """Symmetric memory and what other ranks take of a rank's card."""
-    run = None if job is None else next((run for run in job.runs if run.rank == rank), None)
-    return 0 if job is None or run is None else run.shared_bytes + job.others_bytes(run)
+    own = (gpu for gpu in (job.gpus if job is not None else ()) if gpu.own is not None and gpu.own.rank == rank)
+    return next((gpu.beside_bytes(rank) + gpu.own.shared_bytes for gpu in own if gpu.own is not None), 0)
 
 
 def _of_worst(worst: int, ranks: Mapping[int, dict[str, Any]], job: NullJob | None) -> FitTrial:

@@ -50,6 +50,11 @@ def shared_bytes() -> int:
     return int(count())
 
 
+def index_on_node(device: int) -> int:
+    """The number on the node of a device that this process, on the null GPU, sees; -1 where there is none."""
+    return int(ctypes.CDLL(None).null_gpu_index_on_node(device))
+
+
 def taken_bytes() -> dict[int, int]:
     """The most that this process, on the null GPU, has taken at once of each GPU of its node, CUDA's context included.
 
@@ -57,7 +62,7 @@ def taken_bytes() -> dict[int, int]:
     """
     library = ctypes.CDLL(None)
     library.null_gpu_peak_bytes.restype = ctypes.c_uint64
-    indices = {device: library.null_gpu_index_on_node(device) for device in range(MAX_DEVICES)}
+    indices = {device: index_on_node(device) for device in range(MAX_DEVICES)}
     return {
         index: library.null_gpu_peak_bytes(device) + CONTEXT_BYTES
         for device, index in indices.items()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from tracer.capture.sources.source_line import SourceLine
 from tracer.null_gpu.cards import CONTEXT_BYTES, Devices
 from tracer.null_gpu.nccl_buffers import NcclBuffers
+from tracer.results.gpu_sums import GpuSum, Holding, fullest, sums_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class RankRun:
     # [B] The most that it took at once of each GPU of its node, by the GPU's number there: what torch reserved,
     # symmetric memory and CUDA's context.
     taken: Mapping[int, int] = field(default_factory=dict)
+    lines: Mapping[int, SourceLine] = field(default_factory=dict)  # [B] Line that holds most of each; where known
     # The GPU on which it ran again with less memory, and what others take of it; None where it did not.
     crowded: tuple[int, int] | None = None
 
@@ -54,72 +56,67 @@ class NullJob:
 
     @property
     def fits(self) -> bool | None:
-        """Whether all ranks that ran have room on the card.
+        """Whether all ranks that ran have room on their GPUs.
 
         None where one has ended for another reason, none was recorded, or it hangs on how much NCCL takes.
         """
         if any(run.out_of_memory for run in self.runs):
             return False
-        fullest, card_bytes = self.fullest, self.devices.card.memory_bytes
-        if fullest is None or self.status:
+        gpu, card_bytes = self.fullest, self.devices.card.memory_bytes
+        if gpu is None or self.status:
             return None
-        cached_bytes = self.cached_bytes(fullest)
-        least_bytes, most_bytes = self.of_card_bytes(fullest)
-        if least_bytes - cached_bytes > card_bytes:
+        if gpu.least_bytes - gpu.cached_bytes > card_bytes:
             return False
         # A rank that ran again beside all that others take at least is known to fit there.
-        is_served = most_bytes <= card_bytes or (fullest.crowded is not None and not fullest.nccl.most_bytes)
+        is_served = gpu.most_bytes <= card_bytes or (self._was_asked_again(gpu) and not gpu.nccl.most_bytes)
         return True if is_served else None
 
+    def _was_asked_again(self, gpu: GpuSum) -> bool:
+        again = [run for run in self.runs if run.crowded is not None and run.crowded[0] == gpu.index]
+        return any(run.rank // self.per_node == gpu.node for run in again)
+
     @property
-    def fullest(self) -> RankRun | None:
-        """The first of those whose card may be fullest, NCCL's buffers among it."""
-        known = [run for run in self.runs if run.peak_bytes is not None or run.taken]
-        return max(known, key=lambda run: self.of_card_bytes(run)[1], default=None)
+    def fullest(self) -> GpuSum | None:
+        """The first of the GPUs that may be fullest, NCCL's buffers among it."""
+        return fullest(self.gpus)
+
+    @property
+    def gpus(self) -> tuple[GpuSum, ...]:
+        """What is held on each GPU of a rank that ran, or that such a rank took memory of.
+
+        A rank that did not run is taken to do as the nearest one that ran.
+        """
+        ran = {run.rank: run for run in self.runs if run.peak_bytes is not None or run.taken}
+        places = {
+            (rank // self.per_node, index) for rank, run in ran.items() for index in (self.local(run), *run.taken)
+        }
+        sums = sums_of({place: list(self._holdings(ran, *place)) for place in places})
+        return tuple(
+            replace(gpu, nccl=ran[gpu.own.rank].nccl) if gpu.own and gpu.own.rank in ran else gpu for gpu in sums
+        )
+
+    def _holdings(self, ran: Mapping[int, RankRun], node: int, index: int) -> Iterator[Holding]:
+        first = node * self.per_node
+        for rank in range(first, min(first + self.per_node, self.devices.count)):
+            is_own = rank - first == index
+            # A node's first rank has its own GPU where others may be guests: only those tell what others do.
+            alike = [run for run in ran.values() if is_own or self.local(run)]
+            run = ran.get(rank) or min(alike, key=lambda run: abs(run.rank - rank), default=None)
+            if run is None or (not is_own and (self.local(run) == index or not run.taken.get(index))):
+                continue
+            holding = self._own(run) if is_own else _guest(run, index)
+            yield replace(holding, rank=rank, is_assumed=rank not in ran)
+
+    def _own(self, run: RankRun) -> Holding:
+        """What a rank holds of its own GPU."""
+        taken_bytes = run.taken.get(self.local(run), 0) - CONTEXT_BYTES - run.shared_bytes
+        torch_bytes = max(run.reserved_bytes, run.peak_bytes or 0, taken_bytes)
+        cached_bytes = 0 if run.peak_bytes is None else torch_bytes - run.peak_bytes
+        return Holding(run.rank, True, torch_bytes, cached_bytes, shared_bytes=run.shared_bytes)
 
     def local(self, run: RankRun) -> int:
         """The number of a rank's own GPU on its node."""
         return run.rank % self.per_node
-
-    def own_bytes(self, run: RankRun) -> int:
-        """The most that a rank takes of its own GPU: what torch reserves, CUDA's context and symmetric memory."""
-        reserved_bytes = max(run.reserved_bytes, run.peak_bytes or 0)
-        return max(reserved_bytes + CONTEXT_BYTES + run.shared_bytes, run.taken.get(self.local(run), 0))
-
-    def cached_bytes(self, run: RankRun) -> int:
-        """Bytes of a rank's own GPU that torch has reserved beyond its peak, and can give back."""
-        if run.peak_bytes is None:
-            return 0
-        return self.own_bytes(run) - run.peak_bytes - CONTEXT_BYTES - run.shared_bytes
-
-    def others_bytes(self, run: RankRun) -> int:
-        """Bytes that the other ranks of a node take of a rank's GPU, each at its most.
-
-        A rank that did not run is taken to do as the nearest one that ran.
-        """
-        first = run.rank - self.local(run)
-        others = range(first, min(first + self.per_node, self.devices.count))
-        return sum(self._of_gpu_bytes(other, self.local(run)) for other in others if other != run.rank)
-
-    def _of_gpu_bytes(self, rank: int, index: int) -> int:
-        alike = min((run for run in self.runs if self.local(run)), key=lambda run: abs(run.rank - rank), default=None)
-        alike = next((run for run in self.runs if run.rank == rank), alike)
-        return 0 if alike is None or self.local(alike) == index else alike.taken.get(index, 0)
-
-    @property
-    def astray(self) -> list[tuple[RankRun, int, int]]:
-        """Ranks that took memory of a GPU that is not their own, with its number on their node, and the bytes."""
-        return [
-            (run, index, size)
-            for run in self.runs
-            for index, size in run.taken.items()
-            if size and index != self.local(run)
-        ]
-
-    def of_card_bytes(self, run: RankRun) -> tuple[int, int]:
-        """Least and most of a rank's card that is taken: its own, what other ranks take, and NCCL's buffers."""
-        known = self.own_bytes(run) + self.others_bytes(run)
-        return known + run.nccl.least_bytes, known + run.nccl.most_bytes
 
     @property
     def groups(self) -> tuple[tuple[RankRun, ...], ...]:
@@ -135,3 +132,8 @@ class NullJob:
     def status(self) -> int:
         """Exit status of the whole: 0 where all ended well, else that of the first which did not."""
         return next((run.status if run.status > 0 else 1 for run in self.runs if run.status), 0)
+
+
+def _guest(run: RankRun, index: int) -> Holding:
+    """What a rank holds of another rank's GPU."""
+    return Holding(run.rank, False, run.taken[index] - CONTEXT_BYTES, line=run.lines.get(index))

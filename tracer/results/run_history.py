@@ -11,6 +11,7 @@ from tracer.analysis.profiles.findings import CycleFindings, Findings, with_allo
 from tracer.analysis.profiles.labels import label_snapshot, labels_of
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.first_changes import FirstChanges, first_changes
+from tracer.analysis.snapshots.job import HeldOnDevice, held_on_devices
 from tracer.analysis.snapshots.modelled import model_device
 from tracer.analysis.snapshots.oom import device_out_of_memory
 from tracer.capture.objects.known_storages import KnownStorages
@@ -108,6 +109,14 @@ class RunHistory:
         if self._first is None or self._first[0] is not findings:
             self._first = findings, self._or_note(lambda: self._changes_at_peak(findings, known))
         return self._first[1]
+
+    @property
+    def held(self) -> tuple[HeldOnDevice, ...]:
+        """What the process reserves of each device, with lines; empty where the history has fewer than two."""
+        columns = self.columns
+        if columns is None or len(columns.devices) < 2:
+            return ()
+        return self._or_note(lambda: held_on_devices(replay_snapshot(columns))) or ()
 
     def _changes_at_peak(self, findings: Findings, known: KnownStorages) -> FirstChanges | None:
         labelled = self.labelled(findings, known)

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from tests.analysis.snapshots.test_findings import BASE, FORWARD, MIB, load
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tracer.analysis.snapshots.diff import PeakSide
-from tracer.analysis.snapshots.job import JobFinding, RankPeak, RankRole, explain_job, rank_of, rank_peak, role_of_file
+from tracer.analysis.snapshots.job import (
+    HeldOnDevice,
+    JobFinding,
+    RankPeak,
+    RankRole,
+    explain_job,
+    rank_of,
+    rank_peak,
+    role_of_file,
+)
 from tracer.exporters.page.job_page import job_page
 
 
@@ -123,6 +132,21 @@ def test_a_recording_is_summed_up(tmp_path: Path) -> None:
     assert (found.rank, found.device, found.peak_bytes, found.reserved_bytes) == (3, 0, MIB, 2 * MIB)
     assert sum(size for size, _ in found.side.by_key.values()) == sum(dict(found.kinds).values()) == MIB
     assert rank_peak(load(tmp_path / "e", snapshot([])), "empty.pkl").device is None
+
+
+def test_a_recording_tells_of_each_device_what_is_reserved_there_and_by_which_line(tmp_path: Path) -> None:
+    """Two blocks on device 0, the larger of line 30; freed at the end, as its segment stays. Device 1 has no frames."""
+    large, small = [frame("load", line=30)], [frame("build", line=20)]
+    first = [
+        entry("segment_alloc", BASE, 8 * MIB), entry("alloc", BASE, 5 * MIB, frames=large),
+        entry("alloc", BASE + 5 * MIB, MIB, frames=small),
+    ]  # fmt: skip
+    blocks = [block(BASE, 5 * MIB, frames=large), block(BASE + 5 * MIB, MIB, frames=small)]
+    objects = snapshot(
+        first, [segment(BASE, 8 * MIB, blocks), segment(2 * BASE, MIB, [block(2 * BASE, MIB)], device=1)]
+    )
+    found = rank_peak(load(tmp_path / "s", {**objects, "device_traces": [first, []]}), "rank1.pkl")
+    assert found.held == (HeldOnDevice(0, 8 * MIB, "/home/me/train.py", 30), HeldOnDevice(1, MIB))
 
 
 TORCH = "/usr/lib/python3/site-packages/torch"

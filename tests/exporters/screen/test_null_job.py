@@ -45,7 +45,7 @@ def test_a_verdict_is_about_what_torch_reserves_and_what_is_outside_its_allocato
     # The driver counts the most of the whole run, the recorded step what was reserved at its peak.
     later = job(replace(FIRST, taken={0: 6 * GIB + CONTEXT_BYTES}))
     assert "torch reserves 6.00 GiB" in job_words(later)[-1]
-    assert null_job_json(later)["ranks"][0]["of_card_most_bytes"] == 6 * GIB + CONTEXT_BYTES
+    assert null_job_json(later)["gpus"][0]["most_bytes"] == 6 * GIB + CONTEXT_BYTES
 
 
 def test_whether_it_fits_is_about_the_card() -> None:
@@ -67,34 +67,53 @@ def test_whether_it_fits_is_about_the_card() -> None:
     sends = replace(LAST, peak_bytes=room - GIB, nccl=NcclBuffers(1, 2))
     found = job(replace(FIRST, peak_bytes=room - GIB + 1), sends)
     assert found.worst is not None and found.worst.rank == 0
-    assert found.fullest is sends and found.fits is None
+    assert found.fullest is not None and found.fullest.own is not None
+    assert found.fullest.own.rank == 15 and found.fits is None
 
 
 def test_what_a_rank_takes_of_anothers_gpu_counts_there() -> None:
-    guest = replace(LAST, rank=7, taken={7: 3 * GIB, 0: 11 * GIB})
+    line = SourceLine("train.py", 6)
+    guest = replace(LAST, rank=7, taken={7: 3 * GIB, 0: 11 * GIB}, lines={0: line})
     found = job(FIRST, guest)
     # Ranks 1 to 6 did not run: they are taken to do as the nearest that did. Rank 8 is on another node.
-    assert found.others_bytes(FIRST) == 7 * 11 * GIB and found.others_bytes(guest) == 0
-    assert found.fullest is FIRST and found.fits is False
+    assert [(gpu.index, len(gpu.guests)) for gpu in found.gpus] == [(0, 7), (7, 0)]
+    assert found.fullest is not None and found.fullest.index == 0 and found.fits is False
     assert "other ranks 77.00 GiB" in job_words(found)[-2]
     sentence = (
-        "which is another rank's: call torch.cuda.set_device(LOCAL_RANK) before anything else of CUDA's, and load "
-        'checkpoints with map_location="cpu".'
+        "which is another rank's (train.py:6): call torch.cuda.set_device(LOCAL_RANK) before anything else of CUDA's, "
+        'and load checkpoints with map_location="cpu".'
     )
     assert job_words(found)[-1] == f"Rank 7 takes 11.00 GiB of GPU 0, {sentence}"
     more = job(FIRST, replace(guest, rank=6, taken={6: GIB, 0: GIB}), guest)
-    assert "Rank 6 takes 1.00 GiB of GPU 0, which is another rank's (like 1 other that ran): " in job_words(more)[-1]
-    assert null_job_json(found)["ranks"][0]["others_bytes"] == 77 * GIB
+    assert (
+        "Rank 7 takes 11.00 GiB of GPU 0, which is another rank's (like 1 other rank) (train.py:6): "
+        in (job_words(more)[-1])
+    )
+    holdings = null_job_json(found)["gpus"][0]["holdings"]
+    assert sum(held["bytes"] for held in holdings[1:]) == 77 * GIB and holdings[7]["line"] == line
     failed = replace(
         guest, status=3, failure="OutOfMemoryError: CUDA out of memory. Tried to allocate 10.00 GiB. GPU 0 has",
-        out_of_memory=True, line=SourceLine("train.py", 6), crowded=(0, 71 * GIB),
+        out_of_memory=True, line=line, crowded=(0, 71 * GIB),
     )  # fmt: skip
-    assert job_words(job(FIRST, failed))[1:4] == [
-        "Rank 7 does not fit: OutOfMemoryError: CUDA out of memory. Tried to allocate 10.00 GiB (train.py:6).",
-        f"Rank 7 takes memory of GPU 0, {sentence}",
-        "Others take 71.00 GiB of GPU 0 of its node: ranks whose memory is there, with CUDA's context of each, and "
-        "NCCL's buffers.",
-    ]
+    words = job_words(job(FIRST, failed))
+    assert (
+        words[1]
+        == "Rank 7 does not fit: OutOfMemoryError: CUDA out of memory. Tried to allocate 10.00 GiB (train.py:6)."
+    )
+    assert words[2].endswith("other ranks 77.00 GiB: together 81.68 GiB of 79.10 GiB. It does not fit.")
+    assert words[3] == f"Rank 7 takes 11.00 GiB of GPU 0, {sentence}"
+    context = job(FIRST, replace(guest, taken={7: 3 * GIB, 0: CONTEXT_BYTES}))
+    assert job_words(context)[-1].endswith(
+        "for CUDA's context alone: call torch.cuda.set_device(LOCAL_RANK) before anything else of CUDA's."
+    )
+
+
+def test_the_gpu_of_a_rank_that_did_not_run_is_full_as_well() -> None:
+    """Rank 1 alone ran: 2 GiB of its own, and 50 of GPU 0, whose own rank is taken to do as rank 1."""
+    guest = RankRun(1, 0, 9.0, 2 * GIB, 2 * GIB, taken={1: 2 * GIB + CONTEXT_BYTES, 0: 50 * GIB})
+    gpu = job(guest).gpus[0]
+    assert gpu.own is not None and gpu.own.is_assumed and gpu.own.torch_bytes == 2 * GIB
+    assert gpu.held_bytes == 2 * GIB + CONTEXT_BYTES + 7 * 50 * GIB
 
 
 def test_equal_ranks_are_one_group_and_the_largest_comes_first() -> None:

@@ -28,6 +28,7 @@ from tracer.results.null_job import NullJob, RankRun
 from tracer.results.null_run import CAVEAT
 from tracer.sessions.jobs.rank_store import RankStore
 from tracer.sessions.jobs.ranks import (
+    GpuPart,
     Rank,
     RankMessage,
     RanksSummary,
@@ -490,6 +491,28 @@ def test_the_command_line_profiles_each_rank(tmp_path: Path) -> None:
     summary = json.loads((results / "ranks.json").read_text())
     assert summary["differences"] == {}
     assert summary["spread_bytes"] == 0
+
+
+def test_a_gpu_that_several_ranks_hold_memory_of_is_summed_up(tmp_path: Path) -> None:
+    """Two nodes with two GPUs; rank 3 has loaded 45 GiB to the GPU of rank 2."""
+    own = [GpuPart(f"uuid{rank}", True, 2 << 30) for rank in range(4)]
+    guest = GpuPart("uuid2", False, 45 << 30, "train.py", 6)
+    ranks = [
+        replace(peak(rank), place=divmod(rank, 2), held=(own[rank], *([guest] if rank == 3 else [])))
+        for rank in range(4)
+    ]
+    for rank in ranks:
+        leave(tmp_path, rank)
+    found = read_ranks(tmp_path, 4, run=RUN)
+    assert found.ranks == tuple(ranks)
+    assert [(gpu.node, gpu.index, len(gpu.holdings)) for gpu in found.gpus] == [
+        (0, 0, 1),
+        (0, 1, 1),
+        (1, 0, 2),
+        (1, 1, 1),
+    ]
+    assert "GPU 0 holds up to 48.37 GiB of 2 ranks: rank 3 45.00 GiB, rank 2 2.00 GiB" in summary_text(found)
+    assert "Rank 3 takes 45.68 GiB of GPU 0, which is another rank's (train.py:6)" in summary_text(found)
 
 
 # ------------------------------------------------------------------------------------------------------------ run ranks

@@ -12,8 +12,11 @@ from typing import Any, Final
 from tracer.analysis.peak_diff import PeakDiff
 from tracer.analysis.snapshots.allocator_finding import worst_failure
 from tracer.analysis.snapshots.diff import PeakSide, diff_sides, peak_side
-from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.findings import ReplayedSnapshot, explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.frames import torch_file
+from tracer.analysis.snapshots.kind_finder import ReplayedDevice
+from tracer.analysis.snapshots.peak import find_peak
+from tracer.analysis.snapshots.sites import Site
 from tracer.snapshot.columns import Snapshot
 from tracer.units import some
 
@@ -114,6 +117,16 @@ _FEW: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
+class HeldOnDevice:
+    """What one process reserves of a device at most."""
+
+    device: int  # Index of the device, as the process counts
+    reserved_bytes: int
+    file: str | None = None  # File of the line with the most bytes at the peak; None where it is not known
+    line: int | None = None  # That line
+
+
+@dataclass(frozen=True, slots=True)
 class RankPeak:
     """Findings of one rank's recording; small enough to be sent between processes."""
 
@@ -129,6 +142,7 @@ class RankPeak:
     problem: str = ""  # Why it cannot be read; empty where it can
     role: RankRole = field(default_factory=RankRole)  # What part of the job it has, as far as names tell
     is_repeated: bool = False
+    held: tuple[HeldOnDevice, ...] = ()  # What it reserves of each device
 
     @property
     def name(self) -> str:
@@ -199,7 +213,19 @@ def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> Ra
         side=peak_side(replayed.devices[finding.worst]),
         out_of_memory="" if oom is None else f"{where}: {oom.advice}",
         role=role,
+        held=held_on_devices(replayed),
     )
+
+
+def held_on_devices(replayed: ReplayedSnapshot) -> tuple[HeldOnDevice, ...]:
+    """What a process reserves of each device of its recording, and the line that most of it is from."""
+    return tuple(map(_held, replayed.devices))
+
+
+def _held(device: ReplayedDevice) -> HeldOnDevice:
+    rows = (row for row in find_peak(device).groups if row.site.file is not None)
+    site = next((row.site for row in rows), Site(""))  # the largest is first
+    return HeldOnDevice(device.state.device, int(device.replay.reserved_bytes.max()), site.file, site.line)
 
 
 def explain_job(peaks: Sequence[RankPeak]) -> JobFinding:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tracer.capture.device.devices import device_memory, module_of, reserved_bytes
+from tracer.capture.device.devices import device_memory, reserved_bytes, uuid_of
 from tracer.capture.device.host_memory import pinned_bytes, resident_bytes
 
 DEFAULT_POOL, GRAPH_POOL, OWN_POOL = "default pool", "pools of CUDA graphs", "MemPools and shared pools of graphs"
@@ -130,8 +130,7 @@ def _processes(device: torch.device, nvml: Any) -> Processes | None:
 
 def _handle(device: torch.device, nvml: Any) -> Any:
     """By the device's own number, since CUDA_VISIBLE_DEVICES renames the others."""
-    properties = getattr(module_of(device), "get_device_properties", None)
-    uuid = getattr(properties(device), "uuid", None) if properties is not None else None
+    uuid = uuid_of(device)
     if uuid is None:
         return nvml.nvmlDeviceGetHandleByIndex(device.index)
     return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")

@@ -123,6 +123,24 @@ def reserved_bytes(device: torch.device) -> int | None:
     return int(value) if value is not None else None
 
 
+def reserved_peaks(kind: str) -> dict[int, int]:
+    """The most that this process's allocator has reserved of each device of a type, by number; without those of 0."""
+    if not getattr(module_of(torch.device(kind)), "is_initialized", lambda: False)():
+        return {}
+    peaks = {
+        index: int(_answer(torch.device(kind, index), "max_memory_reserved") or 0)
+        for index in range(num_devices(torch.device(kind)))
+    }
+    return {index: peak_bytes for index, peak_bytes in peaks.items() if peak_bytes}
+
+
+def uuid_of(device: torch.device) -> str | None:
+    """The device's own identifier, whatever CUDA_VISIBLE_DEVICES calls it; None where it is not told."""
+    properties = _answer(device, "get_device_properties")
+    uuid = getattr(properties, "uuid", None)
+    return None if uuid is None else str(uuid)
+
+
 def release_cached_memory(device: torch.device) -> None:
     """Give back what the allocator holds without using it, between two runs of our own: never inside of one."""
     empty = _function(device, "empty_cache") if is_accelerator(device) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +12,8 @@ from tracer.analysis.snapshots.job import JobFinding, RankPeak
 from tracer.command_line import this_command
 from tracer.exporters.json_documents.header import json_header
 from tracer.null_gpu.cards import CONTEXT_BYTES
+from tracer.null_gpu.nccl_buffers import NcclBuffers
+from tracer.results.gpu_sums import GpuSum, recorded_sums
 from tracer.results.null_job import NullJob, RankRun
 from tracer.results.null_run import CAVEAT
 
@@ -26,6 +29,7 @@ def job_json(finding: JobFinding) -> str:
         "typical_rank": finding.typical.name if finding.typical is not None else None,
         "missing": list(finding.missing),
         "ranks": [_values(rank) for rank in finding.ranks],
+        "gpus": gpus_json(recorded_sums(finding.ranks)),
         "unreadable": [
             {"file": recording.file, "rank": recording.rank, "problem": recording.problem}
             for recording in finding.unreadable
@@ -79,16 +83,30 @@ def null_job_json(job: NullJob) -> dict[str, Any]:
         "per_node": job.per_node,
         "fits": job.fits,
         "worst_rank": worst.rank if worst is not None else None,
-        "ranks": [_rank(job, run) for run in job.runs],
+        "ranks": [_rank(run) for run in job.runs],
+        "gpus": gpus_json(job.gpus),
     }
 
 
-def _rank(job: NullJob, run: RankRun) -> dict[str, Any]:
-    least_bytes, most_bytes = job.of_card_bytes(run)
-    return {
-        **asdict(run),
-        "nccl": {**asdict(run.nccl), "least_bytes": run.nccl.least_bytes, "most_bytes": run.nccl.most_bytes},
-        "others_bytes": job.others_bytes(run),
-        "of_card_least_bytes": least_bytes,
-        "of_card_most_bytes": most_bytes,
-    }
+def _rank(run: RankRun) -> dict[str, Any]:
+    return {**asdict(run), "nccl": _nccl(run.nccl)}
+
+
+def _nccl(buffers: NcclBuffers) -> dict[str, int]:
+    return {**asdict(buffers), "least_bytes": buffers.least_bytes, "most_bytes": buffers.most_bytes}
+
+
+def gpus_json(gpus: Sequence[GpuSum]) -> list[dict[str, Any]]:
+    """What each GPU holds in all, by process."""
+    return [
+        {
+            "node": gpu.node,
+            "gpu": gpu.index,
+            "held_bytes": gpu.held_bytes,
+            "least_bytes": gpu.least_bytes,
+            "most_bytes": gpu.most_bytes,
+            "nccl": _nccl(gpu.nccl),
+            "holdings": [{**asdict(holding), "bytes": holding.bytes} for holding in gpu.holdings],
+        }
+        for gpu in gpus
+    ]

@@ -19,10 +19,13 @@ from tracer.exporters.screen.job import (
     alarm_sentences,
     answer_sentences,
     capitalized,
+    gpu_sentences,
     numbers_of,
     peak_span,
     rank_names,
 )
+from tracer.exporters.screen.paths import behind
+from tracer.results.gpu_sums import GpuSum, Holding, recorded_sums
 from tracer.units import format_bytes
 
 ALL_RANKS = "all ranks"
@@ -36,13 +39,15 @@ def write_job_page(
     single: Mapping[str, dict[str, Any]],
     run: Mapping[str, str | int | float],
     caveat: str = "",
+    gpus: Sequence[GpuSum] | None = None,
 ) -> None:
     """Write the page of a job, in which a selector leads to single ranks.
 
     Args:
+        gpus: What each GPU holds in all; by default as far as the recordings tell.
         single: Pages of single ranks by `RankPeak.name`, in the order in which to offer them.
     """
-    page = replace(job_page(finding, single, run=run), caveat=caveat)
+    page = replace(job_page(finding, single, run=run, gpus=gpus), caveat=caveat)
     write_prepared([page_data(page), *single.values()], path, selector="rank")
 
 
@@ -55,21 +60,29 @@ def worth_a_page(finding: JobFinding, most: int) -> tuple[RankPeak, ...]:
     return tuple(sorted(chosen, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.file)))
 
 
-def job_page(finding: JobFinding, single: Collection[str], *, run: Mapping[str, str | int | float]) -> Page:
+def job_page(
+    finding: JobFinding,
+    single: Collection[str],
+    *,
+    run: Mapping[str, str | int | float],
+    gpus: Sequence[GpuSum] | None = None,
+) -> Page:
     """The content, without the pages of single ranks."""
     files = _files(finding)
+    gpus = recorded_sums(finding.ranks) if gpus is None else gpus
     return Page(
         title="Memory of a job",
         device=ALL_RANKS,
         source="snapshot",
         subtitle=finding.num_ranks,
-        answer=answer_sentences(finding),
+        answer=(*answer_sentences(finding), *gpu_sentences(gpus)),
         alarm=alarm_sentences(finding),
         ranks=_ranks(finding, single, files),
         run=run,
         sections=(
             Section("Groups of equal ranks", (), (_groups(finding.groups),)),
             *(() if finding.difference is None else (_difference(finding, finding.difference),)),
+            *_shared(gpus),
             *_not_there(finding, files),
             Section("Every rank", (), (_every(finding, files),)),
         ),
@@ -140,6 +153,24 @@ def _difference(finding: JobFinding, difference: PeakDiff) -> Section:
     return Section(
         f"{capitalized(worst)} beside {typical}", (), changes_tables(difference, before=typical, after=worst)
     )
+
+
+def _shared(gpus: Sequence[GpuSum]) -> tuple[Section, ...]:
+    """What each GPU holds, by process, where some hold memory of another rank's."""
+    rows = tuple(
+        (holding.bytes, f"GPU {gpu.index} of node {gpu.node}", f"rank {holding.rank:,}", _whose(holding))
+        for gpu in gpus
+        for holding in gpu.holdings
+    )
+    if all(not gpu.guests for gpu in gpus):
+        return ()
+    table = Table("Each process at its most, with CUDA's context", ("bytes", "GPU", "process", ""), rows)
+    return (Section("What each GPU holds in all", (), (table,)),)
+
+
+def _whose(holding: Holding) -> str:
+    place = "its own GPU" if holding.is_own else f"another rank's GPU{behind(holding.line)}"
+    return f"{place}, as the nearest rank that ran" if holding.is_assumed else place
 
 
 def _not_there(finding: JobFinding, files: Mapping[str, str]) -> tuple[Section, ...]:

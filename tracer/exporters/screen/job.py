@@ -15,8 +15,8 @@ from tracer.analysis.snapshots.job import JobFinding, RankGroup, RankPeak
 from tracer.exporters.screen.diff import print_peak_diffs
 from tracer.exporters.screen.paths import behind
 from tracer.exporters.screen.text import print_rows, say
-from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.results.failure import without_gpu
+from tracer.results.gpu_sums import GpuSum, fullest, recorded_sums
 from tracer.results.null_job import NullJob, RankRun
 from tracer.units import format_bytes, format_range, some
 
@@ -26,7 +26,8 @@ _MOST_NAMED = 3
 
 def print_job(finding: JobFinding, console: Console, *, top: int = 10) -> None:
     """Print what was found out about a job."""
-    for line in (*alarm_sentences(finding), *answer_sentences(finding)):
+    sums = gpu_sentences(recorded_sums(finding.ranks))
+    for line in (*alarm_sentences(finding), *answer_sentences(finding), *sums):
         say(console, line)
     if finding.worst is not None:
         say(console, f"Recording of {finding.worst.name}: {finding.worst.file}")
@@ -152,8 +153,8 @@ def job_words(job: NullJob) -> list[str]:
         return [
             *lines,
             f"Rank {worst.rank:,} does not fit: {without_gpu(worst.failure)}{behind(worst.line)}.",
-            *_astray(job),
-            *_beside(worst),
+            *(of_card(job) if worst.crowded is not None else ()),
+            *guest_sentences(job.gpus),
         ]
     if worst is None or worst.peak_bytes is None:
         return [*lines, "None of them recorded a step."]
@@ -165,68 +166,80 @@ def job_words(job: NullJob) -> list[str]:
         )
     elif len(job.runs) > 1:
         lines.append("All that ran have the same peak, to the byte.")
-    return [*lines, *of_card(job), *_astray(job)]
+    return [*lines, *of_card(job), *guest_sentences(job.gpus)]
 
 
 def of_card(job: NullJob) -> Iterator[str]:
     """What is taken of the fullest GPU, by torch and beside it, and whether that fits."""
-    fullest = job.fullest
-    if fullest is None:
+    gpu = job.fullest
+    if gpu is None:
         return
-    least_bytes, most_bytes = job.of_card_bytes(fullest)
     card_bytes = job.devices.card.memory_bytes
-    reserved = format_bytes(job.own_bytes(fullest) - CONTEXT_BYTES - fullest.shared_bytes)
     yield (
-        f"On the GPU of rank {fullest.rank:,}, {_parts(job, fullest, reserved)}: together "
-        f"{format_range(least_bytes, most_bytes)} of {format_bytes(card_bytes)}{_ends(job, fullest)}"
+        f"On the GPU of rank {gpu.node * job.per_node + gpu.index:,}, {_parts(gpu)}: together "
+        f"{format_range(gpu.least_bytes, gpu.most_bytes)} of {format_bytes(card_bytes)}{_ends(job, gpu)}"
     )
 
 
-def _parts(job: NullJob, run: RankRun, reserved: str) -> str:
-    """As in `torch reserves 46.27 GiB, CUDA's context takes 500.00 MiB, and NCCL's buffers 28.00 MiB to ...`."""
-    parts = [f"torch reserves {reserved}", f"CUDA's context takes {format_bytes(CONTEXT_BYTES)}"]
-    parts += [f"symmetric memory {format_bytes(run.shared_bytes)}"] if run.shared_bytes else []
-    parts += [f"other ranks {format_bytes(others)}"] if (others := job.others_bytes(run)) else []
-    parts += [f"NCCL's buffers {run.nccl.words}"] if run.nccl.words else []
+def _parts(gpu: GpuSum) -> str:
+    """As in `torch reserves 46.27 GiB, CUDA's context takes 700.00 MiB, and NCCL's buffers 28.00 MiB to ...`."""
+    parts = []
+    if (own := gpu.own) is not None:
+        parts += [f"torch reserves {format_bytes(own.torch_bytes)}"]
+        parts += [f"CUDA's context takes {format_bytes(own.context_bytes)}"]
+        parts += [f"symmetric memory {format_bytes(own.shared_bytes)}"] if own.shared_bytes else []
+    parts += [f"other ranks {format_bytes(sum(guest.bytes for guest in gpu.guests))}"] if gpu.guests else []
+    parts += [f"NCCL's buffers {gpu.nccl.words}"] if gpu.nccl.words else []
     return f"{', '.join(parts[:-1])}, and {parts[-1]}" if len(parts) > 2 else " and ".join(parts)
 
 
-def _ends(job: NullJob, fullest: RankRun) -> str:
-    least_bytes, most_bytes = job.of_card_bytes(fullest)
+def _ends(job: NullJob, gpu: GpuSum) -> str:
     card_bytes = job.devices.card.memory_bytes
-    if most_bytes <= card_bytes:
+    if gpu.most_bytes <= card_bytes:
         return ". It fits." if job.fits else "."
     if job.fits is False:
         return ". It does not fit."
     if job.fits:
         return ". It fits, for torch gives back its cache."
-    left = card_bytes - least_bytes + fullest.nccl.least_bytes
-    if left >= fullest.nccl.least_bytes:
+    left = card_bytes - gpu.held_bytes
+    if left >= gpu.nccl.least_bytes:
         return f". It fits if NCCL takes no more than {format_bytes(left)}, or torch gives back its cache for it."
     return ". It fits with the least of NCCL's buffers, for torch gives back its cache; with more, that is not known."
 
 
-def _beside(run: RankRun) -> Iterator[str]:
-    """What others take of the GPU on which a rank ran out of memory, where that is why it did."""
-    if run.crowded is not None:
-        index, size = run.crowded
-        yield (
-            f"Others take {format_bytes(size)} of GPU {index} of its node: ranks whose memory is there, with CUDA's "
-            "context of each, and NCCL's buffers."
-        )
+def guest_sentences(gpus: Sequence[GpuSum]) -> tuple[str, ...]:
+    """The rank that holds most of another rank's GPU, the line, and how it stays on its own; empty if none does."""
+    guests = [(guest, gpu) for gpu in gpus for guest in gpu.guests if not guest.is_assumed]
+    if not guests:
+        return ()
+    guest, gpu = max(guests, key=lambda pair: pair[0].bytes)
+    number = len({other.rank for other, _ in guests} - {guest.rank})
+    others = f" (like {some(number, 'other rank')})" if number else ""
+    whose = f"of GPU {gpu.index}, which is another rank's{others}"
+    first = "call torch.cuda.set_device(LOCAL_RANK) before anything else of CUDA's"
+    if guest.torch_bytes + guest.shared_bytes <= 0:
+        return (f"Rank {guest.rank:,} takes {format_bytes(guest.bytes)} {whose}, for CUDA's context alone: {first}.",)
+    line = behind(guest.line)
+    return (
+        f"Rank {guest.rank:,} takes {format_bytes(guest.bytes)} {whose}{line}: {first}, and load checkpoints with "
+        'map_location="cpu".',
+    )
 
 
-def _astray(job: NullJob) -> Iterator[str]:
-    """Ranks that take memory of another rank's GPU, and how they stay on their own."""
-    for run, index, size in job.astray[:1]:
-        number = len(job.astray) - 1
-        others = f" (like {some(number, 'other')} that ran)" if number else ""
-        part = "memory" if run.crowded is not None else format_bytes(size)  # of a failure that is not all
-        yield (
-            f"Rank {run.rank:,} takes {part} of GPU {index}, which is another rank's{others}: call "
-            "torch.cuda.set_device(LOCAL_RANK) before anything else of CUDA's, and load checkpoints with "
-            'map_location="cpu".'
-        )
+def gpu_sentences(gpus: Sequence[GpuSum]) -> tuple[str, ...]:
+    """What the fullest GPU with memory of several ranks holds in all, and how they stay apart; empty without one."""
+    gpu = fullest(gpu for gpu in gpus if gpu.guests)
+    if gpu is None:
+        return ()
+    most = sorted(gpu.holdings, key=lambda holding: -holding.torch_bytes)
+    parts = [f"rank {holding.rank:,} {format_bytes(holding.torch_bytes)}" for holding in most[:_MOST_NAMED]]
+    parts += [f"{some(len(most) - _MOST_NAMED, 'other')}"] if len(most) > _MOST_NAMED else []
+    contexts = format_bytes(sum(holding.context_bytes for holding in gpu.holdings))
+    return (
+        f"GPU {gpu.index} holds up to {format_bytes(gpu.held_bytes)} of {some(len(most), 'rank')}: "
+        f"{', '.join(parts)}, and about {contexts} of CUDA's contexts.",
+        *guest_sentences(gpus),
+    )
 
 
 def _apart(worst: RankRun, least: RankRun) -> str:

@@ -16,6 +16,7 @@ from tracer.errors import SnapshotError
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.job_page import worth_a_page, write_job_page
 from tracer.exporters.page.snapshot_page import snapshot_page
+from tracer.results.gpu_sums import GpuSum
 from tracer.sessions.jobs.read_recordings import executor_for, num_processes_for
 from tracer.sessions.termination import FilesInTurn
 from tracer.snapshot.load import load_snapshot
@@ -30,11 +31,12 @@ def write_job(
     run: Mapping[str, str | int | float],
     dask: str | None = None,
     caveat: str = "",
+    gpus: Sequence[GpuSum] | None = None,
 ) -> None:
     """Write the page of a job, with those of the ranks that a reader wants to look into."""
     single = read_pages(worth_a_page(finding, _MOST_SINGLE_PAGES), dask=dask)
     with FilesInTurn([path]) as turn, turn.writing(path):
-        write_job_page(finding, path, single=single, run=run, caveat=caveat)
+        write_job_page(finding, path, single=single, run=run, caveat=caveat, gpus=gpus)
 
 
 def read_pages(ranks: Sequence[RankPeak], *, dask: str | None = None) -> dict[str, dict[str, Any]]:

@@ -11,13 +11,22 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from tracer.analysis.snapshots.job import HeldOnDevice
+from tracer.capture.device import devices
 from tracer.capture.sources.error_line import error_line
+from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import error_words
 from tracer.exporters.files import remove, write_atomically
+from tracer.exporters.json_documents.job import gpus_json
+from tracer.exporters.screen.job import gpu_sentences
 from tracer.exporters.screen.watch import finding_lines
+from tracer.null_gpu import process
 from tracer.null_gpu.job.place import RankPlace
 from tracer.results.failure import is_out_of_memory
 from tracer.results.files import RANK_JSON, RANKS_JSON, RANKS_TEXT
+from tracer.results.gpu_sums import GpuSum, Holding, sums_of
 from tracer.results.run_results import RunResults
 from tracer.results.watch_report import WatchReport
 from tracer.sessions.jobs.rank_store import RankStore
@@ -43,6 +52,11 @@ class Rank:
     def is_first_of_node(self) -> bool:
         """Whether it speaks for its machine."""
         return self.local_index == 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Number of its node, and its own on that node."""
+        return (self.index - self.local_index) // max(self.local_world_size, 1), self.local_index
 
     @property
     def on_node(self) -> range:
@@ -77,6 +91,22 @@ def this_rank() -> Rank | None:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuPart:
+    """What one rank holds of one GPU."""
+
+    gpu: str  # Its UUID, or on the null GPU its number on the node
+    is_own: bool  # Whether it is the GPU of the rank's number on its node, or the only one that the rank sees
+    reserved_bytes: int  # Reserved by torch at most
+    file: str | None = None  # File of the line that holds most of it; None where it is not known
+    line: int | None = None  # That line
+
+    @property
+    def source_line(self) -> SourceLine | None:
+        """The line; None where it is not known."""
+        return SourceLine(self.file, self.line) if self.file is not None and self.line is not None else None
+
+
+@dataclass(frozen=True, slots=True)
 class RankMessage:
     """Message of one rank."""
 
@@ -91,6 +121,20 @@ class RankMessage:
     out_of_memory: bool = False  # Whether that was the device's memory
     has_ended: bool = True  # Whether its loop has ended; what a rank that is killed leaves behind does not say so
     finding: str = ""  # What its recorder has found, a sentence; empty where that is nothing
+    place: tuple[int, int] = (0, 0)  # Number of its node, and its own on that node
+    held: tuple[GpuPart, ...] = ()  # What it holds of each GPU
+
+    @classmethod
+    def parsed(cls, text: str) -> RankMessage:
+        """Read a message that was written as JSON.
+
+        Raises:
+            ValueError: The text is no JSON.
+            TypeError: It is no message.
+        """
+        values = json.loads(text)
+        held = tuple(GpuPart(**part) for part in values.pop("held", ()))
+        return cls(**values | {"held": held, "place": tuple(values.get("place", (0, 0)))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +165,18 @@ class RanksSummary:
         """Largest peak less smallest."""
         peaks = [rank.peak_bytes or 0 for rank in self.with_peak]
         return max(peaks) - min(peaks) if peaks else 0
+
+    @property
+    def gpus(self) -> tuple[GpuSum, ...]:
+        """What is held on each GPU that ranks have told of."""
+        parts = [(rank, part) for rank in self.ranks for part in rank.held]
+        places = {part.gpu: rank.place for rank, part in reversed(parts) if part.is_own}
+        sums: dict[tuple[int, int], list[Holding]] = {}
+        for rank, part in parts:
+            if part.gpu in places:
+                holding = Holding(rank.index, part.is_own, part.reserved_bytes, line=part.source_line)
+                sums.setdefault(places[part.gpu], []).append(holding)
+        return sums_of(sums)
 
     def differences(self) -> dict[str, tuple[int, int]]:
         """Smallest and largest bytes of each category that is not the same on all ranks, the widest first.
@@ -196,7 +252,13 @@ def peak_of(rank: Rank, results: RunResults) -> RankMessage:
     out_of_memory = results.failure is not None and results.failure.out_of_memory
     if results.findings is None:
         return RankMessage(
-            rank.index, rank.run, num_steps=results.num_steps, failure=failure, out_of_memory=out_of_memory
+            rank.index,
+            rank.run,
+            num_steps=results.num_steps,
+            failure=failure,
+            out_of_memory=out_of_memory,
+            place=rank.place,
+            held=held_by(rank, results.history.held),
         )
     peak = results.findings.worst.peak
     return RankMessage(
@@ -209,7 +271,36 @@ def peak_of(rank: Rank, results: RunResults) -> RankMessage:
         num_steps=results.num_steps,
         failure=failure,
         out_of_memory=out_of_memory,
+        place=rank.place,
+        held=held_by(rank, results.history.held),
     )
+
+
+def held_by(rank: Rank, known: Collection[HeldOnDevice] = ()) -> tuple[GpuPart, ...]:
+    """What this process holds of each GPU of CUDA's.
+
+    Args:
+        known: What a recording says of the lines that hold it.
+    """
+    gpu = torch.device("cuda", rank.local_index if devices.num_devices(torch.device("cuda")) > 1 else 0)
+    lines = {held.device: held for held in known}
+    return tuple(
+        GpuPart(
+            _gpu_name(index),
+            index == gpu.index,
+            reserved_bytes,
+            lines[index].file if index in lines else None,
+            lines[index].line if index in lines else None,
+        )
+        for index, reserved_bytes in devices.reserved_peaks("cuda").items()
+    )
+
+
+def _gpu_name(index: int) -> str:
+    """A name of a GPU that all processes of a node have in common."""
+    if process.is_active():
+        return str(process.index_on_node(index))
+    return devices.uuid_of(torch.device("cuda", index)) or str(index)
 
 
 def ran_out_later(rank: Rank, failure: str, allocated_bytes: int) -> RankMessage:
@@ -220,7 +311,7 @@ def ran_out_later(rank: Rank, failure: str, allocated_bytes: int) -> RankMessage
     """
     assert rank.job_folder is not None, "only ranks of a job are told of from their own folder"
     text = _text_of(rank.job_folder, rank.index)
-    recorded = RankMessage(**json.loads(text)) if text is not None else RankMessage(rank.index, rank.run)
+    recorded = RankMessage.parsed(text) if text is not None else RankMessage(rank.index, rank.run)
     return replace(
         recorded, peak_bytes=allocated_bytes, reserved_bytes=0, categories={}, failure=failure, out_of_memory=True
     )
@@ -260,7 +351,7 @@ def write_summary(
 def read_some(job_folder: Path, ranks: Collection[int], world_size: int) -> RanksSummary:
     """Read the files of some ranks in the folder of their job, which is theirs alone."""
     texts = {index: _text_of(job_folder, index) for index in sorted(ranks)}
-    peaks = {index: RankMessage(**json.loads(text)) for index, text in texts.items() if text is not None}
+    peaks = {index: RankMessage.parsed(text) for index, text in texts.items() if text is not None}
     missing = tuple(index for index in texts if index not in peaks)
     return RanksSummary(tuple(peaks.values()), missing, world_size - len(texts))
 
@@ -297,7 +388,7 @@ def _text_of(save_dir: Path, index: int) -> str | None:
 def _parsed(text: str | None, run: str) -> RankMessage | None:
     """Return the message if it is of this start of the program; else None."""
     try:
-        peak = RankMessage(**json.loads(text)) if text is not None else None
+        peak = RankMessage.parsed(text) if text is not None else None
     except (ValueError, TypeError):
         return None
     return peak if peak is not None and peak.run == run else None
@@ -311,6 +402,7 @@ def _as_json(summary: RanksSummary) -> dict[str, Any]:
         "missing": list(summary.missing),
         "differences": {name: {"min": low, "max": high} for name, (low, high) in summary.differences().items()},
         "ranks": [asdict(rank) for rank in summary.ranks],
+        "gpus": gpus_json(summary.gpus),
     }
 
 
@@ -328,6 +420,8 @@ def summary_text(summary: RanksSummary) -> str:
         lines += ["", f"Worst: rank {summary.worst.index}, {format_bytes(summary.worst.peak_bytes or 0)}"]
         lines.append(f"Spread: {format_bytes(summary.spread_bytes)}, {share:.1f} % of the worst")
     lines += ["", *_difference_lines(summary)]
+    if sums := gpu_sentences(summary.gpus):
+        lines += ["", *sums]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -362,6 +456,8 @@ def peak_of_watched(rank: Rank, report: WatchReport, *, has_ended: bool) -> Rank
         failure=report.error,
         has_ended=has_ended,
         finding=finding,
+        place=rank.place,
+        held=held_by(rank),
     )
 
 

@@ -113,11 +113,19 @@ def run_job(
         if is_limited and (again := run.where_full(answer)) is not None:
             summary = read_some(folder, ranks, job.world_size)
             again = _with_results(again, folder, summary)
-            answer = replace(answer, runs=tuple(again if ran.rank == again.rank else ran for ran in answer.runs))
+            answer = replace(answer, runs=tuple(_again(ran, again) for ran in answer.runs))
     if save_dir is not None:
         write_ranks(summary, save_dir)
         write_ranks_page(answer, save_dir, tell=tell)
     return answer
+
+
+def _again(run: RankRun, again: RankRun) -> RankRun:
+    """A rank's later run, with what it took where it was not kept from it."""
+    if run.rank != again.rank:
+        return run
+    taken = {index: max(run.taken.get(index, 0), again.taken.get(index, 0)) for index in {*run.taken, *again.taken}}
+    return replace(again, taken=taken, nccl=run.nccl, lines={**again.lines, **run.lines})
 
 
 def _forget_results(folder: Path) -> None:
@@ -175,26 +183,21 @@ class _JobRun:
         Returns:
             The rank that ran out of memory so; else the one whose GPU it is; None where all GPUs have room.
         """
-        card_bytes = self.job.devices.card.memory_bytes
         if any(run.out_of_memory or run.status for run in answer.runs):
             return None
-        full = max(answer.runs, key=lambda run: answer.of_card_bytes(run)[0])
-        total_bytes = answer.of_card_bytes(full)[0]
-        if total_bytes <= card_bytes:
+        gpu, again = answer.fullest, None
+        if gpu is None or gpu.most_bytes <= self.job.devices.card.memory_bytes:
             return None
-        index, again = answer.local(full), None
-        guests = [
-            run for run in answer.runs if run.rank != full.rank and run.taken.get(index) and answer.local(run) != index
-        ]
-        for run in [*sorted(guests, key=lambda run: -run.taken[index]), full]:
-            own_bytes = answer.own_bytes(full) if run is full else run.taken[index]
-            others_bytes = total_bytes - own_bytes
+        for holding in (*gpu.guests, *filter(None, [gpu.own])):
+            if holding.is_assumed:
+                continue
+            others_bytes = gpu.most_bytes - holding.bytes
             others = format_bytes(others_bytes)
-            self.tell(f"GPU {index} is full. So rank {run.rank} runs again, beside {others} of others there.")
-            (rank_folder(self.folder, run.rank) / RANK_JSON).unlink(missing_ok=True)
-            again = self.unseen(run.rank, taken={index: others_bytes})
-            again = replace(again, crowded=(index, others_bytes))
-            if (failure := failure_left(self.folder, run.rank)) is not None and failure.out_of_memory:
+            self.tell(f"GPU {gpu.index} is full. So rank {holding.rank} runs again, beside {others} of others there.")
+            (rank_folder(self.folder, holding.rank) / RANK_JSON).unlink(missing_ok=True)
+            again = self.unseen(holding.rank, taken={gpu.index: others_bytes})
+            again = replace(again, crowded=(gpu.index, others_bytes))
+            if (failure := failure_left(self.folder, holding.rank)) is not None and failure.out_of_memory:
                 return again
         return again
 
@@ -242,6 +245,7 @@ def _with_results(run: RankRun, folder: Path, summary: RanksSummary) -> RankRun:
         peak_bytes=peak.peak_bytes,
         reserved_bytes=peak.reserved_bytes,
         categories=peak.categories,
+        lines={int(part.gpu): part.source_line for part in peak.held if part.source_line is not None},
         failure=peak.failure or run.failure,
         out_of_memory=peak.out_of_memory or run.out_of_memory,
     )
@@ -301,5 +305,5 @@ def _write(files: Sequence[Path], path: Path, save_dir: Path, job: NullJob) -> b
         remove(path)
         return False
     run = {"job": job.words, "fullest GPU": " ".join(of_card(job)), "recordings": str(save_dir)}
-    write_job(finding, path, run=run, caveat=CAVEAT)
+    write_job(finding, path, run=run, caveat=CAVEAT, gpus=job.gpus)
     return True
