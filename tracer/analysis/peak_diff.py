@@ -9,12 +9,13 @@ from typing import Protocol
 
 from tracer.analysis.peak_row import PeakRow
 from tracer.errors import UsageError
-from tracer.units import GIB, KIB, MIB, format_bytes
+from tracer.units import GIB, KIB, MIB, format_bytes, format_growth
 
 OUTSIDE_MODULES = "outside modules"
 NO_OPERATOR = "no operator"
 # One small tensor more or less makes any factor of less than this.
 _LEAST_BYTES = 1 << 16
+_MOST_GROWTH = 100  # A side with less than a hundredth of the other has next to nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,19 @@ class PeakChange:
     def growth(self) -> float | None:
         """How many times as many bytes, of `own_peaks` where they are known; None where either is next to nothing."""
         before, after = self.own_peaks or (self.before_bytes, self.after_bytes)
-        return after / before if min(before, after) >= _LEAST_BYTES else None
+        if min(before, after) < _LEAST_BYTES or max(before, after) > _MOST_GROWTH * min(before, after):
+            return None
+        return after / before
+
+    @property
+    def growth_words(self) -> str:
+        """`x2`, `new`, `gone`, or nothing where both sides are small."""
+        before, after = self.own_peaks or (self.before_bytes, self.after_bytes)
+        if self.growth is not None or max(before, after) < _LEAST_BYTES:
+            return format_growth(self.growth)
+        if max(before, after) <= _MOST_GROWTH * min(before, after):
+            return ""
+        return "new" if after > before else "gone"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,13 @@ from tracer.commands.run_options import AsJson, Quiet, Top
 from tracer.errors import RecordingError, SnapshotError
 from tracer.exporters.screen.next_commands import after_diff
 from tracer.exporters.screen.terminal import screen
-from tracer.results.files import PEAK
+from tracer.results.files import PAGE, PEAK
 from tracer.snapshot.load import load_snapshot
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tracer.analysis.aligned_curves import AlignedCurves, MemoryCurve
     from tracer.analysis.peak_diff import PeakDiff, SavedPeak
 
 PEAK_NAME = PEAK.file_name
@@ -92,7 +93,8 @@ def show_diff(
     if html is not None:
         from tracer.exporters.page.diff_page import write_diff_page
 
-        write_diff_page(diffs, html, **names)
+        curves, notes = _curves(before, after, diffs)
+        write_diff_page(diffs, html, **names, curves=curves, notes=notes)
     if threshold is None:
         return []
     return [threshold.sentence(diff.after.device, diff) for diff in diffs if threshold.is_exceeded_by(diff)]
@@ -138,6 +140,48 @@ def compare(before: Path, after: Path) -> tuple[PeakDiff, ...]:
     from tracer.analysis.snapshots.diff import diff_snapshots
 
     return diff_snapshots(*sides)
+
+
+def _curves(before: Path, after: Path, diffs: Sequence[PeakDiff]) -> tuple[dict[str, AlignedCurves], tuple[str, ...]]:
+    """Both recordings on one axis by device, and why they are not drawn."""
+    from tracer.analysis.aligned_curves import align
+
+    found, notes = {}, []
+    for diff in diffs:
+        try:
+            sides = [_curve(side, peak.device) for side, peak in ((before, diff.before), (after, diff.after))]
+        except RecordingError as error:
+            notes.append(f"The curves are not drawn: {error}")
+            continue
+        if missing := [side for side, curve in zip((before, after), sides, strict=True) if curve is None]:
+            notes.append(f"The curves are not drawn: {missing[0]} has no recording of memory over time.")
+        else:
+            found[diff.after.device] = align(*filter(None, sides))
+    return found, tuple(dict.fromkeys(notes))
+
+
+def _curve(side: Path, device: str) -> MemoryCurve | None:
+    """Memory over time of a device of a snapshot or a trace, or of a run by its page; None where that is not known."""
+    if _is_trace(side):
+        from tracer.exporters.page.timeline_page import curve_of_cycle
+        from tracer.results.trace_report import explain_trace
+
+        results = explain_trace(side).results
+        return None if results is None or results.findings is None else curve_of_cycle(results.findings.worst)
+    if side.is_dir() and (side / PAGE.file_name).is_file() and not device.startswith("device "):
+        from tracer.exporters.page.page_curves import curve_of_page
+
+        return curve_of_page(side / PAGE.file_name, device)
+    if side.is_dir() and not (side / SNAPSHOT_NAME).is_file():
+        return None
+    from tracer.analysis.aligned_curves import curve_of_device
+    from tracer.analysis.snapshots.findings import replay_snapshot
+
+    replayed = replay_snapshot(load_snapshot(snapshot_path(side)))
+    named = [
+        one for one in replayed.devices if device in (f"device {one.state.device}", "cpu") and len(one.state.trace)
+    ]
+    return curve_of_device(named[0]) if named else None
 
 
 def _is_trace(path: Path) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import binascii
-import zlib
 from pathlib import Path
 from typing import Annotated
 
@@ -15,10 +13,6 @@ from tracer.commands.run_options import Quiet
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
 from tracer.results.files import PAGE
-
-_MAX_BYTES = 64 * 1024**2
-# What reading a page that is none, or one of another version, ends with.
-_NOT_A_PAGE = (ValueError, KeyError, TypeError, IndexError, AttributeError, zlib.error, binascii.Error)
 
 
 def redact(
@@ -45,22 +39,18 @@ def redact(
 
 def redacted_page(path: Path) -> str:
     """The text of a page without names."""
-    from tracer.exporters.page.html import data_of_html, html_of_data
+    from tracer.exporters.page.html import html_of_data
+    from tracer.exporters.page.page_curves import NOT_A_PAGE, read_page
     from tracer.exporters.page.redact import redacted_pages
 
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
+        data = read_page(path)
+        return html_of_data({**data, "up": None, "pages": redacted_pages(data["pages"])})
     except OSError as error:
         raise TracerError(
             f"{path} cannot be read: {error.strerror}.", hint=f"Name a {PAGE.file_name}, or the folder of a run."
         ) from None
-    try:
-        if len(content) > _MAX_BYTES:
-            raise ValueError("too large")
-        data = data_of_html(content.decode("utf-8"))
-        return html_of_data({**data, "up": None, "pages": redacted_pages(data["pages"])})
-    except _NOT_A_PAGE as error:
+    except NOT_A_PAGE as error:
         raise TracerError(
             f"{path} is not a page that this version has written.", hint="Write it again, with `report` or `snapshot`."
         ) from error

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.analysis.snapshots.test_findings import BASE, load
 from tests.exporters.page.page_samples import peak_row
+from tests.exporters.page.tab import hover
 from tests.snapshot.dumps import block, segment, write
+from tracer.analysis.aligned_curves import MemoryCurve, align
 from tracer.analysis.peak_diff import PeakChange, SavedPeak, diff_peaks
 from tracer.analysis.snapshots.diff import diff_snapshots
+from tracer.analysis.snapshots.timeline import Band
 from tracer.commands.diff import show_diff
 from tracer.errors import OutputError
 from tracer.exporters.json_documents.peak import peak_diffs_json
@@ -87,3 +93,23 @@ def test_the_command_writes_a_page_and_prints_json(tmp_path: Path, capsys: pytes
         for wrong in (tmp_path, first):
             with pytest.raises(OutputError):
                 show_diff(first, last, console, html=wrong)
+
+
+def test_both_curves_lie_on_one_axis(opened: Callable[..., Any]) -> None:
+    """Step 1's backward takes three events before and two after; both begin and end at the same place of the axis."""
+    ticks = np.arange(6)
+    old = MemoryCurve(ticks, {"activation": np.array([0, 4, 8, 6, 2, 0])}, (Band("backward", "backward", 2, 5),))
+    new = MemoryCurve(ticks[:4], {"activation": np.array([0, 9, 1, 0])}, (Band("backward", "backward", 1, 3),))
+    curves = align(old, new)
+    assert curves.stretches == (Band("backward", "backward", 2, 5),)
+    assert [side.tolist() for side in curves.totals()] == [[0, 4, 8, 6, 2, 0], [0, 0, 9, 1, 1, 0]]
+    diff = diff_peaks(SavedPeak("cpu", 8, None), SavedPeak("cpu", 9, None))
+    (page,) = diff_pages([diff], before="a", after="b", curves={"cpu": curves})
+    assert [(mark.label, mark.time, mark.bytes, mark.detail) for mark in page.marks] == [
+        ("before", 2, 8, ""),
+        ("after", 2, 9, "activation +1 B"),
+    ]
+    assert page.sections[0].tables[0].rows == ((1, 8, 9, "", "backward", "activation +1 B"),)
+    with opened(page) as tab:
+        assert "in both" in tab.locator("#timeline").inner_text()
+        assert "8 B" in (tip := hover(tab, 0.5)) and "9 B" in tip and "+1 B" in tip

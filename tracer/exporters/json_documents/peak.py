@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tracer.analysis.diff_cause import cause_of
 from tracer.analysis.peak_diff import PeakDiff, SavedPeak
 from tracer.analysis.peak_row import PeakRow
 from tracer.command_line import this_command
@@ -205,6 +206,7 @@ def diff_device(diff: PeakDiff) -> dict[str, Any]:
         "device": diff.after.device,
         "before_phase": diff.before.phase,
         "after_phase": diff.after.phase,
+        "cause": cause_of(diff),
         **_diff_sizes(diff.before.bytes, diff.after.bytes),
         **{f"by_{name}": [change_values(change, name) for change in changes] for name, changes in diff.changes.items()},
     }

@@ -149,7 +149,7 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
         "ranks": [asdict(rank) for rank in page.ranks],
         "categories": {
             words_of(name): {"light": light, "dark": dark, "words": words, "meaning": meaning_of(name)}
-            for name, (words, light, dark) in CATEGORIES.items()
+            for name, (words, light, dark) in {**CATEGORIES, **SIDES}.items()
         },
     }
     # People read the same words here as on a screen; only JSON for programs has the identifiers.
@@ -256,8 +256,15 @@ def _timeline(page: Page, origin: int, rows: Rows, num_buckets: int) -> dict[str
         "series": [{"name": series.name, "color": series.color} for series in page.series],
         "stack": packed(columns, total=len(page.times)),
         "lines": [_line(line, origin, num_buckets) for line in page.lines],
+        "compared": _compared(page, rows) if page.compared else None,
         "counted": packed([counted[rows]]) if counted is not None else None,
     }
+
+
+def _compared(page: Page, rows: Rows) -> dict[str, Any]:
+    """The kinds of two recordings: those of the first, then those of the second, one column each."""
+    columns = [sides[side][rows] for side in (0, 1) for sides in page.compared.values()]
+    return {"names": list(page.compared), "levels": packed(columns)}
 
 
 def _line(line: Curve, origin: int, num_buckets: int) -> dict[str, Any]:
@@ -289,6 +296,14 @@ CATEGORIES = {
     "BEFORE_RECORDING": ("memory from before the recording", "#c6cbd2", "#424a54"),
     "UNKNOWN": ("memory that nothing explains", "#404143", "#a9b0b9"),
 }
+
+BOTH, MORE, LESS = "in both", "more than before", "less than before"
+SIDES = {
+    BOTH: (BOTH, "#c6cbd2", "#424a54"),
+    MORE: (MORE, "#d1495b", "#e8646f"),
+    LESS: (LESS, "#2a78b5", "#5aa7e0"),
+}
+"""Layers of two curves over each other: as `CATEGORIES`."""
 
 
 def headline(page: Page) -> tuple[str, ...]:

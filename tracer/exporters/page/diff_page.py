@@ -1,16 +1,23 @@
-"""Two peaks compared, as a page: a sentence on each device, and what came and went by category, module and line."""
+"""Two peaks compared, as a page: sentences, both curves, and what came and went by category, module and line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from tracer.analysis.aligned_curves import AlignedCurves, highest
+from tracer.analysis.diff_cause import cause_of
 from tracer.analysis.kinds import words_of
+from tracer.capture.torch_names import step_words
+from tracer.exporters.page.data import BOTH, LESS, MORE
 from tracer.exporters.page.html import write_pages
-from tracer.exporters.page.model import Cell, Page, Section, Table
+from tracer.exporters.page.model import Cell, Curve, Mark, Page, Section, Series, Table
 from tracer.exporters.screen.diff import growth_sentences
-from tracer.units import format_bytes, format_growth
+from tracer.units import format_bytes
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_diff import PeakChange, PeakDiff
@@ -20,19 +27,44 @@ _MOST_NAMED = 3
 _COLUMNS = {"line": ("category", "module", "operator", "line"), "stack": ("kind", "innermost frame", "called from")}
 
 
-def write_diff_page(diffs: Sequence[PeakDiff], path: Path, *, before: str, after: str) -> None:
-    """Write the page of two peaks, of all devices; it opens with the one that changed most."""
+def write_diff_page(
+    diffs: Sequence[PeakDiff],
+    path: Path,
+    *,
+    before: str,
+    after: str,
+    curves: Mapping[str, AlignedCurves] | None = None,
+    notes: tuple[str, ...] = (),
+) -> None:
+    """Write the page of two peaks, of all devices; it opens with the one that changed most.
+
+    Args:
+        curves: Both recordings by the name of the device, as far as they are known.
+        notes: Why there are none.
+    """
     shown = max(range(len(diffs)), key=lambda number: abs(diffs[number].bytes), default=0)
-    write_pages(diff_pages(diffs, before=before, after=after), path, shown=shown)
+    pages = diff_pages(diffs, before=before, after=after, curves=curves or {}, notes=notes)
+    write_pages(pages, path, shown=shown)
 
 
-def diff_pages(diffs: Sequence[PeakDiff], *, before: str, after: str) -> list[Page]:
+def diff_pages(
+    diffs: Sequence[PeakDiff],
+    *,
+    before: str,
+    after: str,
+    curves: Mapping[str, AlignedCurves] | None = None,
+    notes: tuple[str, ...] = (),
+) -> list[Page]:
     """The content, device by device; a page of its own says that there is none."""
     pages = [
-        _page(diff.after.device, _answer(diff), growth_sentences(diff), changes_tables(diff), before, after)
+        _with_curves(
+            _page(diff.after.device, _answer(diff), growth_sentences(diff), changes_tables(diff), before, after),
+            (curves or {}).get(diff.after.device),
+        )
         for diff in diffs
     ]
-    return pages or [_page("no device", ("Neither snapshot has a device with memory.",), (), (), before, after)]
+    pages = pages or [_page("no device", ("Neither snapshot has a device with memory.",), (), (), before, after)]
+    return [replace(page, notes=notes) for page in pages]
 
 
 def changes_tables(diff: PeakDiff, *, before: str = "before", after: str = "after") -> tuple[Table, ...]:
@@ -70,8 +102,63 @@ def _page(
     )
 
 
+# ------------------------------------------------------------------------------------------------------- both curves
+def _with_curves(page: Page, curves: AlignedCurves | None) -> Page:
+    """The page with both curves over each other, and the highest points of each phase."""
+    if curves is None or not len(curves.position):
+        return page
+    old, new = curves.totals()
+    table = _phases(curves, old, new)
+    return replace(
+        page,
+        source="snapshot",
+        axis="entry",
+        origin=0,
+        times=curves.position,
+        series=(
+            Series(BOTH, np.minimum(old, new)),
+            Series(MORE, np.maximum(new - old, 0)),
+            Series(LESS, np.maximum(old - new, 0)),
+        ),
+        lines=(Curve("before", curves.position, old), Curve("after", curves.position, new)),
+        compared=curves.levels,
+        marks=_marks(curves, old, new),
+        bands=curves.stretches,
+        sections=(*([Section("Step by step", (), (table,))] if table.rows else []), *page.sections),
+    )
+
+
+def _marks(curves: AlignedCurves, old: np.ndarray, new: np.ndarray) -> tuple[Mark, ...]:
+    """Both peaks; the later recording's names what it has more than the earlier one at the same place."""
+    was, now = int(np.argmax(old)), int(np.argmax(new))
+    return (
+        Mark("tagged", "before", int(curves.position[was]), int(old[was]), was),
+        Mark("peak", "after", int(curves.position[now]), int(new[now]), now, detail=_named(curves.growth_at(now))),
+    )
+
+
+def _phases(curves: AlignedCurves, old: np.ndarray, new: np.ndarray) -> Table:
+    """The most bytes in use in each phase of each step, before and after."""
+    steps = [band for band in curves.stretches if band.kind == "step"]
+    rows: list[tuple[Cell, ...]] = []
+    for band in curves.stretches:
+        if band.kind == "step":
+            continue
+        step = next((step_words(one.name) for one in reversed(steps) if one.start <= band.start <= one.end), "")
+        (_, most_before), (row, most_after) = (highest(level, curves.position, band) for level in (old, new))
+        rows.append((most_after - most_before, most_before, most_after, step, band.name, _named(curves.growth_at(row))))
+    return Table(
+        "The most in use in each phase", ("change", "before", "after", "step", "phase", "what grew"), tuple(rows)
+    )
+
+
+def _named(grown: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{words_of(kind)} +{format_bytes(more)}" for kind, more in grown[:_MOST_NAMED])
+
+
+# ------------------------------------------------------------------------------------------------------------- words
 def _answer(diff: PeakDiff) -> tuple[str, ...]:
-    """By how much the peak changed, what of it most, and whether the peaks are in different phases."""
+    """By how much the peak changed and why, what of it most, and whether the peaks are in different phases."""
     device, before, after = diff.after.device, diff.before.bytes, diff.after.bytes
     sizes = f"from {format_bytes(before)} to {format_bytes(after)}"
     if before == after:
@@ -88,12 +175,13 @@ def _answer(diff: PeakDiff) -> tuple[str, ...]:
     )
     was, now = diff.before.phase, diff.after.phase
     where = f"Before it was in {was}, now in {now}." if was and now and was != now else ""
-    return tuple(sentence for sentence in (first, most and f"What changed most: {most}.", where) if sentence)
+    sentences = (first, cause_of(diff), most and f"What changed most: {most}.", where)
+    return tuple(sentence for sentence in sentences if sentence)
 
 
 def _sizes(change: PeakChange) -> tuple[Cell, ...]:
     blocks = f"{change.before_count:,} -> {change.after_count:,}"
-    return change.bytes, change.before_bytes, change.after_bytes, format_growth(change.growth), blocks
+    return change.bytes, change.before_bytes, change.after_bytes, change.growth_words, blocks
 
 
 def _stack_cells(change: PeakChange) -> tuple[str, ...]:

@@ -69,6 +69,7 @@ class Mark:
     time: int
     bytes: int
     row: int | None = None  # Of `Page.times`, where several rows have this time
+    detail: str = ""  # Said behind its bytes where there is room
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +252,8 @@ class Page:
     lines: tuple[Curve, ...] = ()  # Curves above it
     # [Y] what the allocator counted at each row, apart from blocks; None where nobody did.
     counted_bytes: PerPageRow[Int] | None = None
+    # [Y] before and after by kind, where two recordings are compared; `series` then says what both have, and who more.
+    compared: Mapping[str, tuple[PerPageRow[Int], PerPageRow[Int]]] = field(default_factory=dict)
     blocks: PageBlocks | None = None  # Every block, or None where only the peak is known
     space: PageSpace | None = None  # What was reserved where; with blocks that have addresses
     marks: tuple[Mark, ...] = ()  # Points to name

@@ -8,6 +8,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from tracer.analysis.aligned_curves import MemoryCurve, positions_of
 from tracer.analysis.kinds import Evidence
 from tracer.analysis.operators.run_times import RunTimes
 from tracer.analysis.peak_diff import PeakChange, PeakDiff
@@ -136,6 +137,14 @@ def timeline_page(
         ),
     )
     return replace(page, answer=(verdict, *headline(page))) if verdict else page
+
+
+def curve_of_cycle(cycle: CycleFindings) -> MemoryCurve:
+    """Memory of a cycle by kind, over its events."""
+    times = np.maximum.accumulate(cycle.recording.allocations.time_ns[cycle.lifetimes.events])
+    position = np.arange(len(times), dtype=np.int64)
+    levels = {kind.words: level[1:] for kind, level in memory_by_kind(cycle.lifetimes, cycle.blocks).items()}
+    return MemoryCurve(position, levels, positions_of(_bands(cycle), times, position))
 
 
 def _page_peak(cycle: CycleFindings) -> PagePeak:

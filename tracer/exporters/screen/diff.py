@@ -12,10 +12,11 @@ from itertools import islice
 from rich.console import Console
 from rich.text import Text
 
+from tracer.analysis.diff_cause import cause_of
 from tracer.analysis.kinds import words_of
 from tracer.analysis.peak_diff import PeakChange, PeakDiff
 from tracer.exporters.screen.text import exact, print_table, say, say_wrapped, signed, table
-from tracer.units import format_bytes, format_growth, some
+from tracer.units import format_bytes, some
 
 _STACK_LINES = 3
 _OWN_PEAKS = "Growth compares the most that each row had in use at once, which may be at another moment than the peak."
@@ -51,6 +52,8 @@ def _print_peak_diff(diff: PeakDiff, console: Console, top: int) -> None:
     if old.phase != new.phase:
         was, is_now = phase_words(old.phase), phase_words(new.phase)
         say(console, f"The peak was {was} and is now {is_now}, where other memory is in use.")
+    if cause := cause_of(diff):
+        say(console, cause)
     for gathered_by, changes in diff.changes.items():
         title, columns = _TABLES.get(gathered_by, (f"By {gathered_by}", (gathered_by,)))
         _print_changes(title, columns, changes, console, len(changes) if gathered_by in ("category", "kind") else top)
@@ -101,7 +104,7 @@ def _print_changes(
     sides: tuple[str, str] = ("before", "after"),
 ) -> None:
     changed = [change for change in changes if change.bytes]
-    has_growth = any(change.growth is not None for change in changed[:top])
+    has_growth = any(change.growth_words for change in changed[:top])
     grid = table("change", *sides, *(["growth"] if has_growth else []))
     for column in columns:
         grid.add_column(column, overflow="fold", no_wrap=column == "category")
@@ -109,7 +112,7 @@ def _print_changes(
         first, *others = map(words_of, change.name)
         # One column for module, operator and line: a narrow terminal has no room for three.
         words = _short_stack(others) + _moved(change) if columns[0] == "kind" else ", ".join(others)
-        growth = [format_growth(change.growth)] if has_growth else []
+        growth = [change.growth_words] if has_growth else []
         grid.add_row(*_sizes([change]), *growth, Text(first), *([Text(words)] if others else []))
     if rest := changed[top:]:
         grid.add_row(*_sizes(rest), *([""] if has_growth else []), f"{len(rest):,} more")

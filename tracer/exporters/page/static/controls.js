@@ -43,7 +43,7 @@ const timelineSection = (data, columns, colorOf, view) => {
   listen(timeline, frame);
   const section = document.getElementById("timeline");
   section.append(
-    el("div", { class: "head" }, el("h2", { id: "timeline-title" }, "Memory over time"), toolbar(timeline)),
+    el("div", { class: "head" }, el("h2", { id: "timeline-title" }, timeline.isComparison ? "Both over each other" : "Memory over time"), toolbar(timeline)),
     legend(timeline), timeline.work?.element ?? "", key, frame, timeline.kept.element, timeline.parts.keys, el("div", { class: "below" }, phaseKey(data), readout));
   section.hidden = false;
   return timeline;
@@ -74,7 +74,7 @@ const toolbar = (timeline) => {
     timeline.hasStack ? button("Zoom to peak", "Key P", () => timeline.zoomToPeak()) : null,
     button("+", "Zoom in", () => timeline.zoom(0.5), "Zoom in"), button("\u2212", "Zoom out", () => timeline.zoom(2), "Zoom out"),
     drags.pan, timeline.hasStack ? drags.measure : null, button("Show all", "Key 0; also a double click", () => timeline.setView(null, null)), canOrder ? order : null,
-    timeline.search.input, pictureChoice(timeline), button("?", "All keys", () => timeline.parts.keys.showModal(), "All keys"));
+    timeline.data.blocks ? timeline.search.input : null, pictureChoice(timeline), button("?", "All keys", () => timeline.parts.keys.showModal(), "All keys"));
 };
 
 // Kinds as layers, or each block; blocks have a choice of colours.
@@ -117,7 +117,7 @@ const legend = (timeline) => {
   return el("div", { class: "chips", role: "group", "aria-label": "Categories, with their bytes at the highest point of the stack" },
     timeline.hasStack ? el("span", { class: "quiet small" }, "At the peak:") : null,
     used.map(([series, values]) => chip(series.name, swatch(series.name), formatBytes(values[peak]))),
-    columns.lines.map((line) => chip(line.name, el("span", { class: `stroke ${line.name === "reserved" ? "dotted" : ""}`, "aria-hidden": "true" }), "")));
+    columns.lines.map((line) => chip(line.name, el("span", { class: `stroke ${DOTTED.includes(line.name) ? "dotted" : ""}`, "aria-hidden": "true" }), "")));
 };
 
 const phaseKey = (data) => {

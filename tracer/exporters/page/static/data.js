@@ -44,7 +44,9 @@ const unpackTimeline = async (timeline) => {
     lines.push({ name: line.name, time: lineTime, values: lineValues });
   }
   const [counted] = timeline.counted ? await unpack(timeline.counted) : [null];
-  return { total: timeline.stack.total, number, time, values, series: timeline.series, lines, counted };
+  const { names = [], levels = null } = timeline.compared ?? {}, sides = levels ? await unpack(levels) : [];
+  const compared = names.map((name, index) => ({ name, before: sides[index], after: sides[index + names.length] }));
+  return { compared, total: timeline.stack.total, number, time, values, series: timeline.series, lines, counted };
 };
 
 const unpackSpace = async (space) => {

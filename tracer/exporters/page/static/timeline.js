@@ -2,6 +2,8 @@
 
 const RIBBON = { step: [0, 0.042], forward: [0.05, 0.092], backward: [0.05, 0.092], optimizer: [0.05, 0.092] };
 const MAX_BANDS = 1500;
+// Curves that are dotted, so that they are told from the other one without colour.
+const DOTTED = ["reserved", "before"];
 
 class Timeline {
   constructor(data, columns, colorOf, view) {
@@ -27,6 +29,8 @@ class Timeline {
 
   // ------------------------------------------------------------------------------------------------ positions
   get byTime() { return this.mode === "time"; }
+  // Two recordings on one axis.
+  get isComparison() { return this.columns.compared.length > 0; }
 
   place() {
     const { time, number } = this.columns;
@@ -112,8 +116,8 @@ class Timeline {
 
   curves(pen, lines) {
     for (const { line, position, rows } of lines) {
-      const isReserved = line.name === "reserved";
-      this.stroke(pen, (row) => this.plot.x(position[row]), (row) => this.plot.y(line.values[row]), rows, cssColor("--ink"), isReserved ? 1.6 : 1, isReserved ? [2, 3] : []);
+      const isDotted = DOTTED.includes(line.name), isBold = isDotted || this.isComparison;
+      this.stroke(pen, (row) => this.plot.x(position[row]), (row) => this.plot.y(line.values[row]), rows, cssColor("--ink"), isBold ? 1.6 : 1, isDotted ? [2, 3] : []);
     }
   }
 
@@ -167,6 +171,7 @@ class Timeline {
   }
 
   axisTitle() {
+    if (this.isComparison) return "events of both, the same step and phase at the same place";
     if (this.data.axis === "entry" && this.byTime) return "entry of the allocator's history";
     return this.byTime ? `time since the recording began (${this.unit[0]})` : "event, in the order of the allocator";
   }
@@ -208,7 +213,8 @@ class Timeline {
       pen.stroke();
       pen.setLineDash([]);
       this.symbol(pen, mark.kind, x, plot.y(mark.bytes), ink, paper);
-      const text = `${mark.label} ${formatBytes(mark.bytes)}`, room = 6.4 * text.length + 8;
+      const said = `${mark.label} ${formatBytes(mark.bytes)}`, whole = mark.detail ? `${said}: ${mark.detail}` : said;
+      const text = 6.4 * whole.length + 8 < area.width ? whole : said, room = 6.4 * text.length + 8;
       const at = isLate ? Math.max(x - 5, Math.min(area.right, area.left + room)) : Math.min(x + 5, Math.max(area.left, area.right - room));
       plot.label(text, at, y, { align: isLate ? "right" : "left", name: "mark" });
     });
@@ -311,6 +317,7 @@ class Timeline {
   }
 
   whenText(row) {
+    if (this.isComparison) return this.placeText(row) || "outside of steps and phases";
     // A snapshot's rows are the states after its entries; the first is the start.
     if (this.data.source === "snapshot") return this.entryText(row);
     const event = `event ${grouped(this.columns.number[row] + 1)} of ${grouped(this.columns.total)}`;
@@ -335,6 +342,7 @@ class Timeline {
   tipRows(row) {
     const block = this.showsLanes && this.pointed ? this.lanes.tip(this, ...this.pointed, row) : null;
     if (block) return block;
+    if (this.isComparison) return this.comparedRows(row);
     const parts = [...this.shown].reverse().filter((index) => this.columns.values[index][row] !== 0).map((index) => {
       const { name } = this.columns.series[index], bytes = this.columns.values[index][row];
       return el("tr", {}, el("td", {}, swatch(name), name), el("td", { class: "number" }, formatBytes(bytes)), el("td", { class: "number quiet" }, exactBytes(bytes)));
@@ -343,6 +351,19 @@ class Timeline {
     const { part } = this.chosen;
     const chosen = part?.course ? el("tr", {}, el("td", {}, `in ${part.label}`), el("td", { class: "number" }, formatBytes(part.course[row])), el("td", { class: "number quiet" }, exactBytes(part.course[row]))) : null;
     const table = el("table", {}, el("tbody", {}, parts, total, chosen));
+    colorSwatches(table, this.colorOf);
+    return [el("p", {}, this.whenText(row)), table];
+  }
+
+  // Both sides at one place by kind, the largest change first.
+  comparedRows(row) {
+    const line = (name, before, after, kind = null) => el("tr", { class: kind }, el("td", {}, kind ? name : [swatch(name), name]),
+      ...[formatBytes(before), formatBytes(after), signed(after - before)].map((text) => el("td", { class: "number" }, text)));
+    const { compared } = this.columns, kinds = compared.map(({ name, before, after }) => [name, before[row], after[row]]).filter(([, before, after]) => before || after)
+      .sort(([, a, b], [, c, d]) => Math.abs(d - c) - Math.abs(b - a));
+    const sum = (side) => kinds.reduce((bytes, kind) => bytes + kind[side], 0);
+    const table = el("table", {}, el("thead", {}, el("tr", {}, ["", "before", "after", "change"].map((name) => el("th", { class: name ? "number" : null }, name)))),
+      el("tbody", {}, kinds.map((kind) => line(...kind)), line("total", sum(1), sum(2), "sum")));
     colorSwatches(table, this.colorOf);
     return [el("p", {}, this.whenText(row)), table];
   }
