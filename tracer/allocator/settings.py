@@ -12,6 +12,8 @@ from tracer.block_sizes import LARGE_SEGMENT_BYTES, NO_DIVISIONS, NUM_INTERVALS,
 from tracer.errors import SettingsError
 from tracer.units import MIB
 
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Variables of the environment in which torch reads them."""
 _HINT = 'Write them as PYTORCH_CUDA_ALLOC_CONF does: "expandable_segments:True,max_split_size_mb:512".'
 _MAX_MB = (1 << 44) - 1  # what torch clamps sizes to, so that they fit 64 bits
 

@@ -33,7 +33,8 @@ class Torch:
 
     folder: Path  # The package's folder
     version: str  # Such as 2.15.0+cu132
-    cuda: str  # The version of CUDA that it was built for, such as 13.2
+    cuda: str  # The version of CUDA that it was built for, such as 13.2; empty for none
+    hip: str = ""  # The same of ROCm
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,15 @@ def torch_folder() -> Path:
     return Path(spec.origin).parent
 
 
+def torch_build(folder: Path) -> Torch:
+    """Return the version of the torch in a folder, empty if its version.py says none, and its build."""
+    text = (folder / "version.py").read_text("utf-8") if (folder / "version.py").is_file() else ""
+    found = (
+        re.search(rf"^{name}[^=]*= *['\"]([^'\"]+)", text, re.MULTILINE) for name in ("__version__", "cuda", "hip")
+    )
+    return Torch(folder, *(match[1] if match else "" for match in found))
+
+
 def read_torch(folder: Path) -> Torch:
     """Version and CUDA version of the torch in a folder.
 
@@ -70,20 +80,15 @@ def read_torch(folder: Path) -> Torch:
             f"The null GPU runs torch's CUDA build for Linux, and this is {system}.",
             hint="`predict` without --on rehearses the step on any system.",
         )
-    text = (folder / "version.py").read_text("utf-8") if (folder / "version.py").is_file() else ""
-    version = re.search(r"^__version__[^=]*= *['\"]([^'\"]+)", text, re.MULTILINE)
-    cuda = re.search(r"^cuda[^=]*= *['\"]([^'\"]+)", text, re.MULTILINE)
-    if version is None or cuda is None:
-        name = f"torch {version[1]}" if version else "this torch"
+    torch = torch_build(folder)
+    if not torch.version or not torch.cuda:
+        name = f"torch {torch.version}" if torch.version else "this torch"
+        other = "ROCm" if torch.hip else "the CPU alone"
         raise NullGpuError(
-            f"The null GPU runs torch's CUDA build, and {name} is built for {_built_for(text)}.",
+            f"The null GPU runs torch's CUDA build, and {name} is built for {other}.",
             hint="pip install --force-reinstall torch  (PyPI's default for Linux is the CUDA build)",
         )
-    return Torch(folder, version[1], cuda[1])
-
-
-def _built_for(text: str) -> str:
-    return "ROCm" if re.search(r"^hip[^=]*= *['\"]", text, re.MULTILINE) else "the CPU alone"
+    return torch
 
 
 def find_toolchain(torch: Torch) -> Toolchain:

@@ -16,7 +16,7 @@ _OF_NO_DEVICE = {"compiler", "null GPU cache", "disk", "extras", "history", "lin
 
 
 def rows() -> list[list[str]]:
-    text = (ROOT / "docs" / "assumptions.md").read_text("utf-8")
+    text, _, _ = (ROOT / "docs" / "assumptions.md").read_text("utf-8").partition("## Limits")
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line[:2] == "| "]
     return [row for row in cells[1:] if not row[0].startswith("**")]
 

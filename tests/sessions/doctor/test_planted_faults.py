@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.truth.isolate import value_in_fresh_process
+from tracer.allocator.settings import ALLOCATOR_VARIABLES
 from tracer.capture.device import devices
 from tracer.capture.torch_private import torch_history
 from tracer.errors import RecordingError
@@ -94,7 +95,7 @@ def old_driver(patch: pytest.MonkeyPatch, folder: Path) -> Outcome:
 def cpu_wheel(patch: pytest.MonkeyPatch, folder: Path) -> Outcome:
     patch.setattr("tracer.sessions.doctor.installed.torch_folder", lambda: built_for(folder, None))
     patch.setattr(installed, "nvidia_driver", lambda: "580.65.06")
-    return installed.torch_build()
+    return installed.supported_torch()
 
 
 def cpu_wheel_alone(patch: pytest.MonkeyPatch, folder: Path) -> Outcome:
@@ -104,7 +105,7 @@ def cpu_wheel_alone(patch: pytest.MonkeyPatch, folder: Path) -> Outcome:
 
 def old_torch(patch: pytest.MonkeyPatch, folder: Path) -> Outcome:
     patch.setattr("tracer.sessions.doctor.installed.torch_folder", lambda: built_for(folder, "12.4", "2.4.1"))
-    return installed.torch_build()
+    return installed.supported_torch()
 
 
 def two_packages(patch: pytest.MonkeyPatch, folder: Path) -> Outcome:
@@ -179,7 +180,7 @@ PLANTED: dict[Plant, tuple[Status, str, str]] = {
     old_driver: (Status.FAIL, "535.129.03 is too old for torch's CUDA 13.2, which takes 580", "build for CUDA 12.6"),
     cpu_wheel: (Status.FAIL, "built for the CPU alone", "pip install --force-reinstall torch"),
     cpu_wheel_alone: (Status.SKIP, "2.15.0+cpu is built for the CPU alone", "pip install --force-reinstall torch"),
-    old_torch: (Status.FAIL, "torch 2.4.1 is older than 2.11", "pip install 'torch>=2.11'"),
+    old_torch: (Status.FAIL, "torch 2.4.1 is older than 2.11", "pip install 'torch>=2.11,<2.16'"),
     two_packages: (Status.FAIL, "cudnn is installed in 2 copies", "pip uninstall -y nvidia-cudnn-cu12"),
     two_copies: (Status.FAIL, "libcudart is loaded in 2 copies", "unset LD_LIBRARY_PATH"),
     wrong_package: (Status.FAIL, "9.10.2.21 in the place of 9.26.0.51", "pip install nvidia-cudnn-cu13==9.26.0.51"),
@@ -192,7 +193,7 @@ PLANTED: dict[Plant, tuple[Status, str, str]] = {
 def test_a_planted_fault_is_named_with_the_command_that_mends_it(
     plant: Plant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in (*installed.ALLOCATOR_VARIABLES, *loaded.INJECTION_VARIABLES):
+    for name in (*ALLOCATOR_VARIABLES, *loaded.INJECTION_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     status, sentence, mend = PLANTED[plant]
     outcome = plant(monkeypatch, tmp_path)
@@ -233,7 +234,7 @@ def test_a_cache_that_cannot_be_read_is_named(closed_folder: Path) -> None:
 
 def test_what_is_well_here_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The same checks on this machine as it is, so that none of them fails whatever it finds."""
-    for name in (*installed.ALLOCATOR_VARIABLES, installed.WITHOUT_CACHE, *loaded.INJECTION_VARIABLES):
+    for name in (*ALLOCATOR_VARIABLES, installed.WITHOUT_CACHE, *loaded.INJECTION_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     outcomes = {name: check() for name, check in installed.INSTALLED.items()}
     outcomes |= {"profiler": loaded.profiler(CPU), "copies": loaded.cuda_copies(CPU), "cuDNN": loaded.cudnn(CPU)}
@@ -244,7 +245,7 @@ def test_what_is_well_here_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_settings_that_torch_takes_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in installed.ALLOCATOR_VARIABLES:
+    for name in ALLOCATOR_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:native,expandable_segments:True")
     assert installed.allocator_settings().status is Status.PASS

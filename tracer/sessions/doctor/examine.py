@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import signal
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from tracer.errors import TracerError
 from tracer.null_gpu.cards import H100, Card, named_card
 from tracer.null_gpu.process import environment, is_active
 from tracer.results.doctor import CheckResult, DoctorReport, Fact, Outcome, Status, failed, passed, skipped
-from tracer.sessions.doctor.installed import ALLOCATOR_VARIABLES, INSTALLED, WITHOUT_CACHE, nvidia_driver
+from tracer.sessions.doctor.installed import INSTALLED, nvidia_driver
 from tracer.sessions.jobs.child_processes import ChildProcesses, Ended
 from tracer.units import some
 
@@ -40,9 +41,9 @@ _ONE_PROGRAM = "LSTM"
 _SEND_REPORT = "torch-timeline doctor --report doctor.json  # and send it"
 _MOST_OFF = {"allocated": 0.032, "reserved": 0.092}
 """How far the null GPU may be off: the most of 25 trainings on an H100 (benchmarks/results.md)."""
-_OF_CUDA = ("CUDA_", "CUDNN_", "CUBLAS", *ALLOCATOR_VARIABLES, WITHOUT_CACHE)
 _MOST_PROCESSES = 8
 _NUM_FRAMES = 4
+_OF_A_TRACEBACK = re.compile(r"\s*File \".*\", line \d+|Fatal |(?:Current t|T)hread |[\w.]*(?:Error|Exception)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +136,9 @@ def _on_device(assignment: Assignment, variables: Mapping[str, str], children: C
 
 def _died(name: str, ended: Ended) -> Outcome:
     how = f"by {signal.Signals(-ended.status).name}" if ended.status < 0 else f"with status {ended.status}"
-    last = next((line.strip() for line in reversed(ended.lines) if line.strip()), "nothing was printed")
-    facts: dict[str, Fact] = {"printed": ended.lines[-12:]}
+    printed = [line for line in ended.lines if _OF_A_TRACEBACK.match(line)][-12:]  # what a program prints is its own
+    last = next((line.strip() for line in reversed(printed)), "no error was printed")
+    facts: dict[str, Fact] = {"printed": printed}
     return failed(f"Python ended {how} here: {last}", "python -X faulthandler -c 'import torch'", **facts)
 
 
@@ -277,8 +279,7 @@ def _about_device(device: torch.device) -> dict[str, Fact]:
 
 
 def _about() -> dict[str, Fact]:
-    """The machine and the program; nothing that names a person or a host."""
-    of_cuda = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_OF_CUDA)}
+    """The machine and the program."""
     return {
         "program": import_module("tracer").__version__,
         "python": platform.python_version(),
@@ -290,7 +291,6 @@ def _about() -> dict[str, Fact]:
         "is a virtual environment": sys.prefix != sys.base_prefix,
         "LD_LIBRARY_PATH is set": bool(os.environ.get("LD_LIBRARY_PATH")),
         "driver": nvidia_driver(),
-        **of_cuda,
     }
 
 

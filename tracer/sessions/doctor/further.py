@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import runpy
-import socket
 import sqlite3
 import statistics
 import tempfile
@@ -439,7 +437,7 @@ def ddp(device: torch.device) -> Outcome:
 def train_two_ranks(kind: str) -> Outcome:
     """Train on two devices of a kind, each rank in a process of its own; on the CPU over gloo."""
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
-        arguments = (kind, _free_port(), folder)
+        arguments = (kind, folder)
         spawn(_rank, arguments, nprocs=2)  # type: ignore[no-untyped-call]
         said = [torch.load(Path(folder, str(rank)), weights_only=True) for rank in range(2)]
     facts: dict[str, Fact] = {
@@ -460,20 +458,13 @@ def train_two_ranks(kind: str) -> Outcome:
     )
 
 
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
-
-
-def _rank(rank: int, kind: str, port: int, folder: str) -> None:
+def _rank(rank: int, kind: str, folder: str) -> None:
     """What one rank does: train, record, and leave what it found in a file."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
     device = torch.device(kind) if kind == "cpu" else torch.device(kind, rank)
     if kind != "cpu":
         torch.accelerator.set_device_index(rank)
     backend = dist.get_default_backend_for_device(device)
-    dist.init_process_group(backend, rank=rank, world_size=2, timeout=_MOST_WAIT)
+    dist.init_process_group(backend, init_method=f"file://{folder}/ranks", rank=rank, world_size=2, timeout=_MOST_WAIT)
     try:
         net, _, _ = _net(device)
         before = _used_beside(device)

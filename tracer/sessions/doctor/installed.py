@@ -12,16 +12,15 @@ import sysconfig
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from tracer.allocator.settings import parse_settings
+from tracer.allocator.settings import ALLOCATOR_VARIABLES, parse_settings
 from tracer.errors import OutputError, SettingsError
 from tracer.exporters.files import check_folder
 from tracer.null_gpu.build import NAME, cache_folder, libraries
 from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.process import is_active
-from tracer.null_gpu.toolchain import find_toolchain, read_torch, torch_folder
+from tracer.null_gpu.toolchain import find_toolchain, read_torch, torch_build, torch_folder
 from tracer.results.doctor import Outcome, failed, passed, skipped
 from tracer.units import MIB, format_bytes
 from tracer.user_cache.builds import user_cache
@@ -29,13 +28,15 @@ from tracer.working_folder import working_folder
 
 OLDEST_TORCH = (2, 11)
 NEWEST_TRIED_TORCH = (2, 15)
+SUPPORTED_TORCH = "pip install 'torch>={}.{},<{}.{}'".format(
+    *OLDEST_TORCH, NEWEST_TRIED_TORCH[0], NEWEST_TRIED_TORCH[1] + 1
+)
 OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
 """The oldest driver of each major version of CUDA, by its own major number.
 
 Source:
     CUDA Toolkit release notes, "CUDA Toolkit and Minimum Required Driver Version for CUDA Minor Version Compatibility".
 """
-ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 WITHOUT_CACHE = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 TRY_NULL_GPU = "torch-timeline doctor --on h100"
 _PACKAGE = "torch-timeline-tracer"
@@ -45,18 +46,18 @@ _LEAST_FREE_BYTES = 256 * MIB
 
 
 # ---------------------------------------------------------------------------------------------------- torch and driver
-def torch_build() -> Outcome:
+def supported_torch() -> Outcome:
     """Is torch here, of a version that is supported, and built for the GPU that is here?"""
     try:
         folder = torch_folder()
     except NullGpuError:
         return failed("torch is not installed.", "pip install torch")
-    version, cuda, hip = _versions(folder)
+    found = torch_build(folder)
+    version, cuda, hip = found.version or importlib.metadata.version("torch"), found.cuda, found.hip
     facts = {"version": version, "cuda": cuda, "hip": hip}
     numbers = _numbers(version)[:2]
     if numbers < OLDEST_TORCH:
-        wanted = ".".join(map(str, OLDEST_TORCH))
-        return failed(f"torch {version} is older than {wanted}.", f"pip install 'torch>={wanted}'", **facts)
+        return failed(f"torch {version} is older than {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]}.", SUPPORTED_TORCH, **facts)
     driver = nvidia_driver()
     if driver is not None and not cuda and not hip:
         return failed(
@@ -67,17 +68,6 @@ def torch_build() -> Outcome:
     built = f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else "the CPU alone"
     newer = "" if numbers <= NEWEST_TRIED_TORCH else "; newer than any that was tried"
     return passed(f"torch {version}, built for {built}{newer}.", **facts)
-
-
-def _versions(folder: Path) -> tuple[str, str, str]:
-    """The version of the torch in a folder, and of the CUDA or HIP that it was built for; empty for none."""
-    path = folder / "version.py"
-    text = path.read_text("utf-8") if path.is_file() else ""
-    found = (
-        re.search(rf"^{name}[^=]*= *['\"]([^'\"]+)", text, re.MULTILINE) for name in ("__version__", "cuda", "hip")
-    )
-    version, cuda, hip = (match[1] if match else "" for match in found)
-    return version or importlib.metadata.version("torch"), cuda, hip
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -92,7 +82,7 @@ def driver() -> Outcome:
     found = nvidia_driver()
     if found is None:
         return skipped("This machine has no NVIDIA driver.", TRY_NULL_GPU)
-    _, cuda, _ = _versions(torch_folder())
+    cuda = torch_build(torch_folder()).cuda
     facts = {"driver": found, "cuda": cuda}
     if not cuda:
         return skipped(f"NVIDIA's driver {found} is here, and torch is not built for CUDA.", **facts)
@@ -288,14 +278,6 @@ def _wanted_by_extras() -> Iterator[tuple[str, str, str]]:
             yield _normal(match[1]), match[2], match[3]
 
 
-@dataclass(frozen=True, slots=True)
-class _Pin:
-    """A package of NVIDIA's that torch wants in one version."""
-
-    name: str
-    version: str
-
-
 def cuda_packages() -> Outcome:
     """Is each of NVIDIA's packages here once, in the version that torch was built with?"""
     found = {name: version for name, version in _installed().items() if re.fullmatch(_OF_CUDA, name)}
@@ -303,7 +285,7 @@ def cuda_packages() -> Outcome:
     by_base: dict[str, list[str]] = {}
     for name in sorted(found):
         by_base.setdefault(re.sub(r"-cu\d+$", "", name), []).append(name)
-    pins = {pin.name: pin.version for pin in _pinned_by_torch()}
+    pins = torch_pins()
     for base, names in by_base.items():
         if len(names) > 1 and any(name in pins or not pins for name in names):
             odd = [name for name in names if name not in pins] or names[:-1]
@@ -329,14 +311,14 @@ def _pin_words(names: list[str], pins: Mapping[str, str]) -> str:
     return " ".join(f"{name}=={pins[name]}" for name in names if name in pins) or "torch"
 
 
-def _pinned_by_torch() -> Iterator[_Pin]:
+def torch_pins() -> dict[str, str]:
+    """Return the versions of NVIDIA's packages that torch was built with, by name: `nvidia-cudnn-cu13`: `9.26.0.51`."""
     try:
         requirements = importlib.metadata.requires("torch") or []
     except importlib.metadata.PackageNotFoundError:
-        return
-    for requirement in requirements:
-        if (match := re.match(r"(nvidia-[\w.-]+?)\s*==\s*([\d.]+)\s*(?:;|$)", requirement)) is not None:
-            yield _Pin(_normal(match[1]), match[2])
+        requirements = []
+    found = (re.match(r"(nvidia-[\w.-]+?)\s*==\s*([\d.]+)\s*(?:;|$)", requirement) for requirement in requirements)
+    return {_normal(match[1]): match[2] for match in found if match is not None}
 
 
 def _installed() -> dict[str, str]:
@@ -353,7 +335,7 @@ def _normal(name: str) -> str:
 
 
 INSTALLED: dict[str, Callable[[], Outcome]] = {
-    "torch": torch_build,
+    "torch": supported_torch,
     "driver": driver,
     "allocator settings": allocator_settings,
     "compiler": compiler,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 from pathlib import Path
@@ -16,7 +15,7 @@ from tracer.null_gpu.cards import named_card
 from tracer.null_gpu.cudnn import FOLDER_VARIABLE
 from tracer.null_gpu.process import is_active
 from tracer.results.doctor import Outcome, failed, passed, skipped
-from tracer.sessions.doctor.installed import TRY_NULL_GPU
+from tracer.sessions.doctor.installed import SUPPORTED_TORCH, TRY_NULL_GPU, torch_pins
 from tracer.units import format_bytes
 
 _FAMILIES = ("cudart", "cublas", "cublasLt", "cudnn", "cufft", "cusolver", "cusparse", "nccl", "nvrtc", "cupti")
@@ -35,7 +34,7 @@ def torch_parts(device: torch.device) -> Outcome:
     try:
         torch_profiler.check_event_types()
     except RecordingError as error:
-        return failed(str(error), "pip install 'torch>=2.11,<2.16'")
+        return failed(str(error), SUPPORTED_TORCH)
     lacking = devices.lacks(device, has_history=torch_history.has_allocator_history(device), has_kernels=True)
     if lacking is not None:
         return failed(lacking, TRY_NULL_GPU)
@@ -208,16 +207,13 @@ def cudnn(device: torch.device) -> Outcome:
 
 
 def _wanted_cudnn() -> tuple[int, str]:
-    """The number of cuDNN in torch's metadata, 91900 for 9.19.0 and 0 for unknown, and the command that installs it."""
-    try:
-        requirements = importlib.metadata.requires("torch") or []
-    except importlib.metadata.PackageNotFoundError:
-        requirements = []
-    for requirement in requirements:
-        if match := re.match(r"(nvidia-cudnn-cu\d+)\s*==\s*((\d+)\.(\d+)\.(\d+)[\d.]*)", requirement):
-            mend = f"pip install {match[1]}=={match[2]}"
+    """The number of the cuDNN that torch pins, 91900 for 9.19.0 and 0 for unknown, and the command that installs it."""
+    for name, version in torch_pins().items():
+        if name.startswith("nvidia-cudnn-cu"):
+            major, minor, patch = map(int, version.split(".")[:3])
+            mend = f"pip install {name}=={version}"
             mend = f"unset LD_LIBRARY_PATH  &&  {mend}" if os.environ.get("LD_LIBRARY_PATH") else mend
-            return int(match[3]) * 10_000 + int(match[4]) * 100 + int(match[5]), mend
+            return major * 10_000 + minor * 100 + patch, mend
     return 0, "pip install --force-reinstall torch"
 
 
