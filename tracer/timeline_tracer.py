@@ -126,6 +126,12 @@ class TimelineTracer:
         return len(self._kept)
 
     @property
+    def num_events(self) -> int:
+        """Of the cycle that was read last."""
+        read = self._kept[-1].recording
+        return read.num_events if read is not None else 0
+
+    @property
     def _recordings(self) -> list[Recording]:
         """Recordings of the cycles that were read."""
         return [cycle.recording for cycle in self._kept if cycle.recording is not None]

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from tracer import timeline_tracer
+from tracer.sessions import recording_cost
 from tracer.sessions.profile_session import Schedule
 from tracer.sessions.training_profile import TrainingProfile, profile_training
 
@@ -103,6 +104,20 @@ def test_behind_a_cycle_that_took_long_to_read_there_is_no_other(
     session = train(tmp_path, takes(0.0, clock=clock))
     assert recorded(session) == [2]
     assert "since reading them took 6 s of a processor" in "".join(session.notes)
+
+
+@pytest.mark.parametrize(("cycles", "steps"), [(0.0, [2]), (1.7, [2, 1]), (2.2, [2, 2])])
+def test_no_more_events_are_recorded_than_can_be_read_soon(
+    cycles: float, steps: list[int], clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By how many a cycle of two steps has: one is always recorded."""
+    whole = train(tmp_path / "whole", takes(0.0, clock=clock)).results
+    assert whole is not None
+    assert whole.findings is not None
+    monkeypatch.setattr(recording_cost, "MOST_EVENTS", int(cycles * whole.findings.cycles[0].recording.num_events))
+    session = train(tmp_path, takes(0.0, clock=clock))
+    assert recorded(session) == steps
+    assert ("in all would take long to read" in "".join(session.notes)) == (steps != [2, 2])
 
 
 @pytest.mark.parametrize(("at_step", "steps"), [(2, [2, 2]), (3, [2])])

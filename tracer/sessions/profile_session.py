@@ -185,7 +185,8 @@ class ProfileSession(Session):
         self.waste: tuple[Waste, ...] = ()
         self._looked_for_waste = False
         self._at_failure: ObjectsAtFailure | None = None
-        self._cost, self._has_enough = RecordingCost(), False
+        self._cost = RecordingCost(schedule.num_active_steps * schedule.num_repeats)
+        self._has_enough = False
         self._loaded = LoadedModules(self._is_loading_module)
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
@@ -487,6 +488,7 @@ class ProfileSession(Session):
         """The first step was recorded, to its end or to that of the block."""
         self.module_names.update(compiled_wrapper_names(self.module_names))
         self._tracer(profiler)
+        self._cost.has_read(self._tracer.num_events)
         torch_profiler.let_go_of_recording(profiler)
         self._look_for_meta()
         self._observe_everything(is_walk=False)
@@ -534,6 +536,7 @@ class ProfileSession(Session):
         is_next_recorded = profiler.schedule(profiler.step_num) in _RECORDING
         self.module_names.update(compiled_wrapper_names(self.module_names))
         self._tracer(profiler)
+        self._cost.has_read(self._tracer.num_events)
         torch_profiler.let_go_of_recording(profiler)
         if not is_next_recorded and not self._is_all_recorded:
             self._has_enough = self._cost.is_reading_long()

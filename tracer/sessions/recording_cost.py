@@ -1,4 +1,4 @@
-"""How much recording costs, so that it ends early where a step contains an evaluation or much Python."""
+"""How much recording costs, so that it ends early where steps contain an evaluation, much Python or many operators."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ MOST_S: Final = 0.5
 recording has added, which is 5 seconds a step."""
 MOST_READING_S: Final = 5.0
 """Time of a processor for reading a cycle, behind which no other one is recorded."""
+MOST_EVENTS: Final = 400_000
+"""Events that are recorded in all: torch keeps some 2.6 KB of each until its cycle is read, and each takes some 15 us
+of a processor until it is in the files. A step of 2,000 modules and their AdamW has 240,000."""
 _MOST_SHARE: Final = 0.5
 """Of the step itself: what steps differ by anyway."""
 _NUM_STEPS_TO_BEGIN: Final = 1  # slower than all others, unless it is the only one that is not recorded
@@ -29,10 +32,17 @@ _MOST_DROPPED: Final = 3
 class RecordingCost:
     """Compares the processor's time of recorded steps with that of steps before, our own work left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_steps: int) -> None:
+        """Begin to count.
+
+        Args:
+            num_steps: How many the schedule records, all cycles together.
+        """
         self.note = ""
+        self._num_steps = num_steps
         self._plain_s: list[float] = []
-        self._num_recorded = self._num_dropped = 0
+        self._num_recorded = self._num_dropped = self._num_read = self._num_events = 0
+        self._events_a_step = 0
         self._without_gradients_since_s: float | None = None
         self.begin_step()
         self.begin_reading()
@@ -50,6 +60,8 @@ class RecordingCost:
             self._plain_s.append(took_s)
             return False
         self._num_recorded += 1
+        if self._has_many_events():
+            return True
         plain_s = min(self._plain_s[_NUM_STEPS_TO_BEGIN:] or self._plain_s, default=took_s)
         if took_s - plain_s <= max(MOST_S, _MOST_SHARE * plain_s):
             return False
@@ -64,13 +76,33 @@ class RecordingCost:
         self._reading_since_s = time.process_time()
 
     def is_reading_long(self) -> bool:
-        """Return whether the cycle that was read took so long that no other one is recorded."""
+        """Return whether the cycle that was read took so long, or is so large, that no other one is recorded."""
+        if self._has_many_events():
+            return True
         took_s = time.process_time() - self._reading_since_s
         if took_s <= MOST_READING_S:
             return False
         self.note = (
             f"Recording ended after {some(self._num_recorded, 'step')}, since reading them took {took_s:.0f} s of a "
             f"processor: after more than {MOST_READING_S:.0f} s no other cycle is recorded."
+        )
+        return True
+
+    def has_read(self, num_events: int) -> None:
+        """Note how many events the first step, or a cycle, has."""
+        num_steps = self._num_recorded - self._num_read
+        self._num_read = self._num_recorded
+        self._num_events += num_events
+        self._events_a_step = num_events // max(num_steps, 1)
+
+    def _has_many_events(self) -> bool:
+        """Whether another step would be too much to read, by what was read so far."""
+        num_unread = self._num_recorded - self._num_read + 1
+        if self._num_recorded >= self._num_steps or self._num_events + num_unread * self._events_a_step <= MOST_EVENTS:
+            return False
+        self.note = (
+            f"Recording ended after {some(self._num_recorded, 'step')}, since a step has {self._events_a_step:,} "
+            f"events: more than {MOST_EVENTS:,} in all would take long to read, and gigabytes."
         )
         return True
 
