@@ -65,8 +65,8 @@ def test_one_has_no_s() -> None:
 
 
 def test_several_of_a_noun() -> None:
-    assert [some(2, noun) for noun in ("block", "entry", "retry", "way")] == [
-        "2 blocks", "2 entries", "2 retries", "2 ways",
+    assert [some(2, noun) for noun in ("block", "entry", "retry", "way", "batch", "process")] == [
+        "2 blocks", "2 entries", "2 retries", "2 ways", "2 batches", "2 processes",
     ]  # fmt: skip
     assert some(1, "entry", "has/have") == "1 entry has"
 

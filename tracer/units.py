@@ -58,7 +58,8 @@ def format_growth(times: float | None) -> str:
 def some(count: int, noun: str, verb: str = "") -> str:
     """`1 block was`, `2 blocks were`: a number with its noun, and a verb given as `was/were`."""
     singular, _, plural = verb.partition("/")
-    nouns = f"{noun[:-1]}ies" if noun[-1] == "y" and noun[-2] not in "aeou" else f"{noun}s"
+    ending = "es" if noun.endswith(("ch", "s", "x")) else "s"
+    nouns = f"{noun[:-1]}ies" if noun[-1] == "y" and noun[-2] not in "aeou" else f"{noun}{ending}"
     words = (f"{count:,}", noun if count == 1 else nouns, singular if count == 1 else plural)
     return " ".join(word for word in words if word)
 

@@ -558,3 +558,26 @@ def test_an_allocator_that_the_script_sets_is_used_and_one_without_a_history_is_
     assert "Error: The CUDA allocator cudaMallocAsync records no allocations" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert "step" not in ended.stdout
+
+
+LATE = """
+import torch
+from torch.utils.data import DataLoader
+texts = [torch.ones(2048 if number == 37 else 16, 64) for number in range(60)]
+net = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(net.parameters())
+for batch in DataLoader(texts):
+    net(batch.cuda()).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_late_long_batch_is_found_by_reading_ahead(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LATE, "utf-8")
+    done = called(tmp_path, "predict", "--on", "h100", "--batches", "50", "--json", "train.py")
+    found = json.loads(done.stdout)
+    assert found["batches"] == {"num_batches": 50, "largest": [{"index": 37, "tensors": ["[1, 2048, 64] float32"]}]}
+    largest = max(row["bytes"] for row in found["rows"] if row["phase"] == "forward")
+    assert largest >= 2048 * 64 * 4
+    done = called(tmp_path, "predict", "--on", "h100", "--batches", "50", "--model", "torch.nn:Linear")
+    assert done.returncode == 2 and "--batches works only with a script" in done.stderr

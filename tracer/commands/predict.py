@@ -14,7 +14,7 @@ from tracer.commands.common import errors_for_people, kept_import_path, say_all
 from tracer.commands.engines import engine_command, predict_engine
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import on_null_gpu, run_ranks
-from tracer.commands.options import option, with_options
+from tracer.commands.options import number, option, with_options
 from tracer.commands.predict_engines import Engine, OnNullGpu, Rehearsed, build
 from tracer.commands.predict_on import check, predict_script, starts_on_null_gpu
 from tracer.commands.predict_options import LargestOptions, PlaceOptions, PredictOptions
@@ -51,6 +51,10 @@ def predict(
     workload: PredictedWorkload,
     place: PlaceOptions,
     steps: Steps = 0,
+    batches: Annotated[
+        int,
+        number("Read so many batches of the script's DataLoader first, and run the largest.", QUESTIONS, least=0),
+    ] = 0,
     largest: LargestOptions,
     advise: Annotated[
         bool,
@@ -76,7 +80,9 @@ def predict(
         if script is not None and (engine := engine_command(script, arguments, is_module=module)) is not None:
             predict_engine(engine, place, save_dir, quiet=screen.quiet, as_json=as_json)
         named = script_named(place, script, arguments, is_module=module) if script is not None else None
-        options = PredictOptions(context, named, workload, place, steps, largest, advise, save_dir, as_json, screen)
+        options = PredictOptions(
+            context, named, workload, place, steps, batches, largest, advise, save_dir, as_json, screen
+        )
         _ = place.answers  # a mistake in them is said first
 
         def advise_job(job: Job) -> None:
@@ -110,7 +116,13 @@ def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool
     largest = advice = None
     if options.script is not None:
         assert devices is not None  # checked with the options
-        answer = predict_script(options.script, devices, num_steps=options.num_steps, quiet=options.screen.quiet)
+        answer = predict_script(
+            options.script,
+            devices,
+            num_steps=options.num_steps,
+            quiet=options.screen.quiet,
+            num_batches=options.num_batches,
+        )
         if answer.failed_at is not None and not answer.is_whole and RankPlace.here() is None:
             from tracer.commands.fit_trials import ScriptTrials
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _OF_MODELS = ("model", "model_input", "model_arg", "hf_config", "batch_size", "tokens", "lora", "optimizer")
 _OF_SEARCHES = ("largest_batch", "largest_tokens", "largest_image")
-_OF_SCRIPTS = ("module", "steps")
+_OF_SCRIPTS = ("module", "steps", "batches")
 _OF_THE_FNO = ("in_channels", "out_channels", "hidden_channels", "data_size", "n_modes", "n_layers", "data", "spectrum")
 
 
@@ -111,8 +111,10 @@ def _start(options: PredictOptions, devices: Devices) -> None:
     process.restart_on([replace(card, name=card.name or A100.name)] * devices.count)
 
 
-def predict_script(script: Script, devices: Devices, *, num_steps: int, quiet: bool) -> Prediction:
-    """Run a script there until its first steps are recorded."""
+def predict_script(
+    script: Script, devices: Devices, *, num_steps: int, quiet: bool, num_batches: int = 0
+) -> Prediction:
+    """Run a script there until its first steps are recorded, on its own batches or the largest of so many."""
     from tracer.results.failure import is_out_of_memory
     from tracer.sessions.trials.null_gpu_prediction import no_room_before
     from tracer.sessions.trials.null_gpu_prediction import predict_script as predicted
@@ -120,7 +122,8 @@ def predict_script(script: Script, devices: Devices, *, num_steps: int, quiet: b
     script.check()
     raised: list[BaseException] = []
     settings = {"script": script.path, "arguments": " ".join(script.arguments)}
-    answer = predicted(_runner(script, raised, quiet=quiet), devices, num_steps=num_steps, settings=settings)
+    runner = _runner(script, raised, quiet=quiet)
+    answer = predicted(runner, devices, num_steps=num_steps, settings=settings, num_batches=num_batches)
     if answer is None and raised and is_out_of_memory(raised[0]):
         return no_room_before(raised[0], devices)
     if answer is None:

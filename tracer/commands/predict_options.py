@@ -88,6 +88,7 @@ class PredictOptions:
     workload: PredictedWorkload
     place: PlaceOptions
     num_steps: int
+    num_batches: int  # That are read ahead; 0 without `--batches`
     largest: LargestOptions
     advise: bool
     save_dir: Path | None

@@ -38,6 +38,22 @@ class ShapeNeed:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadBatch:
+    """One of the largest batches of a DataLoader."""
+
+    index: int  # In the order of the loader, from 0
+    tensors: tuple[str, ...]  # As in `input_ids [8, 512] int64`
+
+
+@dataclass(frozen=True, slots=True)
+class BatchesRead:
+    """What was read ahead of a script's DataLoader."""
+
+    num_batches: int  # How many were read; 0 where the script has no DataLoader
+    largest: tuple[ReadBatch, ...]  # Those that the steps ran on, that of most bytes first
+
+
+@dataclass(frozen=True, slots=True)
 class LargestSize:
     """How much of something, such as a batch, fits on a device."""
 
@@ -77,6 +93,7 @@ class Prediction:
     num_cards: int = 1  # How many of them the program sees
     is_whole: bool = True  # Whether `need` is that of whole steps
     without_end: FitTrial | None = None  # Of a script that runs out of memory: its steps where memory does not end
+    batches: BatchesRead | None = None  # Of a script, with `--batches`
     by_shape: tuple[ShapeNeed, ...] = ()  # Where inputs vary, what the smallest and the largest need alone
     other: Prediction | None = None  # What the other engine says, where both were run
     rank: int | None = None  # The rank of a job that it is about alone; None where it is about the whole program

@@ -35,6 +35,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         "by_category": peak.by_category() if peak is not None else {},
         "rows": [asdict(row) for row in peak.rows] if peak is not None else [],
         "by_shape": [asdict(shape) | {"inputs": list(shape.inputs)} for shape in prediction.by_shape],
+        "batches": None if prediction.batches is None else asdict(prediction.batches),
         "assumptions": list(prediction.assumptions),
         "values_read": None if results.values_read is None else asdict(results.values_read),
     }

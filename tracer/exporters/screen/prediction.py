@@ -13,10 +13,10 @@ from tracer.exporters.screen.text import print_rows, say
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.results.fit import FitTrial
 from tracer.results.null_run import CAVEAT
-from tracer.units import format_bytes, format_range
+from tracer.units import format_bytes, format_range, some
 
 if TYPE_CHECKING:
-    from tracer.results.prediction import LargestSize, OutOfMemoryAt, Prediction
+    from tracer.results.prediction import BatchesRead, LargestSize, OutOfMemoryAt, Prediction
 
 _VISIBLE_SHARE = 0.0005
 _NARROW_SHARE = 0.02
@@ -254,6 +254,9 @@ def print_prediction(prediction: Prediction, console: Console, *, top: int) -> N
     if prediction.without_end is not None and prediction.card is not None:
         for sentence in need_words(prediction.without_end, prediction.card.usable_bytes):
             say(console, sentence)
+    if prediction.batches is not None:
+        for sentence in batches_words(prediction.batches):
+            say(console, sentence)
     for shape in prediction.by_shape:
         allocated, reserved = format_bytes(shape.allocated_bytes), format_bytes(shape.reserved_bytes)
         say(console, f"With {' '.join(shape.inputs)} alone: {allocated} allocated, {reserved} reserved.")
@@ -279,6 +282,15 @@ def _print_difference(prediction: Prediction, other: Prediction, console: Consol
         if mine != its:
             by = f"{its - mine:+,} bytes, {100 * (its - mine) / mine:+.2f} %"
             say(console, f"By {other.engine}, peak {name} is {format_bytes(its)} ({by}).")
+
+
+def batches_words(read: BatchesRead) -> tuple[str, ...]:
+    """On which batches the steps ran, each with its index and shapes."""
+    if not read.num_batches:
+        return ("No DataLoader of torch's was iterated: the steps ran on the script's own batches.",)
+    which = "the largest" if len(read.largest) == 1 else "those that none exceeds in every dimension"
+    batches = (f"batch {batch.index:,}: {', '.join(batch.tensors) or 'no tensors'}" for batch in read.largest)
+    return f"The steps ran on {which} of {some(read.num_batches, 'batch')} (indices from 0).", *batches
 
 
 def largest_words(largest: LargestSize) -> str:

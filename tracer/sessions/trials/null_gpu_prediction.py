@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -27,6 +27,7 @@ from tracer.sessions.output_files import OUTPUTS
 from tracer.sessions.profile_session import Schedule
 from tracer.sessions.script_run import ScriptProfile
 from tracer.sessions.training_profile import TrainingProfile
+from tracer.sessions.trials.largest_batches import LargestBatches
 from tracer.sessions.trials.largest_fitting import Trial
 from tracer.sessions.trials.rehearsed_prediction import NUM_STEPS, on_card
 from tracer.sessions.trials.script_trial import MOST_STEPS, StepRequests, fullest_sizes, sizes_of
@@ -148,12 +149,18 @@ def _place(results: RunResults, *, has_begun: bool = True) -> OutOfMemoryAt | No
 
 
 def predict_script(
-    run: Callable[[ScriptProfile], bool], devices: Devices, *, num_steps: int, settings: Mapping[str, object]
+    run: Callable[[ScriptProfile], bool],
+    devices: Devices,
+    *,
+    num_steps: int,
+    settings: Mapping[str, object],
+    num_batches: int = 0,
 ) -> Prediction | None:
     """Run a script until its memory repeats.
 
     Args:
         num_steps: Number of steps that are run; 0 for as many as it takes until two take the same.
+        num_batches: Number of batches that are read ahead, of which the steps get the largest; 0 for the script's own.
 
     Returns:
         None if no training was found, or the script failed otherwise than for want of memory.
@@ -163,8 +170,9 @@ def predict_script(
     """
     # A session makes one step more than it records, and the last step is not among them.
     steps = StepRequests()
+    batches = LargestBatches(num_batches) if num_batches else None
     record_from_start()
-    with tempfile.TemporaryDirectory() as folder:
+    with batches or nullcontext(), tempfile.TemporaryDirectory() as folder:
         profile = ScriptProfile(
             partial(
                 TrainingProfile,
@@ -201,6 +209,7 @@ def predict_script(
         _prediction(results, devices.card, devices.count, sizes, fullest_sizes(), failed_at, of_script=assumption),
         rank=place.rank if place is not None else None,
         nccl=NcclBuffers.of_this_process(),
+        batches=None if batches is None else batches.read,
     )
 
 
