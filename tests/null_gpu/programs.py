@@ -121,6 +121,7 @@ def what_nvml_is_asked() -> None:
     assert nvml.nvmlDeviceGetUUID(handle, text, 100) == 0 and text.value.startswith(b"GPU-")
     assert nvml.nvmlSystemGetProcessName(os.getpid(), text, 100) == 0 and b"python" in text.value
     count, processes = ctypes.c_uint(5), (ctypes.c_ulonglong * 15)()
+    torch.empty(1, device="cuda")  # a process is there from its context on
     assert nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle, ctypes.byref(count), processes) == 0
     assert (count.value, processes[0]) == (1, os.getpid())
 

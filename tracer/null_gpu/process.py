@@ -12,12 +12,13 @@ from pathlib import Path
 
 from tracer.command_line import replace_process
 from tracer.null_gpu.build import INDUCTOR, TRITON, VLLM, libraries, library
-from tracer.null_gpu.cards import CONTEXT_BYTES, MAX_DEVICES, Card
+from tracer.null_gpu.cards import MAX_DEVICES, Card
 from tracer.null_gpu.cudnn import answers_command, device_properties
 from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.toolchain import torch_folder
 from tracer.units import GIB, format_bytes
 
+_NODE = "NULL_GPU_NODE"
 # Python, torch and its libraries, threads' stacks.
 _OF_THE_PROGRAM_BYTES = 24 * GIB
 
@@ -56,17 +57,17 @@ def index_on_node(device: int) -> int:
 
 
 def taken_bytes() -> dict[int, int]:
-    """The most that this process, on the null GPU, has taken at once of each GPU of its node, CUDA's context included.
+    """The most that was taken at once of each GPU by this process, on the null GPU, and those that it started.
 
-    A GPU is listed where the process has a context on it.
+    CUDA's contexts are included. A GPU is listed where this process has a context on it, or a process took memory.
     """
     library = ctypes.CDLL(None)
     library.null_gpu_peak_bytes.restype = ctypes.c_uint64
     indices = {device: index_on_node(device) for device in range(MAX_DEVICES)}
     return {
-        index: library.null_gpu_peak_bytes(device) + CONTEXT_BYTES
+        index: int(library.null_gpu_peak_bytes(device))
         for device, index in indices.items()
-        if index >= 0 and library.null_gpu_is_started(device)
+        if index >= 0 and library.null_gpu_peak_bytes(device)
     }
 
 
@@ -89,6 +90,7 @@ def environment(
     variables = dict(os.environ if base is None else base)
     path = library(torch_folder())
     variables.update(_of_cards(cards))
+    variables[_NODE] = ""  # whose processes count their memory together: those of this one alone
     variables["NULL_GPU_TAKEN"] = ";".join(str((taken or {}).get(device, 0)) for device in range(len(cards)))
     variables["LD_PRELOAD"] = ":".join([*map(str, libraries(path)), *_others(variables.get("LD_PRELOAD", ""), path)])
     variables["PATH"] = os.pathsep.join([str(path.parent / "bin"), variables.get("PATH", os.defpath)])
@@ -156,3 +158,6 @@ def load(cards: Sequence[Card]) -> None:
     os.environ.update(environment(cards))
     for path in libraries(library(torch_folder())):
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    node = ctypes.CDLL(None).null_gpu_node
+    node.restype = ctypes.c_char_p
+    os.environ[_NODE] = node().decode()

@@ -40,6 +40,7 @@ static void read_card(Card *card, int device) {
   card->memory = number_of("NULL_GPU_MEMORY", device);
   card->usable = number_of("NULL_GPU_USABLE_MEMORY", device); /* the rest is a real device's context and kernels */
   if (!card->usable || card->usable > card->memory) card->usable = card->memory;
+  card->context = card->memory - card->usable;
   size_t taken = number_of("NULL_GPU_TAKEN", device); /* by other processes */
   card->usable -= taken < card->usable ? taken : card->usable;
   card->l2 = number_of("NULL_GPU_L2", device);

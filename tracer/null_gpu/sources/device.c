@@ -16,7 +16,9 @@ bool set_current_device(int device) {
 }
 /* A device has a context from its first use on; torch asks which have one. */
 void start_device(int device) {
-  if (device >= 0 && device < MAX_DEVICES) started[device] = true;
+  if (device < 0 || device >= MAX_DEVICES || started[device]) return;
+  started[device] = true;
+  node_start(device);
 }
 bool is_started(int device) { return device >= 0 && device < MAX_DEVICES && started[device]; }
 EXPORT int null_gpu_is_started(int device) { return is_started(device); }

@@ -68,13 +68,16 @@ static size_t round_up(size_t size, size_t to) { return (size + to - 1) / to * t
 static void before_fork(void) {
   pthread_mutex_lock(&lock);
   lock_contents();
+  lock_node();
 }
 static void after_fork_in_parent(void) {
+  unlock_node();
   unlock_contents();
   pthread_mutex_unlock(&lock);
 }
 static void after_fork_in_child(void) {
   is_forked = true;
+  leave_node_to_parent();
   after_fork_in_parent();
 }
 
@@ -201,10 +204,14 @@ static void remove_block(int index, Block *block) {
 static bool take(int device, size_t size) {
   Place *place = &places[device];
   size_t memory = card_of(device)->usable;
-  if (size > memory || place->used > memory - size) return false;
+  if (size > memory || place->used > memory - size || !node_hold(device, place->used + size)) return false;
   place->used += size;
   if (place->used > place->peak) place->peak = place->used;
   return true;
+}
+static void give(int index, size_t size) {
+  places[index].used -= size;
+  if (index < MAX_DEVICES) node_hold(index, places[index].used);
 }
 bool memory_take(int device, size_t size) {
   lock_books();
@@ -214,12 +221,12 @@ bool memory_take(int device, size_t size) {
 }
 void memory_give(int device, size_t size) {
   lock_books();
-  places[device].used -= size;
+  give(device, size);
   pthread_mutex_unlock(&lock);
 }
-size_t memory_used_bytes(int device) { return places[device].used; }
+size_t memory_peak_bytes(int device) { return places[device].peak; }
 size_t memory_free_bytes(int device) {
-  size_t usable = card_of(device)->usable, used = places[device].used;
+  size_t usable = card_of(device)->usable, used = places[device].used + node_others_bytes(device);
   return usable > used ? usable - used : 0;
 }
 
@@ -251,7 +258,7 @@ static void *allocate_small(int device, size_t size) {
   Slab *slab = calloc(1, sizeof *slab);
   if (!slab || !take(device, GRANULE)) return free(slab), NULL;
   Block *block = add_block(device, GRANULE, GRANULE, PROT_READ | PROT_WRITE);
-  if (!block) return free(slab), place->used -= GRANULE, NULL;
+  if (!block) return free(slab), give(device, GRANULE), NULL;
   block->slab = slab, block->counted = GRANULE;
   slab->at = block->at, slab->next = place->slabs;
   place->slabs = slab;
@@ -267,7 +274,7 @@ static bool free_small(int device, Block *block, uintptr_t at) {
     Slab **link = &places[device].slabs;
     while (*link != block->slab) link = &(*link)->next;
     *link = block->slab->next;
-    places[device].used -= block->counted;
+    give(device, block->counted);
     remove_block(device, block);
   }
   return true;
@@ -278,7 +285,7 @@ static void *allocate_whole(int device, size_t size) {
   size_t mapped = round_up(size, GRANULE);
   if (mapped < size || !take(device, mapped)) return NULL;
   Block *block = add_block(device, mapped, GRANULE, PROT_READ | PROT_WRITE);
-  if (!block) return places[device].used -= mapped, NULL;
+  if (!block) return give(device, mapped), NULL;
   block->counted = mapped;
   return (void *)block->at;
 }
@@ -304,7 +311,7 @@ bool memory_free(void *pointer) {
     is_found = free_small(index, block, at);
   } else if (is_found && (is_found = block->at == at)) {
     if (block->pool) pool_give(block->pool, block->counted);
-    else places[index].used -= block->counted;
+    else give(index, block->counted);
     remove_block(index, block);
   }
   pthread_mutex_unlock(&lock);
@@ -448,7 +455,7 @@ static void pool_give(Pool *pool, size_t size) { pool->used -= size; }
 static void pool_trim(Pool *pool, size_t keep) {
   size_t needed = round_up(pool->used > keep ? pool->used : keep, GRANULE);
   if (needed < pool->reserved) {
-    places[pool->device].used -= pool->reserved - needed;
+    give(pool->device, pool->reserved - needed);
     pool->reserved = needed;
   }
 }
@@ -630,7 +637,6 @@ EXPORT cudaError_t cudaIpcCloseMemHandle(void *pointer) {
 }
 
 /* ---- for Python ---- */
-EXPORT uint64_t null_gpu_peak_bytes(int device) { return device >= 0 && device < MAX_DEVICES ? places[device].peak : 0; }
 EXPORT uint64_t null_gpu_used_bytes(int device) { return device >= 0 && device < MAX_DEVICES ? places[device].used : 0; }
 EXPORT uint64_t null_gpu_pinned_bytes(void) { return places[PLACE_HOST].used; }
 EXPORT uint64_t null_gpu_managed_bytes(void) { return places[PLACE_MANAGED].used; }

@@ -14,7 +14,7 @@
 /* config.c: what Python says of the cards, by variables NULL_GPU_*. */
 typedef struct {
   char name[200];
-  size_t memory, usable, l2, shared_memory, shared_memory_per_sm;
+  size_t memory, usable, context, l2, shared_memory, shared_memory_per_sm;
   int major, minor, sms, threads_per_sm;
   char for_cudnn[1024]; /* its properties as cuDNN reads them: JSON */
 } Card;
@@ -56,7 +56,6 @@ bool memory_free(void *pointer);
 bool memory_take(int device, size_t size);
 void memory_give(int device, size_t size);
 size_t memory_free_bytes(int device);
-size_t memory_used_bytes(int device);
 void *address_reserve(int device, size_t size, size_t alignment);
 bool address_release(void *pointer);
 bool physical_map(void *pointer, int device, size_t offset, size_t size);
@@ -64,6 +63,21 @@ bool physical_unmap(void *pointer, size_t size);
 size_t physical_offset(size_t size);
 void physical_drop(int device, size_t offset, size_t size);
 void pools_synchronize(void);
+
+size_t memory_peak_bytes(int device);
+
+/* node.c: the same memory for all processes of a run. */
+typedef struct {
+  int process;
+  size_t held;
+} NodeProcess;
+void lock_node(void);
+void unlock_node(void);
+void leave_node_to_parent(void);
+size_t node_others_bytes(int device);
+bool node_hold(int device, size_t used);
+void node_start(int device);
+int node_processes(int index, NodeProcess *found, int most);
 
 /* contents.c: what of the device's bytes is known. */
 void move_bytes(void *to, const void *from, size_t size);

@@ -42,11 +42,17 @@ typedef struct {
 } Fabric;
 
 static const Card *card_behind(const void *handle) { return &config()->cards[((uintptr_t)handle - HANDLES) % MAX_DEVICES]; }
-/* What this process uses of a card: its devices are counted as the process sees them. */
+#define MOST_PROCESSES 256
+static int processes_on(const void *handle, NodeProcess *found, int most) {
+  return node_processes((int)((uintptr_t)handle - HANDLES), found, most);
+}
+/* What all processes of the run use of a card. */
 static size_t used_of(const void *handle) {
-  for (int i = 0; i < config()->count; i++)
-    if ((uintptr_t)config()->visible[i] == (uintptr_t)handle - HANDLES) return memory_used_bytes(i);
-  return 0;
+  NodeProcess found[MOST_PROCESSES];
+  int count = processes_on(handle, found, MOST_PROCESSES);
+  size_t used = 0;
+  for (int i = 0; i < count; i++) used += found[i].held;
+  return used;
 }
 
 EXPORT int nvmlInit(void) { return NVML_SUCCESS; }
@@ -134,15 +140,20 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *handle, Memory2 *memory) {
   return NVML_SUCCESS;
 }
 static int processes1(void *handle, unsigned *count, Process1 *processes) {
-  bool has_room = processes && *count;
-  if (has_room) *processes = (Process1){(unsigned)getpid(), used_of(handle)};
-  *count = 1;
+  NodeProcess found[MOST_PROCESSES];
+  unsigned number = (unsigned)processes_on(handle, found, MOST_PROCESSES);
+  bool has_room = number <= *count && (processes || !number);
+  for (unsigned i = 0; has_room && i < number; i++) processes[i] = (Process1){(unsigned)found[i].process, found[i].held};
+  *count = number;
   return has_room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
 static int processes2(void *handle, unsigned *count, Process2 *processes) {
-  bool has_room = processes && *count;
-  if (has_room) *processes = (Process2){(unsigned)getpid(), used_of(handle), ~0u, ~0u};
-  *count = 1;
+  NodeProcess found[MOST_PROCESSES];
+  unsigned number = (unsigned)processes_on(handle, found, MOST_PROCESSES);
+  bool has_room = number <= *count && (processes || !number);
+  for (unsigned i = 0; has_room && i < number; i++)
+    processes[i] = (Process2){(unsigned)found[i].process, found[i].held, ~0u, ~0u};
+  *count = number;
   return has_room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
 EXPORT int nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, Process1 *processes) {
