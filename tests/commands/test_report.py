@@ -80,6 +80,23 @@ def test_some_outputs_and_the_recording_by_its_own_name(kept: Path, tmp_path: Pa
     ]
 
 
+def test_a_file_is_printed_with_the_bytes_of_its_lines(kept: Path, tmp_path: Path) -> None:
+    """As it ran, whatever lies there now; nothing is written."""
+    code, out, _ = run("report", kept, "--annotate", "pieces.py", columns=200)
+    assert (code, names_in(kept)) == (0, {"recording.npz"})
+    (line,) = (line for line in out.splitlines() if "F.mse_loss(" in line)
+    assert line.split()[:7] == ["3.01", "KiB", "812", "B", "3.01", "KiB", "backward"]
+    changed = kept_on_cpu()
+    sources = [
+        dataclasses.replace(source, text=source.text and f"# another\n{source.text}") for source in changed.sources
+    ]
+    save_kept_run(tmp_path / "recording.npz", dataclasses.replace(changed, sources=tuple(sources)))
+    assert "pieces.py has changed since; what is printed is what ran." in run(
+        "report", tmp_path, "--annotate", "tests/pieces.py"
+    )[2].replace("\n", " ")
+    assert sentence(kept, "--annotate", "/etc/passwd") == "Error: No line of the recording is in /etc/passwd."
+
+
 def test_what_ended_the_run_is_told(tmp_path: Path) -> None:
     failing = Pieces(before=raising(ValueError("no such batch"), piece="forward", step=2))
     save_kept_run(tmp_path / "recording.npz", kept_run(run_profile(failing, schedule=Schedule(0, 1, 1, 2))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,11 +16,14 @@ from tracer.errors import RecordingError, UsageError
 from tracer.exporters.screen.next_commands import after_run
 from tracer.exporters.screen.terminal import say, screen
 from tracer.results.files import RECORDING
+from tracer.working_folder import working_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tracer.results.run_results import RunResults
+
+_MOST_FILES = 8  # Named in an error
 
 
 def report(
@@ -32,6 +35,10 @@ def report(
         list[str],
         option("Write only this output: peak-json, memory-report, ... Repeatable.", OUTPUTS, metavar="<name>"),
     ] = [],  # noqa: B006
+    annotate: Annotated[
+        Path | None,
+        option("Only print this source file, with the bytes that its lines allocated.", OUTPUTS, metavar="<file>"),
+    ] = None,
     top: Top = NUM_ROWS,
     quiet: Quiet = False,
 ) -> None:
@@ -40,6 +47,9 @@ def report(
     with errors_for_people():
         file = recording_path(recording)
         folder = save_dir or file.parent
+        if annotate is not None:
+            _print_annotated(file, annotate)
+            return
         with screen(is_shown=not quiet) as console:
             succeeded = _written_again(file, folder, only, console, top=top, tell=tell)
         for line in after_run(folder, [path.name for path in folder.iterdir()]):
@@ -69,6 +79,40 @@ def _written_again(
     # A script goes on behind the steps that were recorded.
     print_results(results, console, top=top, num_steps=None if "script" in results.settings else results.num_steps)
     return not any(file.has_failed for file in written)
+
+
+def _print_annotated(recording: Path, wanted: Path) -> None:
+    """Print a file that the recording names, with the bytes of its lines."""
+    from tracer.analysis.profiles.line_memory import line_memory
+    from tracer.exporters.annotated_source import annotate, has_changed
+    from tracer.exporters.recording_file.kept_run_file import load_kept_run
+    from tracer.exporters.screen.annotated import print_annotated
+    from tracer.sessions.stored_results import results_of
+
+    results = results_of(load_kept_run(recording))
+    if results.findings is None:
+        raise RecordingError("The recording has no memory to annotate with.", hint="Record a whole step.")
+    cycle = results.findings.worst
+    memory = line_memory(cycle, cycle.peak, results.known)
+    name = _file_named(wanted, tuple(dict.fromkeys(one.at.file for one in memory)))
+    text = results.source_of(name)
+    with screen() as console:
+        file = annotate(name, [one for one in memory if one.at.file == name], text)
+        print_annotated(file, cycle.peak.peak_bytes, console)
+    if text is not None and has_changed(name, text):
+        say(f"Note: {name} has changed since; what is printed is what ran.")
+
+
+def _file_named(wanted: Path, files: Sequence[str]) -> str:
+    """The recorded file of this path, or the only one that ends in it."""
+    exact = [file for file in files if file in (str(wanted), str(working_folder() / wanted))]
+    ending = [file for file in files if Path(file).parts[-len(wanted.parts) :] == wanted.parts]
+    found = exact or ending
+    if len(found) == 1:
+        return found[0]
+    which = "Several files of the recording end" if found else "No line of the recording is"
+    known = ", ".join(sorted(found or [Path(file).name for file in files[:_MOST_FILES]]))
+    raise RecordingError(f"{which} in {wanted}.", hint=f"Name one of {known}.")
 
 
 def _check_names(only: Collection[str]) -> None:

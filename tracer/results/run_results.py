@@ -16,11 +16,12 @@ from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.waste import Waste
 from tracer.analysis.times.findings import TraceTimes
 from tracer.capture.device.phase_timings import PhaseTimings
+from tracer.capture.kept_run import source_of
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.run_origin import RunOrigin
 from tracer.capture.sources.project_files import ProjectFiles
-from tracer.capture.sources.source_files import is_package_code
+from tracer.capture.sources.source_files import is_package_code, is_user_code
 from tracer.capture.values_read import ValuesRead
 from tracer.changes.recommendation import AdviceReport
 from tracer.errors import MissingPackageError
@@ -60,6 +61,8 @@ class RunResults:
     # What the user's project calls each file, None for those that are not of it; None where that is to be asked of the
     # disk.
     project_names: Mapping[str, str | None] | None = None
+    # Source of the files that a kept recording has; None where it is to be read from the disk.
+    source_texts: Mapping[str, str | None] | None = None
     times: TraceTimes | None = None  # Where the time of the device went; None where nothing that was read tells
     device: str = "cpu"  # The device that the run is about, as `str(torch.device)` writes it
     keep_recording: bool = False  # Whether recording.npz is wanted
@@ -113,6 +116,12 @@ class RunResults:
         if self.project_names is not None:
             return self.project_names.get
         return ProjectFiles(self.project_root or working_folder())
+
+    def source_of(self, path: str) -> str | None:
+        """Source of a file of the user's as it ran, or None."""
+        if self.source_texts is not None:
+            return self.source_texts.get(path)
+        return source_of(path, is_users=is_user_code(path))
 
     @property
     def sources_root(self) -> Path | None:

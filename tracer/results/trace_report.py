@@ -113,6 +113,7 @@ def _results(trace: TraceFile, findings: Findings, times: TraceTimes | None, pat
             device_name=_device_name(trace.header),
         ),
         project_names={file: file for file in files},
+        source_texts={},  # a trace may be anybody's: no file that it names is read
         device=findings.device,
         times=times,
     )

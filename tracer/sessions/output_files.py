@@ -204,6 +204,7 @@ def _write_page(material: Material, path: Path) -> None:
         unneeded=unneeded_of(results),
         device_times=results.times,
         verdict=results.verdict,
+        source_of=results.source_of,
     )
     others = [
         timeline_page(

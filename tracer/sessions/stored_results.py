@@ -96,6 +96,7 @@ def results_of(run: KeptRun) -> RunResults:
         module_names=run.module_names,
         origin=run.origin,
         project_names={source.path: source.project_name for source in run.sources},
+        source_texts={source.path: source.text for source in run.sources},
         device=run.device,
         eager=None if run.eager is None else saved_peak_from(Document(run.eager, RECORDING)),
         waste=tuple(

@@ -22,6 +22,7 @@ from tracer.analysis.kinds import meaning_of, words_of
 from tracer.analysis.peak_row import PeakRow
 from tracer.arrays import Ints, Rows
 from tracer.capture.torch_names import step_words
+from tracer.exporters.annotated_source import AnnotatedFile, freed_words
 from tracer.exporters.page.blocks import MOST_BLOCKS, blocks_json, packed, space_json, stacks_json
 from tracer.exporters.page.model import Curve, Page, PageLane, PagePeak, Table
 from tracer.exporters.screen.paths import packaged_file, short_path, source_place
@@ -154,7 +155,7 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
     }
     # People read the same words here as on a screen; only JSON for programs has the identifiers.
     read: dict[str, Any] = mapped(data, words_of)
-    return read
+    return {**read, "sources": list(map(_source, page.sources))}
 
 
 def _origin(page: Page) -> int:
@@ -191,6 +192,23 @@ def _peak(peak: PagePeak, origin: int, rows: Rows, *, has_blocks: bool) -> dict[
         "rest": _rest(shown[MAX_PEAK_ROWS:]),
         "stacks": stacks_json(peak.stacks if row is None else ()),
     }
+
+
+def _source(file: AnnotatedFile) -> dict[str, Any]:
+    """Lines are number and text, and where they have memory its bytes, those of backward, own peak and where freed."""
+    lines: list[dict[str, Any]] = []
+    for line in file.lines:
+        memory = line.memory
+        values: dict[str, Any] = {"number": line.number, "text": line.text}
+        if memory is not None:
+            values |= {
+                "bytes": memory.peak_bytes,
+                "backward": memory.backward_bytes,
+                "own": memory.own_peak_bytes,
+                "freed": freed_words(memory),
+            }
+        lines.append(values)
+    return {"file": file.file, "bytes": file.peak_bytes, "note": file.note, "lines": lines}
 
 
 def _table(table: Table) -> dict[str, Any]:

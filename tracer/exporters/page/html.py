@@ -27,7 +27,7 @@ _DATA_BEGINS = '<script type="application/json" id="data">'
 _SCRIPTS = (
     "data", "words", "editor", "stack", "moments", "view", "plot", "timeline", "lanes",
     "kept_block", "search", "picture", "controls", "tree", "icicle", "table",
-    "answer", "ranks", "moment", "allocator", "space", "sections", "main",
+    "answer", "ranks", "moment", "allocator", "space", "source", "sections", "main",
 )  # fmt: skip
 
 

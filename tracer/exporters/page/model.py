@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tracer.analysis.snapshots.fragmentation import AddressRanges
     from tracer.analysis.snapshots.timeline import Band
     from tracer.analysis.times.findings import WorkLane
+    from tracer.exporters.annotated_source import AnnotatedFile
 
 
 Axis = Literal["time", "entry"]
@@ -274,6 +275,7 @@ class Page:
     notes: tuple[str, ...] = ()  # Sentences on what could not be measured
     sections: tuple[Section, ...] = ()  # Further findings, in their order
     ranks: tuple[PageRank, ...] = ()  # Ranks of a job, in their order
+    sources: tuple[AnnotatedFile, ...] = ()  # The user's files with bytes beside their lines, the largest first
 
     def __post_init__(self) -> None:
         for series in self.series:

@@ -185,6 +185,7 @@ class _Names:
             "lanes": [{**lane, "labels": [*map(self.kernel, lane["labels"])]} for lane in page.get("lanes", ())],
             "sections": [self.section(section) for section in page["sections"]],
             "ranks": mapped([{**rank, "file": self.file(rank["file"])} for rank in page["ranks"]], self.words),
+            "sources": [],
             "notes": [*mapped(page["notes"], self.words), _NOTE],
             **{name: page[name] for name in ("timeline", "space", "categories")},
         }

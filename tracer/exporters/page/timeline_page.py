@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
@@ -26,6 +26,7 @@ from tracer.analysis.profiles.caveats import (
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, memory_by_kind
 from tracer.analysis.profiles.failed_allocation import FailedAllocation
 from tracer.analysis.profiles.findings import CycleFindings, Findings
+from tracer.analysis.profiles.line_memory import line_memory
 from tracer.analysis.profiles.peak import LOOP_OWNER, PeakReport, group_rows
 from tracer.analysis.profiles.source_lines import PlaceInCode
 from tracer.analysis.snapshots.first_changes import FirstChanges
@@ -37,6 +38,7 @@ from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX, step_words
 from tracer.changes.recommendation import AdviceReport, UnneededMemory
+from tracer.exporters.annotated_source import AnnotatedFile, annotated_files
 from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.data import headline
 from tracer.exporters.page.model import (
@@ -89,6 +91,7 @@ def timeline_page(
     unneeded: tuple[UnneededMemory, ...] = (),
     device_times: TraceTimes | None = None,
     verdict: str = "",
+    source_of: Callable[[str], str | None] | None = None,
 ) -> Page:
     """The page of one device of a run, for the cycle with its largest peak."""
     cycle = findings.worst
@@ -115,6 +118,7 @@ def timeline_page(
         clock="the host's clock, in the profiled steps",
         slow_modules=slow_modules,
         run=run,
+        sources=_sources(cycle, known, source_of),
         alarm=() if failed is None else oom_sentences((failed.event,), peak.device),
         headline_notes=(
             *much_saved(None if failed else first),
@@ -137,6 +141,14 @@ def timeline_page(
         ),
     )
     return replace(page, answer=(verdict, *headline(page))) if verdict else page
+
+
+def _sources(
+    cycle: CycleFindings, known: KnownStorages | None, source_of: Callable[[str], str | None] | None
+) -> tuple[AnnotatedFile, ...]:
+    if source_of is None:
+        return ()
+    return annotated_files(line_memory(cycle, cycle.peak, known), source_of, cycle.peak.peak_bytes)
 
 
 def curve_of_cycle(cycle: CycleFindings) -> MemoryCurve:

@@ -1,7 +1,7 @@
 // The words first, then the timeline, then what was in it. Each device has a page of its own in the data.
 
-const SECTIONS = ["answer", "ranks", "timeline", "peak", "space", "lost", "time", "run"];
-const NAVIGATION = { ranks: "Ranks", timeline: "Timeline", peak: "In use", space: "Segments", lost: "Lost track", time: "Time", run: "Run" };
+const SECTIONS = ["answer", "ranks", "timeline", "peak", "source", "space", "lost", "time", "run"];
+const NAVIGATION = { ranks: "Ranks", timeline: "Timeline", peak: "In use", source: "Source", space: "Segments", lost: "Lost track", time: "Time", run: "Run" };
 
 const setTheme = (theme) => {
   document.documentElement.dataset.theme = theme;
@@ -65,6 +65,7 @@ class DevicePage {
     showAnswer(data, selector);
     if (data.ranks.length) this.ranks = new RankSection(data.ranks, open, pages.filter((page) => page !== data && page.source));
     showLostTrack(data.lostTrack);
+    showSources(data.sources ?? []);
     showTime(data);
     showRun(data);
     showSections(data.sections);

@@ -1,0 +1,72 @@
+"""Source with bytes beside it: lines around those that allocated, and a word where the text is not the one that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.exporters.page import page_samples as samples
+from tests.exporters.page.conftest import browser, new_tab, opened  # noqa: F401
+from tracer.analysis.profiles.line_memory import LineMemory
+from tracer.capture.sources.source_line import SourceLine
+from tracer.exporters.annotated_source import annotate, annotated_files, freed_words, has_changed
+from tracer.exporters.page.data import page_data
+from tracer.exporters.page.redact import redacted_pages
+
+TEXT = "".join(f"line {number}\n" for number in range(1, 41))
+
+
+def memory(line: int, size: int = 100, file: str = "/srv/net.py", **given: Any) -> LineMemory:
+    usual: dict[str, Any] = {"backward_bytes": 0, "own_peak_bytes": size, "freed_in": "backward", "freed_at": None}
+    return LineMemory(SourceLine(file, line), size, **(usual | given))
+
+
+def test_three_lines_around_each_and_the_gap_between_them() -> None:
+    file = annotate("/srv/net.py", [memory(2), memory(30, 50)], TEXT)
+    assert [line.number for line in file.lines] == [1, 2, 3, 4, 5, *range(27, 34)]
+    assert (file.peak_bytes, file.note) == (150, "")
+    assert [line.text for line in file.lines if line.memory] == ["line 2", "line 30"]
+
+
+def test_a_file_that_changed_or_is_missing_says_so(tmp_path: Path) -> None:
+    assert "fewer lines" in annotate("/srv/net.py", [memory(41)], TEXT).note
+    assert "not in the recording" in annotate("/srv/net.py", [memory(2)], None).note
+    file = tmp_path / "net.py"
+    assert has_changed(str(file), TEXT) is None
+    file.write_text(TEXT)
+    assert has_changed(str(file), TEXT) is False
+    file.write_text(TEXT + "another = 1\n")
+    assert has_changed(str(file), TEXT) is True
+
+
+def test_a_page_has_the_files_with_a_thousandth_of_the_peak_and_asks_for_no_other() -> None:
+    asked: list[str] = []
+
+    def text_of(file: str) -> str | None:
+        asked.append(file)
+        return None if file == "/lib.py" else TEXT
+
+    lines = [memory(2, 9000), memory(3, 500, "/lib.py"), memory(3, 8, "/small.py")]
+    (file,) = annotated_files(lines, text_of, 10_000)
+    assert (file.file, set(asked)) == ("/srv/net.py", {"/srv/net.py", "/lib.py", "/small.py"})
+
+
+def test_where_it_was_freed_in_words() -> None:
+    here, there = SourceLine("/srv/net.py", 9), SourceLine("/srv/train.py", 4)
+    words = [
+        freed_words(memory(2, **given))
+        for given in ({"freed_in": None}, {"freed_at": here}, {"freed_in": "other", "freed_at": there}, {})
+    ]
+    assert words == ["not freed", "backward, line 9", "train.py:4", "backward"]
+
+
+def test_code_is_shown_as_text_and_leaves_with_the_names(opened: Callable[..., Any]) -> None:  # noqa: F811
+    code = f"x = 1  # {samples.SCRIPT} {samples.IMAGE}\n"
+    (file,) = annotated_files([memory(1, 9000)], lambda file: code, 9000)
+    page = replace(samples.small_page(), sources=(file,))
+    with opened(page) as tab:
+        assert samples.SCRIPT in tab.locator("#source code").first.inner_text()
+        assert "8.79 KiB" in tab.locator("#source .has-bytes").inner_text()
+    assert redacted_pages([page_data(page)])[0]["sources"] == []

@@ -1,0 +1,109 @@
+"""Source code with bytes beside its lines: the text is the one that ran, and only of files that the recording names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tracer.analysis.profiles.line_memory import LineMemory
+
+CONTEXT_LINES = 3
+_MAX_LINE_CHARS = 200
+_MAX_SOURCE_BYTES = 4 << 20
+_LEAST_SHARE = 1000  # Below this part of the peak, a thousandth, a file is left out of the page
+_MOST_FILES, _MOST_LINES = 8, 400
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotatedLine:
+    """A line of source; `text` is None where the file has no such line."""
+
+    number: int
+    text: str | None
+    memory: LineMemory | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotatedFile:
+    """A file with the lines that allocated memory and a few around them; `lines` may have gaps."""
+
+    file: str
+    peak_bytes: int
+    lines: tuple[AnnotatedLine, ...]
+    note: str = ""  # Why the text may be another one than what ran, or is not there
+
+
+def annotated_files(
+    memory: Sequence[LineMemory], text_of: Callable[[str], str | None], peak_bytes: int
+) -> tuple[AnnotatedFile, ...]:
+    """Annotate the user's files that hold most of the peak; files without a text are left out."""
+    files = [annotate(file, mine, text_of(file)) for file, mine in _by_file(memory).items()]
+    shown = [one for one in files if one.peak_bytes * _LEAST_SHARE >= peak_bytes and _has_text(one)]
+    largest = sorted(shown, key=lambda one: -one.peak_bytes)[:_MOST_FILES]
+    return tuple(replace(one, lines=one.lines[:_MOST_LINES]) for one in largest)
+
+
+def annotate(file: str, memory: Iterable[LineMemory], text: str | None) -> AnnotatedFile:
+    """Annotate one file.
+
+    Args:
+        memory: Lines of this file.
+        text: Source as it ran; None where it is not known.
+    """
+    of_line = {one.at.line: one for one in memory}
+    source = [] if text is None else text.splitlines()
+    near = {
+        number
+        for line in of_line
+        for number in range(line - CONTEXT_LINES, line + CONTEXT_LINES + 1)
+        if number in of_line or 1 <= number <= len(source)
+    }
+    lines = tuple(
+        AnnotatedLine(
+            number, source[number - 1][:_MAX_LINE_CHARS] if number <= len(source) else None, of_line.get(number)
+        )
+        for number in sorted(near)
+    )
+    return AnnotatedFile(file, sum(one.peak_bytes for one in of_line.values()), lines, _note(of_line, source, text))
+
+
+def has_changed(path: str, text: str) -> bool | None:
+    """Whether the file on the disk has another text than what ran; None where there is none to be read."""
+    try:
+        file = Path(path)
+        if not file.is_file() or file.stat().st_size > _MAX_SOURCE_BYTES:
+            return None
+        return file.read_text("utf-8", errors="replace").splitlines() != text.splitlines()
+    except OSError:
+        return None
+
+
+def freed_words(memory: LineMemory) -> str:
+    """Where most of a line's memory was freed: `backward`, `backward, line 41`, `train.py:12`, `not freed`."""
+    if memory.freed_in is None:
+        return "not freed"
+    phase, at = "" if memory.freed_in == "other" else memory.freed_in, memory.freed_at
+    if at is None or at == memory.at:
+        return phase or "outside of phases"
+    place = f"line {at.line}" if at.file == memory.at.file else f"{Path(at.file).name}:{at.line}"
+    return ", ".join(part for part in (phase, place) if part)
+
+
+def _by_file(memory: Sequence[LineMemory]) -> dict[str, list[LineMemory]]:
+    files: dict[str, list[LineMemory]] = {}
+    for one in memory:
+        files.setdefault(one.at.file, []).append(one)
+    return files
+
+
+def _has_text(file: AnnotatedFile) -> bool:
+    return any(line.text is not None for line in file.lines)
+
+
+def _note(of_line: dict[int, LineMemory], source: list[str], text: str | None) -> str:
+    if text is None:
+        return "Its source is not in the recording, which keeps that of your own files alone."
+    if any(line > len(source) for line in of_line):
+        return "The file was changed while the program ran: it has fewer lines than the recording names."
+    return ""
