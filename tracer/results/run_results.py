@@ -16,7 +16,6 @@ from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.waste import Waste
 from tracer.analysis.times.findings import TraceTimes
 from tracer.capture.device.phase_timings import PhaseTimings
-from tracer.capture.kept_run import source_of
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.run_origin import RunOrigin
@@ -121,6 +120,8 @@ class RunResults:
         """Source of a file of the user's as it ran, or None."""
         if self.source_texts is not None:
             return self.source_texts.get(path)
+        from tracer.capture.kept_run import source_of  # a trace, whose sources are not read, does not wait for torch
+
         return source_of(path, is_users=is_user_code(path))
 
     @property
