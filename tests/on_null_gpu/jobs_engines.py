@@ -63,7 +63,7 @@ class Worker:
         torch.cuda.reset_peak_memory_stats(0)
         self.model_runner.profile_run()
         torch.cuda.empty_cache()
-        return self.cache_bytes
+        return self.cache_bytes if self.cache_bytes > 0 else torch.cuda.mem_get_info(0)[0] + self.cache_bytes
 
     def get_kv_cache_spec(self) -> dict[str, Settings]:
         layer = Settings(max_memory_usage_bytes=lambda config: 4 * MIB)
@@ -77,7 +77,11 @@ class Worker:
 
 
 def report(cache_bytes: int) -> dict[str, Any]:
-    """Start a worker with so much KV cache, and return its report; its failure is in it."""
+    """Start a worker with so much KV cache, and return its report; its failure is in it.
+
+    Args:
+        cache_bytes: Below zero for all of the card but so much.
+    """
     with tempfile.TemporaryDirectory() as folder:
 
         class Followed(Worker):

@@ -6,7 +6,7 @@ from tests.elsewhere import Elsewhere
 from tests.on_null_gpu import jobs_engines
 from tests.on_null_gpu.jobs_engines import MIB
 from tracer.null_gpu.cards import CONTEXT_BYTES
-from tracer.results.engine_start import StartStage
+from tracer.results.engine_start import GRAPHS, StartStage
 
 GIB = 1 << 30
 
@@ -30,3 +30,10 @@ def test_memory_that_ends_is_reported_with_the_stage_that_it_ended_in(elsewhere:
     found = elsewhere(jobs_engines.report, 100 * GIB)
     assert found["stage"] == StartStage.PROFILE
     assert found["is_out_of_memory"] and found["failure"].startswith("CUDA out of memory")
+
+
+def test_memory_that_ends_while_graphs_are_captured_is_told_from_the_rest_of_the_warm_up(elsewhere: Elsewhere) -> None:
+    """24 MiB are left, of which a graph's pool needs 32."""
+    found = elsewhere(jobs_engines.report, -24 * MIB)
+    assert found["stage"] == StartStage.CACHE
+    assert found["is_out_of_memory"] and found["failed_in"] == GRAPHS

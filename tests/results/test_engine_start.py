@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tracer.results.engine_start import EngineStart, StartStage, WorkerMemory, engine_start
+from tracer.results.engine_start import GRAPHS, EngineStart, StartStage, WorkerMemory, engine_start
 
 GIB = 1 << 30
 # A card of 80 GiB of which 72 may be used: 72 - 15 - 2 - 1 are left for the cache, and 1 GiB of it is a request.
@@ -74,10 +74,19 @@ def test_weights_that_leave_no_cache() -> None:
 
 
 def test_graphs_that_run_out_of_memory_are_told_the_settings_that_help() -> None:
-    failed = replace(READY, stage=StartStage.CACHE, failure="CUDA out of memory.", is_out_of_memory=True)
+    failed = replace(
+        READY, stage=StartStage.CACHE, failed_in=GRAPHS, failure="CUDA out of memory.", is_out_of_memory=True
+    )
     found = start(failed)
+    assert found.limit == "Memory ran out in the capture of CUDA graphs: CUDA out of memory."
+    assert found.changes[0] == ("--gpu-memory-utilization 0.85", "leaves 4.00 GiB more of the card beside the KV cache")
+    assert [option for option, _ in found.changes[1:]] == ["--max-num-seqs 64", "--enforce-eager"]
+
+
+def test_a_warm_up_that_runs_out_of_memory_is_told_to_sample_for_fewer_requests() -> None:
+    found = start(replace(READY, stage=StartStage.CACHE, failure="CUDA out of memory.", is_out_of_memory=True))
     assert found.limit == "Memory ran out in the warm-up and capture of CUDA graphs: CUDA out of memory."
-    assert [option for option, _ in found.changes] == ["--gpu-memory-utilization 0.85", "--max-num-seqs 64"]
+    assert [option for option, _ in found.changes] == ["--max-num-seqs 64", "--gpu-memory-utilization 0.85"]
 
 
 def test_a_kernel_that_cannot_be_compiled_is_told_how_to_do_without() -> None:

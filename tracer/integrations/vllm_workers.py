@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tracer.exporters.files import write_json
-from tracer.results.engine_start import StartStage, WorkerMemory
+from tracer.results.engine_start import GRAPHS, StartStage, WorkerMemory
 from tracer.results.failure import is_out_of_memory
 
 _CACHE_SIZE: Final = re.compile(r"KV cache size: ([\d,]+) tokens")
@@ -99,8 +99,12 @@ class _WorkerReport:
         self._around(worker, "initialize_from_config", self._cache_made)
         self._around(worker, "compile_or_warm_up_model", self._ready)
 
-    def _around(self, owner: Any, name: str, ended: _Ended) -> None:
-        """Call a function after each call of a method; one that raises is reported as the failure."""
+    def _around(self, owner: Any, name: str, ended: _Ended, part: str = "") -> None:
+        """Call a function after each call of a method; one that raises is reported as the failure.
+
+        Args:
+            part: What the method does of its stage, if it is not all of it.
+        """
         original = getattr(owner, name, None)
         if original is None:
             return
@@ -111,7 +115,7 @@ class _WorkerReport:
             try:
                 result = original(*arguments, **options)
             except Exception as error:
-                self._failed(error)
+                self._failed(error, part)
                 raise
             ended(before, _Levels(), result, arguments)
             self._write()
@@ -127,9 +131,11 @@ class _WorkerReport:
         if self._report is not None:
             write_json(self._folder / f"worker-{os.getpid()}.json", asdict(self._report))
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception, part: str) -> None:
+        """Keep the first failure; vLLM puts its own words around torch's when the sampler runs out of memory."""
         if self._report is not None and not self._report.failure:
-            self._update(failure=_words_of(error), is_out_of_memory=is_out_of_memory(error))
+            causes = (cause for cause in (error, error.__cause__) if cause is not None)
+            self._update(failure=_words_of(error), failed_in=part, is_out_of_memory=any(map(is_out_of_memory, causes)))
             self._write()
 
     def _started(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
@@ -155,7 +161,7 @@ class _WorkerReport:
         )
         runner = getattr(worker, "model_runner", None)
         self._around(runner, "profile_run", self._batch_profiled)
-        self._around(runner, "capture_model", self._graphs_captured)
+        self._around(runner, "capture_model", self._graphs_captured, GRAPHS)
 
     def _weights_loaded(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
         """The runner counts the model alone; its own buffers, such as those of the sampler, are made meanwhile."""

@@ -13,6 +13,9 @@ from tracer.units import format_bytes
 KEPT_FREE_BYTES: Final = 150 << 20
 """What vLLM itself leaves free of a card, in the sizes of `--kv-cache-memory` that it suggests."""
 
+GRAPHS: Final = "capture of CUDA graphs"
+"""The part of the warm-up in which memory often ends."""
+
 
 class StartStage(StrEnum):
     """Stages of an engine's start-up, in order; a worker reports the last one that it has ended."""
@@ -58,6 +61,7 @@ class WorkerMemory:
     request_bytes: int | None = None  # KV cache of one request of the longest length, on this card
     cache_tokens: int | None = None
     failure: str = ""  # What the engine or torch said, where the start-up failed
+    failed_in: str = ""  # The part of its stage in which it failed, if that is known
     is_out_of_memory: bool = False
 
     @property
@@ -141,7 +145,7 @@ class EngineStart:
     @property
     def _why_it_failed(self) -> str:
         worker = self.worst
-        at = StartStage(worker.stage).following
+        at = worker.failed_in or StartStage(worker.stage).following.value
         lacks = worker.available_bytes is not None and worker.stage == StartStage.PROFILE
         if lacks and worker.available_bytes is not None and worker.available_bytes <= 0:
             return (
@@ -160,7 +164,7 @@ class EngineStart:
                 "FlashInfer compiles a kernel with CUDA's nvcc, which failed here. VLLM_USE_FLASHINFER_SAMPLER=0 in "
                 f"the environment has vLLM sample without it; else install nvcc ({said.rstrip(':')})."
             )
-        return f"{ran_out} in the {at.value}{f': {said}' if said else '.'}"
+        return f"{ran_out} in the {at}{f': {said}' if said else '.'}"
 
     @property
     def changes(self) -> tuple[tuple[str, str], ...]:
@@ -171,12 +175,8 @@ class EngineStart:
         failed_in = StartStage(worker.stage).following
         if failed_in is StartStage.CACHE and worker.available_bytes is not None:
             return tuple(self._for_a_cache)
-        lower = max(0.1, round(worker.utilization - 0.05, 2))
         if failed_in is StartStage.READY and worker.is_out_of_memory:
-            return (
-                (f"--gpu-memory-utilization {lower:g}", "leaves more of the card to the graphs and the warm-up"),
-                (f"--max-num-seqs {max(1, worker.max_requests // 4)}", "captures fewer and smaller graphs"),
-            )
+            return self._for_a_warm_up
         if failed_in is StartStage.PROFILE and worker.is_out_of_memory:
             return ((f"--max-num-batched-tokens {max(1, worker.batched_tokens // 2)}", "halves the profiled batch"),)
         if failed_in is StartStage.WEIGHTS and worker.is_out_of_memory:
@@ -206,6 +206,19 @@ class EngineStart:
                 f"cache, less what other programs hold{_OF_DRIVER if worker.captures_graphs else ''}",
             ),
         )
+
+    @property
+    def _for_a_warm_up(self) -> tuple[tuple[str, str], ...]:
+        """Return the options that leave more beside the KV cache, or need less when graphs are captured."""
+        worker = self.worst
+        lower = max(0.1, round(worker.utilization - 0.05, 2))
+        more = format_bytes(int((worker.utilization - lower) * worker.total_bytes))
+        fewer = f"--max-num-seqs {max(1, worker.max_requests // 4)}"
+        utilization = f"--gpu-memory-utilization {lower:g}", f"leaves {more} more of the card beside the KV cache"
+        if worker.failed_in == GRAPHS:
+            eager = "--enforce-eager", "captures no graphs; each step is slower"
+            return utilization, (fewer, "captures fewer and smaller graphs"), eager
+        return (fewer, "samples for fewer requests at once when it warms up"), utilization
 
     @property
     def _for_a_cache(self) -> list[tuple[str, str]]:
