@@ -31,7 +31,8 @@ from tracer.null_gpu.job.place import RankPlace
 if TYPE_CHECKING:
     from tracer.null_gpu.cards import Devices
     from tracer.sessions.jobs.run_ranks import Job
-    from tracer.sessions.script_run import MakeLater, MakeSession
+    from tracer.sessions.profile_session import Schedule
+    from tracer.sessions.script_run import ScriptProfile
 
 __tracebackhide__ = True  # a line of this file explains nothing about the script
 
@@ -96,16 +97,9 @@ def run(
         changes = _checked_changes(apply) if apply else ()
         if advise:
             _check_advise(on, apply)
-        if on.on is not None and (asked := role("trial")) is not None:
-            from tracer.commands.fit_answer import answer_trial
-
-            with kept_import_path():
-                answer_trial(asked, on.on, on, script)
+        if _answers_trial(on, script):
             return
-
-        def advise_job(job: Job) -> None:
-            _advise(job.devices, str(on.on), script, save_dir, job)
-
+        advise_job = partial(_advise_job, str(on.on), script, save_dir)
         run_ranks(on, save_dir, quiet=screen.quiet, then=advise_job if advise else None)
         devices = start_on(on.on) if on.on is not None else None
         if device is not None:
@@ -113,87 +107,140 @@ def run(
     if devices is not None and not screen.quiet:
         say_where(devices)
     say_all(script.notes if not screen.quiet else ())
-    from tracer.capture.device.allocator_history import record_from_start
     from tracer.exporters.files import check_folder
-    from tracer.results.failure import is_out_of_memory
-    from tracer.results.null_run import USE_CUDA, elsewhere
     from tracer.sessions.engine_run import engine_reports
-    from tracer.sessions.script_run import ScriptProfile
     from tracer.sessions.termination import Termination
+
+    ended = _Ending(script.arguments)
+    make_profile = _profile_maker(
+        script, on, device, save_dir, screen, requested=None if watch else requested, is_inference=inference
+    )
+    here, closed = on_null_gpu(on, save_dir, quiet=screen.quiet), closing(Termination())
+    if inference and devices is not None:
+        run_engines_in_one_process()
+    with errors_for_people(), kept_import_path(), here, _made(changes) as notes, closed as termination:
+        steps = (schedule.of_calls() if inference else schedule).schedule()
+        check_folder(save_dir)
+        script.check()
+        profile = make_profile(steps)
+        termination.watch()
+        # Here, since each call between a script and the interpreter is a frame of every stack that is recorded.
+        with ended, engine_reports() as reports:
+            tell = partial(tell_reports, reports, save_dir, quiet=screen.quiet, computed=devices is None)
+            ended.succeeded = run_script(
+                profile, script, quiet=screen.quiet, is_answer=ended.is_answer, before_answer=tell
+            )
+        say_all(notes() if not screen.quiet else ())
+        if devices is not None:
+            _say_if_elsewhere(profile)
+    if ended.out_of_memory and devices is not None and RankPlace.here() is None and not screen.quiet:
+        _say_need(devices.card.usable_bytes)
+    if advise and devices is not None and RankPlace.here() is None:  # of a job all ranks together
+        with errors_for_people():
+            _advise(devices, str(on.on), script, save_dir)
+            if watch and not ended.succeeded:
+                say("Note: Each trial ran the first steps alone: what grows later is not in it.")
+    if ended.own_end is not None and (ended.own_end.code or not profile.is_incomplete):
+        raise ended.own_end
+    if not ended.succeeded or profile.is_incomplete:
+        raise typer.Exit(1)
+
+
+def _answers_trial(on: OnOptions, script: Script) -> bool:
+    """Answer `fit`, which runs this command again for each trial; False in any other process."""
+    if on.on is None or (asked := role("trial")) is None:
+        return False
+    from tracer.commands.fit_answer import answer_trial
+
+    with kept_import_path():
+        answer_trial(asked, on.on, on, script)
+    return True
+
+
+def _profile_maker(
+    script: Script,
+    on: OnOptions,
+    device: str | None,
+    save_dir: Path,
+    screen: ScreenOptions,
+    *,
+    requested: RequestedFiles | None,
+    is_inference: bool,
+) -> Callable[[Schedule], ScriptProfile]:
+    """Return what makes the profile of a script; without requested files, it is watched instead of profiled."""
+    from tracer.capture.device.allocator_history import record_from_start
+    from tracer.sessions.script_run import ScriptProfile
     from tracer.sessions.training_profile import TrainingProfile
     from tracer.sessions.training_watch import TrainingWatch
     from tracer.sessions.voices import ScriptVoice
 
-    here, ended = on_null_gpu(on, save_dir, quiet=screen.quiet), closing(Termination())
-    if inference and devices is not None:
-        run_engines_in_one_process()
-    with errors_for_people(), kept_import_path(), here, _made(changes) as notes, ended as termination:
-        steps = (schedule.of_calls() if inference else schedule).schedule()
-        check_folder(save_dir)
-        script.check()
-        settings = {**({"on": on.on} if on.on is not None else {}), **script.settings}
-        common: dict[str, Any] = {"voice": ScriptVoice(), "device": device, "settings": settings}
-        watched = partial(TrainingWatch, save_dir=save_dir, screen=not screen.quiet, **common)
-        make_session: MakeSession = watched
-        make_later: MakeLater | None = None
-        if not watch:
-            make_later = partial(watched, save_dir=save_dir / LATER, on_signal=None, is_later=True)
-            make_session = partial(
-                TrainingProfile,
-                save_dir=save_dir,
-                schedule=steps,
-                screen="none" if screen.quiet else "full",
-                top=screen.top,
-                trace=requested.trace,
-                keep_recording=requested.keep_recording,
-                **common,
-            )
-            record_from_start()
-        profile = ScriptProfile(make_session, make_later=make_later, is_inference=inference)
-        termination.watch()
-        succeeded, own_end = True, None
-        has_run_out = False
+    settings = {**({"on": on.on} if on.on is not None else {}), **script.settings}
+    common: dict[str, Any] = {"voice": ScriptVoice(), "device": device, "settings": settings}
+    watched = partial(TrainingWatch, screen=not screen.quiet, **common)
+    if requested is None:
+        return lambda _: ScriptProfile(partial(watched, save_dir=save_dir), is_inference=is_inference)
+    profiled = partial(
+        TrainingProfile,
+        save_dir=save_dir,
+        screen="none" if screen.quiet else "full",
+        top=screen.top,
+        trace=requested.trace,
+        keep_recording=requested.keep_recording,
+        **common,
+    )
+    make_later = partial(watched, save_dir=save_dir / LATER, on_signal=None, is_later=True)
 
-        def is_answer(error: Exception) -> bool:
-            nonlocal has_run_out
-            has_run_out = is_out_of_memory(error)
+    def make(steps: Schedule) -> ScriptProfile:
+        record_from_start()
+        return ScriptProfile(partial(profiled, schedule=steps), make_later=make_later, is_inference=is_inference)
+
+    return make
+
+
+class _Ending:
+    """How a script ends: around it, this catches its own `sys.exit`."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._arguments = arguments
+        self.succeeded, self.out_of_memory = True, False
+        self.own_end: SystemExit | None = None
+
+    def is_answer(self, error: Exception) -> bool:
+        """Note whether memory ran out; the error is shown all the same."""
+        from tracer.results.failure import is_out_of_memory
+
+        self.out_of_memory = is_out_of_memory(error)
+        return False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, SystemExit) or isinstance(error, Terminated):
             return False
+        if error.code == _WRONG_USAGE and _OURS.intersection(self._arguments):
+            say(f"Hint: {BEFORE_SCRIPT}")
+        self.own_end = error
+        return True
 
-        try:
-            with engine_reports() as reports:
-                succeeded = run_script(
-                    profile,
-                    script,
-                    quiet=screen.quiet,
-                    is_answer=is_answer,
-                    before_answer=lambda: tell_reports(reports, save_dir, quiet=screen.quiet, computed=devices is None),
-                )
-        except Terminated:
-            raise
-        except SystemExit as end:  # many scripts end with sys.exit(main())
-            if end.code == _WRONG_USAGE and _OURS.intersection(script.arguments):
-                say(f"Hint: {BEFORE_SCRIPT}")
-            own_end = end
-        say_all(notes() if not screen.quiet else ())
-        results = profile.session.results if isinstance(profile.session, TrainingProfile) else None
-        if devices is not None and results is not None and (reason := elsewhere(results.device)):
-            say(f"{reason} {USE_CUDA}")
-    if has_run_out and devices is not None and RankPlace.here() is None and not screen.quiet:
-        from tracer.commands.fit_trials import ScriptTrials
-        from tracer.exporters.screen.prediction import need_words
 
-        usable_bytes = devices.card.usable_bytes
-        limit_s = _LEAST_NEED_S + 2 * int(time.process_time())  # the script's own time is in it
-        say_all(need_words(ScriptTrials(usable_bytes).need(limit_s), usable_bytes))
-    if advise and devices is not None and RankPlace.here() is None:  # of a job all ranks together
-        with errors_for_people():
-            _advise(devices, str(on.on), script, save_dir)
-            if watch and not succeeded:
-                say("Note: Each trial ran the first steps alone: what grows later is not in it.")
-    if own_end is not None and (own_end.code or not profile.is_incomplete):
-        raise own_end
-    if not succeeded or profile.is_incomplete:
-        raise typer.Exit(1)
+def _say_if_elsewhere(profile: ScriptProfile) -> None:
+    """Say that a script has trained on another device than the null GPU, and how it uses that."""
+    from tracer.results.null_run import USE_CUDA, elsewhere
+    from tracer.sessions.training_profile import TrainingProfile
+
+    results = profile.session.results if isinstance(profile.session, TrainingProfile) else None
+    if results is not None and (reason := elsewhere(results.device)):
+        say(f"{reason} {USE_CUDA}")
+
+
+def _say_need(usable_bytes: int) -> None:
+    """Say how much memory the script needs, after it ran out of memory."""
+    from tracer.commands.fit_trials import ScriptTrials
+    from tracer.exporters.screen.prediction import need_words
+
+    limit_s = _LEAST_NEED_S + 2 * int(time.process_time())  # the script's own time is in it
+    say_all(need_words(ScriptTrials(usable_bytes).need(limit_s), usable_bytes))
 
 
 def _checked_changes(names: str) -> Sequence[str]:
@@ -225,6 +272,10 @@ def _advise(devices: Devices, card: str, script: Script, save_dir: Path, job: Jo
 
     told_alone(devices, script, job=job, save_dir=save_dir)
     say(f"Next: {program_name()} fit --on {card} {shlex.join(script.words)} finds the fewest with which it fits.")
+
+
+def _advise_job(card: str, script: Script, save_dir: Path, job: Job) -> None:
+    _advise(job.devices, card, script, save_dir, job)
 
 
 @contextmanager
