@@ -85,19 +85,9 @@ def fit(
     with errors_for_people(), kept_import_path():
         card = named.card(on)
         devices, job = devices_of(card), on.job
-        if each and (values or search):
-            raise UsageError(
-                "--each tries changes, --try values of the script's options.",
-                hint="Use one of them at a time, or --search with --try for both.",
-            )
-        tried = combinations(values)
-        engine = engine_command(named.script, named.arguments, is_module=named.module)
-        if engine is not None:
-            if not values or each or search:
-                raise UsageError(
-                    "An inference engine is tried with its own options.",
-                    hint='Name them with --try alone, such as --try "--gpu-memory-utilization 0.85,0.9,0.95".',
-                )
+        tried = _checked_combinations(values, each=each, search=search)
+        if (engine := engine_command(named.script, named.arguments, is_module=named.module)) is not None:
+            _check_engine_options(values, each=each, search=search)
             fit_engine(engine, on, tried, save_dir)
         script = named.script_on(on)
         if save_dir is not None:
@@ -127,6 +117,23 @@ def fit(
             raise typer.Exit(_DOES_NOT_FIT)
         if not each and not search and (best.apply or best.arguments):
             show(_command((*script.words, *best.arguments), best.apply, devices, job))
+
+
+def _checked_combinations(values: Sequence[str], *, each: bool, search: bool) -> list[tuple[str, ...]]:
+    if each and (values or search):
+        raise UsageError(
+            "--each tries changes, --try values of the script's options.",
+            hint="Use one of them at a time, or --search with --try for both.",
+        )
+    return combinations(values)
+
+
+def _check_engine_options(values: Sequence[str], *, each: bool, search: bool) -> None:
+    if not values or each or search:
+        raise UsageError(
+            "An inference engine is tried with its own options.",
+            hint='Name them with --try alone, such as --try "--gpu-memory-utilization 0.85,0.9,0.95".',
+        )
 
 
 def _told(
