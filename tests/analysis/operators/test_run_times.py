@@ -190,6 +190,49 @@ def test_plain_loops(name: str) -> None:
         assert timed.engine_ns.sum() == naive_engine(recording)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_by_plain_loops(name: str) -> None:
+    found = iter(times(name).steps)
+    for recording, attribution in cycles(name):
+        timed = instance_times(recording, attribution, op_instances(recording, attribution))
+        instances, passes = timed.instances, timed.instances.passes
+        for number in sorted({*instances.step.tolist(), *timed.engine_step.tolist()}):
+            step = next(found)
+            rows = [row for row, of in enumerate(instances.step) if of == number]
+            assert step.forward_rows_ns == sum(timed.forward_ns[row] for row in rows if not timed.bookkeeping[row])
+            assert step.forward_bookkeeping_ns == sum(timed.forward_ns[row] for row in rows if timed.bookkeeping[row])
+            stretches = [row for row, of in enumerate(passes.step) if of == number]
+            assert step.forward_ns == sum(passes.end_ns[row] - passes.start_ns[row] for row in stretches)
+            nodes = [node for node, of in enumerate(timed.engine_step) if of == number]
+            owner = {node: int(timed.engine_row[node]) for node in nodes}
+            assert step.backward_ns == sum(timed.engine_ns[node] for node in nodes)
+            assert step.backward_unclaimed_ns == sum(timed.engine_ns[node] for node in nodes if owner[node] < 0)
+            assert step.backward_rows_ns == sum(
+                timed.engine_ns[node] for node in nodes if owner[node] >= 0 and not timed.bookkeeping[owner[node]]
+            )
+            assert step.optimizer_ns == naive_optimizer(recording, timed, step.name)
+    assert next(found, None) is None
+
+
+def naive_optimizer(recording: Recording, timed: InstanceTimes, step_name: str) -> int:
+    """Optimizers that begin in the step, outermost ones, without what forward and backward take in them."""
+    spans, passes = recording.spans, timed.instances.passes
+    names = [recording.strings[name] for name in spans.name]
+    if step_name not in names:
+        return 0
+    total, reached = 0, int(spans.start_ns[names.index(step_name)])
+    end = int(spans.end_ns[names.index(step_name)])
+    for row in range(len(names)):
+        first, last = int(spans.start_ns[row]), int(spans.end_ns[row])
+        if names[row].startswith(("Optimizer.step#", "Optimizer.zero_grad#")) and reached <= first < end:
+            reached = last
+            forward = [pair for pair in zip(passes.start_ns, passes.end_ns, strict=True) if first <= pair[0] < last]
+            backward = zip(timed.engine_start_ns, timed.engine_ns, strict=True)
+            total += last - first - sum(stop - start for start, stop in forward)
+            total -= sum(spent for start, spent in backward if first <= start < last)
+    return int(total)
+
+
 def naive_covered(recording: Recording, timed: InstanceTimes) -> int:
     spans = sorted((int(recording.ops.start_ns[op]), int(recording.ops.end_ns[op])) for op in timed.instances.op)
     covered = reached = 0

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from tests.histories import Event, known_of, levels_of, recording_of
 from tests.programs import Node, Program, Storage
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.profiles import block_lifetimes as storages_module
-from tracer.analysis.profiles.allocator_count import default_device, most_held_bytes
+from tracer.analysis.profiles.allocator_count import default_device, match_counter_to_events, most_held_bytes
 from tracer.analysis.profiles.attribution import attribute
 from tracer.analysis.profiles.block_lifetimes import follow_blocks
 from tracer.analysis.profiles.classify_blocks import Cycle, classify_blocks
@@ -69,6 +71,64 @@ def test_a_free_of_as_many_bytes_as_the_counter_has_is_of_mapped_memory_if_the_c
     ]
     levels = [100, 50, 120, 70, 75]
     assert check_counts(events, [50, 50, 50, 0, 5], [0, 0, 70, 70, 70], levels) == [50, 0, 0, 0, 0]
+
+
+EVENTS = st.builds(
+    lambda address, size, total, assumed: Event(
+        address, -size if assumed else size, 1, total_bytes=total, assumed=assumed
+    ),
+    st.integers(1, 3),
+    st.sampled_from([-20, -10, 0, 10, 20]),
+    st.sampled_from([0, 0, 10, 20]),
+    st.sampled_from([False, False, False, True]),
+)
+
+
+@given(st.lists(EVENTS, max_size=25))
+@example(  # what is ahead of the second event is not the allocator's any more behind the third, which is assumed
+    [
+        Event(1, 20, 1, total_bytes=20),
+        Event(2, -20, 1, total_bytes=0),
+        Event(1, -20, 1, assumed=True),
+        Event(3, -20, 1, total_bytes=0),
+        Event(1, -20, 1, total_bytes=0),
+        Event(5, 10, 1, total_bytes=10),
+    ]
+)
+def test_what_is_mapped_is_that_of_a_plain_loop(events: list[Event]) -> None:
+    """One that looks through all that comes whenever a free may be either's."""
+    recording = recording_of(events)
+    found = match_counter_to_events(recording, np.arange(len(events)))
+    assert [column.tolist() for column in found] == naively_matched(events)
+
+
+def naively_matched(events: list[Event]) -> list[list[bool]]:
+    mapped, foreign = [False] * len(events), [False] * len(events)
+    there: dict[int, bool] = {}
+    counted = 0
+    for at, event in enumerate(events):
+        total = -1 if event.assumed else event.total_bytes
+        if event.size_bytes > 0:
+            there[event.address] = mapped[at] = total == 0
+        else:
+            foreign[at] = event.address not in there
+            may_be = total == 0 and (counted + event.size_bytes != 0 or before_next(events, at, there) == counted)
+            mapped[at] = there.pop(event.address, may_be)
+        if not mapped[at] and not event.assumed:
+            counted = event.total_bytes or 0
+    return [mapped, foreign]
+
+
+def before_next(events: list[Event], at: int, there: dict[int, bool]) -> int | None:
+    """The counter before the next event that is the allocator's."""
+    is_mapped = dict(there)
+    for event in events[at + 1 :]:
+        is_own = event.size_bytes < 0 and is_mapped.get(event.address) is False
+        if not event.assumed and (event.total_bytes != 0 or is_own):
+            return (event.total_bytes or 0) - event.size_bytes
+        if not event.assumed and event.size_bytes > 0:
+            is_mapped[event.address] = True
+    return None
 
 
 def test_an_assumed_free_of_mapped_memory_is_counted_once() -> None:

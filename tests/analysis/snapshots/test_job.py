@@ -124,6 +124,38 @@ def test_every_rank_is_in_one_group(sizes: list[int]) -> None:
         assert all(abs(one.peak_bytes - first) <= 0.02 * max(one.peak_bytes, first) for one in group.ranks)
 
 
+RANKS = st.builds(
+    lambda kinds, stage, oom: replace(
+        peak(0, 0, oom=oom),
+        peak_bytes=sum(kinds.values()),
+        kinds=tuple(kinds.items()),
+        role=RankRole(stage=stage),
+    ),
+    st.dictionaries(st.sampled_from("abc"), st.integers(90, 110)),
+    st.sampled_from([None, 0, 1]),
+    st.sampled_from(["", "it ran out"]),
+)
+
+
+@given(st.lists(RANKS, max_size=20))
+def test_groups_are_those_of_a_plain_loop(ranks: list[RankPeak]) -> None:
+    """Each rank joins the first group whose first rank holds nearly the same of each kind."""
+    named = [replace(rank, rank=number) for number, rank in enumerate(ranks)]
+    groups: list[list[RankPeak]] = []
+    for rank in named:
+        for group in groups:
+            first, own = dict(group[0].kinds), dict(rank.kinds)
+            apart = sum(abs(first.get(kind, 0) - own.get(kind, 0)) for kind in "abc")
+            same = (group[0].out_of_memory, group[0].role.stage) == (rank.out_of_memory, rank.role.stage)
+            if same and apart <= 0.02 * max(group[0].peak_bytes, rank.peak_bytes):
+                group.append(rank)
+                break
+        else:
+            groups.append([rank])
+    found = sorted([one.rank or 0 for one in group.ranks] for group in explain_job(named).groups)
+    assert found == sorted([one.rank or 0 for one in group] for group in groups)
+
+
 def test_a_recording_is_summed_up(tmp_path: Path) -> None:
     trace = [entry("alloc", BASE, MIB, frames=FORWARD)]
     loaded = load(tmp_path / "s", snapshot(trace, [segment(BASE, 2 * MIB, [block(BASE, MIB, frames=FORWARD)])]))

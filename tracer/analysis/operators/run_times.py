@@ -22,7 +22,7 @@ from tracer.analysis.operators.invocations import (
 )
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.source_lines import frames_of_op, line_of_frame
-from tracer.arrays import Int, PerOp
+from tracer.arrays import Int, Ints, PerOp, Rows
 from tracer.capture.recording import Recording
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_names import OPTIMIZER_PREFIXES
@@ -121,8 +121,8 @@ def run_times(
     by_device = bool(timed) and all(times.device_forward_ns is not None for times in timed)
     merged = _Merged(by_device=by_device)
     for (recording, attribution), times in zip(cycles, timed, strict=True):
-        for step in np.unique(times.instances.step).tolist():
-            merged.add(recording, attribution, times, np.flatnonzero(times.instances.step == step).tolist())
+        for rows in _rows_of_each(np.unique(times.instances.step), times.instances.step):
+            merged.add(recording, attribution, times, rows.tolist())
     return RunTimes(
         rows=merged.rows(),
         bookkeeping=_bookkeeping((recording, times) for (recording, _), times in zip(cycles, timed, strict=True)),
@@ -240,16 +240,24 @@ def _bookkeeping(cycles: Iterable[tuple[Recording, InstanceTimes]]) -> tuple[Boo
     return tuple(sorted(rows, key=lambda row: -row.forward_ns - row.backward_ns))
 
 
+def _rows_of_each(steps: Ints, step: Ints) -> list[Rows]:
+    """The rows of each of these steps, which are in order; `step` says of which step each row is."""
+    order = np.argsort(step, kind="stable")
+    begins, ends = (np.searchsorted(step[order], steps, side=side).tolist() for side in ("left", "right"))
+    return [order[begin:end] for begin, end in zip(begins, ends, strict=True)]
+
+
 def _steps(cycle: int, recording: Recording, attribution: Attribution, times: InstanceTimes) -> Iterator[StepTime]:
     instances, passes = times.instances, times.instances.passes
-    for step in np.unique(np.concatenate([instances.step, times.engine_step])).tolist():
-        rows, stretches, nodes = instances.step == step, passes.step == step, times.engine_step == step
-        booked = rows & times.bookkeeping
-        claimed = nodes & (times.engine_row >= 0)
-        of_booked = claimed.copy()
-        of_booked[claimed] = times.bookkeeping[times.engine_row[claimed]]
+    lengths = _StepLengths(recording, times)
+    steps = np.unique(np.concatenate([instances.step, times.engine_step]))
+    of_each = (_rows_of_each(steps, column) for column in (instances.step, passes.step, times.engine_step))
+    for step, rows, stretches, nodes in zip(steps.tolist(), *of_each, strict=True):
+        is_booked = times.bookkeeping[rows]
+        claimed = nodes[times.engine_row[nodes] >= 0]
+        of_booked = times.bookkeeping[times.engine_row[claimed]]
         name = attribution.step_names[step] if 0 <= step < len(attribution.step_names) else "all"
-        step_ns, optimizer_ns = _step_and_optimizer_ns(recording, name, times)
+        step_ns, optimizer_ns = lengths.of(name)
         forward_ns = int((passes.end_ns - passes.start_ns)[stretches].sum())
         backward_ns = int(times.engine_ns[nodes].sum())
         yield StepTime(
@@ -257,38 +265,56 @@ def _steps(cycle: int, recording: Recording, attribution: Attribution, times: In
             name=name,
             step_ns=step_ns,
             forward_ns=forward_ns,
-            forward_rows_ns=int(times.forward_ns[rows & ~times.bookkeeping].sum()),
-            forward_bookkeeping_ns=int(times.forward_ns[booked].sum()),
+            forward_rows_ns=int(times.forward_ns[rows[~is_booked]].sum()),
+            forward_bookkeeping_ns=int(times.forward_ns[rows[is_booked]].sum()),
             forward_python_ns=int(times.between_ns[stretches].sum()),
             backward_ns=backward_ns,
-            backward_rows_ns=int(times.engine_ns[claimed & ~of_booked].sum()),
-            backward_bookkeeping_ns=int(times.engine_ns[of_booked].sum()),
-            backward_unclaimed_ns=int(times.engine_ns[nodes & (times.engine_row < 0)].sum()),
+            backward_rows_ns=int(times.engine_ns[claimed[~of_booked]].sum()),
+            backward_bookkeeping_ns=int(times.engine_ns[claimed[of_booked]].sum()),
+            backward_unclaimed_ns=int(times.engine_ns[nodes[times.engine_row[nodes] < 0]].sum()),
             optimizer_ns=optimizer_ns,
             rest_ns=max(0, step_ns - forward_ns - backward_ns - optimizer_ns),
         )
 
 
-def _step_and_optimizer_ns(recording: Recording, step_name: str, times: InstanceTimes) -> tuple[int, int]:
-    """A step's length, and the time in optimizers in it; 0 and 0 where steps were not marked."""
-    spans, passes = recording.spans, times.instances.passes
-    names = [recording.strings[name] for name in spans.name.tolist()]
-    if step_name not in names:
-        return 0, 0
-    step = names.index(step_name)
-    start, end = int(spans.start_ns[step]), int(spans.end_ns[step])
-    optimizer_ns = 0
-    reached = start
-    for row in (row for row, name in enumerate(names) if name.startswith(OPTIMIZER_PREFIXES)):
-        first, last = int(spans.start_ns[row]), int(spans.end_ns[row])
-        # One may run inside another: LBFGS calls a closure that calls zero_grad.
-        if reached <= first < end:
-            reached = last
-            forward = (passes.start_ns >= first) & (passes.start_ns < last)
-            backward = (times.engine_start_ns >= first) & (times.engine_start_ns < last)
-            inside = (passes.end_ns - passes.start_ns)[forward].sum() + times.engine_ns[backward].sum()
-            optimizer_ns += last - first - int(inside)
-    return end - start, optimizer_ns
+class _StepLengths:
+    """The marked steps of a recording, and the optimizers that run in them."""
+
+    def __init__(self, recording: Recording, times: InstanceTimes) -> None:
+        spans, passes = recording.spans, times.instances.passes
+        names = [recording.strings[name] for name in spans.name.tolist()]
+        self._start_ns, self._end_ns = spans.start_ns.tolist(), spans.end_ns.tolist()
+        self._row_of = {name: row for row, name in reversed(list(enumerate(names)))}
+        rows = np.array([row for row, name in enumerate(names) if name.startswith(OPTIMIZER_PREFIXES)], np.int64)
+        self._optimizers = rows[np.argsort(spans.start_ns[rows], kind="stable")]
+        self._starts_ns = spans.start_ns[self._optimizers]
+        begins_ns, ends_ns = spans.start_ns[rows], spans.end_ns[rows]
+        forward_ns = _sums_between(begins_ns, ends_ns, passes.start_ns, passes.end_ns - passes.start_ns)
+        backward_ns = _sums_between(begins_ns, ends_ns, times.engine_start_ns, times.engine_ns)
+        self._own_ns = dict(zip(rows.tolist(), (ends_ns - begins_ns - forward_ns - backward_ns).tolist(), strict=True))
+
+    def of(self, step_name: str) -> tuple[int, int]:
+        """A step's length, and the time in optimizers in it; 0 and 0 where steps were not marked."""
+        step = self._row_of.get(step_name)
+        if step is None:
+            return 0, 0
+        start, end = self._start_ns[step], self._end_ns[step]
+        optimizers = self._optimizers[slice(*np.searchsorted(self._starts_ns, [start, end]).tolist())]
+        optimizer_ns, reached = 0, start
+        for row in np.sort(optimizers).tolist():
+            # One may run inside another: LBFGS calls a closure that calls zero_grad.
+            if reached <= self._start_ns[row]:
+                reached = self._end_ns[row]
+                optimizer_ns += self._own_ns[row]
+        return end - start, optimizer_ns
+
+
+def _sums_between(begins: Ints, ends: Ints, at: Ints, values: Ints) -> Ints:
+    """[begins] the sum of the values whose place is at or behind a begin, and before its end."""
+    order = np.argsort(at, kind="stable")
+    until = np.append(0, np.cumsum(values[order]))
+    first, last = (until[np.searchsorted(at[order], bounds)] for bounds in (begins, np.maximum(begins, ends)))
+    return np.asarray(last - first, np.int64)
 
 
 def kernel_times(recording: Recording) -> PerOp[Int] | None:

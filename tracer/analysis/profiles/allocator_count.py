@@ -75,7 +75,7 @@ def allocator_count(device: DeviceRecording, unrecorded: UnrecordedStorages) -> 
     none = np.zeros(len(events), np.int64)
     if not device.is_cpu:
         return AllocatorCount(_running_total(recording, events), none, none, none, is_walked)
-    mapped, foreign = _match_counter_to_events(recording, events)
+    mapped, foreign = match_counter_to_events(recording, events)
     size = recording.allocations.size_bytes[events]
     unseen = unrecorded.made_at >= 0
     return AllocatorCount(
@@ -96,7 +96,7 @@ def _running_total(recording: Recording, events: PerEvent[Int]) -> PerEvent[Int]
     return np.asarray(total[latest], np.int64) if len(events) else total
 
 
-def _match_counter_to_events(recording: Recording, events: PerEvent[Int]) -> tuple[PerEvent[Bool], PerEvent[Bool]]:
+def match_counter_to_events(recording: Recording, events: PerEvent[Int]) -> tuple[PerEvent[Bool], PerEvent[Bool]]:
     """What the CPU's reporter does with its table of sizes, event by event.
 
     The table is by address and outlives recordings; whatever happens between them leaves it as it is. So a free of an
@@ -120,34 +120,40 @@ def _match_counter_to_events(recording: Recording, events: PerEvent[Int]) -> tup
     mapped, foreign = (np.zeros(len(events), np.bool_) for _ in range(2))
     is_mapped_at: dict[int, bool] = {}  # by address, whether it is mapped
     counted = 0  # the counter after the event before
+    ahead = 0  # the next event that certainly is the allocator's, as far as one was looked for
     for event in range(len(events)):
         if size[event] > 0:
             is_mapped_at[address[event]] = mapped[event] = total[event] == 0
         else:
             maker = is_mapped_at.pop(address[event], None)
+            if maker is False and event < ahead < len(events) and address[ahead] == address[event]:
+                ahead = 0  # this free is assumed, so that it was no such event, and the one ahead frees something else
             foreign[event] = maker is None
             if maker is None:
-                maker = total[event] == 0 and (
-                    counted + size[event] != 0
-                    or _counter_before_next(event, total, size, address, is_assumed, is_mapped_at) == counted
-                )
+                maker = total[event] == 0 and counted + size[event] != 0
+                if total[event] == 0 and not maker:
+                    # Where a foreign free of as many bytes as the counter has reports 0, what the counter had right
+                    # before that next event alone tells whether it fell.
+                    if ahead <= event:
+                        ahead = _next_of_the_counter(event, total, size, address, is_assumed, is_mapped_at)
+                    maker = ahead < len(events) and total[ahead] - size[ahead] == counted
             mapped[event] = maker
         if not mapped[event] and not is_assumed[event]:
             counted = total[event]
     return mapped, foreign
 
 
-def _counter_before_next(
+def _next_of_the_counter(
     event: int,
     total: Sequence[int],
     size: Sequence[int],
     address: Sequence[int],
     is_assumed: Sequence[bool],
     is_mapped_at: Mapping[int, bool],
-) -> int | None:
-    """What the CPU's counter had right before the next event that certainly is the allocator's; None without one.
+) -> int:
+    """The next event that certainly is of what the CPU's counter has; one past the last if there is none.
 
-    Where a foreign free of as many bytes as the counter has reports 0, this alone tells whether the counter fell.
+    Until it comes it is that of the events between too, unless what it frees is assumed to be free before.
 
     Args:
         is_mapped_at: What is there at each address, as far as it is known: whether it is mapped.
@@ -158,10 +164,10 @@ def _counter_before_next(
             continue
         is_own = size[later] < 0 and address[later] not in mapped_since and is_mapped_at.get(address[later]) is False
         if total[later] != 0 or is_own:
-            return total[later] - size[later]
+            return later
         if size[later] > 0:
             mapped_since.add(address[later])
-    return None
+    return len(total)
 
 
 def _rise_of_the_counter(

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, Final
 
+import numpy as np
+
 from tracer.analysis.peak_diff import PeakDiff
 from tracer.analysis.snapshots.allocator_finding import worst_failure
 from tracer.analysis.snapshots.diff import PeakSide, diff_sides, peak_side
@@ -17,6 +19,7 @@ from tracer.analysis.snapshots.frames import torch_file
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.peak import find_peak
 from tracer.analysis.snapshots.sites import Site
+from tracer.arrays import Bools, Interned, Ints
 from tracer.snapshot.columns import Snapshot
 from tracer.units import some
 
@@ -261,12 +264,15 @@ def _missing(ranks: Sequence[RankPeak]) -> tuple[int, ...]:
 
 def _groups(ranks: Sequence[RankPeak]) -> tuple[RankGroup, ...]:
     gathered: list[list[RankPeak]] = []
-    for rank in ranks:
-        group = next((group for group in gathered if _are_alike(group[0], rank)), None)
-        if group is None:
-            gathered.append([rank])
+    columns = _columns_of(ranks)
+    firsts = np.empty_like(columns)  # of each group the columns of its first rank
+    for rank, own in zip(ranks, columns, strict=True):
+        alike = np.flatnonzero(_are_alike(firsts[: len(gathered)], own))
+        if len(alike):
+            gathered[alike[0]].append(rank)
         else:
-            group.append(rank)
+            firsts[len(gathered)] = own
+            gathered.append([rank])
     gathered.sort(key=lambda group: (-len(group), -group[0].peak_bytes))
     most: dict[int | None, int] = {}
     for group in gathered:
@@ -291,9 +297,20 @@ def _told_apart(ranks: Sequence[RankPeak]) -> list[RankPeak]:
     return [replace(rank, role=replace(rank.role, **alike)) for rank in ranks]
 
 
-def _are_alike(rank: RankPeak, other: RankPeak) -> bool:
-    if bool(rank.out_of_memory) != bool(other.out_of_memory) or rank.role.stage != other.role.stage:
-        return False
-    first, second = dict(rank.kinds), dict(other.kinds)
-    apart = sum(abs(first.get(kind, 0) - second.get(kind, 0)) for kind in {*first, *second})
-    return apart <= ALIKE * max(rank.peak_bytes, other.peak_bytes)
+def _columns_of(ranks: Sequence[RankPeak]) -> Ints:
+    """[ranks, 3 + kinds] whether memory ran out, the stage by a number, the peak, and the bytes of each kind."""
+    stages, kinds = Interned(), Interned()
+    numbers = [[kinds[kind] for kind, _ in rank.kinds] for rank in ranks]
+    columns = np.zeros((len(ranks), 3 + len(kinds)), np.int64)
+    for row, rank, of_rank in zip(columns, ranks, numbers, strict=True):
+        row[:3] = bool(rank.out_of_memory), stages[rank.role.stage], rank.peak_bytes
+        row[3:][of_rank] = [size_bytes for _, size_bytes in rank.kinds]
+    return columns
+
+
+def _are_alike(firsts: Ints, own: Ints) -> Bools:
+    """[groups] whether the rank of a row of `_columns_of` belongs to each group, by the columns of its first rank."""
+    apart = np.abs(firsts[:, 3:] - own[3:]).sum(axis=1)
+    are_alike: Bools = apart <= ALIKE * np.maximum(firsts[:, 2], own[2])
+    are_alike &= (firsts[:, :2] == own[:2]).all(axis=1)
+    return are_alike
