@@ -17,7 +17,8 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 from tests.training_steps import WORKLOADS, build_workload
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import CycleFindings
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 
 NAMED = ("INPUT", "OPTIMIZER_STATE", "GRADIENT")
 

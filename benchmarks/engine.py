@@ -43,7 +43,8 @@ from models.fno_workload import build_fno_workload
 from models.resnet import build_resnet50
 from tracer.analysis.profiles.memory_timeline import MemoryTimeline
 from tracer.capture.profiler.event_tree import read_recording
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 from tracer.timeline_tracer import TimelineTracer
 from tracer.workloads.supervised import SupervisedWorkload as Workload
 

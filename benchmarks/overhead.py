@@ -35,7 +35,7 @@ import torch.distributed as dist
 from benchmarks.engine import Table, as_markdown, as_text, in_own_process, profiler, step_of
 from models.fno_workload import build_fno_workload
 from tracer.sessions import training_profile as training
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.training_profile import TrainingProfile
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -23,7 +23,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 from benchmarks.engine import MODELS
 from tracer.capture.kept_run import KeptRun
 from tracer.exporters.recording_file.kept_run_file import kept_run_columns, load_kept_run, save_kept_run
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.stored_results import kept_run, results_of
 from tracer.sessions.workload_run import run_profile
 

@@ -42,7 +42,8 @@ from benchmarks.engine import (
     step_of,
 )
 from tracer import timeline_tracer
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.training_profile import TrainingProfile
 
 MODES = ("alone", "torch.profiler", "ours")

@@ -38,7 +38,7 @@ from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.peak import origin_of
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 
 Batch = tuple[Tensor, ...]
 LossOf = Callable[..., Tensor]

@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.processes import run_python
 from tracer.exporters.recording_file.kept_run_file import load_kept_run
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 SHORT = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=2, num_repeats=1)

@@ -18,7 +18,7 @@ import tracer
 from tracer.errors import TracerError, UsageError
 from tracer.exporters import notebook
 from tracer.integrations.notebook import memory_timeline
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.training_profile import profile_training
 from tracer.sessions.training_watch import watch_training
 

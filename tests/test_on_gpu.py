@@ -16,7 +16,7 @@ from tracer.sessions.doctor.checks import DEVICE_CHECKS, DeviceCheck
 from tracer.sessions.doctor.programs import PROGRAMS, SmallTraining
 from tracer.sessions.doctor.trained import let_go, train
 from tracer.sessions.output_files import OUTPUTS, write_outputs
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.workload_run import run_profile
 from tracer.snapshot.load import load_snapshot
 from tracer.snapshot.replay import replay

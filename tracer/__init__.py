@@ -64,7 +64,8 @@ if TYPE_CHECKING:
     from tracer.analysis.profiles.memory_timeline import MemoryTimeline
     from tracer.capture.named_memory import named_memory
     from tracer.errors import TracerError
-    from tracer.sessions.profile_session import ProfileSession, Schedule
+    from tracer.sessions.profile_session import ProfileSession
+    from tracer.sessions.schedule import Schedule
     from tracer.sessions.training_profile import profile_training
     from tracer.sessions.training_watch import watch_training
     from tracer.timeline_tracer import TimelineTracer
@@ -84,7 +85,7 @@ __all__ = [
 _HOMES = {
     "MemoryTimeline": "tracer.analysis.profiles.memory_timeline",
     "ProfileSession": "tracer.sessions.profile_session",
-    "Schedule": "tracer.sessions.profile_session",
+    "Schedule": "tracer.sessions.schedule",
     "TimelineTracer": "tracer.timeline_tracer",
     "TracerError": "tracer.errors",
     "named_memory": "tracer.capture.named_memory",

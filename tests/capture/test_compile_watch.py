@@ -16,7 +16,8 @@ from tracer.capture.compile_watch import CompileWatch, _node
 from tracer.capture.sources.compiled_code import MemoryBudget, RecomputedTensor
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_private import torch_compile
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 
 
 def fail(*_: Any) -> Any:

@@ -12,7 +12,7 @@ from torch import nn
 
 from tracer import profile_training
 from tracer.capture.ignored_warnings import ignore, ignored
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 
 
 @pytest.fixture

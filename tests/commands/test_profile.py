@@ -31,7 +31,7 @@ from tracer.errors import OutputError, TracerError
 from tracer.results.run_results import RunResults
 from tracer.sessions.jobs.ranks import Rank
 from tracer.sessions.output_files import OUTPUTS
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.workload_run import run_profile
 from tracer.workloads.shipped_models import shipped_model
 

@@ -15,7 +15,7 @@ from tests.pieces import Pieces, raising
 from tests.processes import run_python
 from tracer.exporters.recording_file.kept_run_file import save_kept_run
 from tracer.sessions.output_files import OUTPUTS
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.stored_results import kept_run
 from tracer.sessions.workload_run import run_profile
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tracer.errors import UsageError
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.training_profile import TrainingProfile, profile_training
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.pieces import tiny_fno
 from tracer.errors import MissingPackageError
 from tracer.exporters import notebook
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.session_results import ShownResults
 from tracer.sessions.workload_run import run_profile
 

@@ -428,7 +428,7 @@ def one_rank_of_four() -> None:
 def a_gradient_in_a_larger_block_is_explained() -> None:
     """Of a block from before the recording that no operator touches, its free alone says how large it is."""
     from tracer.arrays import in_use
-    from tracer.sessions.profile_session import Schedule
+    from tracer.sessions.schedule import Schedule
     from tracer.sessions.training_profile import profile_training
 
     class Twice(nn.Module):

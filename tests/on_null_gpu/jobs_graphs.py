@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tracer.analysis.peak_row import PeakRow
 from tracer.exporters.recording_file.kept_run_file import load_kept_run, save_kept_run
 from tracer.exporters.screen.profile import print_peak
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.stored_results import kept_run, results_of
 from tracer.sessions.training_profile import profile_training
 

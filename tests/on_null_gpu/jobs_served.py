@@ -7,7 +7,8 @@ import gc
 import torch
 from torch import Tensor, nn
 
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 
 CACHE_BYTES = 48 << 20
 

@@ -28,7 +28,8 @@ from tracer.analysis.profiles.findings import CycleFindings
 from tracer.capture.device.allocator_history import record_from_start
 from tracer.capture.torch_private.torch_history import allocator_history_enabled
 from tracer.exporters.screen.run import failure_lines
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.stored_results import kept_run, results_of
 from tracer.sessions.training_profile import TrainingProfile, profile_training
 

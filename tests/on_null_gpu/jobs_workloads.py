@@ -22,7 +22,8 @@ from tracer.analysis.profiles.memory_timeline import memory_timeline
 from tracer.analysis.profiles.torch_categories import categorize
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.profiler.event_tree import read_recording
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 
 PLAN = Schedule(1, 1, 2, 1)
 Block = tuple[str, str, str, str]

@@ -7,7 +7,7 @@ import pytest
 from tests.elsewhere import Elsewhere
 from tests.on_null_gpu import jobs_graphs
 from tests.on_null_gpu.jobs_graphs import BATCH, WIDTH, Make, Told
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 
 HIDDEN_BYTES = 4 * BATCH * 4 * WIDTH
 """Of the result of the first layer, of ReLU's, and of their gradients."""

@@ -15,7 +15,8 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 from tracer.rehearsal.cpu_kernels import CpuKernels
 from tracer.rehearsal.rehearse import rehearse
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 from tracer.workloads.module_steps import StepWorkload
 
 CPU = torch.device("cpu")

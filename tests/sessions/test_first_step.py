@@ -15,7 +15,7 @@ from torch.func import functional_call, grad
 
 from tests.truth.isolate import value_in_fresh_process
 from tracer.sessions.output_files import OUTPUTS
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile
 from tracer.sessions.training_profile import TrainingProfile
 from tracer.sessions.voices import ScriptVoice

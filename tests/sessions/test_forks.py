@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.processes import run_python
 from tracer.sessions.folder import OwnFolder
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.training_profile import profile_training
 from tracer.sessions.training_watch import watch_training
 

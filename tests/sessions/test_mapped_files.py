@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from tracer.analysis.kinds import Kind
 from tracer.capture.device.host_memory import MappedFile, file_at, gaps, mapped_files
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 
 SIDE = 512
 WEIGHT_BYTES = 4 * SIDE * SIDE

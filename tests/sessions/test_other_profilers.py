@@ -15,7 +15,8 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from tests.truth.isolate import value_in_fresh_process
 from tracer.capture.torch_names import STEP_PREFIX
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 
 PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=2, num_repeats=1)
 

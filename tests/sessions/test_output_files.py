@@ -20,7 +20,7 @@ from tracer.exporters.page.timeline_page import timeline_page
 from tracer.results.run_results import RunResults
 from tracer.sessions import output_files as outputs
 from tracer.sessions.output_files import OUTPUTS, Written, write_outputs
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.workload_run import run_profile
 
 NAMES = [output.name for output in OUTPUTS]

@@ -28,7 +28,8 @@ from tracer.results.failure import Failure
 from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
 from tracer.sessions import workload_run as run_module
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.session import device_of
 from tracer.sessions.workload_run import run_profile, run_step
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from tracer import timeline_tracer
 from tracer.sessions import recording_cost
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.training_profile import TrainingProfile, profile_training
 
 PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=2, num_repeats=2)

@@ -17,7 +17,7 @@ from torch import nn
 
 from tests.truth.isolate import value_in_fresh_process
 from tracer.errors import TracerError
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import Alive, ScriptProfile
 from tracer.sessions.training_profile import TrainingProfile
 from tracer.sessions.voices import ScriptVoice

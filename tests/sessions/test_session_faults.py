@@ -16,7 +16,8 @@ from tests.pieces import Pieces, raising
 from tests.sessions.test_training_profile import SHORT, net, train_step
 from tracer import profile_training
 from tracer.capture.objects.storage_observer import StorageObserver
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.workload_run import run_profile
 from tracer.timeline_tracer import TimelineTracer
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tracer import profile_training
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.training_profile import TrainingProfile
 
 SHORT = Schedule(1, 1, 2, 1)

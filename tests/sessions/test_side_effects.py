@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import main
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.training_profile import profile_training
 
 ROOT = Path(main.__file__).parent

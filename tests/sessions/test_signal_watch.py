@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from tracer.sessions import signal_watch
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.signal_watch import Handling, SignalWatch
 from tracer.sessions.termination import Termination
 from tracer.sessions.training_profile import profile_training

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tracer.results.run_results import RunResults
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import NO_CALL, NO_MODEL, ScriptProfile
 from tracer.sessions.step_finders import StepsOfCalls
 from tracer.sessions.training_profile import TrainingProfile

@@ -16,7 +16,7 @@ from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.profiles.attribution import Phase
 from tracer.capture.objects.known_storages import Role
 from tracer.errors import OutputError, TracerError
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.training_profile import Screen, TrainingProfile, profile_training
 from tracer.sessions.training_watch import TrainingWatch
 from tracer.sessions.voices import ScriptVoice

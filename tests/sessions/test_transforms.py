@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from tracer.sessions.output_files import OUTPUTS
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.training_profile import TrainingProfile, profile_training
 
 BATCH, WIDTH = 256, 64

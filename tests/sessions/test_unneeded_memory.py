@@ -19,7 +19,8 @@ from tracer.changes.unneeded import LARGE_SHARE, unneeded_memory, unneeded_sente
 from tracer.exporters.screen.run import short_lines
 from tracer.results.run_results import RunResults
 from tracer.sessions.output_files import unneeded_of
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.training_profile import TrainingProfile
 
 SCHEDULE = Schedule(1, 1, 2, 1)

@@ -16,7 +16,7 @@ from torch import nn
 
 from tracer.commands.script import Script, run_script
 from tracer.sessions import script_run
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile
 from tracer.sessions.training_profile import TrainingProfile
 from tracer.sessions.training_watch import TrainingWatch

@@ -29,7 +29,7 @@ from tests.truth.bookkeeper import Bookkeeper, Instant
 from tests.truth.catalogue import entry_of
 from tests.truth.program import Program, Provable
 from tests.truth.storages import parts_of, storages_in, tensors_in
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.training_profile import profile_training
 
 PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=3, num_repeats=1)

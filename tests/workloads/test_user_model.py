@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import main
 from models import gpt, lstm
 from tests.processes import run_python
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.workload_run import run_profile
 from tracer.workloads.factory import load_factory, parse_arguments
 from tracer.workloads.module_steps import StepWorkload, checkpoint_blocks, gradient_scaler, loss_of, repeated_blocks

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tracer.analysis.peak_diff import SavedPeak
     from tracer.results.run_results import RunResults
     from tracer.sessions.folder import SessionFolder
-    from tracer.sessions.profile_session import Schedule
+    from tracer.sessions.schedule import Schedule
     from tracer.workloads.workload import Workload
 
 DEFAULT_DEVICE = "cuda:0"

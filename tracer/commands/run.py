@@ -31,7 +31,7 @@ from tracer.null_gpu.job.place import RankPlace
 if TYPE_CHECKING:
     from tracer.null_gpu.cards import Devices
     from tracer.sessions.jobs.run_ranks import Job
-    from tracer.sessions.profile_session import Schedule
+    from tracer.sessions.schedule import Schedule
     from tracer.sessions.script_run import ScriptProfile
 
 __tracebackhide__ = True  # a line of this file explains nothing about the script

@@ -11,7 +11,7 @@ from tracer.commands.usage import OUTPUTS, SCHEDULE, SCREEN
 from tracer.results.files import OUTPUT_FILES
 
 if TYPE_CHECKING:
-    from tracer.sessions.profile_session import Schedule
+    from tracer.sessions.schedule import Schedule
 
 NUM_ROWS = 8
 """Rows of each table of a run's screen, where --top says nothing."""
@@ -35,7 +35,7 @@ class ScheduleOptions:
 
     def schedule(self) -> Schedule:
         """The session's schedule with these numbers of steps."""
-        from tracer.sessions.profile_session import Schedule
+        from tracer.sessions.schedule import Schedule
 
         return Schedule(self.n_wait_steps, self.n_warmup_steps, self.n_active_steps, self.n_repeats)
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from tracer.errors import UsageError
 from tracer.exporters.notebook import Paragraph, display_in_notebook
 from tracer.exporters.screen.terminal import show, visible
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile
 from tracer.sessions.training_profile import TrainingProfile
 from tracer.sessions.voices import ScriptVoice

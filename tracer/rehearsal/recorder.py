@@ -258,31 +258,13 @@ class Recorder:
         log, calls = self.log, self._calls
         if self._num_backwards:
             self._find_node()
-        tensors = [*strided_tensors(args), *strided_tensors(kwargs.values())]
-        real = [tensor for tensor in tensors if not torch_fake.is_fake(tensor)]
-        if real:
-            if not known.is_view:
-                self._keep_stand_ins(real)
-            args, kwargs = self._all_fake(args), self._all_fake(kwargs)
-            tensors = [*strided_tensors(args), *strided_tensors(kwargs.values())]
+        args, kwargs, tensors = self._with_stand_ins(args, kwargs, is_view=known.is_view)
         call = calls.row(sys._getframe(2), self._node) if calls is not None else NONE
         if known.is_view:
             # A piece of a data set is no use of all of it: what comes from outside counts when something reads it.
             tensors = [tensor for tensor in tensors if self._is_known(tensor)]
         outside = [self.number(tensor) for tensor in tensors]
-        start_ns = log.tick()
-        number = NONE
-        if torch.is_grad_enabled():
-            number = self._next_number
-            self._next_number = max(self._next_number, torch_graph.next_node_number())
-        shapes = log.shapes[tuple(tuple(tensor.shape) for tensor in tensors)]
-        parent = self._node
-        log.ops.append(
-            [known.string, int(OpKind.OPERATOR), parent, call, start_ns, start_ns, number, 0, NONE, shapes, NONE]
-        )
-        self._op = len(log.ops) - 1
-        bits = self._node_bits if self._node_bits is not None else log.add_node(start_ns, backward=parent >= 0)
-        self._bits = bits
+        bits = self._begin_operator(known, tensors, call)
         for storage in outside:
             bits[storage] = bits.get(storage, 0) | READ
         for storage in self._written(known, args, kwargs):
@@ -296,29 +278,66 @@ class Recorder:
             bits[outside[0]] = bits.get(outside[0], 0) | WRITTEN
             self._may_accumulate = True
         else:
-            out = self._result(known, func, args, kwargs)
-            ran = OperatorCall(known.name, args, kwargs, out, self._num_backwards > 0)
-            if known.result is not None:
-                out = known.result(ran)
-                ran = replace(ran, out=out)
-            if not known.is_view:
-                in_order = [out[n] for n in known.order] if known.order else out
-                self._made(in_order, bits, known.result_bytes(args) if known.result_bytes is not None else None)
-            self._new_zeros = self.number(out) if known.name in MAKES_ZEROS else NONE
-            if known.name in DRAWN and (drawn := DRAWN[known.name](args, kwargs)) is not None:
-                self._drawn[self.number(out)] = drawn
-            if known.name == _COUNTS_INFINITIES:
-                self._zeros.add(self.number(args[1]))
-            if known.scratch:
-                self._take(known.scratch, ran)
-            if self._watch is not None:
-                self._watch(ran)
+            out = self._run_operator(known, func, args, kwargs, bits)
         if known.written:
             self._resized(args, known)
         log.ops[self._op][_END] = log.tick()
         if calls is not None:
             calls.touch()
         self._op, self._bits = NONE, None
+        return out
+
+    def _with_stand_ins(
+        self, args: Any, kwargs: Any, *, is_view: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any], list[Tensor]]:
+        """Return arguments in which fake tensors stand for real ones, and all tensors among them."""
+        tensors = [*strided_tensors(args), *strided_tensors(kwargs.values())]
+        real = [tensor for tensor in tensors if not torch_fake.is_fake(tensor)]
+        if real:
+            if not is_view:
+                self._keep_stand_ins(real)
+            args, kwargs = self._all_fake(args), self._all_fake(kwargs)
+            tensors = [*strided_tensors(args), *strided_tensors(kwargs.values())]
+        return args, kwargs, tensors
+
+    def _begin_operator(self, known: _Known, tensors: list[Tensor], call: int) -> dict[int, int]:
+        """Add a row of the operators' table, and return the edges of its data-flow node."""
+        log, parent = self.log, self._node
+        start_ns = log.tick()
+        number = NONE
+        if torch.is_grad_enabled():
+            number = self._next_number
+            self._next_number = max(self._next_number, torch_graph.next_node_number())
+        shapes = log.shapes[tuple(tuple(tensor.shape) for tensor in tensors)]
+        log.ops.append(
+            [known.string, int(OpKind.OPERATOR), parent, call, start_ns, start_ns, number, 0, NONE, shapes, NONE]
+        )
+        self._op = len(log.ops) - 1
+        bits = self._node_bits if self._node_bits is not None else log.add_node(start_ns, backward=parent >= 0)
+        self._bits = bits
+        return bits
+
+    def _run_operator(
+        self, known: _Known, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], bits: dict[int, int]
+    ) -> Any:
+        """Return an operator's result; note the memory of the result, and what it takes on the way."""
+        out = self._result(known, func, args, kwargs)
+        ran = OperatorCall(known.name, args, kwargs, out, self._num_backwards > 0)
+        if known.result is not None:
+            out = known.result(ran)
+            ran = replace(ran, out=out)
+        if not known.is_view:
+            in_order = [out[n] for n in known.order] if known.order else out
+            self._made(in_order, bits, known.result_bytes(args) if known.result_bytes is not None else None)
+        self._new_zeros = self.number(out) if known.name in MAKES_ZEROS else NONE
+        if known.name in DRAWN and (drawn := DRAWN[known.name](args, kwargs)) is not None:
+            self._drawn[self.number(out)] = drawn
+        if known.name == _COUNTS_INFINITIES:
+            self._zeros.add(self.number(args[1]))
+        if known.scratch:
+            self._take(known.scratch, ran)
+        if self._watch is not None:
+            self._watch(ran)
         return out
 
     def _look_at(self, func: Any) -> _Known:

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory, recorded_from_start
 from tracer.capture.graph_captures import GRAPH_CAPTURES, LivePool
-from tracer.capture.ignored_warnings import ignored
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.frozen_objects import FROZEN
 from tracer.capture.objects.known_storages import KnownStorages
@@ -32,13 +31,14 @@ from tracer.capture.objects.training_objects import Models, Optimizers, Training
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.capture.torch_private import torch_profiler, torch_tensors
-from tracer.errors import RecordingError, UsageError
+from tracer.errors import RecordingError
 from tracer.results.failure import is_out_of_memory
 from tracer.results.null_run import caveat_of
 from tracer.results.run_history import RunHistory
 from tracer.sessions.first_step import FirstStep, only_the_first
 from tracer.sessions.observations import Observations, has_closure
 from tracer.sessions.recording_cost import LoadedModules, RecordingCost
+from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule
 from tracer.sessions.session import Session, fault_text, warn_at_users_line
 from tracer.sessions.unneeded_memory import find_held_waste
 from tracer.timeline_tracer import TimelineTracer
@@ -65,48 +65,6 @@ _RECORDS_NO_SHAPES = (
 _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Numbers of steps: `repeats` cycles of wait, warmup and active steps."""
-
-    num_wait_steps: int = 1
-    num_warmup_steps: int = 1
-    num_active_steps: int = 3
-    num_repeats: int = 2
-    # Whether a step that is not recorded separates cycles even without wait and warmup. It has to where steps end
-    # inside an operator, as in an optimizer's own hook: what is open when a recording ends writes, at its own end, into
-    # that recording's freed memory once the next has begun.
-    is_apart: bool = field(default=False, kw_only=True)
-
-    def __post_init__(self) -> None:
-        if self.num_wait_steps < 0 or self.num_warmup_steps < 0:
-            raise UsageError("The numbers of wait and warmup steps cannot be negative.", hint="Use 0 or more.")
-        if self.num_active_steps < 1 or self.num_repeats < 1:
-            raise UsageError("A run needs at least 1 active step and 1 repeat.", hint="Use 1 or more.")
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of a whole run: all cycles, and one more, so that the last one is complete whatever torch's version."""
-        cycle = self.num_wait_steps + self.num_warmup_steps + self.num_active_steps
-        return self.num_repeats * cycle + (self.num_repeats - 1) * self._num_steps_apart + 1
-
-    @property
-    def _num_steps_apart(self) -> int:
-        """Between two cycles."""
-        return int(self.is_apart and self.num_wait_steps == self.num_warmup_steps == 0)
-
-    def for_torch(self) -> Any:
-        """The same schedule for `torch.profiler.profile`."""
-        with ignored("Profiler won't be using warmup"):  # the first step is slower then, which no size depends on
-            return torch.profiler.schedule(
-                wait=self.num_wait_steps + self._num_steps_apart,
-                warmup=self.num_warmup_steps,
-                active=self.num_active_steps,
-                repeat=self.num_repeats,
-                skip_first_wait=self._num_steps_apart,
-            )
-
-
 class ProfileSession(Session):
     """Profiles any training loop: `with ProfileSession(model, optimizer) as session: ... session.step()`.
 
@@ -127,7 +85,7 @@ class ProfileSession(Session):
         optimizer: Optimizers = None,
         *,
         device: torch.device | str | None = None,
-        schedule: Schedule = Schedule(),
+        schedule: Schedule = DEFAULT_SCHEDULE,
         trace: bool = False,
         peak_alone: bool = False,
         steps_are_found: bool = False,

@@ -28,13 +28,13 @@ from tracer.results.run_results import RunResults
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import Rank, announce, peak_of
 from tracer.sessions.output_files import Written, left_from_earlier, left_sentence, write_outputs, written_lines
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule
 from tracer.sessions.session_results import ShownResults, failure_of, run_results
 from tracer.sessions.voices import Voice, larger_elsewhere
 from tracer.units import some
 
 Screen = Literal["full", "short", "none"]
-_DEFAULT_SCHEDULE = Schedule()
 
 
 class TrainingProfile(ProfileSession):
@@ -64,7 +64,7 @@ class TrainingProfile(ProfileSession):
         optimizer: Optimizers = None,
         *,
         save_dir: str | Path = "profiler_outputs",
-        schedule: Schedule = _DEFAULT_SCHEDULE,
+        schedule: Schedule = DEFAULT_SCHEDULE,
         device: torch.device | str | None = None,
         screen: Screen | bool = "short",
         top: int = NUM_ROWS,

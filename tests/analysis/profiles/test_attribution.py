@@ -24,7 +24,8 @@ from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 from tracer.arrays import Bools
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 
 ONE_CYCLE = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=3, num_repeats=1)
 

@@ -17,7 +17,8 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.capture.objects.training_objects import Models
 from tracer.capture.torch_names import makes_buckets, makes_collectives_buffers, modules_of_collective
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
 WORLD_SIZE = 4

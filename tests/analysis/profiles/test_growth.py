@@ -21,7 +21,8 @@ from tracer.analysis.profiles.growth import GrowingPlace, Growth, Survivors, fin
 from tracer.analysis.profiles.source_lines import PlaceInCode
 from tracer.exporters.page import timeline_page
 from tracer.exporters.screen.profile import print_peak
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 
 KIB = 1024
 TWO_CYCLES = Schedule(1, 1, 3, 2)

@@ -23,7 +23,8 @@ from tracer.analysis.profiles.labels import Labels, label_snapshot, labels_of
 from tracer.arrays import Int, PerBlock
 from tracer.errors import SnapshotError
 from tracer.exporters.memory_snapshot import snapshot_of_recording, write_memory_snapshot
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 from tracer.snapshot.load import load_snapshot, snapshot_in_memory
 
 

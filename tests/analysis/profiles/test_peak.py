@@ -23,7 +23,8 @@ from tracer.analysis.profiles.source_lines import recorded_op_name
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.live_tensors import LiveTensors
 from tracer.capture.recording import Recording
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.workload_run import run_profile
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tracer import profile_training
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 
 BACKEND = "aot_eager"
 Step = Callable[[Tensor], Tensor]

@@ -14,7 +14,8 @@ from torch import nn
 from tests.truth.isolate import value_in_fresh_process
 from tracer.capture.objects.frozen_objects import FrozenObjects
 from tracer.capture.objects.live_tensors import objects_of
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 
 
 def _times_noted_and_found_dead() -> tuple[int, bool, bool]:

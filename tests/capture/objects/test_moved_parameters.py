@@ -12,7 +12,8 @@ from tests.truth.catalogue import entry_of
 from tracer.analysis.kinds import Kind
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.storage_columns import MovedParameters
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 
 
 def names(moved: MovedParameters, model: nn.Module) -> list[str]:

@@ -23,7 +23,7 @@ from tracer.exporters.memory_snapshot import snapshot_of_recording
 from tracer.results.failure import Failure
 from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.stored_results import kept_run
 from tracer.sessions.workload_run import run_profile
 from tracer.snapshot.load import snapshot_in_memory

@@ -44,7 +44,7 @@ from tracer.sessions.jobs.ranks import (
 )
 from tracer.sessions.jobs.ranks import leave as leave_words
 from tracer.sessions.jobs.run_ranks import write_ranks_page
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.termination import Termination
 from tracer.sessions.workload_run import run_profile
 

@@ -33,7 +33,8 @@ from tracer.sessions.doctor.installed import TRY_NULL_GPU
 from tracer.sessions.doctor.programs import PROGRAMS
 from tracer.sessions.doctor.trained import PLAN, RECORDED, SEND_REPORT, record, wrong_peak
 from tracer.sessions.output_files import write_outputs
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.training_watch import TrainingWatch
 from tracer.sessions.workload_run import run_profile
 from tracer.snapshot.load import load_snapshot

@@ -16,7 +16,8 @@ from tracer.capture.device import devices
 from tracer.capture.device.device_blocks import device_blocks
 from tracer.results.doctor import Fact, Outcome, failed, passed
 from tracer.sessions.doctor.programs import SmallTraining
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 from tracer.units import format_bytes
 from tracer.workloads.workload import Workload
 

@@ -23,7 +23,8 @@ from tracer.null_gpu.cudnn import cudnn_of
 from tracer.null_gpu.limit import WITHOUT_END_BYTES, limited_to
 from tracer.rehearsal.cpu_kernels import CpuKernels
 from tracer.results.null_run import caveat_of
-from tracer.sessions.profile_session import ProfileSession, Schedule
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.workload_run import random_states_kept, run_step
 from tracer.units import NS_PER_MS
 from tracer.workloads.workload import Workload, num_micro_batches, train_step

@@ -24,7 +24,7 @@ from tracer.results.null_run import NO_TIMES, SET_ASIDE, USE_CUDA, elsewhere
 from tracer.results.prediction import OutOfMemoryAt, Prediction, ShapeNeed, Sizes
 from tracer.results.run_results import RunResults
 from tracer.sessions.output_files import OUTPUTS
-from tracer.sessions.profile_session import Schedule
+from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile
 from tracer.sessions.training_profile import TrainingProfile
 from tracer.sessions.trials.largest_batches import LargestBatches
