@@ -31,7 +31,6 @@ os.environ.pop("UV_RUN_RECURSION_DEPTH", None)
 SIGNALS = sorted(signal.valid_signals())
 ON_NULL_GPU = {
     "needs_values": "needs values that a device computed, and the null GPU computes none",
-    "needs_kernels": "needs kernels in torch's profile, and the null GPU runs none",
 }
 
 

@@ -20,7 +20,7 @@ FAILING = "import pytest\n\n\n@pytest.mark.gpu\ndef test_fails() -> None:\n    r
 
 def run_module(*words: object) -> subprocess.CompletedProcess[str]:
     """`python -m ...` on the null GPU, in the repository's root."""
-    variables = environment([H100]) | {"OMP_NUM_THREADS": "1"}
+    variables = environment([H100]) | {"OMP_NUM_THREADS": "1", "NULL_GPU_KERNELS": "1"}
     return run_python("-m", *words, folder=ROOT, variables=variables, limit_s=600)
 
 

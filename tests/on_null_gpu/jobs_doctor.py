@@ -66,10 +66,12 @@ def busy_card() -> tuple[str, str]:
 
 
 def as_if_it_computed() -> dict[str, tuple[str, str]]:
-    """The checks that ask a device which computes: the null GPU answers, with no kernel and made-up events."""
+    """The checks that ask a device which computes: the null GPU answers, with made-up kernels and events."""
     asked = {"times": further.times, "kernels": further.kernels, "cost": further.cost, "context": further.context}
     with mock.patch.object(further, "is_active", return_value=False):
-        return {name: said(ask(DEVICE)) for name, ask in asked.items()}
+        found = {name: said(ask(DEVICE)) for name, ask in asked.items()}
+        with mock.patch.object(devices, "profiler_activities", return_value=[torch.profiler.ProfilerActivity.CPU]):
+            return found | {"no kernels": said(further.kernels(DEVICE))}
 
 
 def said(outcome: Outcome) -> tuple[str, str]:

@@ -26,12 +26,13 @@ def test_all_is_well_there(elsewhere: Elsewhere) -> None:
 
 
 def test_checks_of_a_device_that_computes_ask_what_they_should(elsewhere: Elsewhere) -> None:
-    """Events of the null GPU say a millisecond for each launch, whoever places them; kernels it has none."""
+    """Events of the null GPU say a millisecond for each launch, whoever places them, and its kernels something else."""
     found = elsewhere(jobs.as_if_it_computed)
     assert {name: status for name, (status, _) in found.items()} == {
-        "times": "PASS", "kernels": "FAIL", "cost": "PASS", "context": "SKIP"
+        "times": "PASS", "kernels": "FAIL", "no kernels": "FAIL", "cost": "PASS", "context": "SKIP"
     }  # fmt: skip
-    assert "has no kernels of this device" in found["kernels"][1]
+    assert "by the profiler, and" in found["kernels"][1]
+    assert "has no kernels of this device" in found["no kernels"][1]
     assert "alone" in found["cost"][1] and "this program" in found["cost"][1] and "history on" in found["cost"][1]
     assert "cannot be told apart" in found["context"][1]
 

@@ -18,6 +18,8 @@ from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.toolchain import torch_folder
 from tracer.units import GIB, format_bytes
 
+CUPTI_VERSION = 0x4E554C4C
+"""The version of CUPTI that the null GPU answers (sources/profiler.c); torch.profiler writes it into each trace."""
 _NODE = "NULL_GPU_NODE"
 # Python, torch and its libraries, threads' stacks.
 _OF_THE_PROGRAM_BYTES = 24 * GIB

@@ -23,6 +23,7 @@ _NOT_A_PARAMETER_TYPE = re.compile(r"\b(float|double|half|__half|cuComplex|cuDou
 # libcudart and libcuda keep the books of memory, streams and graphs: what is not written there would be wrong there.
 _KEEPS_BOOKS = re.compile(r"(cuda[A-Z]|cu[A-Z]|cupti)")
 _HANDLE = re.compile(r"(_t|_v2|Handle|Info|Algo|Desc|Opaque)\s*\*\s*\w*$|_t\s*\*")
+_MULTIPLIES = re.compile(r"cublas[A-Z]?[gG]emm\w*|cublasLtMatmul")
 _SIZE = re.compile(r"size|bytes|lwork|nnz|buffersize", re.IGNORECASE)
 
 
@@ -77,6 +78,7 @@ _PROLOGUE = """#include <stddef.h>
 #include <stdint.h>
 #define STUB __attribute__((weak, visibility("default")))
 long null_gpu_unwritten(const char *name);
+void null_gpu_multiplied(const char *name, void *stream);
 static char opaque[65536];
 """
 
@@ -99,6 +101,10 @@ def _declared(prototype: Prototype, is_called: bool) -> str:
     if not is_called and (_KEEPS_BOOKS.match(name) or not is_understood):
         return _unwritten(name)
     arguments = ", ".join(f"void *p{index}" for index in range(len(prototype.parameters))) or "void"
+    if _MULTIPLIES.fullmatch(name):
+        # cublasLt takes the stream as its last argument, cuBLAS's handle has it in front (blas.c).
+        stream = f"p{len(prototype.parameters) - 1}" if name == "cublasLtMatmul" else "*(void **)p0"
+        answers.append(f'null_gpu_multiplied("{name}", {stream});')
     return f"STUB long {name}({arguments}) {{ {' '.join([*answers, 'return 0;'])} }}"
 
 

@@ -17,12 +17,15 @@ from tracer.analysis.times.ranks import JobTimes, RankTimes, compare_ranks
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.run_origin import RunOrigin
 from tracer.errors import RecordingError
+from tracer.null_gpu.process import CUPTI_VERSION
+from tracer.results.null_run import CAVEAT
 from tracer.results.run_results import RunResults
 from tracer.snapshot.remarks import Remarks, printable
 from tracer.trace.events import pieces_of
 from tracer.trace.load import TraceFile, load_trace
 
 NOT_SAID: Final = "not in the trace"
+_NOT_MEASURED: Final = "It was recorded on the null GPU, which computes nothing: times are not measured."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +38,7 @@ class TraceReport:
     rank: int | None  # The rank that wrote it, in a job; None where the trace does not say
     notes: tuple[str, ...]  # What was odd in the file, in sentences
     missing: tuple[str, ...]  # What the file does not have, in sentences
+    is_of_null_gpu: bool = False  # Whether nothing was computed, so that durations in it are made up
 
 
 def explain_trace(path: Path, *, device: str | None = None, command: str = "") -> TraceReport:
@@ -46,14 +50,16 @@ def explain_trace(path: Path, *, device: str | None = None, command: str = "") -
     trace = load_trace(path)
     findings = _findings(trace, device)
     attribution = findings.worst.attribution if findings is not None else attribute(trace.recording)
-    times = find_times(trace.recording, attribution, trace.work)
+    is_of_null_gpu = _is_of_null_gpu(trace.header)
+    times = None if is_of_null_gpu else find_times(trace.recording, attribution, trace.work)
     return TraceReport(
         file=str(path),
         results=None if findings is None else _results(trace, findings, times, path, command),
         times=times,
         rank=_rank(trace.header),
-        notes=trace.remarks,
+        notes=(_NOT_MEASURED,) * is_of_null_gpu + trace.remarks,
         missing=trace.missing,
+        is_of_null_gpu=is_of_null_gpu,
     )
 
 
@@ -111,6 +117,7 @@ def _results(trace: TraceFile, findings: Findings, times: TraceTimes | None, pat
             torch=NOT_SAID,
             python=NOT_SAID,
             device_name=_device_name(trace.header),
+            caveat=CAVEAT if _is_of_null_gpu(trace.header) else "",
         ),
         project_names={file: file for file in files},
         source_texts={},  # a trace may be anybody's: no file that it names is read
@@ -121,6 +128,10 @@ def _results(trace: TraceFile, findings: Findings, times: TraceTimes | None, pat
 
 def _bytes_of(path: Path) -> Callable[[], Iterator[bytes]]:
     return lambda: (piece.encode() for piece in pieces_of(path, Remarks()) if piece)
+
+
+def _is_of_null_gpu(header: Mapping[str, Any]) -> bool:
+    return header.get("cupti_version") == CUPTI_VERSION
 
 
 def _rank(header: Mapping[str, Any]) -> int | None:

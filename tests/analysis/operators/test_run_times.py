@@ -505,7 +505,6 @@ def test_on_a_device_the_rows_are_by_its_clock(recorded: Callable[[str], Recorde
 
 
 @pytest.mark.gpu
-@pytest.mark.needs_kernels
 def test_kernels_are_those_of_torchs_own_list() -> None:
     """torch's `prof.events()` joins kernels to operators by its own code."""
     weight = torch.randn(256, 256, device="cuda", requires_grad=True)

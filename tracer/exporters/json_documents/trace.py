@@ -27,7 +27,7 @@ def trace_json(report: TraceReport, *, command: str | None = None) -> str:
 def trace_document(report: TraceReport, *, command: str | None = None) -> dict[str, Any]:
     """The document as plain objects."""
     return {
-        **json_header("trace", VERSION, torch=None, command=command),
+        **json_header("trace", VERSION, torch=None, command=command, computed=False if report.is_of_null_gpu else None),
         "file": report.file,
         "rank": report.rank,
         "notes": list(report.notes),

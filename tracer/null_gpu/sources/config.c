@@ -85,6 +85,7 @@ static void read_config(void) {
   c->copy_limit = size_variable("NULL_GPU_COPY_LIMIT", MIB);
   c->cudnn_workspace = size_variable("NULL_GPU_CUDNN_WORKSPACE", 0);
   c->log_level = (int)size_variable("NULL_GPU_LOG", 0);
+  c->has_kernels = size_variable("NULL_GPU_KERNELS", 0) != 0;
 }
 
 const Config *config(void) {

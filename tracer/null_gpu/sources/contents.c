@@ -92,7 +92,7 @@ EXPORT void null_gpu_know_bytes(const void *pointer, size_t size) {
   if (size) know_bytes(pointer, size);
 }
 
-static bool is_device(const void *pointer) {
+bool is_device(const void *pointer) {
   int place = place_of(pointer);
   return place != PLACE_NONE && place < MAX_DEVICES;
 }
@@ -194,11 +194,13 @@ void fill_bytes(void *pointer, int value, size_t size) { fill_elements(pointer, 
 
 EXPORT cudaError_t cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind) {
   pools_synchronize();
+  record_copy(to, from, size, NULL);
   move_bytes(to, from, size);
   return result(cudaSuccess);
 }
 EXPORT cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
   count_node(stream);
+  record_copy(to, from, size, stream);
   move_bytes(to, from, size);
   return result(cudaSuccess);
 }
@@ -209,12 +211,14 @@ EXPORT cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int
 EXPORT cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t size,
                                        cudaStream_t stream) {
   count_node(stream);
+  record_copy(to, from, size, stream);
   move_bytes(to, from, size);
   return result(cudaSuccess);
 }
 EXPORT cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                                      size_t height, enum cudaMemcpyKind kind, cudaStream_t stream) {
   count_node(stream);
+  record_copy(to, from, width * height, stream);
   if (to_pitch == width && from_pitch == width) { /* one write */
     move_bytes(to, from, width * height);
     return result(cudaSuccess);
@@ -228,11 +232,13 @@ EXPORT cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, siz
   return cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, NULL);
 }
 EXPORT cudaError_t cudaMemset(void *pointer, int value, size_t size) {
+  record_set(value, size, NULL);
   fill_bytes(pointer, value, size);
   return result(cudaSuccess);
 }
 EXPORT cudaError_t cudaMemsetAsync(void *pointer, int value, size_t size, cudaStream_t stream) {
   count_node(stream);
+  record_set(value, size, stream);
   fill_bytes(pointer, value, size);
   return result(cudaSuccess);
 }

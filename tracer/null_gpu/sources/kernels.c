@@ -112,8 +112,9 @@ static Kernel find_kernel(const void *host) {
 void count_launch(const void *kernel, cudaStream_t stream, dim3 grid, dim3 block) {
   __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED);
   count_node(stream);
-  if (config()->log_level < 2) return;
+  if (config()->log_level < 2 && !config()->has_kernels) return;
   Kernel found = find_kernel(kernel);
+  record_kernel(found.name, stream, grid, block);
   log_line(2, "launch %s, grid %u %u %u, block %u %u %u", found.name ? found.name : "?", grid.x, grid.y, grid.z, block.x,
            block.y, block.z);
 }

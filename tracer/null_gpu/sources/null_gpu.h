@@ -26,6 +26,7 @@ typedef struct {
   size_t copy_limit;      /* larger copies to the device are not made */
   size_t cudnn_workspace; /* of each plan */
   int log_level;
+  bool has_kernels;       /* the profiler gets records of kernels and copies */
 } Config;
 const Config *config(void);
 const Card *card_of(int device);
@@ -87,6 +88,7 @@ void lock_contents(void);
 void unlock_contents(void);
 void forget_bytes(uintptr_t begin, uintptr_t end);
 void drop_pages(uintptr_t begin, uintptr_t end);
+bool is_device(const void *pointer);
 
 /* streams.c */
 typedef struct Graph Graph;
@@ -103,6 +105,11 @@ void *new_handle(void);
 void count_launch(const void *kernel, cudaStream_t stream, dim3 grid, dim3 block);
 int blocks_per_sm(int block_size, int device);
 uint64_t null_gpu_launches(void);
+
+/* profiler.c: what the profiler is told of, if it asks. */
+void record_kernel(const char *name, cudaStream_t stream, dim3 grid, dim3 block);
+void record_copy(const void *to, const void *from, size_t size, cudaStream_t stream);
+void record_set(int value, size_t size, cudaStream_t stream);
 
 /* symbols.c */
 void *symbol_by_name(const char *name);
