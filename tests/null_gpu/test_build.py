@@ -39,6 +39,14 @@ def test_functions_that_only_cpp_sees_are_exported_as_well() -> None:
     assert {"cublasHgemm", "cublasHgemmBatched", "cublasHgemmStridedBatched"} - library.defined == set()
 
 
+def test_a_copy_of_cudart_that_a_wheel_has_renamed_is_the_null_gpus() -> None:
+    """auditwheel puts a libcudart.3eda8113.so.13 into torchvision's wheel, in which vLLM looks for cudaMemcpy."""
+    folder = torch_folder()
+    libraries = map(read_library, folder.parent.glob("torchvision/*.so"))
+    needed = {name for found in libraries if found is not None for name in found.needed if name.startswith("libcudart")}
+    assert needed and needed <= set(torch_symbols(folder).sonames)
+
+
 def test_where_cpp_cannot_be_read_the_functions_of_c_are(tmp_path: Path) -> None:
     """Debian's package gcc says `cannot execute 'cc1plus'`, and clang without a library's headers reads C++ without."""
     toolchain = find_toolchain(read_torch(torch_folder()))

@@ -75,6 +75,10 @@ class Worker:
     def compile_or_warm_up_model(self) -> None:
         self.model_runner.capture_model()
 
+    def sleep(self, level: int) -> None:
+        self.cache.clear()
+        torch.cuda.empty_cache()
+
 
 def report(cache_bytes: int) -> dict[str, Any]:
     """Start a worker with so much KV cache, and return its report; its failure is in it.
@@ -97,6 +101,7 @@ def report(cache_bytes: int) -> dict[str, Any]:
             worker.get_kv_cache_spec()
             worker.initialize_from_config(Settings(size=available_bytes, num_blocks=64, kv_cache_groups=[group]))
             worker.compile_or_warm_up_model()
+            worker.sleep(level=1)
         except torch.OutOfMemoryError:
             pass
         start = read_reports(Path(folder))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tracer.exporters.files import write_json
-from tracer.results.engine_start import GRAPHS, StartStage, WorkerMemory
+from tracer.results.engine_start import GRAPHS, SleepCall, StartStage, WorkerMemory
 from tracer.results.failure import is_out_of_memory
 
 _CACHE_SIZE: Final = re.compile(r"KV cache size: ([\d,]+) tokens")
@@ -98,6 +98,8 @@ class _WorkerReport:
         self._around(worker, "get_kv_cache_spec", self._spec_given)
         self._around(worker, "initialize_from_config", self._cache_made)
         self._around(worker, "compile_or_warm_up_model", self._ready)
+        for name in ("sleep", "wake_up"):
+            self._around(worker, name, functools.partial(self._slept, name))
 
     def _around(self, owner: Any, name: str, ended: _Ended, part: str = "") -> None:
         """Call a function after each call of a method; one that raises is reported as the failure.
@@ -117,7 +119,7 @@ class _WorkerReport:
             except Exception as error:
                 self._failed(error, part)
                 raise
-            ended(before, _Levels(), result, arguments)
+            ended(before, _Levels(), result, (*arguments, *options.values()))
             self._write()
             return result
 
@@ -202,6 +204,12 @@ class _WorkerReport:
     def _ready(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
         self._update(stage=StartStage.READY.value)
 
+    def _slept(self, name: str, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
+        if self._report is not None:
+            words = f"{name}({', '.join(map(str, arguments))})"
+            call = SleepCall(words, after.free - before.free, after.free)
+            self._update(sleep_calls=(*self._report.sleep_calls, call))
+
 
 class _Levels:
     """Levels of memory of the current device; zeros where none has been started."""
@@ -221,4 +229,4 @@ class _Levels:
 
 
 _Ended = Callable[[_Levels, _Levels, Any, tuple[Any, ...]], None]
-"""Called with the levels before and after a call, its result and its arguments."""
+"""Called with the levels before and after a call, its result and its arguments, those by name last."""

@@ -11,10 +11,12 @@ from tracer.null_gpu.elf import read_library
 
 # Loaded by name at run time, by torch and by Triton: nobody's table of needed libraries has them.
 _LOADED_BY_NAME = ("libcuda.so.1", "libnvidia-ml.so.1")
+# auditwheel renames what it copies into a wheel: torchvision's has a libcudart.faf08d9a.so.13.
 _SONAME = re.compile(
-    r"lib(cudart|cublas|cublasLt|cudnn|cufft|cusolver|cusparse|cusparseLt|cufile|nccl|nvrtc|nvshmem_host|cupti|nvJitLink)\.so"
+    r"lib(cudart|cublas|cublasLt|cudnn|cufft|cusolver|cusparse|cusparseLt|cufile|nccl|nvrtc|nvshmem_host|cupti|nvJitLink)"
+    r"([.-][0-9a-f]{8})?\.so"
 )
-_SYMBOL = re.compile(
+NVIDIA_FUNCTION = re.compile(
     r"(cu[A-Z]|cuda[A-Z]|__cuda|cudnn|cublas|cufft|cusolver|cusparse|nccl|nvrtc|nvshmem|cupti|nvml|nvJitLink)\w*$"
 )
 # Names that torch hands to dlsym or cudaGetDriverEntryPoint stand among the strings of the one library that does so.
@@ -38,7 +40,7 @@ def torch_symbols(torch_folder: Path) -> TorchSymbols:
     for path in sorted([*(torch_folder / "lib").glob("*.so"), *packages.glob("torchvision/*.so")]):
         if (library := read_library(path)) is not None:
             sonames |= {name for name in library.needed if _SONAME.match(name)}
-            names |= {name for name in library.undefined if _SYMBOL.match(name)}
+            names |= {name for name in library.undefined if NVIDIA_FUNCTION.match(name)}
     names |= _looked_up(torch_folder / "lib" / _LOOKS_UP) | _of_triton(packages / _TRITON_DRIVER)
     return TorchSymbols(tuple(sorted(sonames)), frozenset(names))
 

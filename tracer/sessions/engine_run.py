@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from tracer.command_line import in_role, take_role
 from tracer.errors import TracerError
-from tracer.results.engine_start import EngineStart, WorkerMemory, engine_start
+from tracer.results.engine_start import EngineStart, SleepCall, WorkerMemory, engine_start
 from tracer.sessions.jobs.child_processes import IdleLimit, end_child
 from tracer.sessions.termination import Termination
 
@@ -39,7 +39,7 @@ def engine_reports() -> Iterator[Path]:
 
 def read_reports(folder: Path) -> EngineStart | None:
     """Return what an engine's workers have reported so far; None if none has."""
-    workers = [WorkerMemory(**_read(path)) for path in sorted(folder.glob("worker-*.json"))]
+    workers = [_worker(_read(path)) for path in sorted(folder.glob("worker-*.json"))]
     if not workers:
         return None
     said: dict[str, Any] = {}
@@ -51,6 +51,11 @@ def read_reports(folder: Path) -> EngineStart | None:
         concurrency=said.get("concurrency"),
         failure=said.get("failure", ""),
     )
+
+
+def _worker(values: dict[str, Any]) -> WorkerMemory:
+    calls = tuple(SleepCall(**call) for call in values.pop("sleep_calls"))
+    return WorkerMemory(**values, sleep_calls=calls)
 
 
 def _read(path: Path) -> dict[str, Any]:
