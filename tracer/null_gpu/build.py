@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -16,9 +17,9 @@ from functools import cache
 from pathlib import Path
 
 from tracer.null_gpu.errors import NullGpuError
-from tracer.null_gpu.prototypes import HEADERS, Prototype, read_prototypes, stub_source
+from tracer.null_gpu.prototypes import HEADERS, Prototype, read_prototypes, stub_source, unanswered
 from tracer.null_gpu.toolchain import SOURCES, Toolchain, Torch, find_toolchain, read_torch
-from tracer.null_gpu.torch_symbols import torch_symbols
+from tracer.null_gpu.torch_symbols import other_fat_binaries, torch_symbols
 from tracer.user_cache.builds import build_once, digest_of, temporary_cache, user_cache
 from tracer.user_cache.private_folders import how_others_write
 
@@ -122,6 +123,13 @@ def declared_prototypes(toolchain: Toolchain) -> dict[str, Prototype]:
     return as_c
 
 
+def unanswered_calls(torch: Torch) -> frozenset[str]:
+    """Return the functions that a torch calls and nobody has written, and that return something to the host."""
+    text = "".join(path.read_text("utf-8") for path in SOURCES.glob("*.c"))
+    written = set(re.findall(r"\b[a-z]\w+(?=\()", text))
+    return unanswered(declared_prototypes(find_toolchain(torch)), torch_symbols(torch.folder).names - written)
+
+
 def _includes(toolchain: Toolchain) -> list[str]:
     """NVIDIA's headers, and last our own declarations of those that come with no wheel of torch's."""
     return [*(f"-isystem{path}" for path in toolchain.includes), "-idirafter", str(SOURCES / "declarations")]
@@ -129,6 +137,8 @@ def _includes(toolchain: Toolchain) -> list[str]:
 
 def _build(torch: Torch, toolchain: Toolchain, folder: Path) -> None:
     symbols = torch_symbols(torch.folder)
+    if (problem := other_fat_binaries(torch.folder)) is not None:
+        _say_once(problem)
     includes = _includes(toolchain)
     stubs = folder / "stubs.c"
     stubs.write_text(stub_source(declared_prototypes(toolchain), symbols.names), "utf-8")

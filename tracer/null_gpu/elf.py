@@ -24,6 +24,16 @@ class SharedLibrary:
     sections: tuple[str, ...] = ()  # Names of its sections
 
 
+def read_section(path: Path, name: str, most: int) -> bytes:
+    """Return the first bytes of a section; none if the file is no such library or has no such section."""
+    library = read_library(path) if path.is_file() else None
+    if library is None or name not in library.sections:
+        return b""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        header = _headers(data)[library.sections.index(name)]
+        return data[header[4] : header[4] + min(header[5], most)]
+
+
 def read_library(path: Path) -> SharedLibrary | None:
     """A library's tables, or None for a file that is not a 64-bit little-endian ELF file.
 
@@ -40,10 +50,15 @@ def read_library(path: Path) -> SharedLibrary | None:
                 return None
 
 
-def _read(data: mmap.mmap) -> SharedLibrary:
+def _headers(data: mmap.mmap) -> list[tuple[int, ...]]:
     (offset,) = struct.unpack_from("<Q", data, 0x28)
-    size, count, names_index = struct.unpack_from("<HHH", data, 0x3A)
-    headers = [_SECTION.unpack_from(data, offset + index * size) for index in range(count)]
+    size, count = struct.unpack_from("<HH", data, 0x3A)
+    return [_SECTION.unpack_from(data, offset + index * size) for index in range(count)]
+
+
+def _read(data: mmap.mmap) -> SharedLibrary:
+    (names_index,) = struct.unpack_from("<H", data, 0x3E)
+    headers = _headers(data)
     tables = {header[1]: header for header in headers if header[1] in {_DYNAMIC, _SYMBOLS}}
 
     def content(header: tuple[int, ...]) -> bytes:

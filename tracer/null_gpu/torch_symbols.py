@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracer.null_gpu.elf import read_library
+from tracer.null_gpu.elf import read_library, read_section
 
 # Loaded by name at run time, by torch and by Triton: nobody's table of needed libraries has them.
 _LOADED_BY_NAME = ("libcuda.so.1", "libnvidia-ml.so.1")
@@ -22,6 +23,10 @@ NVIDIA_FUNCTION = re.compile(
 # Names that torch hands to dlsym or cudaGetDriverEntryPoint stand among the strings of the one library that does so.
 _LOOKS_UP = "libc10_cuda.so"
 _LOOKED_UP = re.compile(rb"\0((?:cu[A-Z]|nvml[A-Z])[A-Za-z0-9_]{3,60})(?=\0)")
+# Magic, version, size of the header and of what follows; of an entry kind, version, header's size, size and so on, and
+# last the architecture (sources/kernels.c has the same).
+_FAT_HEADER, _FAT_ENTRY = struct.Struct("<IHHQ"), struct.Struct("<HHIQIIHHI")
+_KNOWN_HEADER = (0xBA55ED50, 1, 16)
 _TRITON_DRIVER = "triton/backends/nvidia/driver.c"
 
 
@@ -43,6 +48,22 @@ def torch_symbols(torch_folder: Path) -> TorchSymbols:
             names |= {name for name in library.undefined if NVIDIA_FUNCTION.match(name)}
     names |= _looked_up(torch_folder / "lib" / _LOOKS_UP) | _of_triton(packages / _TRITON_DRIVER)
     return TorchSymbols(tuple(sorted(sonames)), frozenset(names))
+
+
+def other_fat_binaries(torch_folder: Path) -> str | None:
+    """Return a sentence if libtorch_cuda.so has fat binaries of a layout that sources/kernels.c does not read."""
+    begin = read_section(torch_folder / "lib" / "libtorch_cuda.so", ".nv_fatbin", _FAT_HEADER.size + _FAT_ENTRY.size)
+    if len(begin) < _FAT_HEADER.size + _FAT_ENTRY.size:
+        return None  # of a torch for the CPU, or with all code elsewhere
+    magic, version, size, _ = _FAT_HEADER.unpack_from(begin)
+    kind, _, entry_size, *_, architecture = _FAT_ENTRY.unpack_from(begin, _FAT_HEADER.size)
+    is_known = (magic, version, size) == _KNOWN_HEADER and kind in (1, 2) and entry_size >= _FAT_ENTRY.size
+    if is_known and 50 <= architecture < 1000:
+        return None
+    return (
+        "the fat binaries of libtorch_cuda.so (section .nv_fatbin) have another layout than those of torch 2.11 to "
+        "2.15: the scratch memory of CUB's kernels may be another one than on the card."
+    )
 
 
 def _looked_up(path: Path) -> set[str]:
