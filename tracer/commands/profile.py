@@ -27,7 +27,7 @@ from tracer.commands.run_options import (
 from tracer.commands.usage import DEVICE, QUESTIONS, SCHEDULE
 from tracer.commands.workload_options import ProfiledWorkload, chosen_device, device_of_rank, import_backends
 from tracer.errors import OutputError, TracerError, UsageError
-from tracer.exporters.screen.terminal import say, screen
+from tracer.exporters.screen.terminal import say
 from tracer.results.files import TIMING
 from tracer.sessions.termination import Termination
 
@@ -361,8 +361,7 @@ def run_and_report(
         eager: The peak of the same run without compilation; None where it was not made.
         advise: Adds advice to the results of the run.
     """
-    from tracer.exporters.screen.next_commands import after_run
-    from tracer.exporters.screen.run import print_results
+    from tracer.exporters.screen.run import print_run
     from tracer.sessions.folder import SessionFolder
 
     folder = SessionFolder(save_dir)
@@ -382,11 +381,15 @@ def run_and_report(
         termination.close()
     is_shown = not how.quiet and folder.is_of_first_rank
     if is_shown:
-        with screen() as console:
-            print_results(results, console, top=top, num_steps=results.num_steps)
-    if succeeded and is_shown and results.findings is not None:  # also where the run failed, and its files say why
-        names = [path.name for path in folder.path.iterdir()]
-        say_all(after_run(folder.path, names, is_advice_open=advise is None and folder.rank is None))
+        has_next = succeeded and results.findings is not None  # also where the run failed, and its files say why
+        print_run(
+            results,
+            folder.path,
+            [path.name for path in folder.path.iterdir()] if has_next else (),
+            top=top,
+            num_steps=results.num_steps,
+            is_advice_open=has_next and advise is None and folder.rank is None,
+        )
     return succeeded and results.failure is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -351,19 +352,31 @@ class TrainingProfile(ProfileSession):
                 )
         if self._folder.is_another:
             self.voice.complain(f"Another session is still using {self.folder.parent}: the files are in {self.folder}.")
-        if left := left_from_earlier(self.folder, self.written):
-            self.voice.complain(left_sentence(left))
         if self._shows_all:
-            try:
-                print_screen(self.results, self.written, top=self._top, num_steps=num_steps)
-            except OutputError as problem:
-                self.voice.complain(f"{problem} {problem.hint}")
+            self._print_all(self.results, num_steps)
             return
+        self._tell_of_earlier_files()
         if self._screen == "short" and self._folder.is_of_first_rank and not display_in_notebook(self):
             say_in_short(self.results, self.folder, self.written)
         for file in self.written:
             if file.error is not None:
                 self.voice.complain(" ".join(written_lines(file)))
+
+    def _print_all(self, results: RunResults, num_steps: int | None) -> None:
+        """Print notes and files on stderr, then the answer on stdout."""
+        from tracer.exporters.screen.run import print_run
+
+        for line in (*(f"Note: {note}" for note in results.notes), *itertools.chain(*map(written_lines, self.written))):
+            say(line)
+        self._tell_of_earlier_files()
+        try:
+            print_run(results, self.folder, names_of(self.written), top=self._top, num_steps=num_steps)
+        except OutputError as problem:
+            self.voice.complain(f"{problem} {problem.hint}")
+
+    def _tell_of_earlier_files(self) -> None:
+        if left := left_from_earlier(self.folder, self.written):
+            self.voice.complain(left_sentence(left))
 
     def _of_another_time(self) -> str:
         """A sentence if the script used more memory than in any recorded step; else empty."""
@@ -428,29 +441,6 @@ def _merged(first: tuple[Parameter, ...], later: tuple[Parameter, ...]) -> tuple
             {parameter.name: parameter for parameter in first} | {parameter.name: parameter for parameter in later}
         ).values()
     )
-
-
-def print_screen(
-    results: RunResults, written: Collection[Written] = (), *, top: int = NUM_ROWS, num_steps: int | None
-) -> None:
-    """Print the files on stderr, then the answer on stdout; `num_steps` is how many the loop made, if that is known.
-
-    Raises:
-        OutputError: stdout does not take it.
-    """
-    from tracer.exporters.screen.next_commands import after_run
-    from tracer.exporters.screen.run import print_results
-    from tracer.exporters.screen.terminal import screen
-
-    for line in (line for file in written for line in written_lines(file)):
-        say(line)
-    for note in results.notes:
-        say(f"Note: {note}")
-    with screen() as console:
-        print_results(results, console, top=top, num_steps=num_steps)
-    folder = next((file.path.parent for file in written), Path())
-    for line in after_run(folder, names_of(written)):
-        say(line)
 
 
 def names_of(written: Collection[Written]) -> list[str]:
