@@ -100,6 +100,18 @@ def test_it_is_typed_has_a_version_and_its_names_are_seen_without_torch(installe
     assert seen == "set() False"
 
 
+def test_the_commit_is_known_where_pip_installed_from_a_repository(installed: Installed) -> None:
+    (information,) = installed.packages.glob("torch_timeline_tracer-*.dist-info")
+    kept = (information / "direct_url.json").read_text()
+    assert "commit" not in installed.run("torch-timeline", "--version").stdout
+    try:
+        origin = {"url": "https://example.org/x.git", "vcs_info": {"vcs": "git", "commit_id": "0123456789abcdef"}}
+        (information / "direct_url.json").write_text(json.dumps(origin))
+        assert installed.run("torch-timeline", "--version").stdout.endswith(", commit 0123456789ab\n")
+    finally:
+        (information / "direct_url.json").write_text(kept)
+
+
 def test_the_command_has_a_help(installed: Installed) -> None:
     ended = installed.run("torch-timeline", "--help")
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -175,5 +187,7 @@ def test_metadata_is_complete_but_for_what_the_owner_decides() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {"classifiers", "keywords", "description", "readme", "requires-python"} <= project.keys()
     assert "Typing :: Typed" in project["classifiers"] and (ROOT / "tracer/py.typed").exists()
-    if "license" not in project:
-        assert "**For the owner to decide**: the licence." in (ROOT / "CONTRIBUTING.md").read_text()
+    _, _, for_owner = (ROOT / "CONTRIBUTING.md").read_text().partition("### For the owner")
+    release = (ROOT / ".github/workflows/release.yml").read_text() if (ROOT / ".github").is_dir() else ""
+    for name in {"license", "authors", "urls"} - project.keys():
+        assert f"`{name}`" in for_owner and (not release or f'"{name}"' in release)

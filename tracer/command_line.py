@@ -1,4 +1,4 @@
-"""How this process was called, and the same command again, in another role."""
+"""How this process was called, of which commit it is, and the same command again, in another role."""
 
 from __future__ import annotations
 
@@ -18,6 +18,28 @@ def this_command() -> str:
     program = Path(sys.argv[0])
     words = ["python", "-m", program.parent.name] if program.name == "__main__.py" else [program.name]
     return shlex.join([*words, *sys.argv[1:]])
+
+
+def program_commit() -> str:
+    """Return the commit of the checkout, or that pip installed from a repository; empty where it is not known."""
+    import subprocess
+    from importlib import metadata
+
+    package = Path(__file__).resolve().parent
+    if (package.parent / ".git").exists():
+        command = ["git", "-C", str(package.parent), "rev-parse", "HEAD"]
+        try:
+            return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            return ""
+    try:
+        installed = metadata.distribution("torch-timeline-tracer")
+    except metadata.PackageNotFoundError:
+        return ""
+    if Path(str(installed.locate_file(package.name))).resolve() != package:
+        return ""
+    origin = json.loads(installed.read_text("direct_url.json") or "{}")
+    return str(origin.get("vcs_info", {}).get("commit_id", ""))
 
 
 def again() -> list[str]:

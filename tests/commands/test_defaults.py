@@ -102,6 +102,8 @@ def test_the_version_is_told_without_loading_torch() -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     first, loaded = done.stdout.splitlines()
     assert first.startswith(f"torch-timeline {__version__}, torch ") and loaded == "False"
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert head.returncode or first.endswith(f", commit {head.stdout[:12]}")
 
 
 @pytest.mark.parametrize("words", [["main.py"], ["-m", "tracer"]])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from tracer.command_line import program_commit
 from tracer.commands.common import errors_for_people, kept_import_path, not_said, refuse, say_all, was_given
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import number, option, with_options
@@ -118,7 +119,13 @@ def _print_version(is_wanted: bool) -> None:
     """What a report of a fault begins with; torch is not loaded for it."""
     if is_wanted:
         version = import_module("tracer").__version__
-        print(f"torch-timeline {version}, torch {metadata.version('torch')}, Python {platform.python_version()}")
+        words = [
+            f"torch-timeline {version}",
+            f"torch {metadata.version('torch')}",
+            f"Python {platform.python_version()}",
+        ]
+        words += [f"commit {commit[:12]}"] if (commit := program_commit()) else []
+        print(", ".join(words))
         raise typer.Exit
 
 

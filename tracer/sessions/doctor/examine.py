@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.command_line import in_role
+from tracer.command_line import in_role, program_commit
 from tracer.errors import TracerError
 from tracer.null_gpu.cards import H100, Card, named_card
 from tracer.null_gpu.process import environment, is_active
@@ -282,6 +282,7 @@ def _about() -> dict[str, Fact]:
     """The machine and the program."""
     return {
         "program": import_module("tracer").__version__,
+        "commit": program_commit() or None,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()).strip(),
