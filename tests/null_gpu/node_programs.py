@@ -60,6 +60,7 @@ def together() -> None:
     assert third.stdout.split() == ["full"]
     peak = ctypes.CDLL(None).null_gpu_peak_bytes
     peak.restype = ctypes.c_uint64
+    assert ctypes.CDLL(None).null_gpu_other_processes() == 2
     assert peak(0) == 65 * GIB + 3 * context  # the third has one as well
     kill(other)
     assert free_bytes() == alone - 20 * GIB and take(45 * GIB)

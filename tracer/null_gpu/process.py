@@ -58,6 +58,11 @@ def index_on_node(device: int) -> int:
     return int(ctypes.CDLL(None).null_gpu_index_on_node(device))
 
 
+def num_other_processes() -> int:
+    """How many processes that this one, on the null GPU, has started have begun to use a GPU so far."""
+    return int(ctypes.CDLL(None).null_gpu_other_processes())
+
+
 def taken_bytes() -> dict[int, int]:
     """The most that was taken at once of each GPU by this process, on the null GPU, and those that it started.
 

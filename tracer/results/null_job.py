@@ -41,6 +41,7 @@ class NullJob:
     devices: Devices
     per_node: int
     runs: tuple[RankRun, ...]
+    is_distributed: bool = True  # Whether the script opens a process group
 
     @property
     def words(self) -> str:

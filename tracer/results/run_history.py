@@ -110,11 +110,14 @@ class RunHistory:
             self._first = findings, self._or_note(lambda: self._changes_at_peak(findings, known))
         return self._first[1]
 
-    @property
-    def held(self) -> tuple[HeldOnDevice, ...]:
-        """What the process reserves of each device, with lines; empty where the history has fewer than two."""
+    def held(self, own: int) -> tuple[HeldOnDevice, ...]:
+        """What the process reserves of each device, with lines; empty where it has memory of one device alone.
+
+        Args:
+            own: Index of that device.
+        """
         columns = self.columns
-        if columns is None or len(columns.devices) < 2:
+        if columns is None or all(state.device == own for state in columns.devices):
             return ()
         return self._or_note(lambda: held_on_devices(replay_snapshot(columns))) or ()
 

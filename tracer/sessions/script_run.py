@@ -26,6 +26,7 @@ from tracer.capture.torch_private import torch_compile, torch_modules
 from tracer.capture.torch_private.torch_graph import running_node
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
+from tracer.null_gpu import process
 from tracer.results.failure import is_out_of_memory
 from tracer.sessions.on_null_gpu import share_with_ranks
 from tracer.sessions.session import fault_text
@@ -40,6 +41,17 @@ NO_STEP = (
     "No optimizer of torch's kind made a step, and the end of a step was not found otherwise. Use profile_training in "
     "the script, with a call of session.step()."
 )
+
+
+def _of_processes() -> str:
+    """A sentence if the script used the GPU in processes of its own, which have no profile."""
+    number = process.num_other_processes() if process.is_active() else 0
+    if not number:
+        return ""
+    return (
+        f" It used the GPU in {number} other {'process' if number == 1 else 'processes'} that it started, which this "
+        "command does not see: start ranks by torchrun or torch.multiprocessing.spawn instead."
+    )
 
 
 @dataclass(slots=True)
@@ -147,7 +159,7 @@ class ScriptProfile:
         if self.session is None:
             if self._has_failed:  # the error says why
                 return ()
-            return (NO_CALL if self._is_inference else f"{NO_MODEL}{self._of_inference}",)
+            return (NO_CALL if self._is_inference else f"{NO_MODEL}{self._of_inference}{_of_processes()}",)
         return () if self.session.is_complete or self._has_stepped or self._has_failed else (NO_STEP,)
 
     @property

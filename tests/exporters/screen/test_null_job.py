@@ -116,6 +116,13 @@ def test_the_gpu_of_a_rank_that_did_not_run_is_full_as_well() -> None:
     assert gpu.held_bytes == 2 * GIB + CONTEXT_BYTES + 7 * 50 * GIB
 
 
+def test_ranks_without_a_process_group_train_alone() -> None:
+    alone = replace(job(FIRST, replace(FIRST, rank=7)), is_distributed=False)
+    assert job_words(alone)[1] == (
+        "The script opens no process group: each rank trains alone, and nothing is shared between them."
+    )
+
+
 def test_equal_ranks_are_one_group_and_the_largest_comes_first() -> None:
     found = job(LAST, FIRST, replace(FIRST, rank=8))
     assert [[run.rank for run in group] for group in found.groups] == [[0, 8], [15]]

@@ -149,6 +149,8 @@ def job_words(job: NullJob) -> list[str]:
     """The answer in sentences: how many ranks ran, the worst peak, and how far the others are from it."""
     worst = job.worst
     lines = [f"Job of {job.words}."]
+    if not job.is_distributed:
+        lines.append("The script opens no process group: each rank trains alone, and nothing is shared between them.")
     if worst is not None and worst.out_of_memory:
         return [
             *lines,

@@ -26,6 +26,7 @@ typedef struct {
 /* Devices are numbered as on the node, whatever CUDA_VISIBLE_DEVICES says. */
 typedef struct {
   size_t peak[MAX_DEVICES]; /* the most that all held at once, contexts included */
+  int processes;            /* how many have had a row */
   Row rows[ROWS];
 } Node;
 
@@ -94,6 +95,7 @@ static void take_row(void) {
     if (is_alive(row) || lock_byte(F_SETLK, F_WRLCK, 1 + i, NULL)) continue;
     *row = (Row){.process = getpid()};
     own = row;
+    node->processes++;
   }
 }
 /* Whether this process has a row; then the gate is held until `leave`. */
@@ -173,4 +175,11 @@ EXPORT uint64_t null_gpu_peak_bytes(int device) {
   uint64_t peak = node->peak[index_of(device)];
   leave();
   return peak;
+}
+/* How many other processes of the run have begun to use a device so far. */
+EXPORT int null_gpu_other_processes(void) {
+  if (!enter()) return 0;
+  int others = node->processes - 1;
+  leave();
+  return others;
 }

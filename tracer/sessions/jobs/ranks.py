@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from tracer.analysis.snapshots.job import HeldOnDevice
 from tracer.capture.device import devices
 from tracer.capture.sources.error_line import error_line
 from tracer.capture.sources.source_line import SourceLine
@@ -27,6 +26,7 @@ from tracer.null_gpu.job.place import RankPlace
 from tracer.results.failure import is_out_of_memory
 from tracer.results.files import RANK_JSON, RANKS_JSON, RANKS_TEXT
 from tracer.results.gpu_sums import GpuSum, Holding, sums_of
+from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
 from tracer.results.watch_report import WatchReport
 from tracer.sessions.jobs.rank_store import RankStore
@@ -258,7 +258,7 @@ def peak_of(rank: Rank, results: RunResults) -> RankMessage:
             failure=failure,
             out_of_memory=out_of_memory,
             place=rank.place,
-            held=held_by(rank, results.history.held),
+            held=held_by(rank, results.history),
         )
     peak = results.findings.worst.peak
     return RankMessage(
@@ -272,22 +272,22 @@ def peak_of(rank: Rank, results: RunResults) -> RankMessage:
         failure=failure,
         out_of_memory=out_of_memory,
         place=rank.place,
-        held=held_by(rank, results.history.held),
+        held=held_by(rank, results.history),
     )
 
 
-def held_by(rank: Rank, known: Collection[HeldOnDevice] = ()) -> tuple[GpuPart, ...]:
+def held_by(rank: Rank, history: RunHistory | None = None) -> tuple[GpuPart, ...]:
     """What this process holds of each GPU of CUDA's.
 
     Args:
-        known: What a recording says of the lines that hold it.
+        history: Knows the lines that hold memory of other ranks' GPUs.
     """
-    gpu = torch.device("cuda", rank.local_index if devices.num_devices(torch.device("cuda")) > 1 else 0)
-    lines = {held.device: held for held in known}
+    own = rank.local_index if devices.num_devices(torch.device("cuda")) > 1 else 0
+    lines = {held.device: held for held in (history.held(own) if history is not None else ())}
     return tuple(
         GpuPart(
             _gpu_name(index),
-            index == gpu.index,
+            index == own,
             reserved_bytes,
             lines[index].file if index in lines else None,
             lines[index].line if index in lines else None,

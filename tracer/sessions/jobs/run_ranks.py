@@ -103,13 +103,16 @@ def run_job(
         first = min(job.ranks) if job.ranks else 0
         run = _JobRun(job, folder, save_dir, tell)
         runs = run.first(first, is_seen=is_first_seen)
-        others = run.others(first)
+        others = run.others(first, has_failed=bool(runs[-1].status))
         if others:
-            tell(f"Rank {first} ran. So do {_listed(others)}, which can differ from it ({_why(job)}).")
+            tell(f"Rank {first} ran. So do {_listed(others)}, which can differ from it ({run.why()}).")
         runs += run.side_by_side(others)
         ranks = [ran.rank for ran in runs]
         summary = read_some(folder, ranks, job.world_size)
-        answer = NullJob(job.devices, job.per_node, tuple(_with_results(ran, folder, summary) for ran in runs))
+        ran = tuple(_with_results(one, folder, summary) for one in runs)
+        has_trained = any(run.peak_bytes is not None for run in ran)
+        is_distributed = bool(groups_left(folder, first)) or not has_trained
+        answer = NullJob(job.devices, job.per_node, ran, is_distributed)
         if is_limited and (again := run.where_full(answer)) is not None:
             summary = read_some(folder, ranks, job.world_size)
             again = _with_results(again, folder, summary)
@@ -156,11 +159,20 @@ class _JobRun:
             ran = self._run(rank)[0] if is_seen else self.unseen(rank)
         return [*earlier, ran]
 
-    def others(self, first: int) -> list[int]:
+    def others(self, first: int, *, has_failed: bool) -> list[int]:
         """The ranks to run beside the first."""
         if self.job.ranks is not None:
             return sorted(set(self.job.ranks) - {first})
-        return ranks_that_differ(groups_left(self.folder, 0), self.job.world_size)[1:]
+        if not (groups := groups_left(self.folder, 0)):
+            return [] if has_failed else [self.job.per_node - 1]  # alike, but for the GPU that it takes
+        return ranks_that_differ(groups, self.job.world_size)[1:]
+
+    def why(self) -> str:
+        """Why the others run."""
+        if self.job.ranks is not None:
+            return "by --rank"
+        groups = groups_left(self.folder, 0)
+        return "by its process groups: the middle and the end of each" if groups else "by its GPU alone"
 
     def side_by_side(self, ranks: Sequence[int]) -> list[RankRun]:
         """Run ranks in order of their numbers, as many at a time as processors and memory allow."""
@@ -249,10 +261,6 @@ def _with_results(run: RankRun, folder: Path, summary: RanksSummary) -> RankRun:
         failure=peak.failure or run.failure,
         out_of_memory=peak.out_of_memory or run.out_of_memory,
     )
-
-
-def _why(job: Job) -> str:
-    return "by --rank" if job.ranks is not None else "by its process groups: the middle and the end of each"
 
 
 def _listed(ranks: Sequence[int]) -> str:
