@@ -24,6 +24,12 @@ def test_a_server_is_run_without_its_weights() -> None:
     assert engine.command == [sys.executable, "-m", "vllm.entrypoints.cli.main", *given]
 
 
+def test_a_benchmark_of_vllms_own_is_left_to_end_by_itself() -> None:
+    engine = engine_command("vllm", ["bench", "latency", "--model", "m"], is_module=False)
+    assert engine is not None and not engine.is_server
+    assert not engine.changed(["--seed", "1"]).is_server
+
+
 def test_a_format_that_the_user_names_stays() -> None:
     module = "vllm.entrypoints.openai.api_server"
     engine = engine_command(module, ["--model", "m", "--load-format=auto"], is_module=True)
@@ -42,7 +48,12 @@ def test_a_folder_with_a_config_alone_has_no_tokenizer(tmp_path: Path, has_token
 
 @pytest.mark.parametrize(
     ("script", "arguments", "is_module"),
-    [("train.py", ["serve"], False), ("vllm", ["bench"], False), ("vllm", ["serve"], True), ("torchrun", [], False)],
+    [
+        ("train.py", ["serve"], False),
+        ("vllm", ["bench", "serve"], False),
+        ("vllm", ["serve"], True),
+        ("torchrun", [], False),
+    ],
 )
 def test_anything_else_is_a_script(script: str, arguments: list[str], is_module: bool) -> None:
     assert engine_command(script, arguments, is_module=is_module) is None

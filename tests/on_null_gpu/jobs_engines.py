@@ -75,6 +75,9 @@ class Worker:
     def compile_or_warm_up_model(self) -> None:
         self.model_runner.capture_model()
 
+    def execute_model(self, num_bytes: int) -> None:
+        torch.empty(num_bytes, dtype=torch.uint8, device="cuda:0")
+
     def sleep(self, level: int) -> None:
         self.cache.clear()
         torch.cuda.empty_cache()
@@ -101,6 +104,8 @@ def report(cache_bytes: int) -> dict[str, Any]:
             worker.get_kv_cache_spec()
             worker.initialize_from_config(Settings(size=available_bytes, num_blocks=64, kv_cache_groups=[group]))
             worker.compile_or_warm_up_model()
+            worker.execute_model(48 * MIB)
+            worker.execute_model(8 * MIB)
             worker.sleep(level=1)
         except torch.OutOfMemoryError:
             pass

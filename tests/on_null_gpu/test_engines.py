@@ -24,8 +24,9 @@ def test_each_part_of_the_memory_is_measured(elsewhere: Elsewhere) -> None:
     # The allocator reserves 20 MiB for requests of 1 to 10 MiB: weights and workspace share them.
     assert found["other_bytes"] == (20 - 4) * MIB
     assert found["cache_dtype"] == "float16"
+    assert found["num_batches"] == 2 and found["served_bytes"] == 48 * MIB
     (slept,) = found["sleep_calls"]
-    assert slept["call"] == "sleep(1)" and slept["freed_bytes"] == 64 * MIB
+    assert slept["call"] == "sleep(1)" and slept["freed_bytes"] == (64 + 48) * MIB  # the cache, and a batch's block
 
 
 def test_memory_that_ends_is_reported_with_the_stage_that_it_ended_in(elsewhere: Elsewhere) -> None:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +30,7 @@ _SERVERS: Final = (
     "vllm.entrypoints.cli.main",
 )
 _COMMAND_MODULE: Final = "vllm.entrypoints.cli.main"
+_BENCHES: Final = {("bench", "latency"), ("bench", "throughput")}
 DOES_NOT_FIT: Final = 3
 
 
@@ -40,6 +41,7 @@ class EngineCommand:
     module: str  # Its module
     arguments: tuple[str, ...]  # Its own arguments, as they were given
     words: str  # The command as the user would paste it into a shell
+    is_server: bool = True  # Whether it would serve for ever; else it ends when it has answered its own requests
 
     @property
     def command(self) -> list[str]:
@@ -56,7 +58,7 @@ class EngineCommand:
         words = shlex.split(self.words)
         program = words[: len(words) - len(self.arguments)]
         arguments = replaced_options(self.arguments, options)
-        return EngineCommand(self.module, arguments, shlex.join([*program, *arguments]))
+        return replace(self, arguments=arguments, words=shlex.join([*program, *arguments]))
 
     def _has(self, option: str) -> bool:
         return any(word.partition("=")[0] == option for word in self.arguments)
@@ -75,14 +77,15 @@ class EngineCommand:
 def engine_command(script: str, arguments: Sequence[str] | None, *, is_module: bool) -> EngineCommand | None:
     """Return the engine's command that stands in the place of a script; None for anything else.
 
-    `vllm serve MODEL` and `-m vllm.entrypoints.openai.api_server --model MODEL` are such commands; a script that
-    makes a `vllm.LLM` is a script.
+    `vllm serve MODEL` and `-m vllm.entrypoints.openai.api_server --model MODEL` are such commands, and so are
+    `vllm bench latency` and `throughput`, which send made-up requests; a script that makes a `vllm.LLM` is a script.
     """
     given = tuple(arguments or ())
     if is_module and script in _SERVERS:
         return EngineCommand(script, given, shlex.join(["python", "-m", script, *given]))
-    if not is_module and Path(script).name == "vllm" and given[:1] == ("serve",):
-        return EngineCommand(_COMMAND_MODULE, given, shlex.join(["vllm", *given]))
+    is_server = given[:1] == ("serve",)
+    if not is_module and Path(script).name == "vllm" and (is_server or given[:2] in _BENCHES):
+        return EngineCommand(_COMMAND_MODULE, given, shlex.join(["vllm", *given]), is_server)
     return None
 
 
@@ -122,7 +125,7 @@ def answer_engine(
         if not quiet:
             kept = f"what it prints goes to {output}" if save_dir is not None else "--save-dir keeps what it prints"
             say(f"The engine starts; {kept}.")
-        start = run_engine(engine.command, reports, output, os.environ)
+        start = run_engine(engine.command, reports, output, os.environ, is_server=engine.is_server)
         tell_engine(start, Path(folder), words=engine.words, quiet=quiet, as_json=as_json, computed=devices is None)
     raise typer.Exit(0 if start.fits else status_if_not)
 
@@ -167,7 +170,7 @@ def fit_engine(engine: EngineCommand, on: OnOptions, tried: Sequence[tuple[str, 
             own, changed = folder / str(number), engine.changed(options)
             own.mkdir(exist_ok=True)
             with engine_reports() as reports:
-                start = run_engine(changed.command, reports, own / OUTPUT, os.environ)
+                start = run_engine(changed.command, reports, own / OUTPUT, os.environ, is_server=engine.is_server)
             write_json(own / FILE_NAME, engine_json(start, command=changed.words, computed=False))
             rows.append((options, start))
             say(f"{number} of {len(tried)}: {shlex.join(options)}: {'starts' if start.fits else 'does not start'}")

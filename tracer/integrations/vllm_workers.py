@@ -98,6 +98,7 @@ class _WorkerReport:
         self._around(worker, "get_kv_cache_spec", self._spec_given)
         self._around(worker, "initialize_from_config", self._cache_made)
         self._around(worker, "compile_or_warm_up_model", self._ready)
+        self._around(worker, "execute_model", self._batch_run)
         for name in ("sleep", "wake_up"):
             self._around(worker, name, functools.partial(self._slept, name))
 
@@ -113,14 +114,15 @@ class _WorkerReport:
 
         @functools.wraps(original)
         def measured(*arguments: Any, **options: Any) -> Any:
-            before = _Levels()
+            known, before = self._report, _Levels()
             try:
                 result = original(*arguments, **options)
             except Exception as error:
                 self._failed(error, part)
                 raise
             ended(before, _Levels(), result, (*arguments, *options.values()))
-            self._write()
+            if self._report is not known:
+                self._write()
             return result
 
         setattr(owner, name, measured)
@@ -203,6 +205,11 @@ class _WorkerReport:
 
     def _ready(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
         self._update(stage=StartStage.READY.value)
+
+    def _batch_run(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
+        """Torch's peak is that of the warm-up and of all batches since: the KV cache was not there before."""
+        if self._report is not None and self._report.stage == StartStage.READY:
+            self._update(num_batches=self._report.num_batches + 1, served_bytes=after.peak - after.allocated)
 
     def _slept(self, name: str, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
         if self._report is not None:

@@ -72,6 +72,8 @@ class WorkerMemory:
     failure: str = ""  # What the engine or torch said, where the start-up failed
     failed_in: str = ""  # The part of its stage in which it failed, if that is known
     is_out_of_memory: bool = False
+    num_batches: int = 0  # Batches of requests that have run after the start-up
+    served_bytes: int = 0  # Allocated at most for these batches beside the rest, or for those of the warm-up
     sleep_calls: tuple[SleepCall, ...] = ()  # In order, after the start-up
 
     @property

@@ -63,13 +63,16 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
-def run_engine(command: Sequence[str], folder: Path, output: Path, variables: Mapping[str, str]) -> EngineStart:
+def run_engine(
+    command: Sequence[str], folder: Path, output: Path, variables: Mapping[str, str], *, is_server: bool = True
+) -> EngineStart:
     """Run an engine's command until all of its workers are ready, or it has failed, and end it.
 
     Args:
         folder: Where its workers leave reports.
         output: File that takes what it prints.
         variables: Its environment.
+        is_server: Whether it would serve for ever; else it is left to end by itself.
 
     Raises:
         TracerError: It ended before a worker had begun.
@@ -85,7 +88,7 @@ def run_engine(command: Sequence[str], folder: Path, output: Path, variables: Ma
             env=variables,
         )
         try:
-            _wait_until_ready(process, folder)
+            _wait(process, folder, is_server=is_server)
         finally:
             end_child(process)
     start = read_reports(folder)
@@ -125,10 +128,10 @@ def _group_that_ends() -> Iterator[int]:
         leader.wait()
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], folder: Path) -> None:
+def _wait(process: subprocess.Popen[bytes], folder: Path, *, is_server: bool) -> None:
     idle = IdleLimit(process.pid)
     while process.poll() is None:
-        start = read_reports(folder)
+        start = read_reports(folder) if is_server else None
         if start is not None and start.is_ready and start.cache_tokens is not None:
             return
         if idle.is_over():

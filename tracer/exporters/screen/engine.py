@@ -22,6 +22,13 @@ def print_engine(start: EngineStart, console: Console, *, command: str) -> None:
     say(console)
     say(console, _verdict(start), style="bold")
     say(console, start.limit)
+    if worker.num_batches:
+        say(
+            console,
+            f"{some(worker.num_batches, 'batch', 'batches')} of requests, and the warm-up, took "
+            f"{format_bytes(worker.served_bytes)} at most beside the rest; the profiled batch took "
+            f"{format_bytes(worker.activation_bytes)}.",
+        )
     title = f"Memory of {'the card' if worker.num_workers == 1 else f'the card of rank {worker.rank}'}, {worker.device}"
     print_rows(title, ("bytes", "", "share"), list(_rows(start)), console, words=("of what",))
     if worker.sleep_calls:
