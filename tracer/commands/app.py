@@ -23,6 +23,7 @@ class Program(CommandGroup):
         "snapshot": "Explain an allocator snapshot made anywhere.",
         "trace": "Explain a trace that torch.profiler wrote anywhere.",
         "diff": "Say what changed between two peaks.",
+        "serve": "Explain files that are dropped on a local page.",
         "report": "Write the files of a kept recording again.",
         "doctor": "Say what works here, and how to mend the rest.",
         "redact": "Number the names in a page, to send it.",

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracer.commands.browser import Open, opened, page_to_open
 from tracer.commands.common import SNAPSHOT_NAME, check_outputs, errors_for_people, say_all, snapshot_path
 from tracer.commands.options import option
 from tracer.commands.run_options import AsJson, Quiet, Top
+from tracer.commands.usage import OUTPUTS
 from tracer.errors import RecordingError, SnapshotError
 from tracer.exporters.screen.next_commands import after_diff
 from tracer.exporters.screen.terminal import screen
@@ -34,7 +36,8 @@ def diff(
         str | None,
         option("Exit with 3 if a peak grew by more than 5%, or by more than 100MiB.", metavar="<limit>"),
     ] = None,
-    html: Annotated[Path | None, option("Also write an HTML page.", metavar="<path>")] = None,
+    html: Annotated[Path | None, option("Also write an HTML page.", OUTPUTS, metavar="<path>")] = None,
+    open_: Open = False,
     as_json: AsJson = False,
     top: Top = 10,
     quiet: Quiet = False,
@@ -44,7 +47,8 @@ def diff(
     Two folders that runs wrote, and traces of torch.profiler's, are compared by category, module, operator and line;
     two snapshots by kind and stack.
     """
-    with errors_for_people():
+    html = page_to_open(html, is_opened=open_)
+    with opened([html] if html else [], is_wanted=open_), errors_for_people():
         with screen(is_shown=as_json or not quiet) as console:
             exceeded = show_diff(before, after, console, top=top, fail_above=fail_above, html=html, as_json=as_json)
         if html is not None and not quiet:
@@ -127,7 +131,7 @@ def _instead(folder: Path, before: Path, after: Path) -> str:
 
 def compare(before: Path, after: Path) -> tuple[PeakDiff, ...]:
     """Compare two profiled runs, or traces of torch.profiler's, or two snapshots, device by device."""
-    if any(map(_is_trace, (before, after))):
+    if any(map(is_trace_file, (before, after))):
         from tracer.analysis.peak_diff import diff_peaks
 
         return (diff_peaks(_peak_of(before), _peak_of(after)),)
@@ -162,7 +166,7 @@ def _curves(before: Path, after: Path, diffs: Sequence[PeakDiff]) -> tuple[dict[
 
 def _curve(side: Path, device: str) -> MemoryCurve | None:
     """Memory over time of a device of a snapshot or a trace, or of a run by its page; None where that is not known."""
-    if _is_trace(side):
+    if is_trace_file(side):
         from tracer.exporters.page.timeline_page import curve_of_cycle
         from tracer.results.trace_report import explain_trace
 
@@ -184,7 +188,7 @@ def _curve(side: Path, device: str) -> MemoryCurve | None:
     return curve_of_device(named[0]) if named else None
 
 
-def _is_trace(path: Path) -> bool:
+def is_trace_file(path: Path) -> bool:
     """Whether this is a trace; anything but JSON is left to whoever reads snapshots."""
     if not path.is_file() or ".json" not in path.name:
         return False
@@ -199,7 +203,7 @@ def _peak_of(path: Path) -> SavedPeak:
         from tracer.exporters.json_documents.peak import read_peak_json
 
         return read_peak_json(path / PEAK_NAME)
-    if not _is_trace(path):
+    if not is_trace_file(path):
         raise SnapshotError(f"{path} cannot be compared with a trace.", hint="Name another trace, or a run's folder.")
     from tracer.analysis.profiles.caveats import saved_peak
     from tracer.results.trace_report import explain_trace

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.command_line import role
+from tracer.commands.browser import Open, opened, pages_of
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
 from tracer.commands.engines import engine_command, predict_engine
 from tracer.commands.launchers import script_named
@@ -22,6 +23,7 @@ from tracer.commands.run_options import AsJson, ScreenOptions
 from tracer.commands.script_options import Steps
 from tracer.commands.usage import OUTPUTS, QUESTIONS
 from tracer.commands.workload_options import PredictedWorkload
+from tracer.errors import UsageError
 from tracer.exporters.screen.next_commands import after_prediction
 from tracer.exporters.screen.terminal import screen as terminal
 from tracer.null_gpu.job.place import RankPlace
@@ -64,6 +66,7 @@ def predict(
         Path | None,
         option("Also write the files of a run to this folder: peak.json, the page, ...", OUTPUTS, metavar="<path>"),
     ] = None,
+    open_: Open = False,
     as_json: AsJson = False,
     screen: ScreenOptions,
 ) -> None:
@@ -76,7 +79,9 @@ def predict(
 
         python main.py predict --on rtx-4090 train.py --epochs 1
     """
-    with errors_for_people(), kept_import_path():
+    with opened(pages_of(save_dir), is_wanted=open_), errors_for_people(), kept_import_path():
+        if open_ and save_dir is None:
+            raise UsageError("--open shows a page, and none is written.", hint="Add --save-dir with a folder.")
         if script is not None and (engine := engine_command(script, arguments, is_module=module)) is not None:
             predict_engine(engine, place, save_dir, quiet=screen.quiet, as_json=as_json)
         named = script_named(place, script, arguments, is_module=module) if script is not None else None

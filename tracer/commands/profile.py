@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from tracer.command_line import program_commit
+from tracer.commands.browser import Open, opened, pages_of
 from tracer.commands.common import errors_for_people, kept_import_path, not_said, refuse, say_all, was_given
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import number, option, with_options
@@ -148,6 +149,7 @@ def profile(
         ),
     ] = [],  # noqa: B006
     save_dir: SaveDir = SAVE_DIR,
+    open_: Open = False,
     outputs: OutputOptions,
     requested: RequestedFiles,
     schedule: ScheduleOptions,
@@ -185,7 +187,7 @@ def profile(
     options = ProfileOptions(
         context, workload, device, import_, on, save_dir, outputs, requested, schedule, watch, screen, advice
     )
-    with errors_for_people(), kept_import_path():
+    with opened(pages_of(save_dir), is_wanted=open_), errors_for_people(), kept_import_path():
         succeeded = _profile(options)
     if not succeeded:
         raise typer.Exit(1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracer.commands.browser import Open, opened, pages_of
 from tracer.commands.common import errors_for_people, not_said
 from tracer.commands.options import option
 from tracer.commands.run_options import NUM_ROWS, Quiet, Top
@@ -39,6 +40,7 @@ def report(
         Path | None,
         option("Only print this source file, with the bytes that its lines allocated.", OUTPUTS, metavar="<file>"),
     ] = None,
+    open_: Open = False,
     top: Top = NUM_ROWS,
     quiet: Quiet = False,
 ) -> None:
@@ -50,7 +52,7 @@ def report(
         if annotate is not None:
             _print_annotated(file, annotate)
             return
-        with screen(is_shown=not quiet) as console:
+        with opened(pages_of(folder), is_wanted=open_), screen(is_shown=not quiet) as console:
             succeeded = _written_again(file, folder, only, console, top=top, tell=tell)
         for line in after_run(folder, [path.name for path in folder.iterdir()]):
             tell(line)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracer.command_line import role
+from tracer.commands.browser import Open, opened, pages_of
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
 from tracer.commands.engines import answer_engine, engine_command, run_engines_in_one_process, tell_reports
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
@@ -47,6 +48,7 @@ _LEAST_NEED_S = 30
 
 @with_options
 def run(
+    context: typer.Context,
     named: ScriptOptions,
     device: Annotated[
         str | None, option("Device to explain; by default the model's.", DEVICE, metavar="<text>")
@@ -55,6 +57,7 @@ def run(
     on: OnOptions,
     schedule: ScriptSchedule,
     save_dir: SaveDir = SAVE_DIR,
+    open_: Open = False,
     requested: RequestedFiles,
     watch: Annotated[
         bool,
@@ -89,6 +92,7 @@ def run(
 
         torch-timeline run --save-dir profile train.py --epochs 3
     """
+    context.with_resource(opened(pages_of(save_dir), is_wanted=open_))
     with errors_for_people():
         _ = on.answers  # a mistake in them is said first
         if (engine := engine_command(named.script, named.arguments, is_module=named.module)) is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracer.commands.browser import Open, opened, page_to_open
 from tracer.commands.common import check_outputs, errors_for_people, say_all, snapshot_path
 from tracer.commands.options import number, option
 from tracer.commands.run_options import AsJson, Quiet, Top
@@ -35,6 +36,7 @@ _OTHER_FILE = "Name another file with --html or --sqlite."
 
 
 def snapshot(
+    context: typer.Context,
     file: Annotated[
         list[Path],
         typer.Argument(
@@ -89,6 +91,7 @@ def snapshot(
     html: Annotated[
         Path | None, option("Also write an HTML page of all devices, or of all ranks.", OUTPUTS, metavar="<path>")
     ] = None,
+    open_: Open = False,
     sqlite: Annotated[
         Path | None, option("Also write the memory report of that device.", OUTPUTS, metavar="<path>")
     ] = None,
@@ -104,6 +107,8 @@ def snapshot(
 
     Several recordings are the ranks of a job: which are alike, which are odd, and what the worst one has more.
     """
+    html = page_to_open(html, is_opened=open_)
+    context.with_resource(opened([html] if html else [], is_wanted=open_))
     if is_job(file):
         about_one = {"sqlite": sqlite, "between": between, "gpu-memory": gpu_memory}
         _answer_job(file, about_one, device=device, dask=dask, as_json=as_json, top=top, html=html, quiet=quiet)

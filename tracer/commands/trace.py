@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracer.commands.browser import Open, opened, page_to_open, pages_of
 from tracer.commands.common import check_outputs, errors_for_people, not_said, say_all
 from tracer.commands.options import option
 from tracer.commands.run_options import NUM_ROWS, AsJson, Quiet, Top
@@ -37,6 +38,7 @@ def trace(
         option("Also write the files of a run, such as trace.json.gz with memory in it.", OUTPUTS, metavar="<path>"),
     ] = None,
     html: Annotated[Path | None, option("Also write an HTML page.", OUTPUTS, metavar="<path>")] = None,
+    open_: Open = False,
     sqlite: Annotated[Path | None, option("Also write the memory report.", OUTPUTS, metavar="<path>")] = None,
     out: Annotated[
         Path | None,
@@ -56,9 +58,12 @@ def trace(
     """
     from tracer.command_line import this_command
 
+    if save_dir is None:
+        html = page_to_open(html, is_opened=open_)
+    pages = [*([html] if html else []), *pages_of(save_dir)]
     files = {"memory-timeline": html, "memory-report": sqlite, "trace": out}
     wanted = {name: path for name, path in files.items() if path is not None}
-    with errors_for_people(), screen(is_shown=as_json or not quiet) as console:
+    with opened(pages, is_wanted=open_), errors_for_people(), screen(is_shown=as_json or not quiet) as console:
         recordings = _traces(file)
         if len(recordings) > 1:
             if wanted or save_dir is not None:
@@ -70,7 +75,7 @@ def trace(
         from tracer.results.trace_report import explain_trace
 
         report = explain_trace(path, device=device, command=this_command())
-        succeeded = _write(report, wanted, save_dir, quiet=quiet)
+        succeeded = write_files(report, wanted, save_dir, quiet=quiet)
         if as_json:
             from tracer.exporters.json_documents.trace import trace_json
 
@@ -123,8 +128,8 @@ def _check_outputs(path: Path, outputs: Iterable[Path], save_dir: Path | None) -
         check_folder(save_dir)
 
 
-def _write(report: TraceReport, wanted: dict[str, Path], save_dir: Path | None, *, quiet: bool) -> bool:
-    """Write what is wanted; False if a file could not be written."""
+def write_files(report: TraceReport, wanted: dict[str, Path], save_dir: Path | None, *, quiet: bool) -> bool:
+    """Write what is wanted, by names of outputs; False if a file could not be written."""
     if not wanted and save_dir is None:
         return True
     if report.results is None:

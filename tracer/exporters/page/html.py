@@ -66,17 +66,27 @@ def html_of_data(data: Mapping[str, Any]) -> str:
         data: JSON values: `pages`, what `page_data` returned for each; `shown`, which of them comes first; `selector`,
             what they are chosen by; and `up`, how many folders above the page's own one the sources are, or None.
     """
-    script = _own_script()
     first = data["pages"][data["shown"]]
+    title = f"{first['title']} - memory on {first['device']}"
+    return filled("page.html", title=title, style=static_text("page.css"), script=_own_script(), data=page_json(data))
+
+
+def filled(template: str, *, title: str, style: str, script: str, data: str = "", may_send: bool = False) -> str:
+    """Return a page made of a file of `static/`, whose policy lets this script run and nothing be loaded.
+
+    Args:
+        data: JSON that is no HTML, as `page_json` makes it.
+        may_send: Whether the script may ask the server that the page came from.
+    """
+    sends = "connect-src 'self'; " if may_send else ""
     parts = {
-        "policy": f"default-src 'none'; script-src {_hash(script)}; {_POLICY}",
-        "title": html.escape(f"{first['title']} - memory on {first['device']}"),
-        "style": (_STATIC / "page.css").read_text("utf-8"),
-        "data": page_json(data),
+        "policy": f"default-src 'none'; script-src {_hash(script)}; {sends}{_POLICY}",
+        "title": html.escape(title),
+        "style": style,
+        "data": data,
         "script": script,
     }
-    text = (_STATIC / "page.html").read_text("utf-8")
-    pieces = text.split("%%")
+    pieces = static_text(template).split("%%")
     # `text %% name %% text %% ...`: one pass, so that nothing inside a part is taken for a placeholder.
     return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
 
@@ -96,14 +106,18 @@ def data_of_html(text: str) -> dict[str, Any]:
     return data
 
 
+def static_text(name: str) -> str:
+    """Return a file of `static/` with plain newlines, as an HTML parser gives a script to the browser to be hashed."""
+    return _plain_newlines((_STATIC / name).read_bytes().decode())
+
+
 def _own_script() -> str:
-    parts = [(_STATIC / f"{name}.js").read_text("utf-8") for name in _SCRIPTS]
-    return _plain_newlines("".join(['"use strict";\n(() => {\n', *parts, "})();\n"]))
+    parts = [static_text(f"{name}.js") for name in _SCRIPTS]
+    return "".join(['"use strict";\n(() => {\n', *parts, "})();\n"])
 
 
-def _plain_newlines(script: str) -> str:
-    """The script with plain newlines, as an HTML parser gives it to the browser, which hashes that text."""
-    return script.replace("\r\n", "\n").replace("\r", "\n")
+def _plain_newlines(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _hash(script: str) -> str:
