@@ -160,6 +160,11 @@ def on_screen(screen: str) -> dict[str, int]:
     return found
 
 
+def compared(path: Path) -> list[dict[str, Any]]:
+    """The devices of a `diff` of something with itself."""
+    return json.loads(CliRunner().invoke(main.app, ["diff", str(path), str(path), "--json"]).stdout)["devices"]
+
+
 @pytest.mark.parametrize(
     ("model", "place", "card"),
     [pytest.param(*one, marks=() if one in QUICK else pytest.mark.slow, id="-".join(one)) for one in SOME],
@@ -210,6 +215,16 @@ def test_every_output_says_the_same_of_every_block(model: str, place: str, card:
     assert page.peak.row is not None
     is_alive = (page.blocks.made_at <= page.peak.row) & (page.blocks.freed_at > page.peak.row)
     assert page.blocks.size_bytes[is_alive].sum() == peak["peak_bytes"]
+    drawn: Counter[Place] = Counter()
+    for group, size in zip(
+        page.blocks.group[is_alive].tolist(), page.blocks.size_bytes[is_alive].tolist(), strict=True
+    ):
+        of = page.blocks.groups[group]
+        drawn[Kind[of.category].words, of.file, of.line] += size
+    said: Counter[Place] = Counter()
+    for row in rows:
+        said[Kind[row["category"]].words, row["file"], row["line"]] += row["bytes"]
+    assert drawn == said
 
     # What `report` writes from the kept recording is the same to the byte.
     again = tmp_path / "again"
@@ -217,6 +232,8 @@ def test_every_output_says_the_same_of_every_block(model: str, place: str, card:
     assert reported.exit_code == 0, reported.stderr
     names = [name for name in ("peak.json", "max_mem.txt", "memory_snapshot.pkl") if (folder / name).exists()]
     assert [name for name in names if (folder / name).read_bytes() != (again / name).read_bytes()] == []
-    compared = CliRunner().invoke(main.app, ["diff", str(folder), str(folder), "--json"])
-    (same,) = json.loads(compared.stdout)["devices"]
+    (same,) = compared(folder)
     assert same["before_bytes"] == peak["peak_bytes"] and {part["bytes"] for part in same["by_category"]} == {0}
+    (same,) = (device for device in compared(folder / "memory_snapshot.pkl") if device["before_bytes"])
+    kinds = {part["kind"]: part["before_bytes"] for part in same["by_kind"] if part["before_bytes"]}
+    assert kinds == of_groups(read.peak.groups, kind_of) and {part["bytes"] for part in same["by_kind"]} == {0}
