@@ -32,7 +32,7 @@ class TracerError(Exception):
 
 
 class UsageError(TracerError):
-    """What was asked for cannot be meant, on whatever machine and with whatever files: a value that an option lacks."""
+    """A request that is wrong on any machine and with any files, such as a value that an option does not have."""
 
     exit_status = 2
 

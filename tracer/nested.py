@@ -1,4 +1,4 @@
-"""The one walk over nested values: what a model is called with, what it returns, what a batch is made of.
+"""The one walk over nested values: arguments and results of a model, and batches.
 
 torch's own pytree is not enough for it: a Mapping that is no dict, such as the BatchEncoding of transformers, and a
 dataclass that nobody has registered are leaves to it.
@@ -36,7 +36,7 @@ def _walk(value: object, kind: type[Leaf], name: str, around: tuple[int, ...]) -
 
 
 def _held_by(value: Any) -> Iterator[tuple[str, object]]:
-    """What a container holds, by what leads to it; of anything else, nothing."""
+    """Return a container's values by key or index; empty for anything else."""
     if isinstance(value, Mapping):
         yield from ((f".{key}", inner) for key, inner in value.items())
     elif isinstance(value, tuple) and hasattr(value, "_fields"):

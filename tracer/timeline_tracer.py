@@ -37,7 +37,7 @@ from tracer.exporters.trace import write_trace
 
 @dataclass(slots=True, eq=False)
 class _Cycle:
-    """What is known of one: the profiler's own result until it has been read."""
+    """A recorded cycle: the profiler's own result until it has been read."""
 
     results: Any
     was_cut: bool
@@ -127,7 +127,7 @@ class TimelineTracer:
 
     @property
     def num_events(self) -> int:
-        """Of the cycle that was read last."""
+        """Events of the cycle that was read last."""
         read = self._kept[-1].recording
         return read.num_events if read is not None else 0
 

@@ -143,7 +143,7 @@ class ScriptTrials:
         return replace(_of_worst(worst, ranks, done), apply=names, arguments=more, explanation=explanation)
 
     def _runs_rank(self, request: TrialRequest, place: RankPlace, variables: Mapping[str, str]) -> bool:
-        """Whether a rank made the trial in a fork of its process; else it has to begin anew."""
+        """Whether a rank made the trial in a fork of its process; otherwise a new process has to make it."""
         start = self._starts.get(place.rank)
         if start is None:
             if len(self._starts) >= _MOST_SHARED:

@@ -89,7 +89,7 @@ class OnOptions:
 
     @property
     def answers(self) -> dict[tuple[str, int], Answer]:
-        """What `--answer` was given, by file and line."""
+        """Values of `--answer`, by file and line."""
         if self.answer and self.on is None:
             raise UsageError("--answer works only with --on.", hint="Add --on with a GPU, such as --on h100.")
         return dict(map(parse_answer, self.answer))

@@ -31,7 +31,7 @@ _OF_THE_FNO = ("in_channels", "out_channels", "hidden_channels", "data_size", "n
 
 
 def check(options: PredictOptions) -> Devices | None:
-    """What `--on` or `--gpu-memory` names; None without them."""
+    """Return the devices that `--on` or `--gpu-memory` names; None without these options."""
     place = options.place
     if place.on and place.gpu_memory:
         raise UsageError("--on and --gpu-memory mean the same.", hint="Write --on h100:40GiB for another size.")

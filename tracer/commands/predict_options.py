@@ -1,4 +1,4 @@
-"""What `predict` is asked: on which device, about what, and how it answers."""
+"""Options of `predict`: the device, the model or script, and the form of the answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Device:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceOptions(OnOptions, _Device):
-    """What the step is to run on. The last base class comes first in --help."""
+    """The device that the step runs on. The last base class comes first in --help."""
 
     gpu_memory: Annotated[
         str | None,
@@ -54,13 +54,13 @@ class PlaceOptions(OnOptions, _Device):
 
     @property
     def card_text(self) -> str | None:
-        """What `--on` or `--gpu-memory` was given."""
+        """Text of `--on` or `--gpu-memory`."""
         return self.on or self.gpu_memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class LargestOptions:
-    """What is looked for: the largest of something that fits."""
+    """The size to maximise on the device."""
 
     largest_batch: Annotated[
         bool, option("Also find the largest --batch-size that fits.", QUESTIONS, "--largest-batch")

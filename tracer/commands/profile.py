@@ -48,7 +48,7 @@ EAGER_FOLDER = "eager"
 
 @dataclass(frozen=True, kw_only=True)
 class AdviceOptions:
-    """What would lower the peak."""
+    """Whether to look for changes that lower the peak."""
 
     advise: Annotated[
         bool,
@@ -268,7 +268,7 @@ def _build(options: ProfileOptions, device: torch.device) -> Built:
 def _adviser(
     options: ProfileOptions, device: torch.device, *, is_alone: bool
 ) -> Callable[[Workload, RunResults], RunResults] | None:
-    """What adds advice to the results of a run; None where nobody asked."""
+    """Return a function that adds advice to the results of a run; None without --advise."""
     import torch
 
     from tracer.rehearsal.unfilled import unfilled_weights

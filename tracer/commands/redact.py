@@ -22,7 +22,7 @@ def redact(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write a page again without the names of your program, to send it to somebody.
+    """Write a page again without the names of your program, so that you can share it.
 
     Files, functions, modules and regions are numbered, the command and the settings are left out. All bytes and times
     stay, as do the names of operators, and of what lies in installed packages.

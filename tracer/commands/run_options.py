@@ -42,7 +42,7 @@ class ScheduleOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptSchedule(ScheduleOptions):
-    """The same of somebody's script, of which no step needs to pass first."""
+    """The schedule of a script, which by default has no wait step."""
 
     n_wait_steps: _WaitSteps = 0
 

@@ -1,4 +1,4 @@
-"""Somebody's script, run as Python would run it, under our profile."""
+"""Run a user's script as Python would run it, under a profile."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Script(NamedTuple):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What stands behind `python` to run it."""
+        """Words behind `python` that run it."""
         return (*(["-m"] if self.is_module else []), self.path, *self.arguments)
 
     @property
     def settings(self) -> dict[str, str]:
-        """What a run remembers of it: the script and its arguments as a shell takes them."""
+        """Settings of the run: the script and its arguments, quoted for a shell."""
         num_words = 1 + self.is_module
         return {"script": shlex.join(self.words[:num_words]), "arguments": shlex.join(self.words[num_words:])}
 

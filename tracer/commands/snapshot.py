@@ -304,7 +304,7 @@ def show_snapshot(
 
 @dataclass(frozen=True, slots=True)
 class _Tries:
-    """What to replay a recording under: settings, those worth a search, and a GPU of so many bytes."""
+    """Replays of a recording: under which settings, whether settings are searched, and on a GPU of how many bytes."""
 
     settings: Sequence[str]
     searches: bool
@@ -464,6 +464,6 @@ def _write(explained: ExplainedSnapshot, *, html: Path | None, sqlite: Path | No
 
 
 def _described(file: Path, finding: SnapshotFinding) -> dict[str, str | int | float]:
-    """What a reader wants to know of the recording."""
+    """Return the description of the recording for the head of a page or report."""
     devices = ", ".join(str(device.device) for device in finding.devices)
     return {"file": str(file), "devices": devices, "entries": f"{sum(device.entries for device in finding.devices):,}"}

@@ -216,7 +216,7 @@ def _record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
 
 
 def _in_words(error: Any, ctx: Any) -> str:
-    """What is wrong: with a parameter, its name, its value and why."""
+    """Return the mistake in words: the parameter's name, its value, and the reason."""
     if (unknown := getattr(error, "option_name", None)) is not None and hasattr(error, "possibilities"):
         return f"There is no option {unknown}."
     if (parameter := getattr(error, "param", None)) is None:
@@ -231,7 +231,7 @@ def _in_words(error: Any, ctx: Any) -> str:
 
 
 def _hint(error: Any, ctx: Any) -> str:
-    """What was meant, where a name is spelled much like one that there is."""
+    """Return a hint that names the option or command with a similar spelling."""
     if (unknown := getattr(error, "option_name", None)) is None or not hasattr(error, "possibilities"):
         return ""
     names = [name for parameter in ctx.command.get_params(ctx) for name in (*parameter.opts, *parameter.secondary_opts)]
@@ -244,7 +244,7 @@ def _suggestion(ctx: Any, name: str, known: Iterable[str]) -> str:
 
 
 def _command_for(ctx: Any, name: str, commands: list[str]) -> str:
-    """What was meant, where a file's name stands in the place of a command's, or a command is misspelt."""
+    """Return the command to type for a file's name in a command's place, or for a misspelt command."""
     if name.endswith(".py"):
         return f"To profile a script: {_program(ctx)} run {name}"
     if Path(name).exists() and ".json" in name:

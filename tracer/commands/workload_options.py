@@ -30,7 +30,7 @@ _DEVICES_HINT = "Use cpu, cuda:0, xpu:0, ..., or import what registers the backe
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions:
-    """What is to be trained, as every command asks it; nothing is built yet."""
+    """The model, its inputs and its optimizer, as every command takes them; nothing is built yet."""
 
     batch_size: Annotated[int, number("Samples in a batch.", MODEL)] = 8
     in_channels: Annotated[int, number("Channels of the model's input.", FNO)] = 3
@@ -99,7 +99,7 @@ class WorkloadOptions:
 
     @property
     def settings(self) -> dict[str, object]:
-        """What is to be remembered of them."""
+        """Options to store with the results."""
         return {"model": self.model, **self._step_settings()} if self.is_users else self._fno_settings()
 
     def build(self, device: torch.device, *, device_named: bool, without_memory: bool = False) -> Workload:
@@ -136,7 +136,7 @@ class WorkloadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfiledWorkload(WorkloadOptions):
-    """What is to be trained for real."""
+    """A workload that is trained."""
 
     compile: Annotated[bool, option("Call the model through torch.compile.", MODEL, "--compile")] = False
     compile_arg: Annotated[
@@ -154,7 +154,7 @@ class ProfiledWorkload(WorkloadOptions):
 
     @property
     def settings(self) -> dict[str, object]:
-        """What is to be remembered of them."""
+        """Options to store with the results."""
         return super().settings | ({"compile": ", ".join(self.compile_arg) or True} if self._is_compiled else {})
 
     @property
@@ -174,7 +174,7 @@ class ProfiledWorkload(WorkloadOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedWorkload(WorkloadOptions):
-    """What is to be rehearsed, or to run on the null GPU."""
+    """A workload that is rehearsed, or runs on the null GPU."""
 
     hf_config: Annotated[
         Path | None,
@@ -209,7 +209,7 @@ class PredictedWorkload(WorkloadOptions):
 
     @property
     def settings(self) -> dict[str, object]:
-        """What is to be remembered of them."""
+        """Options to store with the results."""
         settings = super().settings | ({} if self.hf_config is None else {"model": str(self.hf_config)})
         return settings | ({} if self.tokens is None else {"tokens": self.tokens})
 
@@ -254,7 +254,7 @@ def _fno() -> Any:
 
 @contextmanager
 def _model_errors() -> Iterator[None]:
-    """What cannot be built is an error with the line of the user's where it went wrong."""
+    """Turn an exception while a workload is built into an error that names the user's line."""
     from tracer.capture.sources.error_line import error_line
     from tracer.exporters.screen.paths import behind
     from tracer.workloads.user_errors import UserModelError, WrongValueError

@@ -80,7 +80,7 @@ def has_changed(path: str, text: str) -> bool | None:
 
 
 def freed_words(memory: LineMemory) -> str:
-    """Where most of a line's memory was freed: `backward`, `backward, line 41`, `train.py:12`, `not freed`."""
+    """Return where most of a line's memory was freed: `backward`, `backward, line 41`, `train.py:12`, `not freed`."""
     if memory.freed_in is None:
         return "not freed"
     phase, at = "" if memory.freed_in == "other" else memory.freed_in, memory.freed_at

@@ -36,7 +36,7 @@ def scalars(findings: Findings) -> dict[str, int]:
 
 
 def loggers(log_to: object, folder: Path) -> tuple[Log, ...]:
-    """What takes the figures.
+    """Return the loggers that `log_to` names.
 
     Args:
         log_to: `"tensorboard"`, which writes to the folder, `"wandb"` or `"mlflow"` for the active run, a SummaryWriter

@@ -46,7 +46,7 @@ def snapshot_of_recording(
 
 
 def _with_addresses(lifetimes: BlockLifetimes) -> BlockLifetimes:
-    """Blocks of which nobody knows where they lie, as a count's remainder, lie behind all others."""
+    """Give blocks of unknown address, such as a count's remainder, addresses behind all others."""
     unknown = np.flatnonzero(lifetimes.address < 0)
     if not len(unknown):
         return lifetimes

@@ -1,4 +1,4 @@
-"""What a notebook shows where a result is the value of a cell: headline, bar, the peak by kind and line, the page.
+"""The HTML of a result in a notebook: headline, bar, the peak by kind and line, and the page.
 
 A kernel prints stderr on red ground, as if something had failed, so that the answer is displayed there and not printed.
 """
@@ -83,7 +83,7 @@ def _bar(sizes: dict[str, int], peak_bytes: int) -> str:
 
 
 def _frame(page: Path) -> str:
-    """The page itself: the notebook keeps it, and it can reach nothing of the notebook."""
+    """Return the page in a frame that the notebook stores; scripts of the page cannot reach the notebook."""
     try:
         size = page.stat().st_size
         text = page.read_text(encoding="utf-8") if size <= _MAX_PAGE_BYTES else None

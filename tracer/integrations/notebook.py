@@ -72,7 +72,7 @@ def _numbered_as_shown(shell: Any) -> Iterator[None]:
 
 
 class CellVoice(ScriptVoice):
-    """That of a cell: what it has to say is displayed below the cell."""
+    """The voice of a notebook's cell: messages are displayed below the cell."""
 
     to_record_the_first = "--wait 0 --warmup 0 records from the first one"
     if_too_short = "`%%memory_timeline --warmup 0 --active 1` needs one"

@@ -100,7 +100,7 @@ class RunHistory:
         return self._or_note(explained)
 
     def first_changes(self, findings: Findings, known: KnownStorages) -> FirstChanges | None:
-        """What to try first against the largest peak, replayed; None where the history is of another peak.
+        """Return the first changes to try against the largest peak, replayed; None if the history is of another peak.
 
         It is read as memory_snapshot.pkl would be, so that the file tells the same.
         """

@@ -86,14 +86,14 @@ class RunResults:
 
     @property
     def first_changes(self) -> FirstChanges | None:
-        """What to try first, replayed on the allocator's history; None where there is none of the peak."""
+        """The first changes to try, replayed on the allocator's history; None if it does not cover the peak."""
         if self.failed_allocation is not None:
             return self.failed_allocation.first
         return None if self.findings is None else self.history.first_changes(self.findings, self.known)
 
     @property
     def rows(self) -> tuple[PeakRow, ...]:
-        """What filled the device at the largest peak, the largest first: they sum to it. Empty without one."""
+        """Rows of the largest peak, the largest first, which sum to it; empty without a peak."""
         return self.findings.worst.peak.rows if self.findings is not None else ()
 
     def to_pandas(self) -> Any:
@@ -106,7 +106,7 @@ class RunResults:
 
     @property
     def snapshot(self) -> dict[str, Any] | None:
-        """What the allocator said of its history, on CUDA; elsewhere None."""
+        """The allocator's own snapshot on CUDA; elsewhere None."""
         return self.history.snapshot
 
     @property

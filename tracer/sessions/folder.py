@@ -55,7 +55,7 @@ class OwnFolder:
         return path
 
     def _has_locked(self, path: Path) -> bool:
-        """Whether it was free; where there are no locks, or no right to the folder, nobody can say that it was not."""
+        """Lock a folder; False if another session holds it. True without locks, or without rights to the folder."""
         if fcntl is None:
             return True
         opened = None
@@ -156,5 +156,5 @@ class SessionFolder:
         self._own.let_go()
 
     def leave_to_parent(self) -> None:
-        """Let go of the folder in a forked child: it is the parent's."""
+        """Drop the folder in a forked child; it belongs to the parent."""
         self._own.leave_to_parent()

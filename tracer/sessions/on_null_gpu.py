@@ -206,7 +206,7 @@ def _sentence(files: Sequence[Path]) -> str:
 
 
 def _sentence_kept(files: Sequence[Path], save_dir: Path, shown: Path) -> str:
-    """Where they are, below the folder of the results as the user named it."""
+    """Return a sentence that names their folder, relative to the results as the user named them."""
     common = Path(os.path.commonpath([path.parent for path in files]))
     where = shown / common.relative_to(save_dir) if common.is_relative_to(save_dir) else common
     return f"Note: Nothing was computed, so the script's {_number(files)} went to {where}, not over yours. {_KEEP}"

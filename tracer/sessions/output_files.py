@@ -286,7 +286,7 @@ def _write_max_mem(material: Material, path: Path) -> None:
 
 
 def _write_snapshot(material: Material, path: Path) -> None:
-    """That of the cycle which the allocator's own history covers; without one, of that with the largest peak."""
+    """Write the snapshot of the cycle that the allocator's history covers, else of the cycle with the largest peak."""
     results = material.results
     findings = results.findings
     if results.snapshot is not None and (findings is None or results.history.notes):

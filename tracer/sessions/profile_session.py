@@ -236,7 +236,7 @@ class ProfileSession(Session):
                     self._end_costly_recording()
 
     def _make_way(self, *, num_more_steps: int = 0) -> None:
-        """Drop the cycle that is under way, and begin anew after so many steps, or when another profiler has ended."""
+        """Drop the current cycle, and begin again after so many steps, or when another profiler has ended."""
         self._has_to_begin = False
         profiler, self._profiler = self._profiler, None
         profiler.on_trace_ready = None
@@ -526,7 +526,7 @@ class ProfileSession(Session):
 
     @property
     def unused_parameters(self) -> tuple[str, ...] | None:
-        """Parameters that want a gradient and never had one when their optimizer stepped; None if nobody looked."""
+        """Parameters that require a gradient and had none at any optimizer step; None if none was looked at."""
         return self._observed.gradients.missing
 
     def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""A script that knows nothing of this program, profiled: its models, optimizers and steps are found while it runs."""
+"""Profile an unchanged script: its models, optimizers and steps are found while it runs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class CountedSteps:
 
     @classmethod
     def of(cls, models: dict[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> CountedSteps:
-        """Steps of these; without parameters they are on the CPU, as all that nobody moved."""
+        """Steps of these objects; without parameters they are on the CPU."""
         parameters = [parameter for model in models.values() for parameter in model.parameters()]
         parameters += [item for optimizer in optimizers for group in optimizer.param_groups for item in group["params"]]
         return cls(parameters[0].device if parameters else torch.device("cpu"))
@@ -427,7 +427,7 @@ class ScriptProfile:
 
 
 def _nothing() -> None:
-    """There is no hook to remove."""
+    """No-op."""
 
 
 def _hook_modules(called: Callable[[nn.Module, Any], None]) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""The life of a session around somebody's training loop, whatever it records, so that it never gets in the loop's way.
+"""Begin and end of a session around a user's training loop; no fault of the session reaches the loop.
 
 Profiles and watches are such sessions. Each says how it is switched on and off, and what is left to do at the end; when
 that happens, and what becomes of signals, forks and faults meanwhile, is the same for all and is here.
@@ -160,14 +160,14 @@ class Session:
             )
 
     def _let_go(self) -> None:
-        """Keep nothing of the user's, and leave the folder to others."""
+        """Drop all references to the user's objects, and release the folder."""
         self._forget_forks()
         self._objects = None
         if self._folder is not None:
             self._folder.let_go()
 
     def _leave_to_parent(self) -> None:
-        """Let go of the session in a forked child: it is the parent's."""
+        """Drop the session in a forked child; it belongs to the parent."""
         self.is_in_child = True
         if self._folder is not None:
             self._folder.leave_to_parent()

@@ -1,4 +1,4 @@
-"""The results of a session, as the command line has them and as somebody's own loop shows them in a notebook."""
+"""The results of a session, for the command line and for a notebook."""
 
 from __future__ import annotations
 

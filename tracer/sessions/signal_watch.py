@@ -66,7 +66,7 @@ class SignalWatch:
             self._writes.close()
 
     def leave_to_parent(self) -> None:
-        """Let go in a forked child, which does not have the thread."""
+        """Drop the watch in a forked child, which does not have the thread."""
         self._put_back()
 
     def _put_back(self) -> bool:
@@ -96,6 +96,6 @@ class SignalWatch:
 
 
 def end_by(number: int) -> None:
-    """End the process as the signal does where nobody handles it, from any thread."""
+    """End the process as an unhandled signal does, from any thread."""
     ctypes.CDLL(None).signal(number, None)  # SIG_DFL; Python's own way is for the main thread alone
     os.kill(os.getpid(), number)

@@ -1,4 +1,4 @@
-"""Where the steps of a program end: by its optimizers' steps, by gradients where it has none, or by calls."""
+"""Find the ends of a program's steps: by its optimizers, by gradients if it has none, or by calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals that end a program: results are written all the same, and Ctrl-C leaves no half of them.
+"""Signals that end a program: results are still written, and Ctrl-C leaves none half-written.
 
 SIGTERM, by which torchrun and batch systems end a program, and SIGHUP, which ends it with its terminal, unwind it like
 Ctrl-C. All wait while our own code is at work, as does every handler of the program's own: a recording that is half
@@ -148,7 +148,7 @@ def _arrived(number: int, frame: FrameType | None) -> None:
 
 
 def pass_on(number: int) -> None:
-    """Tell who listened before of a signal that has waited; where nobody did, it is raised."""
+    """Deliver a pending signal to the previous handler; without one, raise it."""
     if _listeners:
         _listeners[-1].arrived(number, None)
     else:
@@ -226,7 +226,7 @@ def _handling(number: int) -> Handling:
 
 
 def _end(number: int) -> None:
-    """End the process without its main thread, after the last words of whoever listens."""
+    """End the process without its main thread, after its listeners have run."""
     error = Terminated(number)
     listeners = list(_listeners)
 

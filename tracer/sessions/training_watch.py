@@ -181,7 +181,7 @@ class TrainingWatch(Session):
             self._signal_is_ours = True
 
     def _asked_by_signal(self, number: int, frame: FrameType | None) -> None:
-        """Only note it: the signal may have come while somebody holds a lock that writing needs."""
+        """Only note it: the interrupted code may hold a lock that writing needs."""
         self._asked_by = signal.Signals(number)
 
     def _write_if_asked(self) -> None:

@@ -49,7 +49,7 @@ _COPIES = re.compile(r"copy|clone|state_dict")
 
 
 def find_held_waste(findings: Findings, *, error: BaseException | None = None) -> tuple[Waste, ...]:
-    """Find memory of the largest peak that nobody needs, the largest first.
+    """Find unneeded memory of the largest peak, the largest first.
 
     To be asked while the program's objects are as they were at the end of the last recorded cycle: an address at which
     something else lies by now says nothing. Nothing is kept alive by it.

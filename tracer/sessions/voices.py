@@ -1,4 +1,4 @@
-"""The words of sessions: to a program that calls one, or of a script that knows nothing of it."""
+"""Messages of sessions: to a program that calls one, or about an unchanged script."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Voice:
 
 
 class ScriptVoice(Voice):
-    """That of `run`: lines on stderr, for nobody looks for the line of the script that a warning would name."""
+    """The voice of `run`: lines on stderr, because a warning would name a line of the script that is not at fault."""
 
     is_of_script = True
     to_record_the_first = "--n-wait-steps 0 --n-warmup-steps 0 record from the first one"

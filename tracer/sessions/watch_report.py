@@ -66,7 +66,7 @@ class Moment:
 
 
 def watch_report(moment: Moment) -> WatchReport:
-    """Explain a moment. What cannot be read is a note, and everything else is there all the same."""
+    """Explain a moment. Unreadable parts become notes; the rest is reported."""
     return _Explanation(moment).report()
 
 

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Action(IntEnum):
-    """What a trace entry records; `UNKNOWN` is any word that this version does not know.
+    """The action of a trace entry; `UNKNOWN` is any word that this version does not know.
 
     Source: `torch/csrc/cuda/memory_snapshot.cpp`; `segment_map` and `segment_unmap` belong to expandable segments.
     """

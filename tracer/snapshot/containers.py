@@ -1,4 +1,4 @@
-"""What a snapshot may be packed in: gzip, xz, bzip2, Zstandard, or a zip archive such as torch.save's."""
+"""Containers of snapshots: gzip, xz, bzip2, Zstandard, or a zip archive such as torch.save's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ZSTD_MODULES: Final = ("compression.zstd", "pyzstd", "zstandard", "backports.zs
 
 
 def packing(path: Path) -> str:
-    """What the content, not the name, says the file is packed in; the empty text for nothing."""
+    """Return a file's container by its content, not its name; "" without one."""
     with path.open("rb") as file:
         head = file.read(8)
     if head.startswith(ZIP_MAGIC):
@@ -60,7 +60,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def why_no_file(path: Path) -> str:
-    """What is wrong with a path at which no ordinary file lies, as the end of a sentence."""
+    """Return, as the end of a sentence, why a path is no ordinary file."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:

@@ -169,7 +169,7 @@ def snapshot_parts(objects: Any, path: Path, remarks: Remarks) -> dict[str, Any]
 
 
 def _other_document(objects: Any) -> tuple[str, str] | None:
-    """What else a file may be that people take for a snapshot, and what to do then; None for all others."""
+    """Return what a file is that is often taken for a snapshot, and a hint; None for any other file."""
     if type(objects) is dict and "traceEvents" in objects:
         return "a profiler trace", "The command `trace` explains it."
     if type(objects) is dict and str(objects.get("format", "")).startswith("torch-timeline "):

@@ -273,7 +273,7 @@ class _Matching:
 
 
 def _completing_action(trace: Trace) -> tuple[Action, bool]:
-    """What frees memory in this trace: `free_completed`, or `free_requested` where the former was not recorded."""
+    """Return the action that frees memory: `free_completed`, or `free_requested` if the former was not recorded."""
     has_completed = (trace.action == Action.FREE_COMPLETED).any()
     has_requested = (trace.action == Action.FREE_REQUESTED).any()
     by_request = bool(has_requested and not has_completed)

@@ -440,7 +440,7 @@ def _state(value: object, index: int, where: Where) -> int:
 
 
 def _live_history(block: Row, is_live: bool) -> Row | None:
-    """What torch 2.0 and older say of a live block: the newest item of its history."""
+    """Return the newest item of a live block's history, as torch 2.0 and older write it."""
     history = block.get("history")
     if not is_live or type(history) is not list or not history or type(history[0]) is not dict:
         return None

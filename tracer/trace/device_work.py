@@ -45,7 +45,7 @@ class DeviceWork:
         return self.end_ns - self.start_ns
 
     def kernels(self) -> Kernels | None:
-        """What operators launched, as a recording has it; None where they launched nothing."""
+        """Return the work that operators launched, as in a recording; None without any."""
         linked = self.operator_ns >= 0
         if not linked.any():
             return None

@@ -247,7 +247,7 @@ def _bytes_of(path: Path, remarks: Remarks) -> Iterator[bytes]:
 
 
 def _piece(file: IO[bytes]) -> bytes:
-    """What one read gives: a longer one loses what it has unpacked where the data end in the middle."""
+    """Read a piece; a longer read would lose unpacked bytes if the data end in the middle."""
     read = getattr(file, "read1", file.read)
     return bytes(read(PIECE_BYTES))
 

@@ -34,7 +34,7 @@ _MAX_DURATION_US: Final = 30 * 24 * 3600 * 1_000_000
 
 
 class WorkKind(IntEnum):
-    """What a row of the device's work is."""
+    """Kinds of rows of a device's work."""
 
     KERNEL = 0
     COPY = 1
@@ -133,7 +133,7 @@ class TraceTables:
 
     @property
     def memory(self) -> Table:
-        """What allocators reported, as `MEMORY_ROW`, in the order of the file."""
+        """Reports of allocators, as `MEMORY_ROW`, in the order of the file."""
         return np.frombuffer(self._memory, MEMORY_ROW)
 
     @property

@@ -1,1 +1,1 @@
-"""What is compiled for this user: where it lies, that no other user can change it, and when it is deleted."""
+"""Builds of C code for this user: their folders, which no other user can change, and when they are deleted."""

@@ -41,6 +41,6 @@ def compiled(workload: Any, arguments: Sequence[str]) -> ModuleWorkload | Superv
 
 
 def without_compiling() -> AbstractContextManager[Any]:
-    """What torch.compile was asked to compile runs as it was written until the block ends."""
+    """Run compiled functions as they were written, until the block ends."""
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
     return stance

@@ -46,7 +46,7 @@ def load_factory(name_of_factory: str) -> Any:
 
 
 def _callables(module: ModuleType) -> list[str]:
-    """What a module offers: what it defines itself, or else what it imports."""
+    """Return the callables that a module defines, or else those that it imports."""
     public = [key for key, value in vars(module).items() if not key.startswith("_") and callable(value)]
     own = [key for key in public if getattr(vars(module)[key], "__module__", None) == module.__name__]
     return own or public
@@ -144,7 +144,7 @@ def parse_arguments(option: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def call_factory(name_of_factory: str, factory: Any, arguments: dict[str, Any], offered: Mapping[str, Any]) -> Any:
-    """What a factory returns; a module is its own."""
+    """Return a factory's result; a module is returned as it is."""
     if isinstance(factory, nn.Module) or not callable(factory):
         if arguments or not isinstance(factory, nn.Module):
             is_what = "is a module already and takes no arguments" if arguments else "cannot be called"

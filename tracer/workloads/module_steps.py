@@ -72,7 +72,7 @@ class ModuleWorkload:
             scaled.backward()  # type: ignore[no-untyped-call]
 
     def optimizer_step(self) -> None:
-        """Update the parameters, then let go of the gradients."""
+        """Update the parameters, then free the gradients."""
         if self.inference:
             return
         if self.scaler is not None and self.optimizer is not None:

@@ -1,4 +1,4 @@
-"""All tensors of a model, and memory for those of one on the meta device, where nobody asks what stands in it."""
+"""All tensors of a model, and uninitialised memory for a model on the meta device."""
 
 from __future__ import annotations
 

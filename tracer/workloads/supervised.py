@@ -39,7 +39,7 @@ class SupervisedWorkload:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def optimizer_step(self) -> None:
-        """Update the parameters, then let go of the gradients.
+        """Update the parameters, then free the gradients.
 
         They go last, and not first in the next step, so that none is alive when a recording begins.
         """

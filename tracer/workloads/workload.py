@@ -1,4 +1,4 @@
-"""What a training step is made of: the pieces that a profiled run starts, marks and times one by one."""
+"""Parts of a training step, which a profiled run starts, marks and times one by one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 class Workload(Protocol):
-    """What a training step is made of. One step: `next_batch`, `forward`, `backward`, `optimizer_step`."""
+    """A training step in parts. One step: `next_batch`, `forward`, `backward`, `optimizer_step`."""
 
     @property
     def model(self) -> nn.Module:
@@ -18,7 +18,7 @@ class Workload(Protocol):
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """What updates them, if anything does."""
+        """The optimizer of the parameters, if there is one."""
 
     @property
     def device(self) -> torch.device:
@@ -34,7 +34,7 @@ class Workload(Protocol):
         """Fill the gradients; nothing without a loss."""
 
     def optimizer_step(self) -> None:
-        """Update the parameters and let go of the gradients."""
+        """Update the parameters and free the gradients."""
 
     def copy(self) -> Workload | None:
         """The same on copies of model and optimizer; None if that cannot be, and its phases are not timed."""

@@ -21,7 +21,7 @@ VERSION = 1
 
 
 def job_json(finding: JobFinding) -> str:
-    """What `explain_job` returned; docs/files.md describes it."""
+    """Return the JSON of a job's finding; docs/files.md describes it."""
     difference = finding.difference
     values = {
         **json_header("job", VERSION, torch=None, command=this_command()),
@@ -97,7 +97,7 @@ def _nccl(buffers: NcclBuffers) -> dict[str, int]:
 
 
 def gpus_json(gpus: Sequence[GpuSum]) -> list[dict[str, Any]]:
-    """What each GPU holds in all, by process."""
+    """Return the bytes that each process holds of each GPU."""
     return [
         {
             "node": gpu.node,

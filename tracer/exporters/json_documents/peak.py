@@ -123,7 +123,7 @@ def graph_pool_from(document: Document) -> GraphPool:
 
 
 def saved_peak_document(peak: SavedPeak) -> dict[str, object]:
-    """What of a peak.json is read back to compare it with another."""
+    """Return the part of a peak.json that a comparison reads back."""
     rows = [asdict(row) for row in peak.rows]
     return {"device": peak.device, "peak_bytes": peak.bytes, "phase": peak.phase, "rows": rows}
 
@@ -191,7 +191,7 @@ def peak_diffs_json(diffs: Sequence[PeakDiff], *, before: str, after: str) -> st
 
 
 def change_values(change: PeakChange, gathered_by: str) -> dict[str, Any]:
-    """The name, and what it has on both sides."""
+    """Return a change: its name, and its bytes before and after."""
     name: dict[str, Any] = {"name": list(change.name)}
     if gathered_by in ("kind", "stack"):
         name = {"kind": change.name[0], "stack": list(change.name[1:])}
@@ -201,7 +201,7 @@ def change_values(change: PeakChange, gathered_by: str) -> dict[str, Any]:
 
 
 def diff_device(diff: PeakDiff) -> dict[str, Any]:
-    """What changed at one device's peak, as an element of `devices`."""
+    """Return the change of one device's peak, as an element of `devices`."""
     return {
         "device": diff.after.device,
         "before_phase": diff.before.phase,

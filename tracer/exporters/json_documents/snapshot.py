@@ -85,7 +85,7 @@ def oom_values(event: OutOfMemory) -> dict[str, Any]:
 
 
 def moments_values(moments: Moments) -> dict[str, Any]:
-    """The moments of a device that somebody asked about, and its steps."""
+    """Return the moments named by `--at`, `--between` and `--before-oom`, and the steps of a device."""
     held = [
         {**record_values(one), "time_us": one.time_us if one.time_us >= 0 else None, "phase": one.phase or None}
         for one in moments.held

@@ -253,7 +253,7 @@ def pack(columns: Iterable[Ints]) -> str:
 
 
 def unpacked(table: Packed) -> Ints:
-    """What `packed` was given, [columns, rows]."""
+    """Undo `packed`; returns [columns, rows]."""
     planes = np.frombuffer(zlib.decompress(base64.b64decode(table["packed"])), np.uint8).reshape(8, -1)
     deltas = np.ascontiguousarray(planes.T).view("<i8").reshape(table["columns"], table["rows"])
     return np.asarray(np.cumsum(deltas, axis=1), np.int64)

@@ -92,7 +92,7 @@ def filled(template: str, *, title: str, style: str, script: str, data: str = ""
 
 
 def data_of_html(text: str) -> dict[str, Any]:
-    """What `html_of_data` put into a page.
+    """Return the data that `html_of_data` put into a page.
 
     Raises:
         ValueError: It is no such page.

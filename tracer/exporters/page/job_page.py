@@ -156,7 +156,7 @@ def _difference(finding: JobFinding, difference: PeakDiff) -> Section:
 
 
 def _shared(gpus: Sequence[GpuSum]) -> tuple[Section, ...]:
-    """What each GPU holds, by process, where some hold memory of another rank's."""
+    """Return a table of each GPU's memory by process, if a process holds memory of another rank's GPU."""
     rows = tuple(
         (holding.bytes, f"GPU {gpu.index} of node {gpu.node}", f"rank {holding.rank:,}", _whose(holding))
         for gpu in gpus

@@ -1,4 +1,4 @@
-"""What the page shows, as plain findings: the same shape for profiler recordings and allocator snapshots.
+"""The content of a page, in the same form for profiler recordings and allocator snapshots.
 
 Bytes and nanoseconds throughout. Everything but title and device may be left empty: the page then says that it is not
 known, or leaves the section out. Where times mean nothing, everything stands at its position in the order of events.

@@ -62,7 +62,7 @@ def redacted_pages(pages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class _Names:
-    """What stands for each name."""
+    """Replacements of names."""
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}
@@ -113,7 +113,7 @@ class _Names:
         return name if _OF_LIBRARIES.search(name) else self.operator(name, file=None)
 
     def kernel(self, name: str) -> str:
-        """What runs on a device; those of torch and of the vendors' libraries stay."""
+        """Replace a kernel's name, unless the kernel is of torch or of a vendor's library."""
         return name if _KERNEL.search(name) else self.number("kernel", name)
 
     def frame(self, text: str) -> str:

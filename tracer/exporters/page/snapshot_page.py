@@ -40,7 +40,7 @@ _TRY_FIRST, _PEAKS = "What to try first", "peaks of a replay as recorded, and wi
 def oom_section(
     events: Sequence[OutOfMemory], first: FirstChanges | None = None, *, at_peak: Sequence[SnapshotRow] = ()
 ) -> Section:
-    """What failed and why, what to try first, and what was in use; there is at least one event.
+    """Return the section of one or more failures: the cause, the first change to try, and the memory in use.
 
     Args:
         at_peak: What the page shows of the peak; a failure with the same blocks in use has no table of its own.
@@ -58,7 +58,7 @@ def oom_section(
 
 
 def first_changes_sections(first: FirstChanges | None) -> tuple[Section, ...]:
-    """What to try first, of a recording in which nothing failed; none where no change helps."""
+    """Return sections with the first changes to try, for a recording without a failure; none if no change helps."""
     if first is None or not first.changes:
         return ()
     sentences = first.sentences[len(much_saved(first)) :]
@@ -83,7 +83,7 @@ def oom_sentences(events: Sequence[OutOfMemory], device: str) -> tuple[str, ...]
 
 
 def _in_use(events: Sequence[OutOfMemory], at_peak: Sequence[SnapshotRow]) -> tuple[tuple[str, ...], list[Table]]:
-    """What was in use at each failure: a sentence where that is the peak, which the page shows already, or a table."""
+    """Return the memory in use at each failure: a sentence if that is the peak, which the page shows, else a table."""
     peak = groups_table("", at_peak).rows
     sentences: list[str] = []
     tables: list[Table] = []
@@ -281,7 +281,7 @@ def _peak(device: DeviceFinding, timeline: DeviceTimeline) -> PagePeak:
 
 # ----------------------------------------------------------------------------------------------------- other findings
 def _what_helps(device: DeviceFinding, first: FirstChanges | None) -> tuple[Section, ...]:
-    """What failed, with what to try first; why it did stands at the top of the page."""
+    """Return the failed request and the first change to try; the cause stands at the top of the page."""
     if device.oom:
         return (oom_section(device.oom, first, at_peak=device.peak.groups),)
     return first_changes_sections(first)

@@ -237,7 +237,7 @@ def _blocks(cycle: CycleFindings, known: KnownStorages | None) -> PageBlocks:
 def _stacks(
     recording: Recording, blocks: ClassifiedBlocks, group: PerBlock[Int], num_groups: int
 ) -> tuple[tuple[str, ...], ...]:
-    """What led to the largest block of each group; nothing where no Python code was running, as in backward."""
+    """Return the stack of each group's largest block; empty if no Python code was running, as in backward."""
     order = np.lexsort((-blocks.size_bytes, group))
     _, first = np.unique(group[order], return_index=True)
     largest = np.full(num_groups, -1, np.int64)
@@ -253,7 +253,7 @@ def _space(cycle: CycleFindings) -> PageSpace | None:
 
 
 def _with_history(cycle: CycleFindings) -> tuple[ClassifiedBlocks, PerBlock[Int], PerBlock[Int]]:
-    """What was there before, as the allocator has it: with its sizes, and with what no recording saw.
+    """Add the blocks from before the recording, with the allocator's sizes.
 
     What no recording saw was never freed in one, for of a free it tells.
     """

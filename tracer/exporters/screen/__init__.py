@@ -1,1 +1,1 @@
-"""What a terminal shows, a file for each thing that is shown."""
+"""Text on a terminal, a file for each kind of answer."""

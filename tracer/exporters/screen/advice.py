@@ -1,4 +1,4 @@
-"""What would lower the peak, as a short list on a terminal, the best first."""
+"""Changes that lower the peak, as a short list on a terminal, the best first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the model of the caching allocator found, as text on a terminal."""
+"""Findings of the caching allocator's model, as text on a terminal."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def _advice(what_if: WhatIf) -> str:
 
 
 def what_it_is_not(what_if: WhatIf) -> str:
-    """What these answers leave out, in a sentence."""
+    """Return a sentence on the limits of these answers."""
     before = "" if what_if.starts_clean else ", without what was cached before the recording"
     gpu = "" if what_if.gpu_memory is None else "; the CUDA context and libraries need GPU memory in addition"
     return (

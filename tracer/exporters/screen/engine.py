@@ -1,4 +1,4 @@
-"""What an inference engine's memory is for, in less than 24 lines: how much KV cache, and what limits the requests."""
+"""Memory of an inference engine in less than 24 lines: the KV cache, and the limit of its requests."""
 
 from __future__ import annotations
 

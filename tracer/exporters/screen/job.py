@@ -172,7 +172,7 @@ def job_words(job: NullJob) -> list[str]:
 
 
 def of_card(job: NullJob) -> Iterator[str]:
-    """What is taken of the fullest GPU, by torch and beside it, and whether that fits."""
+    """Return sentences on the fullest GPU: memory of torch, memory beside it, and whether both fit."""
     gpu = job.fullest
     if gpu is None:
         return

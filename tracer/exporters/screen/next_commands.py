@@ -1,4 +1,4 @@
-"""What to do next, in one line after every success: the two most useful commands, to be copied as they are."""
+"""The line `Next:` after every success: the two most useful commands, ready to be copied."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _NARROW_SHARE = 0.02
 
 
 def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None) -> tuple[str, ...]:
-    """What came of it.
+    """Return the result of a trial in lines.
 
     Args:
         base: The script as it is, to compare with; None to leave that out.
@@ -294,7 +294,7 @@ def batches_words(read: BatchesRead) -> tuple[str, ...]:
 
 
 def largest_words(largest: LargestSize) -> str:
-    """The largest that fits, and how to have the batch that was asked for all the same."""
+    """Return the largest batch that fits, and how to train with the wanted batch nevertheless."""
     if not largest.size:
         return "Not even one sample fits." if largest.option == "--batch-size" else "Not even the smallest fits."
     quantity, size_words = {

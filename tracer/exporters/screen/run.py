@@ -120,7 +120,7 @@ def _fit(results: RunResults) -> str:
 
 
 def failure_lines(results: RunResults) -> list[str]:
-    """What happened, the allocator's state where it has one, and what to do about it; nothing if nothing failed."""
+    """Return the failure, the allocator's state if it has one, and a hint; no lines if nothing failed."""
     failure = results.failure
     if failure is None:
         return []
@@ -176,7 +176,7 @@ def _below(failure: Failure, results: RunResults) -> str:
 
 
 def _called_with(settings: Mapping[str, object]) -> str:
-    """What a plain module of the user's was called with, where its first step failed."""
+    """Return the arguments of a plain module whose first step failed."""
     inputs = settings.get("inputs")
     if not isinstance(inputs, tuple):
         return ""

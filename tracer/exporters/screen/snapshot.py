@@ -233,7 +233,7 @@ def _print_oom_sizes(event: OutOfMemory, console: Console, fit: str = "") -> Non
 
 
 def ran_out_at(site: Site) -> str:
-    """Where memory ran out, as a sentence begins."""
+    """Return the begin of a sentence on where memory ran out."""
     if site.file is None and site.frame == NO_FRAMES:
         return "Out of memory (no stack was recorded of where)"
     return f"Out of memory at {place(site)}"

@@ -1,4 +1,4 @@
-"""stdout and stderr, neither of which may cost anything but itself.
+"""stdout and stderr; a fault of one costs neither the other nor the answer.
 
 A disk may be full behind them, a reader gone, a letter unknown to them. So what is printed goes out in one piece when
 everything else is done, and past the stream's own buffer: what stays in there after a failure would fail again when
@@ -77,7 +77,7 @@ def say(line: str) -> None:
 
 
 def say_beside_bars(line: str) -> None:
-    """Print a line on stderr while somebody's program runs, without breaking its progress bars."""
+    """Print a line on stderr while a user's program runs, without breaking its progress bars."""
     bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
     if bars is None:  # rich's bars stand in the place of stderr and let lines pass
         say(line)
@@ -96,7 +96,7 @@ class _VisibleConsole(Console):
 
 
 class _Text(io.StringIO):
-    """What rich prints, kept; it looks like the stream that it is for."""
+    """Keeps the text that rich prints, and looks like the stream that it stands for."""
 
     def __init__(self, stream: TextIO | None) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class _Text(io.StringIO):
 
 
 def _is_closed(stream: TextIO | None) -> bool:
-    """Python has no stream at all where the process was started without; one of somebody else's may only write."""
+    """Whether a stream is missing or closed; a program may have put in one that can only write."""
     return stream is None or getattr(stream, "closed", False)
 
 

@@ -1,4 +1,4 @@
-"""What a program read of a device that computes nothing, in a few lines."""
+"""Values that a program read from a device that computes nothing, in a few lines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _list(values: ValuesRead) -> Iterator[str]:
 
 
 def values_sentences(values: ValuesRead) -> Iterator[str]:
-    """What was read, what sizes it decided, and what is not known."""
+    """Return sentences on the values read, the sizes that they decided, and unknown ones."""
     if values.reads:
         yield _what_was_read(values)
     if empty := [read for read in values.reads if read.num_empty]:

@@ -28,7 +28,7 @@ def write_watch_text(report: WatchReport, path: Path) -> None:
 
 
 def short_watch_lines(report: WatchReport) -> tuple[str, ...]:
-    """What happened, what is wrong, and who holds what: for a terminal."""
+    """Return the event, the problem and the holders of memory, for a terminal."""
     caveat = (report.caveat,) if report.caveat else ()
     last = report.found_before[-1:] if report.steps.growth is not None and not report.outlived else ()
     earlier = (line for before in last for line in (f"Found after step {before.event.step:,}:", *_kept_lines(before)))
@@ -36,7 +36,7 @@ def short_watch_lines(report: WatchReport) -> tuple[str, ...]:
 
 
 def growth_lines(report: WatchReport) -> tuple[str, ...]:
-    """What grows from step to step and who holds it; empty where nothing does."""
+    """Return lines on memory that grows from step to step and on its holders; empty without growth."""
     growth = report.steps.growth
     per_step = sum(group.bytes_per_step for group in report.outlived if group.bytes_per_step > 0)
     if growth is not None:

@@ -1,4 +1,4 @@
-"""What is installed here and what works: checks of a name, PASS, FAIL or SKIP, a sentence, and the command that mends.
+"""Checks of the installation and the device: a name, PASS, FAIL or SKIP, a sentence, and a command that mends.
 
 installed     packages, driver, compiler, folders and variables, asked without torch
 loaded        the process that has loaded torch: card, allocator, history, profiler, copies of CUDA

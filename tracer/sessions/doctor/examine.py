@@ -48,7 +48,7 @@ _OF_A_TRACEBACK = re.compile(r"\s*File \".*\", line \d+|Fatal |(?:Current t|T)hr
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a process is to check."""
+    """The checks that a process makes."""
 
     file: str  # Takes its answers, a line each
     device: str | None = None  # None for the GPU if there is one, else the CPU

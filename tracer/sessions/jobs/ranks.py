@@ -92,7 +92,7 @@ def this_rank() -> Rank | None:
 
 @dataclass(frozen=True, slots=True)
 class GpuPart:
-    """What one rank holds of one GPU."""
+    """Memory of one rank on one GPU."""
 
     gpu: str  # Its UUID, or on the null GPU its number on the node
     is_own: bool  # Whether it is the GPU of the rank's number on its node, or the only one that the rank sees
@@ -168,7 +168,7 @@ class RanksSummary:
 
     @property
     def gpus(self) -> tuple[GpuSum, ...]:
-        """What is held on each GPU that ranks have told of."""
+        """Memory on each GPU that ranks have reported."""
         parts = [(rank, part) for rank in self.ranks for part in rank.held]
         places = {part.gpu: rank.place for rank, part in reversed(parts) if part.is_own}
         sums: dict[tuple[int, int], list[Holding]] = {}
@@ -202,7 +202,7 @@ def begin(rank: Rank, save_dir: Path) -> None:
 
 
 def announce(rank: Rank, results: RunResults, save_dir: Path, store: RankStore | None = None) -> None:
-    """Leave what there is to say so far, without waiting for anybody; whoever comes last puts all together.
+    """Store this rank's result without waiting for other ranks; the last rank writes the summary.
 
     If a rank dies later, even rank 0, its results so far survive.
     """
@@ -277,7 +277,7 @@ def peak_of(rank: Rank, results: RunResults) -> RankMessage:
 
 
 def held_by(rank: Rank, history: RunHistory | None = None) -> tuple[GpuPart, ...]:
-    """What this process holds of each GPU of CUDA's.
+    """Return the memory of this process on each CUDA device.
 
     Args:
         history: Knows the lines that hold memory of other ranks' GPUs.

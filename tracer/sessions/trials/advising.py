@@ -151,7 +151,7 @@ def _verified(
 
 
 def measure(build: Build, changes: Sequence[Change], before: _RealRun, *, divides: bool = True) -> Measured:
-    """Make changes for real on a workload built anew."""
+    """Make changes on a new copy of the workload, and measure its peak."""
     after = run_for_real(build, changes, divides=divides)
     return Measured(
         saves_bytes=before.peak_bytes - after.peak_bytes,

@@ -19,7 +19,7 @@ MakeTrial = Callable[[Changes], FitTrial]
 
 
 def least_that_fits(make_trial: MakeTrial, *, is_job: bool = False, likely: Collection[str] = ()) -> FitTrial | None:
-    """The first set that fits, without what it does not need; None if none does.
+    """Return the first set of changes that fits, without unneeded ones; None if none fits.
 
     What gives up nothing but memory comes before what costs time, and that before what costs digits. Of each such group
     all are tried at once, beside those of the groups before: where that does not fit, nothing smaller does. Where it

@@ -97,7 +97,7 @@ class ForkedTrials:
         return asked.changes
 
     def _fork_for_each(self) -> TrialRequest | None:
-        """In each fork what it was asked for; None where no more is asked for."""
+        """Return, in each fork, the request it answers; None after the last."""
         offsets = _offsets()
         while (asked := self._channel.next()) is not None:
             sys.stdout.flush()
@@ -138,7 +138,7 @@ def _connections(channel: Channel) -> list[int]:
 
 
 def _offsets() -> dict[int, int]:
-    """Where each open file is read or written next."""
+    """Return the position of each open file."""
     return {number: os.lseek(number, 0, os.SEEK_CUR) for number, mode in _modes().items() if stat.S_ISREG(mode)}
 
 

@@ -58,7 +58,7 @@ class LargestBatches:
 
     @property
     def read(self) -> BatchesRead:
-        """What was read of the loader that gave the last batch."""
+        """Batches read from the loader that gave the last batch."""
         if self._last is None:
             return BatchesRead(0, ())
         _, number, largest = self._read[self._last]
@@ -130,7 +130,7 @@ def _tensors(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, torch
 
 
 def _copied(batch: Any) -> Any:
-    """A copy, because a script may change what it is given; the batch itself where it cannot be copied."""
+    """Return a copy, because a script may change its batch; the batch itself if it cannot be copied."""
     try:
         return copy.deepcopy(batch)
     except (RuntimeError, TypeError):

@@ -34,7 +34,7 @@ class TrialRequest:
 
     @property
     def text(self) -> str:
-        """One line, without its end."""
+        """The trial as one line of text."""
         return json.dumps(asdict(self))
 
     @classmethod
