@@ -75,7 +75,7 @@ def test_by_hand(tmp_path: Path) -> None:
         "Peak: 6.00 MiB on device 0 in backward.",
         "It is 50 % activations, 33 % memory from before the recording and 17 % temporaries.",
         "The line that holds most is model.py:7: 3.00 MiB, 50 %, made by forward.",
-        "It is as requested: 6.00 MiB are allocated, after the allocator's rounding, and 16.00 MiB reserved.",
+        "The peak counts requested bytes. torch reports 6.00 MiB allocated (rounded up) and 16.00 MiB reserved.",
     )
     assert [section.title for section in shown.sections] == ["Growth", "Reserved memory"]
 
@@ -206,7 +206,7 @@ def test_without_history_there_is_no_timeline_and_nothing_was_before_it(tmp_path
         "It is 100 % memory that nothing explains.",
     )
     assert said[-1] == (
-        "It is as requested: 1.00 KiB are allocated, after the allocator's rounding, and 1.00 MiB reserved."
+        "The peak counts requested bytes. torch reports 1.00 KiB allocated (rounded up) and 1.00 MiB reserved."
     )
 
 

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from tracer.analysis.kinds import Kind
+from tracer.analysis.kinds import LAYERS, Kind
 from tracer.exporters.page.data import CATEGORIES
 
 # What is seen of linear red, green and blue. Source: Machado, Oliveira and Fernandes 2009, severity 1.0.
@@ -17,8 +17,11 @@ VISIONS = {
     "no red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
     "no blue": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
 }
+LUMINANCE = np.array([0.2126, 0.7152, 0.0722])
 # Of CIELAB; a difference of 2 is just seen side by side.
-LEAST_DIFFERENCE = 15
+LEAST_DIFFERENCE = 17
+GROUNDS = ("#ffffff", "#16191e")  # As `--paper` of page.css
+LEAST_CONTRAST = 1.25  # Of WCAG's ratio; layers lie beside each other and have a legend
 
 
 def linear(color: str) -> np.ndarray:
@@ -47,6 +50,15 @@ def test_any_two_categories_can_be_told_apart(ground: int, vision: str) -> None:
     ]
     # A page has one of these two: torch's own word, or ours.
     assert close in ([], [("UNTAGGED", "UNKNOWN")])
+
+
+@pytest.mark.parametrize("ground", [0, 1], ids=["on white", "on black"])
+def test_every_category_is_seen_on_its_ground_and_in_one_order(ground: int) -> None:
+    luminance = {name: float(linear(colors[ground]) @ LUMINANCE) for name, (_, *colors) in CATEGORIES.items()}
+    paper = float(linear(GROUNDS[ground]) @ LUMINANCE)
+    contrast = {name: (max(one, paper) + 0.05) / (min(one, paper) + 0.05) for name, one in luminance.items()}
+    assert {name: ratio for name, ratio in contrast.items() if ratio < LEAST_CONTRAST} == {}
+    assert [name for name in CATEGORIES if name in Kind.__members__] == [kind.name for kind in LAYERS]
 
 
 def test_every_kind_has_a_colour_and_words() -> None:

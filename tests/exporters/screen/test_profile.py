@@ -67,7 +67,7 @@ def test_a_table_without_rows_is_not_printed() -> None:
 def test_only_whole_cycles_differ(is_whole: bool, differ: bool) -> None:
     smaller = replace(cycle(), is_whole=is_whole, peak=replace(cycle().peak, peak_bytes=1))
     text = " ".join(screen_of(put_together([cycle(), smaller])))
-    assert ("Cycles differ" in text) == differ
+    assert ("recorded cycles differ" in text) == differ
     assert ("1 cycle was cut short by the end of the run" in text) == (not is_whole)
 
 

@@ -293,26 +293,25 @@ def _line(line: Curve, origin: int, num_buckets: int) -> dict[str, Any]:
 
 
 CATEGORIES = {
-    # name: (words, on white, on black). The hues are torch's, `_CATEGORY_TO_COLORS` in
-    # torch/profiler/_memory_profiler.py, as far as any two of them can be told apart on either ground, also by people
-    # who see no red, no green or no blue.
-    "PARAMETER": ("parameters", "#0c7530", "#3aae76"),
-    "OPTIMIZER_STATE": ("optimizer state", "#e3c531", "#f0d33c"),
-    "INPUT": ("inputs", "#090a0b", "#f6f7f8"),
-    "TEMPORARY": ("temporaries", "#bf8cf1", "#8f86ff"),
-    "ACTIVATION": ("activations", "#f04c5a", "#e8484f"),
-    "GRADIENT": ("gradients", "#152ac4", "#3b36e8"),
-    "AUTOGRAD_DETAIL": ("autograd's intermediate results", "#3b75fa", "#a5cffd"),
-    "UNTAGGED": ("memory that torch gave no category", "#7e8a9a", "#74797e"),
-    # Kinds that torch does not tell apart.
-    "WORKSPACE": ("operators' workspaces", "#4f2e10", "#8c3a14"),
-    "BUFFER": ("buffers", "#1fba85", "#27e8a5"),
-    "EVALUATION": ("evaluation", "#920c7d", "#d740ba"),
-    "HELD": ("tensors held by Python", "#9b8604", "#ad9504"),
-    "COMMUNICATION": ("buffers of collectives", "#f0a05a", "#faaa64"),
-    "KV_CACHE": ("KV cache", "#b2fdad", "#4a0162"),
-    "BEFORE_RECORDING": ("memory from before the recording", "#c6cbd2", "#424a54"),
-    "UNKNOWN": ("memory that nothing explains", "#404143", "#a9b0b9"),
+    # name: (words, on white, on black), in the order of a drawing's layers. The hues of what everybody has are near
+    # torch's, `_CATEGORY_TO_COLORS` in torch/profiler/_memory_profiler.py; any two can be told apart on either ground,
+    # also by people who see no red, no green or no blue.
+    "PARAMETER": ("parameters", "#0a7410", "#16a751"),
+    "BUFFER": ("buffers", "#95eaad", "#62f5c7"),
+    "OPTIMIZER_STATE": ("optimizer state", "#ceb309", "#f4df32"),
+    "KV_CACHE": ("KV cache", "#bdf463", "#c8f78d"),
+    "BEFORE_RECORDING": ("memory from before the recording", "#cecfcf", "#474747"),
+    "INPUT": ("inputs", "#3cb7c7", "#33767c"),
+    "TEMPORARY": ("temporaries", "#ca9dff", "#bc8ace"),
+    "ACTIVATION": ("activations", "#f53136", "#f23738"),
+    "EVALUATION": ("evaluation", "#a92b90", "#ab34a3"),
+    "HELD": ("tensors held by Python", "#ea7878", "#fd9693"),
+    "GRADIENT": ("gradients", "#1a52d8", "#4b68fa"),
+    "AUTOGRAD_DETAIL": ("autograd's intermediate results", "#618ec5", "#3ea0ff"),
+    "COMMUNICATION": ("buffers of collectives", "#74e6ff", "#a5e7fe"),
+    "WORKSPACE": ("operators' workspaces", "#f9a471", "#f37d17"),
+    "UNTAGGED": ("memory that torch gave no category", "#7f7a84", "#aba9b8"),
+    "UNKNOWN": ("memory that nothing explains", "#67686b", "#a4b2be"),
 }
 
 BOTH, MORE, LESS = "in both", "more than before", "less than before"

@@ -222,7 +222,9 @@ def _rounded(peak: Peak) -> tuple[str, ...]:
     if not peak.requested_bytes:
         return ()
     allocated, reserved = format_bytes(peak.allocated_bytes), format_bytes(peak.reserved_bytes)
-    return (f"It is as requested: {allocated} are allocated, after the allocator's rounding, and {reserved} reserved.",)
+    return (
+        f"The peak counts requested bytes. torch reports {allocated} allocated (rounded up) and {reserved} reserved.",
+    )
 
 
 def _blocks(replayed: ReplayedSnapshot, device: DeviceFinding, shown: int) -> PageBlocks:

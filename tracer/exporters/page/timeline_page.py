@@ -322,7 +322,7 @@ def _marks(cycle: CycleFindings) -> tuple[Mark, ...]:
         return (shown,)
     return (
         shown,
-        Mark("tagged", "peak of what torch categorises", breakdown.tagged_peak_ns, breakdown.tagged_peak_bytes),
+        Mark("tagged", "peak of torch's categories", breakdown.tagged_peak_ns, breakdown.tagged_peak_bytes),
     )
 
 

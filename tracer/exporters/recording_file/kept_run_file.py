@@ -280,7 +280,7 @@ def _snapshot_from(columns: Columns, device: str) -> dict[str, Any] | None:
     lists = ("segments", "device_traces")
     if isinstance(snapshot, dict) and ":" in device and all(isinstance(snapshot.get(name), list) for name in lists):
         return snapshot
-    raise RecordingError("What is kept of the allocator is no snapshot of a device.", hint=DAMAGED)
+    raise RecordingError("The recording's allocator data is damaged.", hint=DAMAGED)
 
 
 def _at_failure_from(columns: Columns, document: Document) -> ObjectsAtFailure | None:

@@ -69,9 +69,8 @@ def answer_sentences(finding: JobFinding) -> tuple[str, ...]:
         odd = [rank for group in finding.groups if group.is_odd for rank in group.ranks]
         alike = finding.groups[0].ranks
         same = "All" if len(alike) == len(finding.ranks) else f"{len(alike)} of them"
-        sentences.append(
-            f"{same} are alike, with a peak of {peak_span(alike)}.{f' Odd ones out: {rank_names(odd)}.' if odd else ''}"
-        )
+        are_alike = f"{same} are alike, with a peak of {peak_span(alike)}." if len(alike) > 1 else "No two are alike."
+        sentences.append(f"{are_alike}{f' Odd ones out: {rank_names(odd)}.' if odd else ''}")
     if finding.difference is not None:
         sentences.append(_more(worst, typical, finding.difference))
     no = "none" if finding.unreadable else "no recording"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -143,4 +144,9 @@ def after_prediction(
 
 
 def _line(ideas: Sequence[str]) -> tuple[str, ...]:
-    return (f"Next: {', or '.join(ideas[:2])}.",) if ideas else ()
+    """The first two ideas; on a terminal that is too narrow for both, each has a line of its own."""
+    if not ideas:
+        return ()
+    line = f"Next: {', or '.join(ideas[:2])}."
+    is_narrow = sys.stderr.isatty() and len(line) > shutil.get_terminal_size().columns
+    return (f"Next: {ideas[0]},", f"   or {ideas[1]}.") if is_narrow and len(ideas) > 1 else (line,)

@@ -233,7 +233,9 @@ def _counts(findings: Findings) -> str:
         )
     spread = {cycle.peak.peak_bytes for cycle in findings.cycles if cycle.is_whole}
     if len(spread) > 1:
-        lines.append(f"Cycles differ: from {format_bytes(min(spread))} to {format_bytes(max(spread))}.")
+        lines.append(
+            f"The peaks of the recorded cycles differ: from {format_bytes(min(spread))} to {format_bytes(max(spread))}."
+        )
     return "\n".join(lines)
 
 
@@ -249,7 +251,7 @@ def _three_sizes(peak: PeakReport, allocator: AllocatorPeak, graph_bytes: int) -
         f"Allocated, after rounding up each block: {format_bytes(peak.peak_bytes)}.\n"
         f"Reserved from the driver: {format_bytes(allocator.reserved_bytes)}, "
         f"of which {_of_graphs(graph_bytes)}{free}"
-        + ("" if graph_bytes else f", in pieces of {largest} at most")  # which may be a graph's
+        + ("" if graph_bytes else f", in blocks of at most {largest}")  # which may be a graph's
         + (f", and {format_bytes(pending)} freed but still used by another stream." if pending else ".")
     )
 

@@ -216,7 +216,7 @@ def largest_line(case: Case) -> Iterator[Cause]:
         yield Cause(
             "largest line",
             "",
-            f"{_SHRINKS.get(group.kind, 'look at the line that fills most of the peak: ')}this is without its "
+            f"{_SHRINKS.get(group.kind, 'use less at the line that fills most of the peak: ')}this is without its "
             f"{some(group.count, 'block')} there ({group.kind.words}), and those that it makes at other times",
             lambda modelled: without_blocks(modelled, rows),
             group.site,

@@ -8,7 +8,7 @@ const showAnswer = (data, devices) => {
     data.caveat ? el("p", { class: "caveat" }, data.caveat) : null,
     sentenceOf("h1", first, data.alarm.length ? "alarm" : null),
     ...others.map((sentence) => sentenceOf("p", sentence, "lead")),
-    data.peak && breakdown.length ? compositionBar(data.peak, breakdown) : null,
+    data.peak && breakdown.length ? compositionBar(data, breakdown) : null,
     data.advice.length ? adviceList(data.advice) : null,
   ].filter((child) => child));
 };
@@ -20,9 +20,11 @@ const sentenceOf = (tag, text, name) => {
   return el(tag, { class: name, title: short === text ? null : text }, short);
 };
 
-const compositionBar = (peak, breakdown) => {
+// In the order of the timeline's layers.
+const compositionBar = (data, breakdown) => {
   const whole = breakdown.reduce((sum, share) => sum + Math.max(0, share.bytes), 0);
-  const shares = breakdown.filter((share) => share.bytes > 0);
+  const layers = Object.keys(data.categories), layer = ({ name }) => (layers.indexOf(name) + layers.length + 1) % (layers.length + 1);
+  const shares = breakdown.filter((share) => share.bytes > 0).sort((a, b) => layer(a) - layer(b));
   const label = shares.map((share) => `${share.name} ${percent(share.bytes, whole)}`).join(", ");
   return el("div", { class: "composition", role: "img", "aria-label": `The peak by category: ${label}` },
     shares.map((share) => {

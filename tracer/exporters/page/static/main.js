@@ -63,7 +63,7 @@ class DevicePage {
     document.getElementById("title").textContent = data.title;
     document.getElementById("subtitle").textContent = [data.device, data.subtitle].filter((part) => part).join(", ");
     showAnswer(data, selector);
-    if (data.ranks.length) this.ranks = new RankSection(data.ranks, open, pages.filter((page) => page !== data && page.source));
+    if (data.ranks.length) this.ranks = new RankSection(data.ranks, open, pages.filter((page) => page !== data && page.source), Object.keys(data.categories));
     showLostTrack(data.lostTrack);
     showSources(data.sources ?? []);
     showTime(data);

@@ -95,8 +95,8 @@ const RANK_HEIGHT = 168;
 const rankSigns = (rank) => Object.keys(RANK_SIGNS).filter((sign) => rank[sign] || rank.state === sign);
 
 class RankSection {
-  constructor(ranks, open, pages) {
-    Object.assign(this, { ranks, open });
+  constructor(ranks, open, pages, layers) {
+    Object.assign(this, { ranks, open, layers });
     const typical = ranks.find((rank) => rank.is_typical), worstOfAll = ranks.find((rank) => rank.is_worst);
     this.overTime = pages.length > 1 ? new RanksOverTime(pages, { worst: worstOfAll?.name, typical: typical?.name }, open) : null;
     this.most = ranks.reduce((most, rank) => Math.max(most, rank.bytes), 0);
@@ -147,7 +147,7 @@ class RankSection {
   }
 
   key_() {
-    const kinds = [...new Set(this.ranks.flatMap((rank) => rank.kinds.map((kind) => kind.name)))], signs = [...new Set(this.ranks.flatMap(rankSigns))];
+    const kinds = [...new Set(this.ranks.flatMap((rank) => rank.kinds.map((kind) => kind.name)))].sort((a, b) => this.layers.indexOf(a) - this.layers.indexOf(b)), signs = [...new Set(this.ranks.flatMap(rankSigns))];
     return el("p", { class: "key quiet" }, kinds.map((name) => el("span", {}, swatch(name), name)), signs.map((sign) => el("span", {}, el("span", { class: `rank-sign ${sign}`, "aria-hidden": "true" }, RANK_SIGNS[sign][0]), ` ${RANK_SIGNS[sign][1]}`)));
   }
 

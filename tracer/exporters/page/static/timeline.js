@@ -1,7 +1,7 @@
 // Memory over time: the stack or its blocks, the marks, the ribbon of steps and phases, and a cursor that reads numbers.
 
 const RIBBON = { step: [0, 0.042], forward: [0.05, 0.092], backward: [0.05, 0.092], optimizer: [0.05, 0.092] };
-const MAX_BANDS = 1500;
+const MAX_BANDS = 1500, FEW_BANDS = 200;
 // Curves that are dotted, so that they are told from the other one without colour.
 const DOTTED = ["reserved", "before"];
 
@@ -179,13 +179,15 @@ class Timeline {
   ribbon() {
     const { plot, shownView: [from, to] } = this, { pen, area } = plot, scale = area.width / (to - from);
     const visible = this.data.bands.map((band) => ({ ...band, x0: this.toX(band.start), x1: this.toX(band.end) }))
-      .filter((band) => band.x1 >= from && band.x0 <= to && (band.x1 - band.x0) * scale > 0.5);
+      .filter((band) => band.x1 >= from && band.x0 <= to);
+    // Of few bands a brief one is drawn too, such as that of an optimizer that allocates nothing.
+    const least = visible.length <= FEW_BANDS ? 3 : 0, shown = least ? visible : visible.filter((band) => (band.x1 - band.x0) * scale > 0.5);
     const colors = Object.fromEntries(Object.keys(RIBBON).map((kind) => [kind, cssColor(`--${kind}`)])), edge = cssColor("--edge");
-    for (const band of visible.slice(0, MAX_BANDS)) {
+    for (const band of shown.slice(0, MAX_BANDS)) {
       const [y1, y0] = RIBBON[band.kind].map((share) => plot.ribbonY(share));
       const left = Math.max(area.left, plot.x(band.x0)), right = Math.min(area.right, plot.x(band.x1)), text = stepName(band.name);
       pen.fillStyle = colors[band.kind];
-      pen.fillRect(left, y0, Math.max(0.5, right - left - 1), y1 - y0);
+      pen.fillRect(left, y0, Math.max(least || 0.5, right - left - 1), y1 - y0);
       if (band.kind === "step" && band.x0 >= from) {
         Object.assign(pen, { strokeStyle: edge, lineWidth: 1 });
         pen.setLineDash([1, 3]);

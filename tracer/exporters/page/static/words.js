@@ -51,7 +51,7 @@ const makeColors = (categories, series) => {
 };
 const isDark = () => document.documentElement.dataset.theme === "dark";
 // Colours by rank, for what has no colour of its own: lines, modules. They differ in lightness too.
-const RANK_COLORS = ["#3b6fb6", "#e0a030", "#2f8f6b", "#c2548c", "#7fb2e5", "#8a5a2b", "#b9a7e0", "#5e6b1f", "#e38d6a", "#1f7a8c", "#d3c25b", "#7a4b9c"];
+const RANK_COLORS = ["#3b6fb6", "#e0a030", "#2f8f6b", "#c2548c", "#7fb2e5", "#d1495b", "#b9a7e0", "#4f9d4a", "#e38d6a", "#1f7a8c", "#d3c25b", "#7a4b9c"];
 const cssColor = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // Swatches follow the theme: they know their category and are coloured again when it changes.
