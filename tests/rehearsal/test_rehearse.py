@@ -88,7 +88,7 @@ def test_what_a_program_made_before_is_there_as_long_as_it_is_held() -> None:
 
 
 def test_every_rule_is_described() -> None:
-    described = (Path(__file__).parents[2] / "docs" / "predict.md").read_text("utf-8")
+    described = (Path(__file__).parents[2] / "docs" / "predict-inside.md").read_text("utf-8")
     for rule in RULES:
         assert f"| {rule.name} | {rule.does} | {rule.source} |" in described
 

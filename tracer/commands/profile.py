@@ -26,7 +26,7 @@ from tracer.commands.run_options import (
     ScheduleOptions,
     ScreenOptions,
 )
-from tracer.commands.usage import DEVICE, QUESTIONS, SCHEDULE
+from tracer.commands.usage import DEVICE, QUESTIONS, SCHEDULE, WHOLE_HELP
 from tracer.commands.workload_options import ProfiledWorkload, chosen_device, device_of_rank, import_backends
 from tracer.errors import OutputError, TracerError, UsageError
 from tracer.exporters.screen.terminal import say
@@ -130,6 +130,13 @@ def _print_version(is_wanted: bool) -> None:
         raise typer.Exit
 
 
+def _print_whole_help(context: typer.Context, is_wanted: bool) -> None:
+    if is_wanted:
+        context.meta[WHOLE_HELP] = True
+        print(context.get_help())
+        raise typer.Exit
+
+
 @with_options
 def profile(
     context: typer.Context,
@@ -174,13 +181,26 @@ def profile(
             callback=_print_version,
         ),
     ] = False,
+    help_all: Annotated[
+        bool,
+        option(
+            "Show every option of the profile of a model.",
+            None,
+            "--help-all",
+            is_eager=True,
+            callback=_print_whole_help,
+        ),
+    ] = False,
 ) -> None:
     """Show what filled GPU memory at its peak, down to the line of code.
 
-    Without a command, trains a Fourier Neural Operator for a few steps under torch's profiler, says what filled the
-    device at its peak, and writes the results to --save-dir.
+        torch-timeline run train.py                  what filled it
+        torch-timeline predict --on h100 train.py    will it fit
+        torch-timeline fit --on h100 train.py        what to change so that it fits
+        torch-timeline snapshot memory_snapshot.pkl  what is in it
 
-        torch-timeline --batch-size 16 --device cuda:0
+    Without a command it profiles a training step of a model, of yours with --model file.py:build, or of a small
+    built-in one, and writes the results to --save-dir.
     """
     if context.invoked_subcommand is not None:
         return

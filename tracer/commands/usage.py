@@ -33,6 +33,8 @@ _SCRIPTS = {"script", "arguments"}
 """Parameters of the commands that run a script."""
 _OF_SCRIPTS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 _USAGE_STATUS = 2
+WHOLE_HELP = "torch-timeline whole help"
+"""In a context's `meta`: every option is asked for."""
 _WIDEST_NAME = 30
 _OURS = re.compile(r"(?:torch-timeline|python main\.py)(?= )")
 """The program in examples of help texts, which name it as it was called."""
@@ -129,9 +131,14 @@ class CommandGroup(_HelpFormatting, TyperGroup):
             formatter.write_dl(list(self.summaries.items()))
 
     def format_options(self: Any, ctx: Any, formatter: Any) -> None:
-        """Write the commands first: they are fewer."""
+        """Write the commands, and the options of a checkout's `main.py` or where they are asked for."""
         self.format_commands(ctx, formatter)
-        super().format_options(ctx, formatter)
+        if WHOLE_HELP in ctx.meta or not _help(ctx).endswith("--help-all"):
+            super().format_options(ctx, formatter)
+            return
+        records = {name: record for one in self.get_params(ctx) if (record := _record(one, ctx)) for name in one.opts}
+        with formatter.section(_OTHER):
+            _write_records([records[name] for name in ("--help-all", "--version", "--help")], formatter)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command; for a file's name in its place, say which command takes it.
@@ -240,7 +247,7 @@ def _hint(error: Any, ctx: Any) -> str:
 
 def _suggestion(ctx: Any, name: str, known: Iterable[str]) -> str:
     meant = did_you_mean(name, list(known))
-    return f"{meant} {_program(ctx)} --help lists what there is." if meant else ""
+    return f"{meant} {_help(ctx)} lists what there is." if meant else ""
 
 
 def _command_for(ctx: Any, name: str, commands: list[str]) -> str:
@@ -259,8 +266,14 @@ def _program(ctx: Any) -> str:
     return re.sub(r"^main\.py", from_checkout(), str(ctx.command_path))
 
 
+def _help(ctx: Any) -> str:
+    """The command that lists every option and command."""
+    is_short = ctx is ctx.find_root() and not str(ctx.command_path).startswith("main.py")
+    return f"{_program(ctx)} {'--help-all' if is_short else '--help'}"
+
+
 def _refuse(ctx: Any, message: str, hint: str = "") -> NoReturn:
-    error = TracerError(message, hint=hint or f"{_program(ctx)} --help lists what there is.")
+    error = TracerError(message, hint=hint or f"{_help(ctx)} lists what there is.")
     for line in error.lines:
         say(line)
     raise typer.Exit(_USAGE_STATUS)
