@@ -137,6 +137,14 @@ def test_the_readme_is_read_in_a_minute_and_its_pictures_are_small() -> None:
     assert b"http" not in re.sub(rb"http://www.w3.org\S+|https://www.textualize.io", b"", pictures[0].read_bytes())
 
 
+def test_the_users_shelf_is_read_in_an_hour() -> None:
+    """README.md and the chapters above the developers' in docs/index.md: 12,000 words, and some room to add to them."""
+    users, _, developers = (ROOT / "docs/index.md").read_text().partition("## For developers")
+    assert developers
+    chapters = set(_LINK.findall(users)) | {"../README.md", "index.md"}
+    assert sum(len((ROOT / "docs" / name).read_text().split()) for name in chapters) <= 12_500
+
+
 def test_the_folders_are_those_on_the_disk() -> None:
     tree = (
         (ROOT / "CONTRIBUTING.md").read_text().partition("## The folders")[2].partition("```\n")[2].partition("```")[0]

@@ -192,7 +192,7 @@ class _Reproduction:
                     try:
                         block = serve(requests.requested[number], size, home)
                     except OutOfMemoryError:
-                        block = self._serve_all_the_same(position, number)
+                        block = self._place_as_recorded(position, number)
                     live[number], block.label = block, number
                     if block.rank & ADDRESS_MASK == address[number]:
                         num_placed += 1
@@ -278,7 +278,7 @@ class _Reproduction:
         if block.label == number:  # else an emptied cache waited for it, and it serves another life by now
             self.allocator.finish(block)
 
-    def _serve_all_the_same(self, position: int, number: int) -> Block:
+    def _place_as_recorded(self, position: int, number: int) -> Block:
         """The model has no memory for what the recording served."""
         self._differs(position)
         self._driver.events.clear()

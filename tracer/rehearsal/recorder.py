@@ -565,7 +565,7 @@ class Recorder:
                 call = log.ops[self._op][3] if self._op >= 0 else NONE
                 if old_bytes:
                     log.events.append((number, -old_bytes, log.tick(), self._op, call))
-                # A storage of another size is another one to whoever counts memory.
+                # A resized storage counts as a new allocation.
                 del self._storage_of[key]
                 log.storages[number] = (0, *rest)  # type: ignore[assignment]
                 self._new(tensor, storage)

@@ -109,7 +109,7 @@ class StepsOfCalls:
         self._hooks.start()
 
     def stop(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         self._hooks.stop()
 
     def _begins(self, model: nn.Module, *_: Any, **__: Any) -> None:

@@ -98,7 +98,7 @@ class Termination:
             deferred_handlers.deliver()
 
     def forget(self) -> int | None:
-        """Listen no longer; the number of the signal that has waited. Handlers of the program's own are not called."""
+        """Restore the previous handlers and return the pending signal's number; those handlers are not called."""
         due = self._wait_no_longer()
         if self in _listeners:
             _listen_no_more(self)

@@ -25,7 +25,7 @@ from tracer.capture.objects.known_storages import Role
 
 # What follows of a number such as a role.
 OBSERVED = ("has_no_role", "was_named", "was_saved_before", "is_librarys")
-BATCHES = ("is_observed_batch", "is_observed_argument", "is_observed_gradient", "is_lent")
+BATCHES = ("is_observed_batch", "is_observed_argument", "is_observed_gradient", "is_parameter_or_argument")
 MADE = ("not_seen_made", "made_in_forward", "made_in_backward", "made_in_optimizer", "made_in_loop")
 FREED = ("freed_in_backward", "freed_in_loop")
 TORCHS = ("torch_says_parameter", "torch_says_input")
@@ -616,9 +616,9 @@ def test_a_plain_loop_agrees_and_kinds_add_up(name: str, recorded: Callable[[str
         (BATCHES, {"role": Role.INPUT}, "is_observed_batch"),
         (BATCHES, {"role": Role.LEAF}, "is_observed_batch"),
         (BATCHES, {"role": Role.LEAF, "is_trained": True}, ""),
-        (BATCHES, {"role": Role.ARGUMENT}, "is_observed_batch is_observed_argument is_lent"),
+        (BATCHES, {"role": Role.ARGUMENT}, "is_observed_batch is_observed_argument is_parameter_or_argument"),
         (BATCHES, {"role": Role.GRADIENT}, "is_observed_gradient"),
-        (BATCHES, {"role": Role.PARAMETER}, "is_lent"),
+        (BATCHES, {"role": Role.PARAMETER}, "is_parameter_or_argument"),
         (MADE, {"made": NONE}, "not_seen_made"),
         (MADE, {"made": Phase.FORWARD}, "made_in_forward"),
         (MADE, {"made": Phase.BACKWARD}, "made_in_backward"),

@@ -241,7 +241,7 @@ def test_parameters_and_state_from_before_are_a_ratio(tmp_path: Path) -> None:
     loaded = load(tmp_path / "s", snapshot(trace, [segment(BASE, 64 * MIB, blocks)]))
     (device,) = explain_snapshot(loaded).devices
     said = (
-        "9.00 MiB are 3 blocks for each gradient of their size: likely parameters (3.00 MiB) and optimizer state (6.00"
+        "3 blocks for each gradient size, 9.00 MiB: probably the parameters (3.00 MiB) and the optimizer state (6.00"
     )
     assert any(said in note for note in device.notes)
     assert {group.kind.words for group in device.peak.groups if group.is_before_recording} == {"before recording"}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.analysis.snapshots.test_job import peak
 from tracer.analysis.snapshots.job import JobFinding, RankRole, explain_job
-from tracer.exporters.page.job_page import job_page, worth_a_page
+from tracer.exporters.page.job_page import job_page, ranks_to_show
 from tracer.units import MIB
 
 
@@ -88,9 +88,9 @@ def test_several_that_ran_out_are_counted() -> None:
 
 def test_the_worst_a_typical_and_the_odd_ones_have_pages() -> None:
     finding = planted()
-    assert [one.rank for one in worth_a_page(finding, 6)] == [0, 5, 9]
-    assert [one.rank for one in worth_a_page(finding, 2)] == [0, 5]
+    assert [one.rank for one in ranks_to_show(finding, 6)] == [0, 5, 9]
+    assert [one.rank for one in ranks_to_show(finding, 2)] == [0, 5]
     # Of several odd groups each has one before any has two.
     two = explain_job([*(peak(rank, 100) for rank in range(16)), peak(20, 10), peak(21, 10), peak(30, 50)])
-    assert [one.rank for one in worth_a_page(two, 3)] == [0, 20, 30]
-    assert [one.rank for one in worth_a_page(two, 6)] == [0, 20, 21, 30]
+    assert [one.rank for one in ranks_to_show(two, 3)] == [0, 20, 30]
+    assert [one.rank for one in ranks_to_show(two, 6)] == [0, 20, 21, 30]

@@ -157,7 +157,7 @@ def test_what_to_try_first_stands_with_the_failure(tmp_path: Path) -> None:
     _, tried = section.tables
     assert tried.columns[1:] == (
         *("allocated", "allocated with it", "reserved", "reserved with it"),
-        "failed requests served",
+        "failed requests that then fit",
     )
     assert tried.rows == (
         (FileCell("use a smaller batch", "/home/me/model.py", 7), 9, 4, 10, 5, "1 of 2"),

@@ -151,7 +151,7 @@ class Facts:
     is_observed_argument = truth(lambda f: f.role == Role.ARGUMENT)  # Nobody said that it is the batch
     is_observed_gradient = truth(lambda f: f.role == Role.GRADIENT)
     # Known as a parameter or an argument, thus only while the program holds it as such
-    is_lent = truth(lambda f: np.isin(f.role, (Role.PARAMETER, Role.ARGUMENT)))
+    is_parameter_or_argument = truth(lambda f: np.isin(f.role, (Role.PARAMETER, Role.ARGUMENT)))
 
     @truth
     def is_observed_batch(self) -> PerBlock[Bool]:
@@ -160,7 +160,7 @@ class Facts:
 
     @number
     def kind_of_role(self) -> PerBlock[Int]:
-        """A leaf of nobody's is a parameter if the program trains it, else points that it was called with."""
+        """An unobserved leaf is a parameter if it receives a gradient, else an input."""
         of_role = np.full(max(Role) + 1, Kind.UNKNOWN, np.int64)
         for role, kind in KIND_OF_ROLE.items():
             of_role[role] = kind

@@ -35,7 +35,7 @@ RULES: tuple[Rule, ...] = (
             "not is_observed_batch or not is_over",
             "not is_observed_argument or not is_computed",
             "not is_observed_gradient or not is_source",
-            "not is_lent or not is_of_collective",
+            "not is_parameter_or_argument or not is_of_collective",
         ),
     ),
     Rule(Evidence.OF_COLLECTIVE, Kind.COMMUNICATION, ("is_of_collective",)),

@@ -165,13 +165,13 @@ def _growth(cycles: Sequence[Survivors]) -> Growth:
                 blocks[cycle.sites[site]][size] += 1
             else:
                 ended[-size] += 1
-    _take_off(blocks, ended)
+    _subtract_ended(blocks, ended)
     totals = {site: sum(size * count for size, count in sizes.items()) for site, sizes in blocks.items()}
     places = [GrowingPlace(*site, total // num_judged) for site, total in totals.items() if total]
     return Growth(net // num_judged, tuple(sorted(places, key=lambda place: -place.bytes_per_step)))
 
 
-def _take_off(blocks: dict[Site, dict[int, int]], ended: dict[int, int]) -> None:
+def _subtract_ended(blocks: dict[Site, dict[int, int]], ended: dict[int, int]) -> None:
     """Subtract replaced blocks: for each one that ended, a new one of its size, from the largest group first."""
     for size, count in ended.items():
         for sizes in sorted((sizes for sizes in blocks.values() if size in sizes), key=lambda sizes: -sizes[size]):

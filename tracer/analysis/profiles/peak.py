@@ -238,7 +238,7 @@ def peak_report(
     event = int(lifetimes.events[made_at])
     alive = lifetimes.alive_at(position)
     if in_use is not None:
-        blocks = _by_the_allocators_books(blocks.take(in_use.block[in_use.block >= 0]), in_use)
+        blocks = _with_history_sizes(blocks.take(in_use.block[in_use.block >= 0]), in_use)
     else:
         blocks = blocks.take(alive)
     allocations = recording.allocations
@@ -262,7 +262,7 @@ def peak_report(
     )
 
 
-def _by_the_allocators_books(blocks: ClassifiedBlocks, in_use: InUse) -> ClassifiedBlocks:
+def _with_history_sizes(blocks: ClassifiedBlocks, in_use: InUse) -> ClassifiedBlocks:
     """Sizes as the allocator has them, and behind the known blocks those that the recording never saw."""
     seen = in_use.block >= 0
     unseen = ~seen

@@ -195,9 +195,9 @@ def _copies(kinds: KindFinder) -> list[str]:
     if times < _STATES_AND_PARAMETERS:
         return []
     return [
-        f"Of what was there before, {format_bytes(size)} are {times} blocks for each gradient of their size: likely "
-        f"parameters ({format_bytes(size // times)}) and optimizer state ({format_bytes(size - size // times)}), which "
-        "nothing tells apart."
+        f"Memory allocated before the recording includes {times} blocks for each gradient size, {format_bytes(size)}: "
+        f"probably the parameters ({format_bytes(size // times)}) and the optimizer state "
+        f"({format_bytes(size - size // times)})."
     ]
 
 

@@ -42,7 +42,7 @@ class Modelled:
     most_in_use_entry: int  # The entry with the most in use, as requested; -1 for the start
     start: StartState  # What the recording began with
     # What was reserved and what the device had free, where a failed request says so.
-    said_capacity_bytes: int | None = None
+    capacity_in_message_bytes: int | None = None
     knows_large_segments: bool = True  # The recording's torch may know `large_segment_size_mb`
     # Replays begin with what the recording began with, instead of in a clean allocator. Other settings would have made
     # another beginning, so that only other requests can be replayed.
@@ -85,7 +85,7 @@ class Modelled:
         if reproduction.refused_bytes is None:
             return None
         most = max(reproduction.refused_bytes - 1, reproduction.recorded_peak_bytes)
-        least = max(min(self.said_capacity_bytes or 0, most), reproduction.recorded_peak_bytes)
+        least = max(min(self.capacity_in_message_bytes or 0, most), reproduction.recorded_peak_bytes)
         return least if self.at_capacity(self.settings, least).failure is None else most
 
     @cached_property
@@ -156,7 +156,7 @@ def _model(device: ReplayedDevice) -> Modelled | None:
     snapshot, state, replayed = device.snapshot, device.state, device.replay
     if not len(state.trace):
         return None
-    settings = recorded_settings(_with_what_shows(snapshot.settings, state))
+    settings = recorded_settings(_infer_missing_settings(snapshot.settings, state))
     with paused_gc():
         history = read_history(snapshot, state, replayed)
         start = find_start(state, history, settings)
@@ -171,7 +171,7 @@ def _model(device: ReplayedDevice) -> Modelled | None:
         peak_entry=peak_entry,
         most_in_use_entry=replayed.peak_entry,
         start=start,
-        said_capacity_bytes=_said_capacity(state, replayed),
+        capacity_in_message_bytes=_said_capacity(state, replayed),
         knows_large_segments=_SINCE_2_10 in snapshot.settings,
     )
 
@@ -211,7 +211,7 @@ def _best_reproduction(
     return under(max(reached, key=lambda version: reached[version]), to_the_end=True)
 
 
-def _with_what_shows(recorded: Mapping[str, Any], state: DeviceState) -> Mapping[str, Any]:
+def _infer_missing_settings(recorded: Mapping[str, Any], state: DeviceState) -> Mapping[str, Any]:
     """Older snapshots do not tell their settings; expandable segments show."""
     if "expandable_segments" in recorded or not state.segments.is_expandable.any():
         return recorded

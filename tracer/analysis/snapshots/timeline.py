@@ -20,7 +20,7 @@ START: Final = -1
 _MAX_SPAN_US: Final = 2**53 // NS_PER_US
 _OPTIMIZER_PREFIXES: Final = ("Optimizer.step#", "Optimizer.zero_grad#")
 MAX_STRETCHES: Final = 2000
-"""Of one phase or of regions: more than pixels say nothing, and some of them would say something wrong."""
+"""Most stretches drawn of each phase; more would be narrower than a pixel."""
 BandKind = Literal["step", "forward", "backward", "optimizer"]
 
 

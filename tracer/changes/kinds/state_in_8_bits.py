@@ -72,7 +72,7 @@ class StateIn8Bits(Hooks, makes="8-bit-state"):
         self._made_steps.end(optimizer)
 
     def _made(self, optimizer: torch.optim.Optimizer, arguments: Sequence[Any]) -> torch.optim.Optimizer | None:
-        """What stands for it from its first step on; None, with a note, if nothing can."""
+        """Return the 8-bit replacement of the optimizer, or None, with a note, if there is none."""
         library, self.note = library_for(optimizer, self._libraries)
         scales = getattr(optimizer, "grad_scale", None) is not None
         if library is None:

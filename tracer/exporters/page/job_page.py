@@ -51,7 +51,7 @@ def write_job_page(
     write_prepared([page_data(page), *single.values()], path, selector="rank")
 
 
-def worth_a_page(finding: JobFinding, most: int) -> tuple[RankPeak, ...]:
+def ranks_to_show(finding: JobFinding, most: int) -> tuple[RankPeak, ...]:
     """Ranks that get a page of their own: the worst, a typical one, and the odd ones, group after group."""
     odd = [group.ranks for group in finding.groups if group.is_odd]
     in_turn = [ranks[turn] for turn in range(max(map(len, odd), default=0)) for ranks in odd if turn < len(ranks)]

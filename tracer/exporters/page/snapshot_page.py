@@ -115,7 +115,7 @@ def _first_changes_table(title: str, first: FirstChanges) -> Table:
         return Table(title, columns, tuple(rows))
     served = [f"{change.num_served} of {first.num_failed}" for change in first.changes]
     with_served = tuple((*row, count) for row, count in zip(rows, served, strict=True))
-    return Table(title, (*columns, "failed requests served"), with_served)
+    return Table(title, (*columns, "failed requests that then fit"), with_served)
 
 
 def _peaks(change: FirstChange) -> tuple[int, int, int, int]:

@@ -109,7 +109,7 @@ class ProgramsStore(LoneStore):
         self._counted: set[str] = set()
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter; whoever adds nothing is told what it is when all ranks have added as much."""
+        """Add to a counter; `add(0)` returns what it is when all ranks have added as much."""
         self._counted.add(key)
         count = super().add(key, amount)
         return count if amount else count * self._world_size

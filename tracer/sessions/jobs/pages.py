@@ -14,7 +14,7 @@ from tracer.analysis.snapshots.modelled import model_device
 from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.errors import SnapshotError
 from tracer.exporters.page.data import page_data
-from tracer.exporters.page.job_page import worth_a_page, write_job_page
+from tracer.exporters.page.job_page import ranks_to_show, write_job_page
 from tracer.exporters.page.snapshot_page import snapshot_page
 from tracer.results.gpu_sums import GpuSum
 from tracer.sessions.jobs.read_recordings import executor_for, num_processes_for
@@ -34,7 +34,7 @@ def write_job(
     gpus: Sequence[GpuSum] | None = None,
 ) -> None:
     """Write the page of a job, with those of the ranks that a reader wants to look into."""
-    single = read_pages(worth_a_page(finding, _MOST_SINGLE_PAGES), dask=dask)
+    single = read_pages(ranks_to_show(finding, _MOST_SINGLE_PAGES), dask=dask)
     with FilesInTurn([path]) as turn, turn.writing(path):
         write_job_page(finding, path, single=single, run=run, caveat=caveat, gpus=gpus)
 
