@@ -128,6 +128,14 @@ def test_at_60_columns_no_word_of_the_help_is_broken(command: list[str], monkeyp
     assert max(map(len, called(*command, "--help").stdout.splitlines())) <= 80
 
 
+def test_the_installed_commands_help_is_40_lines_and_the_rest_is_asked_for() -> None:
+    def lines(*words: str) -> list[str]:
+        return CliRunner().invoke(main.app, words, prog_name="torch-timeline").stdout.splitlines()
+
+    assert len(lines("--help")) <= 40 and not any("--hidden-channels" in line for line in lines("--help"))
+    assert any("--hidden-channels" in line for line in lines("--help-all"))
+
+
 def test_a_shell_completes_commands_and_options() -> None:
     environment = {
         **os.environ, "_TORCH_TIMELINE_COMPLETE": "complete_bash", "COMP_WORDS": "torch-timeline sn", "COMP_CWORD": "1",

@@ -196,7 +196,7 @@ def profile(
 
         torch-timeline run train.py                  what filled it
         torch-timeline predict --on h100 train.py    will it fit
-        torch-timeline fit --on h100 train.py        what to change so that it fits
+        torch-timeline fit --on h100 train.py        what to change
         torch-timeline snapshot memory_snapshot.pkl  what is in it
 
     Without a command it profiles a training step of a model, of yours with --model file.py:build, or of a small
