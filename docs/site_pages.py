@@ -9,7 +9,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
-BESIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/results.md")
+BESIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "benchmarks/results.md")
 _LINK = re.compile(r"(?<=\]\()(?P<up>\.\./)?(?P<docs>docs/)?(?P<target>[^)#\s]+\.md)")
 
 

@@ -51,7 +51,7 @@ def test_links_lead_from_page_to_page(site: Path) -> None:
 
 def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path) -> None:
     targets = ("nowhere.md", "recipes.md#no-heading", "../benchmarks/results.md#no-figure")
-    for name in ("mkdocs.yml", "CONTRIBUTING.md", "CHANGELOG.md", "README.md"):
+    for name in ("mkdocs.yml", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "README.md"):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "benchmarks").mkdir()
     shutil.copy(ROOT / "benchmarks" / "results.md", tmp_path / "benchmarks")

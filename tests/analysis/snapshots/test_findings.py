@@ -240,9 +240,7 @@ def test_parameters_and_state_from_before_are_a_ratio(tmp_path: Path) -> None:
     blocks = [block(BASE, MIB), block(BASE + 2 * MIB, 2 * MIB), *held]
     loaded = load(tmp_path / "s", snapshot(trace, [segment(BASE, 64 * MIB, blocks)]))
     (device,) = explain_snapshot(loaded).devices
-    said = (
-        "3 blocks for each gradient size, 9.00 MiB: probably the parameters (3.00 MiB) and the optimizer state (6.00"
-    )
+    said = "3 blocks for each gradient size, 9.00 MiB: probably the parameters (3.00 MiB) and the optimizer state (6.00"
     assert any(said in note for note in device.notes)
     assert {group.kind.words for group in device.peak.groups if group.is_before_recording} == {"before recording"}
     # Whoever recorded it knew what it held: then something does tell them apart.

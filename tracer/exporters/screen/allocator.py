@@ -78,7 +78,9 @@ def print_first_changes(first: FirstChanges, console: Console) -> None:
         say(console)
         say(console, first.nothing_helps, indent=2)
         return
-    grid = table("allocated", "with it", "reserved", "with it", *(["requests that then fit"] if first.num_failed else []))
+    grid = table(
+        "allocated", "with it", "reserved", "with it", *(["requests that then fit"] if first.num_failed else [])
+    )
     grid.add_column("change", overflow="fold")
     for change in first.changes:
         allocated = (change.allocated_before_bytes, change.allocated_bytes)
