@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from pathlib import Path
 
@@ -142,3 +143,25 @@ def test_a_recording_of_which_nothing_can_be_said(tmp_path: Path) -> None:
     """Nothing of it is on the device that it names."""
     save_kept_run(tmp_path / "recording.npz", dataclasses.replace(kept_on_cpu(), device="cuda:3"))
     assert sentence(tmp_path) == "Error: Nothing was allocated on cuda:3 while the profiler recorded."
+
+
+def test_the_stacks_of_the_peak_are_written_for_speedscope(kept: Path, tmp_path: Path) -> None:
+    """The weights sum to the peak, and each stack ends in the kind of its blocks."""
+    assert run("report", kept, "--only", "peak-json", "--save-dir", tmp_path)[0] == 0
+    peak = json.loads((tmp_path / "peak.json").read_text())
+    assert run("report", kept, "--speedscope", tmp_path / "peak.speedscope.json")[0] == 0
+    document = json.loads((tmp_path / "peak.speedscope.json").read_text())
+    (profile,) = document["profiles"]
+    assert profile["unit"] == "bytes" and sum(profile["weights"]) == profile["endValue"] == peak["peak_bytes"]
+    frames = document["shared"]["frames"]
+    by_kind: dict[str, int] = {}
+    for stack, weight in zip(profile["samples"], profile["weights"], strict=True):
+        kind = frames[stack[-1]]["name"]
+        by_kind[kind] = by_kind.get(kind, 0) + weight
+    by_category: dict[str, int] = {}
+    for row in peak["rows"]:
+        words = row["category"].lower().replace("_", " ")
+        by_category[words] = by_category.get(words, 0) + row["bytes"]
+    assert by_kind == by_category
+    assert any(len(stack) > 2 and "line" in frames[stack[-2]] for stack in profile["samples"])
+    assert run("report", kept, "--speedscope", kept / "recording.npz")[0] == 1

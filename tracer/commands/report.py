@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.browser import Open, opened, pages_of
-from tracer.commands.common import errors_for_people, not_said
+from tracer.commands.common import check_outputs, errors_for_people, not_said
 from tracer.commands.options import option
 from tracer.commands.run_options import NUM_ROWS, Quiet, Top
 from tracer.commands.usage import OUTPUTS
@@ -40,6 +40,10 @@ def report(
         Path | None,
         option("Only print this source file, with the bytes that its lines allocated.", OUTPUTS, metavar="<file>"),
     ] = None,
+    speedscope: Annotated[
+        Path | None,
+        option("Only write the stacks of the peak, for speedscope.app.", OUTPUTS, metavar="<path>"),
+    ] = None,
     open_: Open = False,
     top: Top = NUM_ROWS,
     quiet: Quiet = False,
@@ -51,6 +55,10 @@ def report(
         folder = save_dir or file.parent
         if annotate is not None:
             _print_annotated(file, annotate)
+            return
+        if speedscope is not None:
+            _write_speedscope(file, speedscope)
+            tell(f"Wrote {speedscope}  (open with speedscope.app)")
             return
         with opened(pages_of(folder), is_wanted=open_), screen(is_shown=not quiet) as console:
             succeeded = _written_again(file, folder, only, console, top=top, tell=tell)
@@ -103,6 +111,19 @@ def _print_annotated(recording: Path, wanted: Path) -> None:
         print_annotated(file, cycle.peak.peak_bytes, console)
     if text is not None and has_changed(name, text):
         say(f"Note: {name} has changed since; what is printed is what ran.")
+
+
+def _write_speedscope(recording: Path, path: Path) -> None:
+    """Write the stacks of the worst cycle's peak."""
+    from tracer.exporters.recording_file.kept_run_file import load_kept_run
+    from tracer.exporters.speedscope import write_speedscope
+    from tracer.sessions.stored_results import results_of
+
+    check_outputs([path], [recording], hint="Name another file with --speedscope.")
+    findings = results_of(load_kept_run(recording)).findings
+    if findings is None:
+        raise RecordingError("The recording has no memory to draw.", hint="Record a whole step.")
+    write_speedscope(findings.worst.recording, findings.worst.peak, path)
 
 
 def _file_named(wanted: Path, files: Sequence[str]) -> str:
