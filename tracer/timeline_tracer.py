@@ -30,6 +30,7 @@ from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import CompiledCode
 from tracer.capture.sources.remembered import forget_files
 from tracer.capture.torch_private import torch_profiler
+from tracer.collector import paused_gc
 from tracer.errors import RecordingError, TracerError
 from tracer.exporters.max_mem import write_max_mem
 from tracer.exporters.trace import write_trace
@@ -190,13 +191,14 @@ class TimelineTracer:
             RecordingError: No cycle was recorded, or nothing was allocated on the device.
         """
         if self._findings is None:
-            for cycle in self._kept:
-                self._read(cycle)
-            code = self._compiled(self._recordings)
-            for cycle in self._kept:
-                assert cycle.recording is not None
-                cycle.recording = with_lines_of_nodes(cycle.recording, code.graphs)
-            self._findings = put_together(self._cycles(code), compiled=code)
+            with paused_gc():
+                for cycle in self._kept:
+                    self._read(cycle)
+                code = self._compiled(self._recordings)
+                for cycle in self._kept:
+                    assert cycle.recording is not None
+                    cycle.recording = with_lines_of_nodes(cycle.recording, code.graphs)
+                self._findings = put_together(self._cycles(code), compiled=code)
         return self._findings
 
     @property

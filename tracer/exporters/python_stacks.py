@@ -29,6 +29,7 @@ class PythonStacks:
         self.call_function, self.call_kind = calls.function.tolist(), calls.kind.tolist()
         self.inline_frame = recording.ops.inline_frame.tolist()
         self.of_call: dict[tuple[int, int], list[Frame]] = {}
+        self.of_rows: dict[tuple[int, ...], list[Frame]] = {}
 
     def of_allocation(self, allocation: int) -> list[Frame]:
         """Frames of an allocation; none where no Python code was running, as on autograd's own threads."""
@@ -52,7 +53,10 @@ class PythonStacks:
             while call >= 0:
                 rows.append(self.call_frame[call])
                 call = self.call_parent[call]
-            self.of_call[key] = [self.frames[row] for row in rows]
+            frames = self.of_rows.get(tuple(rows))
+            if frames is None:
+                frames = self.of_rows[tuple(rows)] = [self.frames[row] for row in rows]
+            self.of_call[key] = frames
         return self.of_call[key]
 
     def words_of(self, allocation: int) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from tracer.analysis.snapshots.oom import device_out_of_memory
 from tracer.capture.device.allocator_history import snapshot_without_times
 from tracer.changes.recommendation import UnneededMemory
 from tracer.changes.unneeded import unneeded_memory
+from tracer.collector import paused_gc
 from tracer.errors import MissingPackageError, OutputError, TracerError
 from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.advice import write_advice_json
@@ -412,7 +413,7 @@ def write_outputs(
             all_written.append(replace(file, detail=file.output.detail(results, file.path)))
         tell(all_written[-1])
 
-    with FilesInTurn([file.path for file in due]) as turn:
+    with paused_gc(), FilesInTurn([file.path for file in due]) as turn:
         try:
             for file in due:
                 write(file)

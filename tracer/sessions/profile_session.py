@@ -31,6 +31,7 @@ from tracer.capture.objects.training_objects import Models, Optimizers, Training
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.capture.torch_private import torch_profiler, torch_tensors
+from tracer.collector import paused_gc
 from tracer.errors import RecordingError
 from tracer.results.failure import is_out_of_memory
 from tracer.results.null_run import caveat_of
@@ -457,7 +458,7 @@ class ProfileSession(Session):
             return
         self._looked_for_waste = True
         try:
-            with suppress(RecordingError):  # nothing was allocated meanwhile
+            with paused_gc(), suppress(RecordingError):  # nothing was allocated meanwhile
                 self.waste = find_held_waste(self.findings, error=error)
         except Exception as fault:  # the recording is whole without it
             warn_at_users_line(f"Holders of unneeded memory were not found: {fault_text(fault)}")

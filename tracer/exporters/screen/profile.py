@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Final, Protocol
 
 from rich.console import Console
@@ -268,12 +269,14 @@ def print_lines(peak: SummedRows, console: Console, top: int) -> None:
         console.print()
         say_wrapped(console, "By line: no line of your code made any of it.")
         return
-    callers = {_caller(row) for row in peak.rows if row.caller_file}
+    place = cache(source_place)  # thousands of rows are of a few lines
+    callers = {place(row.caller_file, row.caller_line) for row in peak.rows if row.caller_file}
     is_one = len(callers) == 1
 
     def line(row: PeakRow) -> str:
-        made = line_name(row)
-        return f"{made}\n  from {_caller(row)}" if row.caller_file and not is_one else made
+        made = line_name(row, place)
+        is_called = row.caller_file and not is_one
+        return f"{made}\n  from {place(row.caller_file or '', row.caller_line)}" if is_called else made
 
     largest: dict[str, tuple[tuple[str, ...], int]] = {}
     for (name, part), (_, count) in totals_by(peak.rows, lambda row: (line(row), _part(row))).items():
@@ -306,16 +309,12 @@ def _part(row: PeakRow) -> tuple[str, ...]:
     return tuple(dict.fromkeys((f"{kind}, {made}" if made else kind, f"{kind}, {op}" if op else kind, kind)))
 
 
-def _caller(row: PeakRow) -> str:
-    return source_place(row.caller_file or "", row.caller_line)
-
-
-def line_name(row: PeakRow) -> str:
+def line_name(row: PeakRow, place: Callable[[str, int | None], str] = source_place) -> str:
     """The line that made a row's blocks, or in brackets what they are and when they were made."""
     if row.file is None:
         kind = words_of(row.category)
         return f"({kind})" if row.phase == kind else f"({kind}, {row.phase})"
-    return source_place(row.file, row.line)
+    return place(row.file, row.line)
 
 
 def _print_bytes(
