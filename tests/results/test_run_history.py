@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.exporters.recording_file.samples import on_cpu, on_cuda
+from tests.snapshot.dumps import block, frame, segment, snapshot
 from tests.watched import report_of
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.groups import SnapshotRow
@@ -23,6 +24,7 @@ from tracer.results.watch_report import WatchReport
 from tracer.sessions import output_files as outputs
 from tracer.sessions.output_files import write_outputs
 
+BASE, MIB = 1 << 32, 1 << 20
 NOTHING_KNOWN = StorageObserver().observations()
 
 
@@ -44,6 +46,20 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count(run_history, "with_allocator_history")
     count(outputs, "op_instances")
     return found
+
+
+def test_a_history_tells_the_lines_that_pinned_host_memory() -> None:
+    """Two blocks of line 7 and a larger one of line 9; the cache keeps a fourth, which nothing uses."""
+    blocks = [
+        block(BASE + MIB * at, size * MIB, frames=[frame("load", line=line)], state=state)
+        for at, size, line, state in (
+            (0, 1, 7, "active_allocated"), (1, 3, 9, "active_allocated"), (4, 1, 7, "active_pending_free"),
+            (5, 8, 5, "inactive"),
+        )
+    ]  # fmt: skip
+    history = RunHistory(snapshot([], host_segments=[segment(BASE, 16 * MIB, blocks)]))
+    assert [(line.site.line, line.bytes, line.count) for line in history.pinned] == [(9, 3 * MIB, 1), (7, 2 * MIB, 2)]
+    assert RunHistory(None).pinned == RunHistory(snapshot([])).pinned == ()
 
 
 def test_a_history_becomes_columns_once(calls: Counter[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from tracer.analysis.profiles.failed_allocation import FailedAllocation, failed_allocation, last_seen
 from tracer.analysis.profiles.findings import CycleFindings, Findings, with_allocator_history
 from tracer.analysis.profiles.labels import label_snapshot, labels_of
-from tracer.analysis.snapshots.findings import replay_snapshot
+from tracer.analysis.snapshots.findings import PinnedLine, pinned_lines, replay_snapshot
 from tracer.analysis.snapshots.first_changes import FirstChanges, first_changes
 from tracer.analysis.snapshots.job import HeldOnDevice, held_on_devices
 from tracer.analysis.snapshots.modelled import model_device
@@ -109,6 +109,11 @@ class RunHistory:
         if self._first is None or self._first[0] is not findings:
             self._first = findings, self._or_note(lambda: self._changes_at_peak(findings, known))
         return self._first[1]
+
+    @cached_property
+    def pinned(self) -> tuple[PinnedLine, ...]:
+        """Pinned host memory at the end of the recording, by line, the largest first; empty before torch 2.15."""
+        return pinned_lines(self.columns) if self.columns is not None else ()
 
     def held(self, own: int) -> tuple[HeldOnDevice, ...]:
         """What the process reserves of each device, with lines; empty where it has memory of one device alone.

@@ -199,6 +199,7 @@ def _write_page(material: Material, path: Path) -> None:
         slow_modules=_slow_modules(material, findings),
         failed=results.failed_allocation,
         first=results.first_changes,
+        pinned=results.history.pinned,
         known=known,
         against_eager=results.against_eager,
         advice=results.advice,
@@ -341,6 +342,7 @@ def _write_peak_json(material: Material, path: Path) -> None:
         graph_pools=findings.graph_pools,
         failed=results.failed_allocation,
         first=results.first_changes,
+        pinned=results.history.pinned,
     )
     write_json(path, document)
 

@@ -126,15 +126,15 @@ def replay_snapshot(
 def explain_replayed(replayed: ReplayedSnapshot) -> SnapshotFinding:
     """Explain the devices of a replayed snapshot, in their order."""
     devices = tuple(map(_explain_device, replayed.devices))
-    pinned = _pinned(replayed)
+    pinned = pinned_lines(replayed.snapshot, replayed.sites)
     notes = (*imbalance(devices), *_snapshot_notes(replayed.snapshot), *_pinned_note(pinned))
     return SnapshotFinding(devices, notes, pinned)
 
 
-def _pinned(replayed: ReplayedSnapshot) -> tuple[PinnedLine, ...]:
-    blocks = replayed.snapshot.pinned
-    lines = grouped([blocks.stack.astype(np.int64)], replayed.sites.site)
-    found = map(PinnedLine, lines.keys, lines.sums(blocks.size), lines.counts())
+def pinned_lines(snapshot: Snapshot, sites: Sites | None = None) -> tuple[PinnedLine, ...]:
+    """Pinned host memory that is in use when a snapshot is taken, by line, the largest first."""
+    lines = grouped([snapshot.pinned.stack.astype(np.int64)], (sites or Sites(snapshot.stacks)).site)
+    found = map(PinnedLine, lines.keys, lines.sums(snapshot.pinned.size), lines.counts())
     return tuple(sorted(found, key=lambda line: -line.bytes))
 
 

@@ -57,14 +57,23 @@ def allocator_history_enabled(device: torch.device) -> bool:
 def start_allocator_history(device: torch.device, max_entries: int, *, stacks_of_frees: bool = True) -> None:
     """Record allocations and frees of the caching allocator, with Python stacks.
 
-    C++ stacks are left out: reading them took minutes on real runs, and the profiler knows the operators.
+    C++ stacks are left out: reading them took minutes on real runs, and the profiler knows the operators. From torch
+    2.15 on, the allocator of pinned host memory is recorded too.
 
     Args:
         max_entries: How many are kept; the oldest go first.
         stacks_of_frees: Whether to take the stack of a free too, which costs as much as that of an allocation.
     """
     context = "all" if stacks_of_frees else "alloc"
-    _record_history(device, enabled="all", context=context, stacks="python", max_entries=max_entries, device=device)
+    _record_history(
+        device,
+        enabled="all",
+        context=context,
+        stacks="python",
+        max_entries=max_entries,
+        record_pinned_host_memory=True,
+        device=device,
+    )
 
 
 def memory_metadata() -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tracer.analysis.snapshots.findings import DeviceFinding, ReplayedSnapshot, SnapshotFinding
+from tracer.analysis.snapshots.findings import DeviceFinding, PinnedLine, ReplayedSnapshot, SnapshotFinding
 from tracer.analysis.snapshots.first_changes import FirstChange, FirstChanges
 from tracer.analysis.snapshots.fragmentation import address_ranges
 from tracer.analysis.snapshots.groups import SnapshotRow, group_lives
@@ -55,6 +55,13 @@ def oom_section(
         sentences = (*sentences, *(first.sentences if first.changes else (first.nothing_helps,)))
     tried = () if first is None or not first.changes else (_first_changes_table(f"{_TRY_FIRST}: {_PEAKS}", first),)
     return Section("Out of memory", sentences, (failures, *tried, *in_use), is_alarming=True)
+
+
+def pinned_sections(pinned: Sequence[PinnedLine]) -> tuple[Section, ...]:
+    """The lines that pinned host memory; empty if there are none."""
+    rows = tuple((line.bytes, f"{line.count:,}", site_cell(line.site)) for line in pinned)
+    table = Table("Pinned at the end", ("size", "blocks", "made by"), rows)
+    return (Section("Host memory", tables=(table,)),) if rows else ()
 
 
 def first_changes_sections(first: FirstChanges | None) -> tuple[Section, ...]:
@@ -302,11 +309,7 @@ def _sections(finding: SnapshotFinding, shown: int) -> tuple[Section, ...]:
         if is_shown:
             rows = tuple((share.name, share.bytes, f"{share.count:,}") for share in shares)
             sections.append(Section(title, tables=(Table(f"The peak by {column}", (column, "size", "blocks"), rows),)))
-    if finding.pinned:
-        lines = tuple((line.bytes, f"{line.count:,}", site_cell(line.site)) for line in finding.pinned)
-        sections.append(
-            Section("Host memory", tables=(Table("Pinned at the end", ("size", "blocks", "made by"), lines),))
-        )
+    sections += pinned_sections(finding.pinned)
     others = [device for index, device in enumerate(finding.devices) if index != shown]
     if others:
         rows = tuple(

@@ -29,6 +29,7 @@ from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.line_memory import line_memory
 from tracer.analysis.profiles.peak import LOOP_OWNER, PeakReport, group_rows
 from tracer.analysis.profiles.source_lines import PlaceInCode
+from tracer.analysis.snapshots.findings import PinnedLine
 from tracer.analysis.snapshots.first_changes import FirstChanges
 from tracer.analysis.snapshots.timeline import Band, BandKind
 from tracer.analysis.times.findings import TraceTimes, cause
@@ -65,6 +66,7 @@ from tracer.exporters.page.snapshot_page import (
     much_saved,
     oom_section,
     oom_sentences,
+    pinned_sections,
     reserved_table,
 )
 from tracer.exporters.python_stacks import PythonStacks
@@ -85,6 +87,7 @@ def timeline_page(
     slow_modules: tuple[SlowModule, ...] = (),
     failed: FailedAllocation | None = None,
     first: FirstChanges | None = None,
+    pinned: Sequence[PinnedLine] = (),
     known: KnownStorages | None = None,
     against_eager: PeakDiff | None = None,
     advice: AdviceReport | None = None,
@@ -137,6 +140,7 @@ def timeline_page(
             *(first_changes_sections(first) if failed is None else (_failure_section(failed, peak),)),
             *(() if against_eager is None else (_eager_section(against_eager),)),
             *_reserved_section(peak),
+            *pinned_sections(pinned),
             *(() if device_times is None else (_time_section(device_times),)),
         ),
     )

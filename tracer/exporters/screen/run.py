@@ -27,7 +27,7 @@ from tracer.exporters.screen.profile import (
     print_timings,
     short_screen,
 )
-from tracer.exporters.screen.snapshot import print_failed_allocation, ran_out_at
+from tracer.exporters.screen.snapshot import print_failed_allocation, print_pinned, ran_out_at
 from tracer.exporters.screen.terminal import say as say_on_stderr
 from tracer.exporters.screen.terminal import screen
 from tracer.exporters.screen.text import say
@@ -98,6 +98,7 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS,
         print_peak(findings, console, num_steps=num_steps, top=shown, categories=not is_peak, why=why)
         if top and first is not None and first.changes:
             print_first_changes(first, console)
+    print_pinned(results.history.pinned if top else (), console, top)
     if (diff := results.against_eager) is not None:
         print_against_eager(diff, eager_sentences(diff), console, top=top)
     if results.advice is not None:

@@ -54,10 +54,11 @@ def print_snapshot(
         peak = format_bytes(max(device.peak.requested_bytes for device in others))
         say(console)
         say(console, f"{some(len(others), 'more device')} with peaks of {peak} at most (one of them: --device)")
-    _print_pinned(finding.pinned, console, top)
+    print_pinned(finding.pinned, console, top)
 
 
-def _print_pinned(pinned: Sequence[PinnedLine], console: Console, top: int) -> None:
+def print_pinned(pinned: Sequence[PinnedLine], console: Console, top: int) -> None:
+    """Print the lines that pinned host memory; nothing if there are none."""
     if pinned:
         shares = tuple(Share(place(line.site), line.bytes, line.count) for line in pinned)
         _print_shares("Pinned host memory at the end", shares, console, top)
