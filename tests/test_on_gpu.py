@@ -13,7 +13,7 @@ from models.fno_workload import build_fno_workload
 from tracer.analysis.kinds import Kind
 from tracer.results.doctor import Status
 from tracer.sessions.doctor.checks import DEVICE_CHECKS, DeviceCheck
-from tracer.sessions.doctor.programs import PROGRAMS, SmallTraining
+from tracer.sessions.doctor.programs import PROGRAMS, DoctorTraining
 from tracer.sessions.doctor.trained import let_go, train
 from tracer.sessions.output_files import OUTPUTS, write_outputs
 from tracer.sessions.schedule import Schedule
@@ -45,13 +45,13 @@ class Changed:
 # Those of `doctor`; what compiles belongs in a process of its own, and a kernel that is named on a device that has it.
 PROGRAMS_HERE = [
     *(program for program in PROGRAMS if program.where == "everywhere"),
-    SmallTraining("FNO with torch_zeros", lambda device: fno(device, "torch_zeros")),
+    DoctorTraining("FNO with torch_zeros", lambda device: fno(device, "torch_zeros")),
 ]
 OTHER_CHECKS = [check for check in DEVICE_CHECKS if check.name not in {program.name for program in PROGRAMS}]
 
 
 @pytest.mark.parametrize("program", PROGRAMS_HERE, ids=lambda program: program.name)
-def test_the_peak_is_the_allocators_and_its_history_has_every_block(program: SmallTraining) -> None:
+def test_the_peak_is_the_allocators_and_its_history_has_every_block(program: DoctorTraining) -> None:
     let_go(torch.device("cuda", 0))  # of tests before: their parameters would have rows, too
     outcome = train(program, torch.device("cuda", 0))
     assert outcome.status is Status.PASS, outcome.sentence

@@ -44,7 +44,7 @@ def test_all_functions_are_read() -> None:
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        ("cublasSgemm_v2", "{ return 0; }"),
+        ("cublasSgemm_v2", '{ null_gpu_multiplied("cublasSgemm_v2", *(void **)p0); return 0; }'),
         ("cusolverDnSgetrf_bufferSize", "{ if (p3) *(int *)p3 = 1; return 0; }"),
         ("cusparseSpMV_bufferSize", "{ if (p1) *(size_t *)p1 = 0; return 0; }"),
         ("cusolverDnCreate", "{ if (p0) *(void **)p0 = opaque; return 0; }"),

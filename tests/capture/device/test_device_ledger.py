@@ -44,8 +44,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "device_memory", lambda device: (10 * GIB, 80 * GIB))
     monkeypatch.setattr(ledger, "reserved_bytes", lambda device: 40 * GIB)
     monkeypatch.setattr(ledger, "pinned_bytes", lambda: (GIB, 2 * GIB))
-    module = SimpleNamespace(get_device_properties=lambda device: SimpleNamespace(uuid="1-2"))
-    monkeypatch.setattr(ledger, "module_of", lambda device: module)
+    monkeypatch.setattr(ledger, "uuid_of", lambda device: "1-2")
 
 
 def sums(found: ledger.DeviceLedger | None) -> ledger.DeviceLedger:

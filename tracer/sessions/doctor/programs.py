@@ -21,7 +21,7 @@ Where = Literal["everywhere", "with a GPU", "on a real GPU"]
 
 
 @dataclass(frozen=True, slots=True)
-class SmallTraining:
+class DoctorTraining:
     """A training of a few MiB, of which every byte is known to the allocator that serves it."""
 
     name: str
@@ -84,18 +84,18 @@ def _attention(backend: SDPBackend) -> AbstractContextManager[Any]:
     return sdpa_kernel(backend)
 
 
-PROGRAMS: tuple[SmallTraining, ...] = (
-    SmallTraining("convolution network", partial(_shipped, "resnet")),
-    SmallTraining("transformer", partial(_shipped, "gpt")),
-    SmallTraining("LSTM", partial(_shipped, "lstm")),
-    SmallTraining("FNO", _fno),
-    SmallTraining("autocast", partial(_encoder, amp="bfloat16")),
-    SmallTraining("checkpointed", _checkpointed),
-    SmallTraining("foreach", partial(_encoder, optimizer="adamw:foreach=True")),
-    SmallTraining("fused", partial(_encoder, optimizer="adamw:fused=True")),
-    SmallTraining("compiled", partial(_shipped, "gpt"), "with a GPU", is_compiled=True),
+PROGRAMS: tuple[DoctorTraining, ...] = (
+    DoctorTraining("convolution network", partial(_shipped, "resnet")),
+    DoctorTraining("transformer", partial(_shipped, "gpt")),
+    DoctorTraining("LSTM", partial(_shipped, "lstm")),
+    DoctorTraining("FNO", _fno),
+    DoctorTraining("autocast", partial(_encoder, amp="bfloat16")),
+    DoctorTraining("checkpointed", _checkpointed),
+    DoctorTraining("foreach", partial(_encoder, optimizer="adamw:foreach=True")),
+    DoctorTraining("fused", partial(_encoder, optimizer="adamw:fused=True")),
+    DoctorTraining("compiled", partial(_shipped, "gpt"), "with a GPU", is_compiled=True),
     *(
-        SmallTraining(
+        DoctorTraining(
             f"{name} attention", partial(_encoder, amp="bfloat16"), "on a real GPU", around=partial(_attention, backend)
         )
         for name, backend in (
@@ -107,7 +107,7 @@ PROGRAMS: tuple[SmallTraining, ...] = (
 )
 
 
-def programs_for(device: torch.device, *, is_real: bool, names: Sequence[str] = ()) -> tuple[SmallTraining, ...]:
+def programs_for(device: torch.device, *, is_real: bool, names: Sequence[str] = ()) -> tuple[DoctorTraining, ...]:
     """Return the programs that are run on a device.
 
     Args:

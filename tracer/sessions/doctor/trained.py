@@ -15,7 +15,7 @@ from tracer.analysis.snapshots.modelled import model_device
 from tracer.capture.device import devices
 from tracer.capture.device.device_blocks import device_blocks
 from tracer.results.doctor import Fact, Outcome, failed, passed
-from tracer.sessions.doctor.programs import SmallTraining
+from tracer.sessions.doctor.programs import DoctorTraining
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
 from tracer.units import format_bytes
@@ -29,7 +29,7 @@ _EXPLAINED_PART = 0.99
 _NOT_EXPLAINED = (Kind.BEFORE_RECORDING.name, Kind.UNKNOWN.name)
 
 
-def train(program: SmallTraining, device: torch.device) -> Outcome:
+def train(program: DoctorTraining, device: torch.device) -> Outcome:
     """Train a few steps alone and a few recorded ones; compare every figure that two sources have."""
     workload, step = program.made(device)
     plain = plain_peaks(step, device)
