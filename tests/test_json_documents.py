@@ -185,7 +185,13 @@ def test_every_key_of_a_prediction_is_described() -> None:
     fits, lacks = answer(*asked, "1GiB"), answer(*asked, "501MiB")
     for found in (fits, lacks):
         check_header(found, "prediction")
-    slow = {"advice", "largest_batch", "accumulated", "without_end"}  # many rehearsals, or a script on the null GPU
+    slow = {
+        "advice",
+        "table",
+        "largest_batch",
+        "accumulated",
+        "without_end",
+    }  # many rehearsals, or a script on the null GPU
     assert {*fits, *lacks, *slow} - set(HEADER) == set(keys("`predict --json`"))
     assert undescribed(lacks["out_of_memory"], "`predict --json`", "A row") == []
 

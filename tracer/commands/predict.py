@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from tracer.changes.recommendation import AdviceReport
     from tracer.null_gpu.cards import Card, Devices
     from tracer.results.fit import FitTrial
-    from tracer.results.prediction import LargestSize, Prediction
+    from tracer.results.prediction import LargestSize, Prediction, TableRow
     from tracer.results.run_results import RunResults
     from tracer.sessions.jobs.run_ranks import Job
 
@@ -119,6 +120,7 @@ def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool
         check_folder(options.save_dir)
     card = devices.card if devices is not None else None
     largest = advice = None
+    table: Sequence[TableRow] = ()
     if options.script is not None:
         assert devices is not None  # checked with the options
         answer = predict_script(
@@ -137,6 +139,10 @@ def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool
         engine: Engine = OnNullGpu(devices) if is_there else _rehearsed(options, card)
         answer = engine.predict(options.workload)
         largest = find_largest(options, engine, card) if options.largest.asked and card is not None else None
+        if options.largest.table and card is not None:
+            from tracer.commands.predict_table import weight_table
+
+            table = weight_table(options, engine, card)
         advice = _advice(options, card, is_there=is_there) if options.advise else None
         if advice is not None and is_there:  # changes were rehearsed first, and so was what they start from
             answer = replace(answer, other=_rehearsed(options, card).predict(options.workload))
@@ -144,7 +150,7 @@ def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool
         from tracer.exporters.screen.prediction import verdict
 
         _write(replace(answer.results, advice=advice, verdict=verdict(answer)), options.save_dir, options)
-    _answer(answer, largest, advice, options)
+    _answer(answer, largest, table, advice, options)
     if options.script is not None and options.advise and devices is not None and RankPlace.here() is None:
         from tracer.results.fit import FitTrial
 
@@ -216,13 +222,17 @@ def _write(results: RunResults, folder: Path, options: PredictOptions) -> None:
 
 
 def _answer(
-    answer: Prediction, largest: LargestSize | None, advice: AdviceReport | None, options: PredictOptions
+    answer: Prediction,
+    largest: LargestSize | None,
+    table: Sequence[TableRow],
+    advice: AdviceReport | None,
+    options: PredictOptions,
 ) -> None:
     """The answer on stdout, with what was asked beside it, and on stderr what to ask next."""
     from tracer.exporters.json_documents.advice import advice_values
-    from tracer.exporters.json_documents.prediction import largest_json, prediction_json
+    from tracer.exporters.json_documents.prediction import largest_json, prediction_json, table_json
     from tracer.exporters.screen.advice import print_advice
-    from tracer.exporters.screen.prediction import largest_words, print_prediction
+    from tracer.exporters.screen.prediction import largest_words, print_prediction, print_weight_table
     from tracer.exporters.screen.text import say as print_line
     from tracer.null_gpu.cards import CONTEXT_BYTES
 
@@ -230,12 +240,15 @@ def _answer(
         if options.as_json:
             document = prediction_json(answer)
             document |= {} if largest is None else largest_json(largest)
+            document |= table_json(table) if table else {}
             document |= {} if advice is None else {"advice": advice_values(advice, computed=False)}
             console.print(json.dumps(document, indent=1), soft_wrap=True, markup=False)
             return
         print_prediction(answer, console, top=options.screen.top)
         if advice is not None:
             print_advice(advice, console, context_bytes=CONTEXT_BYTES)
+        if table:
+            print_weight_table(table, console)
         if largest is not None:
             print_line(console)
             print_line(console, largest_words(largest))

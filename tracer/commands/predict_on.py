@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tracer.sessions.trials.script_trial import ScriptSizes
 
 _OF_MODELS = ("model", "model_input", "model_arg", "hf_config", "batch_size", "tokens", "lora", "optimizer")
-_OF_SEARCHES = ("largest_batch", "largest_tokens", "largest_image")
+_OF_SEARCHES = ("largest_batch", "largest_tokens", "largest_image", "table")
 _OF_SCRIPTS = ("module", "steps", "batches")
 _OF_THE_FNO = ("in_channels", "out_channels", "hidden_channels", "data_size", "n_modes", "n_layers", "data", "spectrum")
 
@@ -51,8 +51,9 @@ def check(options: PredictOptions) -> Devices | None:
     else:
         refuse(options.context, _OF_SCRIPTS, "with a script")
         options.workload.check(options.context)
-        if options.largest.asked and place.card_text is None:
-            raise UsageError(f"{options.largest.asked} works only with --on or --gpu-memory.", hint="Add --on 24GiB.")
+        asked = options.largest.asked or ("--table" if options.largest.table else "")
+        if asked and place.card_text is None:
+            raise UsageError(f"{asked} works only with --on or --gpu-memory.", hint="Add --on 24GiB.")
     devices = devices_of(place.card_text) if place.card_text is not None else None
     if place.settings:
         from tracer.allocator.settings import parse_settings

@@ -72,6 +72,15 @@ class LargestOptions:
         bool, option("Also find the largest image of --input that fits, in steps of 32.", QUESTIONS, "--largest-image")
     ] = False
 
+    table: Annotated[
+        bool,
+        option(
+            "Also print a table: weights of 32, 16, 8 and 4 bits, in inference and with sgd and adamw.",
+            QUESTIONS,
+            "--table",
+        ),
+    ] = False
+
     @property
     def asked(self) -> str:
         """The option that was given, or the empty string."""

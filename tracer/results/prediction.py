@@ -67,6 +67,24 @@ class LargestSize:
 
 
 @dataclass(frozen=True, slots=True)
+class TableCell:
+    """Memory that a model needs in one use."""
+
+    use: str  # `inference`, or `training, adamw`
+    reserved_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """A model with weights of one type."""
+
+    weights: str  # `bfloat16`, or `4 bits` of linear layers
+    weights_bytes: int  # Of all parameters and buffers
+    cells: tuple[TableCell, ...]  # Quantized weights have inference alone
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """Counts of an allocator."""
 

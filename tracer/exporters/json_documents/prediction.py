@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +12,7 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.command_line import this_command
 from tracer.exporters.json_documents.header import json_header
 from tracer.null_gpu.cards import CONTEXT_BYTES
-from tracer.results.prediction import LargestSize, Prediction
+from tracer.results.prediction import LargestSize, Prediction, TableRow
 
 VERSION = 1
 
@@ -59,6 +60,11 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
 
 def _line(line: SourceLine | None) -> dict[str, object]:
     return {"file": None, "line": None} if line is None else {"file": line.file, "line": line.line}
+
+
+def table_json(table: Sequence[TableRow]) -> dict[str, Any]:
+    """Memory by the type of weights and by use."""
+    return {"table": list(map(asdict, table))}
 
 
 def largest_json(largest: LargestSize) -> dict[str, Any]:

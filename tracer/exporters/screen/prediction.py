@@ -16,7 +16,7 @@ from tracer.results.null_run import CAVEAT
 from tracer.units import format_bytes, format_range, some
 
 if TYPE_CHECKING:
-    from tracer.results.prediction import BatchesRead, LargestSize, OutOfMemoryAt, Prediction
+    from tracer.results.prediction import BatchesRead, LargestSize, OutOfMemoryAt, Prediction, TableCell, TableRow
 
 _VISIBLE_SHARE = 0.0005
 _NARROW_SHARE = 0.02
@@ -282,6 +282,21 @@ def _print_difference(prediction: Prediction, other: Prediction, console: Consol
         if mine != its:
             by = f"{its - mine:+,} bytes, {100 * (its - mine) / mine:+.2f} %"
             say(console, f"By {other.engine}, peak {name} is {format_bytes(its)} ({by}).")
+
+
+def print_weight_table(table: Sequence[TableRow], console: Console) -> None:
+    """Print reserved memory by the type of weights and by use."""
+    uses = list(dict.fromkeys(cell.use for row in table for cell in row.cells))
+    rows = []
+    for row in table:
+        cells = {cell.use: _cell_words(cell) for cell in row.cells}
+        rows.append((format_bytes(row.weights_bytes), *(cells.get(use, "") for use in uses), row.weights))
+    print_rows("Reserved, by the type of weights", ("weights", *uses), rows, console, words=("type",))
+    say(console, "8 and 4 bits are computed: linear layers as bitsandbytes has them, and all else as in 16 bits.")
+
+
+def _cell_words(cell: TableCell) -> str:
+    return format_bytes(cell.reserved_bytes) + ("" if cell.fits else " (does not fit)")
 
 
 def batches_words(read: BatchesRead) -> tuple[str, ...]:
