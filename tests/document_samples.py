@@ -1,6 +1,6 @@
 """The samples of output in the documents, made from the commands that print them.
 
-A sample is a block of code behind a comment such as `<!-- printed by: uv run main.py --n-modes 16 -->`. A line `...` in
+A sample is a block of code behind a comment such as `<!-- printed by: torch-timeline --n-modes 16 -->`. A line `...` in
 it stands for lines that are left out. `python -m tests.document_samples` writes them anew; where an output has become
 longer or shorter, the lines of the sample are a matter for a person.
 """
@@ -60,7 +60,7 @@ def _parts(text: str) -> tuple[tuple[str, ...], ...]:
 
 def printed(sample: Sample, folder: Path) -> list[str]:
     """What the command prints into a file, line by line."""
-    words = shlex.split(sample.command.removeprefix("uv run "))
+    words = ["main.py", *shlex.split(sample.command.removeprefix("torch-timeline"))]
     words = [str(sample.recording) if word == "memory_snapshot.pkl" else word for word in words]
     if sample.recording is None:
         words += ["--save-dir", str(folder)]
