@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.exporters.page import page_samples as samples
-from tests.exporters.page.conftest import browser, new_tab, opened  # noqa: F401
 from tracer.analysis.profiles.line_memory import LineMemory
 from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.annotated_source import annotate, annotated_files, freed_words, has_changed
-from tracer.exporters.page.data import page_data
-from tracer.exporters.page.redact import redacted_pages
 
 TEXT = "".join(f"line {number}\n" for number in range(1, 41))
 
@@ -60,13 +54,3 @@ def test_where_it_was_freed_in_words() -> None:
         for given in ({"freed_in": None}, {"freed_at": here}, {"freed_in": "other", "freed_at": there}, {})
     ]
     assert words == ["not freed", "backward, line 9", "train.py:4", "backward"]
-
-
-def test_code_is_shown_as_text_and_leaves_with_the_names(opened: Callable[..., Any]) -> None:  # noqa: F811
-    code = f"x = 1  # {samples.SCRIPT} {samples.IMAGE}\n"
-    (file,) = annotated_files([memory(1, 9000)], lambda file: code, 9000)
-    page = replace(samples.small_page(), sources=(file,))
-    with opened(page) as tab:
-        assert samples.SCRIPT in tab.locator("#source code").first.inner_text()
-        assert "8.79 KiB" in tab.locator("#source .has-bytes").inner_text()
-    assert redacted_pages([page_data(page)])[0]["sources"] == []

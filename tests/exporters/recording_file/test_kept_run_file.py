@@ -173,7 +173,7 @@ def test_what_is_no_document_is_refused(run: bytes) -> None:
 @pytest.mark.parametrize("snapshot", [[], {}, {"segments": []}, {"segments": [], "device_traces": {}}, "x"])
 def test_an_allocator_that_left_no_snapshot_is_refused(snapshot: Any) -> None:
     columns = kept_run_columns(kept_on_cuda())
-    with pytest.raises(RecordingError, match="no snapshot"):
+    with pytest.raises(RecordingError, match="allocator data is damaged"):
         kept_run_from(Columns(columns | object_columns("history", snapshot)))
 
 

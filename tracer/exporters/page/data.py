@@ -303,7 +303,7 @@ CATEGORIES = {
     "BEFORE_RECORDING": ("memory from before the recording", "#cecfcf", "#474747"),
     "INPUT": ("inputs", "#3cb7c7", "#33767c"),
     "TEMPORARY": ("temporaries", "#ca9dff", "#bc8ace"),
-    "ACTIVATION": ("activations", "#f53136", "#f23738"),
+    "ACTIVATION": ("activations", "#de5241", "#f23738"),
     "EVALUATION": ("evaluation", "#a92b90", "#ab34a3"),
     "HELD": ("tensors held by Python", "#ea7878", "#fd9693"),
     "GRADIENT": ("gradients", "#1a52d8", "#4b68fa"),
