@@ -1,10 +1,8 @@
 """What recording costs beside bare torch.profiler with the same flags: processor time a step, and memory an event.
 
     uv run python -m benchmarks.recording_cost [--programs gpt modules] [--rounds 3] [--markdown]
-    uv run python -m benchmarks.recording_cost --programs wide --rounds 1
 
-Two programs: a GPT of 12 blocks, and a chain of 2,001 modules, whose steps are short and whose parameters are many. A
-third one that has to be named, 5,001 modules with AdamW, has more events in a step than are recorded in all.
+Two programs: a GPT of 12 blocks, and a chain of 2,001 modules, whose steps are short and whose parameters are many.
 Each runs alone, under torch.profiler, whose results nobody keeps, and in our session: two cycles of three recorded
 steps, every run in a process of its own with one thread. Times are the processor's, since other programs disturb them
 least.
@@ -71,20 +69,7 @@ def modules() -> Program:
     return model, optimizer, step
 
 
-def wide() -> Program:
-    model = nn.Sequential(*(layer for _ in range(2500) for layer in (nn.Linear(8, 8), nn.ReLU())))
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(torch.randn(4, 8)).square().mean().backward()
-        optimizer.step()
-
-    return model, optimizer, step
-
-
-PROGRAMS: dict[str, Callable[[], Program]] = {"gpt": gpt, "modules": modules, "wide": wide}
-_USUAL = ["gpt", "modules"]
+PROGRAMS: dict[str, Callable[[], Program]] = {"gpt": gpt, "modules": modules}
 
 
 @dataclass(slots=True)
@@ -229,7 +214,7 @@ def rows(name: str, num_rounds: int) -> tuple[list[list[str]], float, float]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=_USUAL)
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--markdown", action="store_true", help="tables as in benchmarks/results.md")
     options = parser.parse_args(arguments)

@@ -2,9 +2,11 @@
 
     python -m benchmarks.start                    this checkout
     python -m benchmarks.start --beside FOLDER    another checkout in the same run, with the same Python
+    python -m benchmarks.start --scripts          what `run` adds to two scripts, one of 5,000 modules
 
 Seconds of a processor, the least of the repeats; the two checkouts in turns. The last line is a script of twenty lines
-under `run`. Exits with 1 if `--help` or `diff --help` takes longer than 0.3 s.
+under `run`. Exits with 1 if `--help` or `diff --help` takes longer than 0.3 s. With `--scripts` each script runs once
+alone and once under `run`, and beside the seconds stands the most memory that it had.
 """
 
 from __future__ import annotations
@@ -49,12 +51,71 @@ atexit.register(lambda: open(os.environ["MODULES_FILE"], "w").write(str(count())
 """
 
 
+CONVOLUTIONS = """\
+import torch
+from torch import nn
+
+sizes = [(3, 32), (32, 32), (32, 64), (64, 64), (64, 128), (128, 128)]
+layers = [
+    layer
+    for number, (inner, outer) in enumerate(sizes)
+    for layer in (
+        nn.Conv2d(inner, outer, 3, padding=1), nn.BatchNorm2d(outer), nn.ReLU(), nn.MaxPool2d(1 + number % 2)
+    )
+]
+model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+optimizer = torch.optim.Adam(model.parameters())
+data = [(torch.randn(64, 3, 32, 32), torch.randint(10, (64,))) for _ in range(4)]
+for step in range(16):
+    x, y = data[step % 4]
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
+WIDE = """\
+import torch
+from torch import nn
+
+model = nn.Sequential(*(layer for _ in range(2500) for layer in (nn.Linear(8, 8), nn.ReLU())))
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(12):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+"""
+SCRIPTS = {"convolution network, 16 steps": CONVOLUTIONS, "5,000 modules, AdamW, 12 steps": WIDE}
+
+
+def cost(command: Sequence[str], folder: Path, variables: dict[str, str] | None = None) -> resource.struct_rusage:
+    """Of one run, its children included."""
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(
+        command, cwd=folder, env={**os.environ, **(variables or {})}, stdout=quiet, stderr=quiet
+    ) as process:
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with status {process.returncode}")
+    return used
+
+
 def processor_seconds(command: Sequence[str], folder: Path, variables: dict[str, str] | None = None) -> float:
     """Of one run, its children included."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, cwd=folder, env={**os.environ, **(variables or {})}, capture_output=True, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    used = cost(command, folder, variables)
+    return used.ru_utime + used.ru_stime
+
+
+def print_scripts(checkouts: Sequence[Path], columns: Sequence[str]) -> None:
+    """Print what scripts take alone, and under `run` of each checkout."""
+    print(f"{'seconds of a processor, MiB':<32}" + "".join(f"{name:>16}" for name in ("alone", *columns)))
+    for name, source in SCRIPTS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder) / "train.py"
+            script.write_text(source)
+            runs = [[str(checkout / "main.py"), "run", "--device", "cpu", str(script)] for checkout in checkouts]
+            costs = [cost([sys.executable, *words], Path(folder)) for words in ([str(script)], *runs)]
+        figures = (f"{used.ru_utime + used.ru_stime:.1f} s {used.ru_maxrss / 1024:,.0f}" for used in costs)
+        print(f"{name:<32}" + "".join(f"{figure:>16}" for figure in figures))
 
 
 def run_of_script(checkout: Path) -> tuple[float, int]:
@@ -71,9 +132,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--beside", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--scripts", action="store_true")
     arguments = parser.parse_args()
     checkouts = [ROOT] if arguments.beside is None else [ROOT, arguments.beside.resolve()]
-    print(f"{'seconds of a processor':<28}" + "".join(f"{name:>10}" for name in ("here", "beside")[: len(checkouts)]))
+    columns = ("here", "beside")[: len(checkouts)]
+    if arguments.scripts:
+        print_scripts(checkouts, columns)
+        return 0
+    print(f"{'seconds of a processor':<28}" + "".join(f"{name:>10}" for name in columns))
     is_missed = False
     for options in HELPS:
         least = [float("inf")] * len(checkouts)
