@@ -158,8 +158,8 @@ def trace_columns(entries: object, *, device: int, stacks: StackTable, texts: Te
 
     Returns:
         `action`, `addr` (an `oom` entry's free bytes on the device, or `UNKNOWN_FREE`), `size`, `stream`, `time_us` (-1
-        where the recording has none) and `stack`; and, only if an entry has one, `category`, `metadata`, `pool` and
-        `compiled` (numbers of texts).
+        where the recording has none) and `stack`; and, only if an entry has one, `category`, `metadata` and `pool`
+        (numbers of texts).
     """
     rows = as_rows([] if entries is None else entries, f"The trace of device {device}", remarks)
     out: Columns = {"action": array("B"), **{key: array("q") for key in ("addr", "size", "stream", "time_us")}}
