@@ -33,6 +33,6 @@ const sourceRow = (file, line, most) => {
   const has = line.bytes !== undefined, size = (bytes) => el("td", { class: "number", title: bytes ? exactBytes(bytes) : null }, bytes ? formatBytes(bytes) : "");
   const code = el("td", { class: "code" }, el("a", { class: "place number quiet", href: editorLink(file.file, line.number), "data-file": file.file, "data-line": line.number }, String(line.number)),
     el("code", {}, line.text ?? "(not in the file)"));
-  if (!has) return el("tr", {}, el("td", { colspan: "4" }), code);
+  if (!has) return el("tr", {}, [0, 1, 2, 3].map(() => el("td")), code);
   return el("tr", { class: "has-bytes" }, el("td", { class: "number", title: exactBytes(line.bytes) }, line.bytes ? barCell(line.bytes, most) : ""), size(line.backward), size(line.own), el("td", { class: "quiet" }, line.freed), code);
 };

@@ -171,7 +171,7 @@ class Timeline {
   }
 
   axisTitle() {
-    if (this.isComparison) return "events of both, the same step and phase at the same place";
+    if (this.isComparison) return "events of both, aligned by step and phase";
     if (this.data.axis === "entry" && this.byTime) return "entry of the allocator's history";
     return this.byTime ? `time since the recording began (${this.unit[0]})` : "event, in the order of the allocator";
   }
