@@ -89,10 +89,11 @@ def test_a_snapshot_tells_its_settings() -> None:
         "expandable_segments": True,  # switched on later
         "max_split_size": 64 * MIB,
         "garbage_collection_threshold": 0.5,
+        "per_process_memory_fraction": 0.25,
         "roundup_power2_divisions": {"1": 4, "2": 8},
     }
     found = recorded_settings(recorded)
-    assert found.expandable_segments
+    assert found.expandable_segments and found.per_process_memory_fraction == 0.25
     assert (found.large_segment_size, found.max_split_size) == (40 * MIB, 64 * MIB)
     assert found.roundup_power2_divisions[:3] == (4, 8, 0)
 

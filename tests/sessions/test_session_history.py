@@ -67,6 +67,15 @@ def test_an_allocator_that_tells_nothing_is_named(monkeypatch: pytest.MonkeyPatc
     assert torch_history.allocator_history_enabled(CUDA)
 
 
+def test_a_dump_says_the_memory_fraction(history_log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.25)
+    history = AllocatorHistory(CUDA)
+    history.start()
+    history.dump()
+    assert history.snapshot is not None
+    assert history.snapshot["allocator_settings"] == {"per_process_memory_fraction": 0.25}
+
+
 def cuda_session(schedule: Schedule, log: list[str], *, num_steps: int, error: BaseException | None = None) -> Any:
     """A session that believes its model to be on a GPU; the work happens on the CPU."""
     workload = Pieces()

@@ -71,8 +71,9 @@ def recorded_settings(recorded: Mapping[str, Any]) -> AllocatorSettings:
         options["expandable_segments"] = recorded["expandable_segments"]
     if recorded.get("max_split_size", -1) > 0:
         options["max_split_size"] = recorded["max_split_size"]
-    if recorded.get("garbage_collection_threshold", 0) > 0:
-        options["garbage_collection_threshold"] = recorded["garbage_collection_threshold"]
+    for name in ("garbage_collection_threshold", "per_process_memory_fraction"):
+        if 0 < recorded.get(name, 0) < 1:
+            options[name] = recorded[name]
     if recorded.get("roundup_power2_divisions"):
         table = recorded_divisions(recorded)
         if all(map(_is_division, table)):

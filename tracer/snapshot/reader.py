@@ -145,6 +145,7 @@ _SCALAR_SETTINGS = {
     "expandable_segments": bool,
     "max_split_size": int,
     "garbage_collection_threshold": float,
+    "per_process_memory_fraction": float,
     "graph_capture_record_stream_reuse": bool,
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.allocator.recorded import MIB
+from tests.analysis.snapshots.allocator_samples import explain
 from tests.analysis.snapshots.recorded_program import Recorded
 from tests.snapshot.dumps import frame
 from tracer.allocator.blocks import Block
@@ -418,6 +419,21 @@ def test_a_single_request_that_nothing_leaves_room_for() -> None:
     assert change.cause == "one request" and change.num_served == 1
     assert "train.py:3 is what does not fit: 320.00 MiB" in change.sentence
     assert "2 parts" in change.words
+
+
+@pytest.mark.parametrize(("fraction", "parts"), [(0.25, "4 parts"), (None, "64 parts")])
+def test_a_single_request_that_a_limit_of_the_process_refuses(fraction: float | None, parts: str) -> None:
+    """The device had 1,590 MiB free, of which a quarter of 1,600 is for the process; or nobody knows how much."""
+    program = Recorded(capacity=400)
+    program.make(10, [line(2)])
+    program.fail(1000, [line(3)])
+    recorded = program.snapshot()
+    recorded["device_traces"][0][-1]["device_free"] = 1590 * MIB
+    if fraction is not None:
+        recorded["allocator_settings"] = {"per_process_memory_fraction": fraction}
+    (change, *_) = explain(recorded).first.changes  # type: ignore[union-attr]
+    assert (change.cause, change.num_served) == ("one request", 1)
+    assert parts in change.words
 
 
 def test_a_whole_set_of_data_on_the_device() -> None:

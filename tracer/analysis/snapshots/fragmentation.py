@@ -58,6 +58,19 @@ def usable_after(state: DeviceState, replay: Replay, entry: int, *, is_small: bo
     )
 
 
+def free_for_process(state: DeviceState, replay: Replay, entry: int, fraction: float = 1.0) -> int | None:
+    """Bytes that the device had for this process when a request failed; None where the recording does not say.
+
+    Args:
+        fraction: The share of the device that the process may reserve (`set_per_process_memory_fraction`). What is
+            reserved and free is taken for the device: other processes' memory is not known.
+    """
+    free_bytes, reserved_bytes = int(state.trace.addr[entry]), int(replay.reserved_bytes[entry + 1])
+    if free_bytes < 0:
+        return None
+    return max(min(free_bytes, int(fraction * (reserved_bytes + free_bytes)) - reserved_bytes), 0)
+
+
 def _is_pending_at_end(state: DeviceState, replay: Replay, rows: Ints) -> Bools:
     """Whether each block's free was requested before the recording began, by the state at the end."""
     blocks, lives = state.blocks, replay.lives

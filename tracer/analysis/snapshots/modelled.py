@@ -18,6 +18,7 @@ from tracer.allocator.settings import AllocatorSettings, recorded_settings
 from tracer.allocator.start_state import StartState, find_start
 from tracer.allocator.state import FIRST_TORCH_WITH_COUNTERS, NEWEST_TORCH
 from tracer.allocator.statistics import Moment
+from tracer.analysis.snapshots.fragmentation import free_for_process
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.collector import paused_gc
 from tracer.snapshot.actions import Action
@@ -41,7 +42,7 @@ class Modelled:
     peak_entry: int  # The entry with the most in use while the most was reserved; -1 for the start
     most_in_use_entry: int  # The entry with the most in use, as requested; -1 for the start
     start: StartState  # What the recording began with
-    # What was reserved and what the device had free, where a failed request says so.
+    # What was reserved and what the device had free for the process, where a failed request says so.
     capacity_in_message_bytes: int | None = None
     knows_large_segments: bool = True  # The recording's torch may know `large_segment_size_mb`
     # Replays begin with what the recording began with, instead of in a clean allocator. Other settings would have made
@@ -171,17 +172,19 @@ def _model(device: ReplayedDevice) -> Modelled | None:
         peak_entry=peak_entry,
         most_in_use_entry=replayed.peak_entry,
         start=start,
-        capacity_in_message_bytes=_said_capacity(state, replayed),
+        capacity_in_message_bytes=_said_capacity(state, replayed, settings.per_process_memory_fraction),
         knows_large_segments=_SINCE_2_10 in snapshot.settings,
     )
 
 
-def _said_capacity(state: DeviceState, replayed: Replay) -> int | None:
-    """The least that failed requests say of the device: reserved then, and free."""
-    failed = state.trace.where(Action.OOM)
-    failed = failed[state.trace.addr[failed] >= 0]
-    capacities = replayed.reserved_bytes[failed + 1] + state.trace.addr[failed]
-    return int(capacities.min()) if len(capacities) else None
+def _said_capacity(state: DeviceState, replayed: Replay, fraction: float) -> int | None:
+    """The least that failed requests say of the device: reserved then, and free for this process."""
+    capacities = [
+        int(replayed.reserved_bytes[entry + 1]) + free_bytes
+        for entry in state.trace.where(Action.OOM).tolist()
+        if (free_bytes := free_for_process(state, replayed, entry, fraction)) is not None
+    ]
+    return min(capacities, default=None)
 
 
 def _best_reproduction(

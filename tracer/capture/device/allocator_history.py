@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tracer.capture.device.devices import peak_allocated_bytes
+from tracer.capture.device.devices import memory_fraction, peak_allocated_bytes
 from tracer.capture.torch_private import torch_history
 from tracer.capture.torch_private.torch_cuda import when_cuda_has_begun
 from tracer.errors import RecordingError
@@ -104,6 +104,9 @@ class AllocatorHistory:
         """
         if self._recording:
             snapshot = torch_history.allocator_snapshot(self.device)
+            if (fraction := memory_fraction(self.device)) is not None:  # which torch leaves out
+                settings = snapshot.get("allocator_settings", {})
+                snapshot["allocator_settings"] = {**settings, "per_process_memory_fraction": fraction}
             self.snapshot = snapshot if self._is_timed else snapshot_without_times(snapshot)
             self.cycle, self._peak_bytes = cycle, peak_allocated_bytes(self.device)
 

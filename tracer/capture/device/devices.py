@@ -90,8 +90,14 @@ def allocator_counters(device: torch.device) -> dict[str, int]:
 
 def allowed_bytes(device: torch.device) -> int | None:
     """Bytes of an accelerator that a memory fraction lets this process reserve; None without a fraction."""
-    fraction, memory = _answer(device, "get_per_process_memory_fraction"), device_memory(device)
-    return int(fraction * memory[1]) if memory is not None and isinstance(fraction, float) and fraction < 1 else None
+    fraction, memory = memory_fraction(device), device_memory(device)
+    return int(fraction * memory[1]) if memory is not None and fraction is not None else None
+
+
+def memory_fraction(device: torch.device) -> float | None:
+    """The share of an accelerator that this process was given to reserve; None without such a limit."""
+    fraction = _answer(device, "get_per_process_memory_fraction") if is_accelerator(device) else None
+    return fraction if isinstance(fraction, float) and fraction < 1 else None
 
 
 def device_memory(device: torch.device) -> tuple[int, int] | None:

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from tracer.allocator.settings import recorded_settings
 from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
 from tracer.analysis.snapshots.changed_requests import (
     emptying_at,
@@ -14,8 +15,9 @@ from tracer.analysis.snapshots.changed_requests import (
     with_expandable_segments,
     with_smaller_blocks,
 )
-from tracer.analysis.snapshots.fragmentation import fragmentation_after
+from tracer.analysis.snapshots.fragmentation import fragmentation_after, free_for_process
 from tracer.analysis.snapshots.modelled import Modelled
+from tracer.block_sizes import segment_size
 from tracer.units import format_bytes, some
 
 _SHARE: Final = 0.5
@@ -28,15 +30,17 @@ def one_request(case: Case) -> Iterator[Cause]:
     asked, in_use = case.asked_bytes, case.in_use_bytes - case.asked_bytes
     if not case.has_failed or asked < _SHARE * case.in_use_bytes:
         return
-    reserved = fragmentation_after(case.device.state, case.device.replay, case.entry)
-    free_bytes = reserved.free_bytes + max(int(case.state.trace.addr[case.entry]), 0)
+    at = case.device.state, case.device.replay, case.entry
+    fraction = recorded_settings(case.replayed.snapshot.settings).per_process_memory_fraction
+    room_bytes = free_for_process(*at, fraction) or 0
+    if room_bytes >= segment_size(asked):
+        room_bytes = 0  # A limit that the recording does not say refused it
+    free_bytes = fragmentation_after(*at).free_bytes + room_bytes
     if asked <= free_bytes:  # in one piece it would do
         return
     num_parts = 2
-    while asked > num_parts * free_bytes:
+    while asked > num_parts * free_bytes and num_parts < _MOST_PARTS:
         num_parts *= 2
-        if num_parts > _MOST_PARTS:
-            return
     site = case.sites.site(case.asked_stack)
     rows = np.flatnonzero((case.stack == case.asked_stack) & (case.lives.requested_bytes >= asked))
     where = f" at {site.file}:{site.line}" if site.file is not None else ""
