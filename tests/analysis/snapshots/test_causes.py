@@ -436,6 +436,22 @@ def test_a_single_request_that_a_limit_of_the_process_refuses(fraction: float | 
     assert parts in change.words
 
 
+@pytest.mark.parametrize("source", ["targets = F.one_hot(labels, 150)", "targets = labels.float()"])
+def test_one_hot_labels_by_the_source_of_their_line(source: str, tmp_path: Path) -> None:
+    """Of int64, and of float32 beside them; a line that makes as much of anything else is named as a line."""
+    file = tmp_path / "train.py"
+    file.write_text(source, "utf-8")
+    program = Recorded(capacity=300)
+    program.make(40, [line(9)])
+    program.make(200, [line(1, file=str(file))])
+    program.fail(100, [line(1, file=str(file))])
+    causes = program.changes()
+    assert ("one-hot labels" in causes) == ("one_hot" in source)
+    if change := causes.get("one-hot labels"):
+        assert "200.00 MiB in 1 block" in change.sentence and "100.00 MiB more" in change.sentence
+        assert change.num_served == 1
+
+
 def test_a_whole_set_of_data_on_the_device() -> None:
     program = Recorded(capacity=240)
     program.make(150, [line(1)])

@@ -261,7 +261,7 @@ def logits(case: Case) -> Iterator[Cause]:
 
 def _cause(case: Case, rows: Ints, sentence: str, *, asks: bool = False) -> Cause:
     forward = rows[~has(case.facts[rows], Fact.ENGINE)]
-    trains = case.last_learning > BEFORE or bool(has(case.facts, Fact.BACKWARD_CALL).any())
+    trains = case.is_training or case.last_learning > BEFORE or bool(has(case.facts, Fact.BACKWARD_CALL).any())
     change = (
         f"compute the loss, or the log-probabilities, in {_PARTS} parts of the tokens, each recomputed in backward "
         "(torch.utils.checkpoint), or by an operator that never makes the logits whole (a fused linear cross entropy)"

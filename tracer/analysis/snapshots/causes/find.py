@@ -31,7 +31,7 @@ from tracer.analysis.snapshots.causes.optimizer import (
     optimizer_temporaries,
     state_to_come,
 )
-from tracer.analysis.snapshots.causes.precision import float64
+from tracer.analysis.snapshots.causes.precision import float64, one_hot
 from tracer.analysis.snapshots.causes.repeated_parts import repeated_parts
 from tracer.analysis.snapshots.causes.reserving import emptied_cache, fragmentation, one_request, stranded_in_streams
 from tracer.analysis.snapshots.modelled import Modelled
@@ -48,6 +48,7 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     float64,
     graph_of_gradient,
     gradients_freed_late,
+    one_hot,
     logits,
     optimizer_temporaries,
     state_to_come,

@@ -1,14 +1,21 @@
-"""Numbers of 64 bits."""
+"""Numbers of more bits, or more of them, than what they say needs: float64, and one-hot labels."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
+import numpy as np
+
 from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
 from tracer.analysis.snapshots.changed_requests import with_smaller_blocks
+from tracer.units import format_bytes
 
 _LEAST_PERCENT: Final = 20
+_AS_LABELS: Final = 1 << 10
+"""By how much less the labels take, so little that it does not matter here."""
+_ONE_HOT: Final = re.compile(r"\bone_hot\s*\(")
 
 
 def float64(case: Case) -> Iterator[Cause]:
@@ -26,5 +33,26 @@ def float64(case: Case) -> Iterator[Cause]:
         "use float32 (`tensor.float()` where the data is made, `model.float()`)",
         lambda modelled: with_smaller_blocks(modelled, rows, 2, with_last_failure=asks),
         case.largest_site(held),
+        GivesUp.A_LITTLE,
+    )
+
+
+def one_hot(case: Case) -> Iterator[Cause]:
+    """Labels with a number for each class, where the source of the line that makes them is here."""
+    stacks = np.unique([*case.stack[case.in_use].tolist(), case.asked_stack])
+    makes = [stack for stack in stacks.tolist() if _ONE_HOT.search(case.source_at(case.sites.site(stack)))]
+    rows = np.flatnonzero(np.isin(case.stack, makes))
+    held, asked = case.held(rows), case.asked_bytes * (case.asked_stack in makes)
+    if (case.bytes(held) + asked) * 100 < _LEAST_PERCENT * case.in_use_bytes:
+        return
+    wanted = f", and {format_bytes(asked)} more were asked for" if asked else ""
+    yield Cause(
+        "one-hot labels",
+        f"One-hot labels have a number for each class (int64 from one_hot): {case.words(held)}{case.lines(held)}"
+        f"{wanted}.",
+        "give the loss the labels themselves (torch.nn.functional.cross_entropy takes the classes' numbers), or go over "
+        "the classes one by one",
+        lambda modelled: with_smaller_blocks(modelled, rows, _AS_LABELS, with_last_failure=asked > 0),
+        case.sites.site(makes[0]),
         GivesUp.A_LITTLE,
     )
