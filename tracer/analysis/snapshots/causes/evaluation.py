@@ -35,7 +35,7 @@ def evaluation_with_gradients(case: Case) -> Iterator[Cause]:
     """Calls of a model that keep their activations, from a line behind whose calls no backward comes."""
     if case.is_evaluating:
         rows = case.in_use[case.kind[case.in_use] == Kind.ACTIVATION]
-        rows = rows[case.lives.begin[rows] > BEFORE]
+        rows = rows[(case.lives.begin[rows] > BEFORE) & case.in_model[rows]]
     else:
         rows = _kept_for_nothing(case)
     held = case.held(rows)

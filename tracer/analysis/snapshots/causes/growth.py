@@ -225,7 +225,13 @@ def grown_by_cat(case: Case) -> Iterator[Cause]:
     order = np.argsort(case.stack[rows], kind="stable")
     rows = rows[order]
     edges = np.flatnonzero(np.diff(case.stack[rows])) + 1
-    grown = [mine for mine in np.split(rows, edges) if _grows(lives.requested_bytes[mine])]
+    asks = case.asked_stack if case.has_failed else -1
+    grown = [
+        mine
+        for mine in np.split(rows, edges)
+        if len(mine)
+        and _grows(np.append(lives.requested_bytes[mine], [case.asked_bytes] * (case.stack[mine[0]] == asks)))
+    ]
     chosen = [mine for mine in grown if len(case.held(mine))]
     if not chosen:
         return

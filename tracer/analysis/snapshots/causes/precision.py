@@ -50,8 +50,8 @@ def one_hot(case: Case) -> Iterator[Cause]:
         "one-hot labels",
         f"One-hot labels have a number for each class (int64 from one_hot): {case.words(held)}{case.lines(held)}"
         f"{wanted}.",
-        "give the loss the labels themselves (torch.nn.functional.cross_entropy takes the classes' numbers), or go over "
-        "the classes one by one",
+        "give the loss the labels themselves (torch.nn.functional.cross_entropy takes the classes' numbers), or go "
+        "over the classes one by one",
         lambda modelled: with_smaller_blocks(modelled, rows, _AS_LABELS, with_last_failure=asked > 0),
         case.sites.site(makes[0]),
         GivesUp.A_LITTLE,
