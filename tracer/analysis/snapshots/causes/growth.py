@@ -225,12 +225,12 @@ def grown_by_cat(case: Case) -> Iterator[Cause]:
     order = np.argsort(case.stack[rows], kind="stable")
     rows = rows[order]
     edges = np.flatnonzero(np.diff(case.stack[rows])) + 1
-    asks = case.asked_stack if case.has_failed else -1
+    # The request that failed is the last of its line's.
+    of_failure = {case.asked_stack: [case.asked_bytes]} if case.has_failed else {}
     grown = [
         mine
         for mine in np.split(rows, edges)
-        if len(mine)
-        and _grows(np.append(lives.requested_bytes[mine], [case.asked_bytes] * (case.stack[mine[0]] == asks)))
+        if len(mine) and _grows(np.append(lives.requested_bytes[mine], of_failure.get(int(case.stack[mine[0]]), [])))
     ]
     chosen = [mine for mine in grown if len(case.held(mine))]
     if not chosen:
