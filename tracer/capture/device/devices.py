@@ -96,8 +96,12 @@ def allowed_bytes(device: torch.device) -> int | None:
 
 def memory_fraction(device: torch.device) -> float | None:
     """The share of an accelerator that this process was given to reserve; None without such a limit."""
-    fraction = _answer(device, "get_per_process_memory_fraction") if is_accelerator(device) else None
-    return fraction if isinstance(fraction, float) and fraction < 1 else None
+    if not is_accelerator(device):
+        return None
+    with suppress(RuntimeError):  # Where there is no driver, or a kernel's error stands before every answer
+        fraction = _answer(device, "get_per_process_memory_fraction")
+        return fraction if isinstance(fraction, float) and fraction < 1 else None
+    return None
 
 
 def device_memory(device: torch.device) -> tuple[int, int] | None:
