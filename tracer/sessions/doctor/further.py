@@ -44,7 +44,7 @@ from tracer.workloads.workload import Workload, train_step
 
 _WIDTH = 512
 _SAMPLES = 2048
-"""So many that the peak is in the backward of the line that keeps: activations are larger than weights."""
+"""So many that the peak is in the backward of the line that keeps, whether torch keeps cuBLAS's workspaces or not."""
 _NO_TIMES = "The null GPU computes nothing, so that it has no times."
 _MOST_FACTOR_OF_TIMES = 1.5
 """By how much two ways to time the same steps may differ: clocks of a GPU change from step to step."""
@@ -63,7 +63,7 @@ from torch import nn
 class Net(nn.Module):
     def __init__(self, width):
         super().__init__()
-        self.wide = nn.Linear(width, width)
+        self.wide = nn.Linear(width, width, bias=False)  # whose gradient would have scratch of its own
         self.out = nn.Linear(width, 1)
 
     def forward(self, x):
