@@ -38,6 +38,12 @@ def test_a_card_with_room_may_be_used_more() -> None:
     assert start(replace(READY, cache_bytes=62 * GIB - (200 << 20))).changes == ()
 
 
+def test_a_cache_that_leaves_no_room_for_a_full_batch_is_told_a_lower_utilization() -> None:
+    """A GiB is lacking, and 150 MiB are kept free: 1.15 of 80 GiB less than 0.9."""
+    full = start(replace(READY, cache_bytes=63 * GIB))
+    assert full.changes == (("--gpu-memory-utilization 0.88", "leaves a full batch the 1.00 GiB that it lacks"),)
+
+
 def test_a_request_that_is_too_long_is_told_the_longest_that_fits() -> None:
     """20 of the 32 GiB that 131,072 tokens need are there: 81,920 tokens, less a block of 16."""
     long = replace(

@@ -209,6 +209,9 @@ class EngineStart:
         worker = self.worst
         spare = worker.free_bytes - KEPT_FREE_BYTES
         utilization = self._utilization_with(spare)
+        if worker.free_bytes < 0:
+            lacking = format_bytes(-worker.free_bytes)
+            return ((f"--gpu-memory-utilization {utilization:g}", f"leaves a full batch the {lacking} that it lacks"),)
         if utilization - worker.utilization < _LEAST_UTILIZATION_STEP:
             return ()
         return (
