@@ -109,10 +109,11 @@ class NullJob:
             yield replace(holding, rank=rank, is_assumed=rank not in ran)
 
     def _own(self, run: RankRun) -> Holding:
-        """What a rank holds of its own GPU."""
-        taken_bytes = run.taken.get(self.local(run), 0) - CONTEXT_BYTES - run.shared_bytes
-        torch_bytes = max(run.reserved_bytes, run.peak_bytes or 0, taken_bytes)
-        cached_bytes = 0 if run.peak_bytes is None else torch_bytes - run.peak_bytes
+        """What a rank holds of its own GPU, by the driver's count if that is known; its peak may be of another one."""
+        index, peak_bytes = self.local(run), run.peak_bytes or 0
+        taken_bytes = max(0, run.taken.get(index, 0) - CONTEXT_BYTES - run.shared_bytes)
+        torch_bytes = taken_bytes if run.taken else max(run.reserved_bytes, peak_bytes)
+        cached_bytes = 0 if run.peak_bytes is None else max(0, torch_bytes - peak_bytes)
         return Holding(run.rank, True, torch_bytes, cached_bytes, shared_bytes=run.shared_bytes)
 
     def local(self, run: RankRun) -> int:
@@ -136,5 +137,7 @@ class NullJob:
 
 
 def _guest(run: RankRun, index: int) -> Holding:
-    """What a rank holds of another rank's GPU."""
-    return Holding(run.rank, False, run.taken[index] - CONTEXT_BYTES, line=run.lines.get(index))
+    """What a rank holds of another rank's GPU; of one whose memory ended there, the line is that of its failure."""
+    has_failed_there = run.out_of_memory and f"GPU {index} has" in run.failure
+    line = run.line if has_failed_there else run.lines.get(index)
+    return Holding(run.rank, False, run.taken[index] - CONTEXT_BYTES, line=line)

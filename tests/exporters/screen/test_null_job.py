@@ -102,6 +102,11 @@ def test_what_a_rank_takes_of_anothers_gpu_counts_there() -> None:
     )
     assert words[2].endswith("other ranks 77.00 GiB: together 81.68 GiB of 79.10 GiB. It does not fit.")
     assert words[3] == f"Rank 7 takes 11.00 GiB of GPU 0, {sentence}"
+    # Of a rank whose memory ended on its own GPU, the line of that is not what it has on another's.
+    for place, named in ((0, " (train.py:9)"), (7, "")):
+        failure = f"OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU {place} has a total capacity"
+        later = replace(failed, failure=failure, line=SourceLine("train.py", 9), lines={})
+        assert f"which is another rank's{named}: " in job_words(job(FIRST, later))[-1]
     context = job(FIRST, replace(guest, taken={7: 3 * GIB, 0: CONTEXT_BYTES}))
     assert job_words(context)[-1].endswith(
         "for CUDA's context alone: call torch.cuda.set_device(LOCAL_RANK) before anything else of CUDA's."

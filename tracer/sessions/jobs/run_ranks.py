@@ -124,11 +124,17 @@ def run_job(
 
 
 def _again(run: RankRun, again: RankRun) -> RankRun:
-    """A rank's later run, with what it took where it was not kept from it."""
+    """A rank's run, with what came of its later one beside others; what it takes is of the first, which had room."""
     if run.rank != again.rank:
         return run
-    taken = {index: max(run.taken.get(index, 0), again.taken.get(index, 0)) for index in {*run.taken, *again.taken}}
-    return replace(again, taken=taken, nccl=run.nccl, lines={**again.lines, **run.lines})
+    return replace(
+        run,
+        status=again.status,
+        failure=again.failure,
+        out_of_memory=again.out_of_memory,
+        line=again.line,
+        crowded=again.crowded,
+    )
 
 
 def _forget_results(folder: Path) -> None:
