@@ -232,7 +232,7 @@ def _blocks(cycle: CycleFindings, known: KnownStorages | None) -> PageBlocks:
     blocks, made_at, freed_at = cycle.blocks, lifetimes.made_at, lifetimes.freed_at
     if cycle.peak.allocator is not None:
         blocks, made_at, freed_at = _with_history(cycle)
-    groups, group = group_rows(cycle, known, blocks, by_step=False)
+    groups, group = group_rows(cycle, known, blocks, history=cycle.history, by_step=False)
     stacks = _stacks(cycle.recording, blocks, group, len(groups))
     address = blocks.address if cycle.history is not None else None
     return PageBlocks(groups, group, blocks.size_bytes, made_at, freed_at, stacks, address=address)
@@ -257,22 +257,24 @@ def _space(cycle: CycleFindings) -> PageSpace | None:
 
 
 def _with_history(cycle: CycleFindings) -> tuple[ClassifiedBlocks, PerBlock[Int], PerBlock[Int]]:
-    """Add the blocks from before the recording, with the allocator's sizes.
+    """Add the blocks from before the recording, with the allocator's sizes and stacks.
 
     What no recording saw was never freed in one, for of a free it tells.
     """
     lifetimes, at_peak, blocks = cycle.lifetimes, cycle.peak.blocks, cycle.blocks
     unseen = at_peak.evidence == Evidence.HISTORY
     before = np.flatnonzero((at_peak.allocation < 0) & ~unseen)
-    size_of = dict(zip(at_peak.address[before].tolist(), at_peak.size_bytes[before].tolist(), strict=True))
-    size_bytes = blocks.size_bytes.copy()
+    row_at_peak = dict(zip(at_peak.address[before].tolist(), before.tolist(), strict=True))
+    size_bytes, stack = blocks.size_bytes.copy(), blocks.stack.copy()
     for row in lifetimes.alive_at(cycle.peak.position).tolist():
         if blocks.allocation[row] < 0:  # what the allocator does not have is in the sizes of others
-            size_bytes[row] = size_of.get(int(blocks.address[row]), 0)
+            same = row_at_peak.get(int(blocks.address[row]))
+            size_bytes[row] = at_peak.size_bytes[same] if same is not None else 0
+            stack[row] = at_peak.stack[same] if same is not None else -1
     more = at_peak.take(np.flatnonzero(unseen))
     num, end = len(more), len(lifetimes.events)
     return (
-        replace(blocks, size_bytes=size_bytes).followed_by(more),
+        replace(blocks, size_bytes=size_bytes, stack=stack).followed_by(more),
         np.append(lifetimes.made_at, np.full(num, -1, np.int64)),
         np.append(lifetimes.freed_at, np.full(num, end, np.int64)),
     )
