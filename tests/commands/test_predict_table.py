@@ -21,7 +21,7 @@ def called(*words: str) -> Result:
 
 @pytest.fixture(scope="module")
 def answer() -> Result:
-    return called("--gpu-memory", "720MiB", "--table", "--json")
+    return called("--gpu-memory", "740MiB", "--table", "--json")
 
 
 def test_weights_and_uses_are_in_the_table(answer: Result) -> None:
@@ -48,7 +48,7 @@ def test_weights_and_uses_are_in_the_table(answer: Result) -> None:
 
 
 def test_the_screen_shows_it_and_says_what_is_computed() -> None:
-    shown = called("--gpu-memory", "720MiB", "--table", "--top", "0").stdout
+    shown = called("--gpu-memory", "740MiB", "--table", "--top", "0").stdout
     assert "Reserved, by the type of weights" in shown and "(does not fit)" in shown
     assert "8 and 4 bits are computed" in shown
     lacks = called("--table")
