@@ -577,7 +577,15 @@ def test_a_late_long_batch_is_found_by_reading_ahead(tmp_path: Path) -> None:
     done = called(tmp_path, "predict", "--on", "h100", "--batches", "50", "--json", "train.py")
     found = json.loads(done.stdout)
     assert found["batches"] == {"num_batches": 50, "largest": [{"index": 37, "tensors": ["[1, 2048, 64] float32"]}]}
-    largest = max(row["bytes"] for row in found["rows"] if row["phase"] == "forward")
-    assert largest >= 2048 * 64 * 4
+    assert 2048 * 64 * 4 in [row["bytes"] for row in found["rows"] if row["category"] == "INPUT"]
     done = called(tmp_path, "predict", "--on", "h100", "--batches", "50", "--model", "torch.nn:Linear")
     assert done.returncode == 2 and "--batches works only with a script" in done.stderr
+
+
+def test_a_check_on_a_full_card_has_grown(tmp_path: Path) -> None:
+    """3, as of growth: `git bisect run` takes it for bad, and a script that does not run can be told apart."""
+    step = 'net(batch.cuda()).sum().backward(); torch.empty(3 << 30, device="cuda")'
+    (tmp_path / "train.py").write_text(LATE.replace("net(batch.cuda()).sum().backward()", step), "utf-8")
+    done = called(tmp_path, "check", "--on", "h100:2GiB", "--update", "train.py")
+    assert done.returncode == 3 and "Error: Out of memory: train.py on h100:2GiB." in done.stderr, done.stderr
+    assert not (tmp_path / "peaks.json").exists()
