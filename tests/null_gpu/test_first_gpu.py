@@ -17,8 +17,6 @@ SIZE = 4 << 30
 FULL = (
     "a_checkpoint_by_map_location",
     "a_tensor_in_a_hook",
-    "a_default_device",
-    "a_library_at_import",
     "results_of_an_evaluation",
 )
 
