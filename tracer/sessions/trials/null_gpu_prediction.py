@@ -196,6 +196,8 @@ def predict_script(
             hint=next(iter(profile.notes), "Let it train for longer: three steps at least."),
         )
     if reason := elsewhere(results.device):
+        if results.failure is not None and results.failure.out_of_memory:
+            return None  # before anything was trained
         raise TracerError(reason, hint=USE_CUDA)
     has_exited = results.failure is not None and isinstance(results.failure.error, SystemExit)
     sizes = sizes_of(results.device)
