@@ -18,6 +18,8 @@ FULL = (
     "a_checkpoint_by_map_location",
     "a_tensor_in_a_hook",
     "results_of_an_evaluation",
+    "a_default_device",
+    "a_library_at_import",
 )
 
 
