@@ -156,7 +156,7 @@ def test_the_page_of_a_rank_that_ran_out_says_what_to_try_first(tmp_path: Path) 
     assert page is not None
     tables = [table for section in page["sections"] for table in section["tables"]]
     (tried,) = [table for table in tables if table["title"].startswith("What to try first")]
-    assert tried["columns"][-1] == "failed requests served" and tried["rows"]
+    assert tried["columns"][-1] == "failed requests that then fit" and tried["rows"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="needs distributed, the extra `cluster`")

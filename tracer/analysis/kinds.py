@@ -239,7 +239,7 @@ class Evidence(IntEnum):
         "made in a module or a function of torch.nn, alive after a backward, freed by the program's own code",
     )
     COPIED_PARAMETER = 55, "its stack is where copy.deepcopy copies a Parameter"
-    SAVED_IN_BACKWARD = 56, "recomputed, or saved for a second derivative: made in backward, freed by autograd as saved"
+    SAVED_IN_BACKWARD = 56, "saved for a second derivative: made in backward, alive after it, freed by autograd"
     SAVED_IN_SILENCE = (
         58,
         "likely: allocated and freed without a Python stack, and the program's own code ran in between, as what a"

@@ -81,7 +81,7 @@ class TableRow:
 
     weights: str  # `bfloat16`, or `4 bits` of linear layers
     weights_bytes: int  # Of all parameters and buffers
-    cells: tuple[TableCell, ...]  # Quantized weights have inference alone
+    cells: tuple[TableCell, ...]  # Weights of 8 and 4 bits have inference alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ STEP = {"has_stack": True, "in_step": True}
 SILENT = {"in_silence": True, "has_cpp": False}
 SILENT_TWICE = {**SILENT, **GONE, "outlives_silence": True, "freed_in_silence": True}
 RELEASED = {**GONE, "freed_by_autograd": True}
-SAVED_TWICE = {**RELEASED, "freed_as_saved": True}
+SAVED_TWICE = {**RELEASED, "freed_as_saved": True, "outlives_backward": True}
 UNCLEAR = {**GONE, "may_meet_backward": True}
 BRIEF = {**GONE, "is_brief_workspace": True, "has_cpp": False}
 HELD = {**UNCLEAR, "meets_backward": True, "meets_step": True}
@@ -339,7 +339,8 @@ NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
             {**BACKWARD, "is_left_by_backward": True, "is_of_grad_call": True},
         )
     ),
-    # Not released by what had saved it.
+    # Released in the backward that made it, as what is recomputed; and not released by what had saved it.
+    ({**BACKWARD, **SAVED_TWICE, "outlives_backward": False}, Kind.TEMPORARY, Evidence.WITHIN_BACKWARD),
     ({**BACKWARD, **SAVED_TWICE, "freed_as_saved": False}, Kind.TEMPORARY, Evidence.WITHIN_BACKWARD),
 )
 
@@ -422,7 +423,7 @@ def possible(table: BlockFacts) -> Any:
     no |= table.is_replacing & ~table.outlives_step
     no |= table.freed_by_autograd & table.freed_in_silence
     no |= table.outlives_silence & ~table.in_silence
-    no |= table.freed_as_saved & ~table.freed_by_autograd
+    no |= (table.freed_as_saved & ~table.freed_by_autograd) | (table.outlives_backward & ~table.in_backward)
     no |= table.freed_by_program & (table.freed_by_autograd | table.freed_in_silence)
     no |= table.is_in_flight & ~(table.in_backward & table.is_at_end & ~table.is_before)
     no |= table.has_only_forward & (table.in_backward | table.in_step | table.freed_in_step | table.meets_backward)

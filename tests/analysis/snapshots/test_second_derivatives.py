@@ -36,10 +36,9 @@ def test_what_a_second_backward_lets_go_of_was_saved_for_it(tmp_path: Path, rele
     assert kinds(tmp_path, [*trace, *STEP])[SAVED] == [kind]
 
 
-def test_what_the_same_backward_lets_go_of_was_saved_by_what_it_ran_again(tmp_path: Path) -> None:
-    """A checkpointed function makes it anew, for the backward within."""
+def test_what_is_let_go_of_in_the_same_backward_was_not_saved_for_another(tmp_path: Path) -> None:
     trace = [*FORWARD, of(SAVED, BACKWARD), *freed(SAVED, SIZES[SAVED], frames=FREE_BACKWARD), *RAN, *STEP]
-    assert kinds(tmp_path, trace)[SAVED] == ["activation"]
+    assert kinds(tmp_path, trace)[SAVED] == ["temporary"]
 
 
 @pytest.mark.parametrize("is_second", [True, False])

@@ -43,7 +43,7 @@ PROOFS: Final[tuple[Rule, ...]] = (
         ("outside", "in_module or in_functional", "meets_backward", "freed_by_program"),
     ),
     Rule(Evidence.RECOMPUTED_STACK, Kind.ACTIVATION, ("in_backward", "in_module", "freed_by_autograd")),
-    Rule(Evidence.SAVED_IN_BACKWARD, Kind.ACTIVATION, ("in_backward", "freed_as_saved")),
+    Rule(Evidence.SAVED_IN_BACKWARD, Kind.ACTIVATION, ("in_backward", "outlives_backward", "freed_as_saved")),
     Rule(Evidence.WITHIN_BACKWARD, Kind.TEMPORARY, ("in_backward", "freed_by_autograd")),
     Rule(Evidence.MODULE_SETUP_STACK, Kind.PARAMETER, ("in_module_setup", "is_at_end or freed_in_step")),
     Rule(Evidence.COPIED_PARAMETER, Kind.PARAMETER, ("in_parameter_copy",)),
