@@ -24,6 +24,7 @@ class Program(CommandGroup):
         "trace": "Explain a trace that torch.profiler wrote anywhere.",
         "diff": "Say what changed between two peaks.",
         "serve": "Explain files that are dropped on a local page.",
+        "mcp": "Answer coding assistants, by the Model Context Protocol.",
         "report": "Write the files of a kept recording again.",
         "doctor": "Say what works here, and how to mend the rest.",
         "redact": "Number the names in a page, to send it.",

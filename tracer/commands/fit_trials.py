@@ -21,6 +21,7 @@ from tracer.exporters.screen.prediction import trial_words
 from tracer.exporters.screen.terminal import say, show
 from tracer.null_gpu.job.earlier import earlier_ranks_are_asked_for
 from tracer.null_gpu.nccl_buffers import NcclBuffers
+from tracer.results.files import FIT_JSON
 from tracer.results.fit import FitReport, FitTrial, RankTrial
 from tracer.sessions.jobs.child_processes import ChildProcesses
 from tracer.sessions.trials.trial_channel import TrialRequest, TrialServer, history_name
@@ -263,7 +264,7 @@ def written(report: FitReport, save_dir: Path | None) -> FitReport:
     from tracer.exporters.json_documents.advice import write_fit_json
 
     if save_dir is not None:
-        write_fit_json(report, save_dir / "fit.json")
+        write_fit_json(report, save_dir / FIT_JSON)
     return report
 
 

@@ -40,6 +40,7 @@ from tracer.exporters.screen.terminal import say, say_beside_bars
 from tracer.exporters.screen.watch import growth_lines, short_watch_lines, write_watch_text
 from tracer.nested import leaves
 from tracer.results.failure import is_out_of_memory, without_gpu
+from tracer.results.files import WATCH_JSON
 from tracer.results.null_run import caveat_of
 from tracer.results.watch_report import END_OF_RUN, Event, WatchReport
 from tracer.sessions.folder import SessionFolder
@@ -50,7 +51,7 @@ from tracer.sessions.watch_report import Moment, limit_of, watch_report
 
 MAX_ENTRIES: Final = 100_000
 """Of the allocator's history, some 50 steps of a large model; half a KiB each with its stack."""
-WATCH_JSON, WATCH_TEXT, WATCH_SNAPSHOT = "watch.json", "watch.txt", "memory_snapshot.pkl"
+WATCH_TEXT, WATCH_SNAPSHOT = "watch.txt", "memory_snapshot.pkl"
 _OUT_OF_MEMORY: Final = "out of memory"
 _GROWS: Final = "memory grows from step to step"
 """The event of a report that nobody asked for."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from tracer.command_line import again
 from tracer.exporters.screen.terminal import say
@@ -70,6 +70,7 @@ class Ended:
 
     status: int
     text: str = ""  # What it has printed, where that was not seen
+    errors: str = ""  # What of that went to stderr, where the two were kept apart
 
     @property
     def lines(self) -> list[str]:
@@ -92,6 +93,7 @@ class ChildProcesses:
         command: Sequence[str] | None = None,
         folder: Path | None = None,
         is_seen: bool = False,
+        are_errors_apart: bool = False,
         may_wait: Callable[[], bool] = lambda: False,
     ) -> Ended:
         """Run the running command again with other environment variables, and wait for it.
@@ -99,20 +101,21 @@ class ChildProcesses:
         Args:
             folder: Where it runs; by default where this process does.
             is_seen: Whether it prints where this process does, and reads what that reads.
+            are_errors_apart: Whether stderr is returned apart from stdout, where it is not seen.
             may_wait: Whether it has a reason to use no processor.
         """
         sys.stdout.flush()
         sys.stderr.flush()
-        with nullcontext() if is_seen else tempfile.TemporaryFile() as output:
+        with (
+            nullcontext() if is_seen else tempfile.TemporaryFile() as output,
+            tempfile.TemporaryFile() if are_errors_apart else nullcontext() as errors,
+        ):
             standard: dict[str, Any] = {"stdin": None if is_seen else subprocess.DEVNULL, "stdout": output}
+            standard["stderr"] = output if errors is None else errors
             status = self.run(
-                lambda: subprocess.Popen(command or again(), env=variables, cwd=folder, stderr=output, **standard),
-                may_wait,
+                lambda: subprocess.Popen(command or again(), env=variables, cwd=folder, **standard), may_wait
             )
-            if output is None:
-                return Ended(status)
-            output.seek(0)
-            return Ended(status, output.read().decode(errors="replace"))
+            return Ended(status, _all_of(output), _all_of(errors))
 
     def run(self, start: Callable[[], subprocess.Popen[bytes]], may_wait: Callable[[], bool] = lambda: False) -> int:
         """Start a process and wait for it.
@@ -167,6 +170,14 @@ class ChildProcesses:
             elif idle.is_over():
                 say(f"Note: {idle.sentence}")
                 return end_child(child)
+
+
+def _all_of(file: IO[bytes] | None) -> str:
+    """The text of a file that a process has written to; none without a file."""
+    if file is None:
+        return ""
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def end_child(child: subprocess.Popen[bytes]) -> int:
