@@ -201,7 +201,7 @@ class Evidence(IntEnum):
     FREED_IN_STEP = 32, "likely: allocated before the recording, freed in an optimizer's step"
     STEP_STACK_BEFORE = 33, "allocated before the recording, with a stack in an optimizer's step"
     BACKWARD_STACK_BEFORE = 34, "likely: allocated before the recording, never freed, with a stack in backward"
-    RECOMPUTED_STACK = 35, "recomputed in backward by a module, freed by autograd"
+    RECOMPUTED_STACK = 35, "recomputed in backward by a module or a checkpoint, freed by autograd"
     RELEASED_IN_SILENCE = 36, "likely: allocated with a Python stack, freed without one, as by autograd's threads"
     SILENCE_TO_STEP = (
         37,

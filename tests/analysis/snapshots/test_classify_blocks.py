@@ -148,7 +148,11 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
     (
         Evidence.RECOMPUTED_STACK,
         Kind.ACTIVATION,
-        [{**BACKWARD, **RELEASED, "in_module": True}, {**BACKWARD, **SAVED_TWICE, "in_module": True}],
+        [
+            {**BACKWARD, **RELEASED, "in_module": True},
+            {**BACKWARD, **SAVED_TWICE, "in_module": True},
+            {**BACKWARD, **RELEASED, "in_recompute": True},
+        ],
     ),
     (
         Evidence.SAVED_IN_BACKWARD,
@@ -158,7 +162,12 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
     (
         Evidence.WITHIN_BACKWARD,
         Kind.TEMPORARY,
-        [{**BACKWARD, **RELEASED}, {**BACKWARD, **RELEASED, "in_module_setup": True, "freed_in_step": True}],
+        [
+            {**BACKWARD, **RELEASED},
+            {**BACKWARD, **RELEASED, "in_module_setup": True, "freed_in_step": True},
+            {**BACKWARD, **BRIEF, **RELEASED, "has_cpp": True},
+            {**BACKWARD, **RELEASED, "has_cpp": False},
+        ],
     ),
     (
         Evidence.MODULE_SETUP_STACK,
@@ -186,7 +195,11 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
     (
         Evidence.WORKSPACE_BRIEF,
         Kind.WORKSPACE,
-        [{**BRIEF, **OUTSIDE}, {**BRIEF, "in_silence": True, "freed_in_silence": True}],
+        [
+            {**BRIEF, **OUTSIDE},
+            {**BRIEF, "in_silence": True, "freed_in_silence": True},
+            {**BRIEF, **BACKWARD, **RELEASED},
+        ],
     ),
     (Evidence.WORKSPACE_KEPT, Kind.WORKSPACE, [{"is_workspace_kept": True}, {**BEFORE, "is_workspace_kept": True}]),
     (Evidence.BEFORE_ANY_BACKWARD, Kind.TEMPORARY, [{**OUTSIDE, **GONE}, {**MODULE, **GONE, "freed_in_silence": True}]),
@@ -339,7 +352,13 @@ NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
             {**BACKWARD, "is_left_by_backward": True, "is_of_grad_call": True},
         )
     ),
-    # Released in the backward that made it, as what is recomputed; and not released by what had saved it.
+    # What a checkpoint lets go of while it computes again.
+    (
+        {**BACKWARD, **RELEASED, "in_recompute": True, "freed_in_recompute": True},
+        Kind.TEMPORARY,
+        Evidence.WITHIN_BACKWARD,
+    ),
+    # Released in the backward that made it; and not released by what had saved it.
     ({**BACKWARD, **SAVED_TWICE, "outlives_backward": False}, Kind.TEMPORARY, Evidence.WITHIN_BACKWARD),
     ({**BACKWARD, **SAVED_TWICE, "freed_as_saved": False}, Kind.TEMPORARY, Evidence.WITHIN_BACKWARD),
 )
@@ -424,6 +443,7 @@ def possible(table: BlockFacts) -> Any:
     no |= table.freed_by_autograd & table.freed_in_silence
     no |= table.outlives_silence & ~table.in_silence
     no |= (table.freed_as_saved & ~table.freed_by_autograd) | (table.outlives_backward & ~table.in_backward)
+    no |= (table.freed_in_recompute & ~table.freed_by_autograd) | (table.in_recompute & ~table.in_backward)
     no |= table.freed_by_program & (table.freed_by_autograd | table.freed_in_silence)
     no |= table.is_in_flight & ~(table.in_backward & table.is_at_end & ~table.is_before)
     no |= table.has_only_forward & (table.in_backward | table.in_step | table.freed_in_step | table.meets_backward)

@@ -10,6 +10,7 @@ import pytest
 from tests.analysis.snapshots.test_findings import (
     BACKWARD,
     BASE,
+    ENGINE,
     FREE_BACKWARD,
     IN_STEP,
     MAIN,
@@ -120,6 +121,17 @@ def test_what_backward_was_at_work_with_has_no_parameters_size(tmp_path: Path, s
     trace = [*FORWARD, entry("alloc", LOGITS, size_bytes, frames=BACKWARD)]
     segments = [segment(LOGITS, size_bytes, [block(LOGITS, size_bytes)])]
     assert kinds(tmp_path, trace, BATCH, HIDDEN, more=segments)[LOGITS] == [kind]
+
+
+def test_what_a_checkpoint_computes_again_is_not_what_backward_is_at_work_with(tmp_path: Path) -> None:
+    """Outside of modules: what was saved of it is known by what let go of it, and before that by its line."""
+    in_checkpoint = [UNWIND, MALLOC, MUL, MODEL, frame("backward", f"{TORCH}/utils/checkpoint.py", 318), ENGINE]
+    trace = [*FORWARD, made(OTHER, in_checkpoint)]
+    assert kinds(tmp_path, trace, HIDDEN, OTHER)[OTHER] == ["not known"]
+    released = [*trace, *gone(OTHER, FREE_BACKWARD)]
+    again = [*released, made(OTHER, in_checkpoint)]
+    assert kinds(tmp_path, again, HIDDEN, OTHER)[OTHER] == ["activation", "activation"]
+    assert kinds(tmp_path, [*trace, *gone(OTHER, [UNWIND, *in_checkpoint[3:]])], HIDDEN)[OTHER] == ["temporary"]
 
 
 def test_a_sharded_forward_keeps_its_results_though_what_it_gathers_goes(tmp_path: Path) -> None:

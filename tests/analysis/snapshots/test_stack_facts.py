@@ -136,3 +136,28 @@ CALL = Frame("_call_impl", f"{TORCH}/nn/modules/module.py", 1500)
 def test_what_a_step_calls_for_the_model_is_not_the_steps(inner: list[Frame], fact: Fact) -> None:
     (found,) = facts_of_stacks(stacks(inner)).tolist()
     assert found & (Fact.OPTIMIZER_STEP | Fact.CLOSURE) == fact
+
+
+AGAIN = Frame("backward", f"{TORCH}/utils/checkpoint.py", 318)
+APPLY = Frame("apply", f"{TORCH}/autograd/function.py", 452)
+ADD, MODEL, NODE = cpp("at::add(x)"), Frame("forward", "/home/me/model.py", 3), cpp("torch::autograd::PyNode::apply(x)")
+INNER = Frame("_engine_run_backward", f"{TORCH}/autograd/graph.py", 5)
+THREAD = cpp("torch::autograd::Engine::evaluate_function(x)")
+
+
+@pytest.mark.parametrize("outer", [[], [NODE, THREAD]], ids=["Python", "C++"])
+@pytest.mark.parametrize(
+    ("inner", "is_recompute"),
+    [
+        ([ADD, MODEL, AGAIN, APPLY], True),
+        ([MODEL, Frame("unpack_hook", f"{TORCH}/utils/checkpoint.py", 9)], True),
+        ([INNER, AGAIN, APPLY], False),
+        ([ADD, THREAD, INNER, AGAIN, APPLY], False),
+        ([APPLY], True),  # the checkpoint is over
+        ([ADD, Frame("backward", "/home/me/function.py", 5), APPLY], False),
+    ],
+)
+def test_what_a_checkpoint_computes_again_is_told_from_its_backward(
+    inner: list[Frame], outer: list[Frame], is_recompute: bool
+) -> None:
+    assert has(facts_of_stacks(stacks([*inner, *outer])), Fact.RECOMPUTE).tolist() == [is_recompute]

@@ -87,6 +87,7 @@ class LifeFacts:
     in_layer = made_in(Fact.LAYER)
     in_convolution = made_in(Fact.CONVOLUTION)
     in_backward = made_in(Fact.ENGINE)  # In a node that autograd evaluates
+    in_recompute = made_in(Fact.RECOMPUTE)  # In what a checkpoint computes again, and in no backward of its own
     is_born_in_step = made_in(Fact.OPTIMIZER_STEP)
     in_step = truth(lambda f: f.is_born_in_step | (f.has_stack & (f.phases.steps.containing(f.begin) >= 0)))
     # Made in the recording, by code that is seen to be neither backward's nor the optimizer's
@@ -217,6 +218,7 @@ class LifeFacts:
 
     freed_by_autograd = freed_in(Fact.ENGINE, Fact.RELEASE_SAVED)  # Or as autograd let go of what it had saved
     freed_as_saved = freed_in(Fact.RELEASE_SAVED)  # Where autograd lets go of what an operation saved for backward
+    freed_in_recompute = freed_in(Fact.RECOMPUTE)
     # By a known stack that is none of autograd's, of an optimizer's or of an assignment to .grad
     freed_by_program = truth(lambda f: has(f.freed, Fact.STACK) & ~has(f.freed, *_NOT_THE_PROGRAMS))
     freed_by_zero_grad = truth(

@@ -42,9 +42,17 @@ PROOFS: Final[tuple[Rule, ...]] = (
         Kind.HELD,
         ("outside", "in_module or in_functional", "meets_backward", "freed_by_program"),
     ),
-    Rule(Evidence.RECOMPUTED_STACK, Kind.ACTIVATION, ("in_backward", "in_module", "freed_by_autograd")),
+    Rule(
+        Evidence.RECOMPUTED_STACK,
+        Kind.ACTIVATION,
+        ("in_backward", "in_module or in_recompute", "freed_by_autograd", "not freed_in_recompute"),
+    ),
     Rule(Evidence.SAVED_IN_BACKWARD, Kind.ACTIVATION, ("in_backward", "outlives_backward", "freed_as_saved")),
-    Rule(Evidence.WITHIN_BACKWARD, Kind.TEMPORARY, ("in_backward", "freed_by_autograd")),
+    Rule(
+        Evidence.WITHIN_BACKWARD,
+        Kind.TEMPORARY,
+        ("in_backward", "freed_by_autograd", "has_cpp or not is_brief_workspace"),
+    ),
     Rule(Evidence.MODULE_SETUP_STACK, Kind.PARAMETER, ("in_module_setup", "is_at_end or freed_in_step")),
     Rule(Evidence.COPIED_PARAMETER, Kind.PARAMETER, ("in_parameter_copy",)),
 )

@@ -183,7 +183,7 @@ class BlockFacts(LifeFacts):
         stays |= self.outside & self.meets_backward & self.meets_step
         stays |= self.outlives_backward & self.meets_step
         # What a second derivative saved has outlived its backward; of a backward that is not over, that is not known.
-        is_open = self.in_backward & ~self.outlives_backward & ~self.in_module
+        is_open = self.in_backward & ~self.outlives_backward & ~self.in_module & ~self.in_recompute
         is_none = (stays & (stack_kind == Kind.TEMPORARY)) | (is_open & (stack_kind == Kind.ACTIVATION))
         return np.where(self.has_stack & ~is_none, stack_kind, NONE)
 
@@ -349,7 +349,7 @@ class BlockFacts(LifeFacts):
         A gradient has its parameter's size, however made. Blocks of modules and of functions of torch.nn do not count.
         """
         others = self.is_at_end & ~self.in_backward & ~self.of_forward
-        made = self.in_backward & self.is_at_end & ~self.is_before & ~self.outlives_backward
+        made = self.in_backward & ~self.in_recompute & self.is_at_end & ~self.is_before & ~self.outlives_backward
         is_in_flight = made & others.any() & ~has_size_of(self.size, self.size[others])
         return is_in_flight & np.bool_(not self.derives_twice)
 

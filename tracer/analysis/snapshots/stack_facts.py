@@ -41,6 +41,7 @@ class Fact(IntFlag):
     FUNCTIONAL = 524288  # inside a function of torch.nn.functional
     PARAMETER_COPY = 1048576  # where copy.deepcopy copies a Parameter
     BATCH_MOVE = 2097152  # where a library's training loop moves a batch to the device
+    RECOMPUTE = 33554432  # inside what a checkpoint computes again, or where that is over; in no backward that it runs
     CLOSURE = 131072  # inside what an optimizer's step calls to evaluate the model, and so not the step's own
 
 
@@ -78,6 +79,9 @@ _BACKWARD_CALLS = (("_tensor.py", "backward"), ("autograd/__init__.py", "backwar
 _OF_THE_MODEL = int(Fact.MODULE_FORWARD | Fact.BACKWARD_CALL | Fact.ENGINE)
 # What autograd calls on threads of its own: there it is the outermost Python frame.
 _CALLED_BY_ENGINE = ("autograd/function.py", "autograd/graph.py", "utils/checkpoint.py", "utils/hooks.py")
+# Where torch.utils.checkpoint, with and without a backward of its own, calls the function again; and its caller.
+_RECOMPUTES = (("utils/checkpoint.py", "backward"), ("utils/checkpoint.py", "unpack_hook"))
+_CALLS_NODE = ("autograd/function.py", "apply")
 _OF_SUBCLASSES = "__torch_dispatch__"
 """An operator of a tensor subclass; where Python code runs the operator, that code's frame is outside of it."""
 
@@ -91,6 +95,8 @@ def facts_of_stacks(stacks: Stacks) -> Ints:
     for stack in np.flatnonzero(has(facts, Fact.OPTIMIZER_STEP)).tolist():
         if _is_in_closure(stacks.frame_ids(stack), of_frame, stacks.frames):
             facts[stack] += int(Fact.CLOSURE) - int(Fact.OPTIMIZER_STEP)
+    for stack in np.flatnonzero(has(facts, Fact.RECOMPUTE)).tolist():
+        facts[stack] -= int(Fact.RECOMPUTE) * (not _is_in_recompute(stacks.frame_ids(stack), of_frame, stacks.frames))
     deep = np.flatnonzero(depth)
     is_engines = np.array([_is_called_by_engine(frame) for frame in stacks.frames], dtype=np.bool_)
     outermost = stacks.frame_of[stacks.offset[deep + 1] - 1]
@@ -112,6 +118,14 @@ def _is_in_closure(frame_ids: Sequence[int], of_frame: Ints, frames: Sequence[Fr
     called = frames[inner[-1]] if inner else step
     is_others = torch_file(called) is None and called.name != "step"
     return (step.name == "step" and is_others) or any(of_frame[number] & _OF_THE_MODEL for number in inner)
+
+
+def _is_in_recompute(frame_ids: Sequence[int], of_frame: Ints, frames: Sequence[Frame]) -> bool:
+    """Whether no backward is within what a node calls, which is a checkpoint or is over."""
+    python = next(number for number in frame_ids if is_python(frames[number]))
+    inner = next(number for number in frame_ids if of_frame[number] & int(Fact.ENGINE | Fact.RECOMPUTE))
+    is_checkpoint = (torch_file(frames[inner]), frames[inner].name) != _CALLS_NODE
+    return not of_frame[inner] & Fact.ENGINE and (is_checkpoint or inner == python)
 
 
 def constructors_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
@@ -221,6 +235,8 @@ def _python_facts(frame: Frame) -> Fact:
         return facts | _others_facts(frame)
     if frame.name == "_engine_run_backward":
         facts |= Fact.ENGINE
+    if (path, frame.name) in (*_RECOMPUTES, _CALLS_NODE):
+        facts |= Fact.RECOMPUTE
     if (path, frame.name) in _BACKWARD_CALLS:
         facts |= Fact.BACKWARD_CALL
     if (path, frame.name) == ("autograd/__init__.py", "grad"):
