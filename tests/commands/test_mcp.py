@@ -159,9 +159,7 @@ def test_an_error_is_the_commands_sentence_and_hint(folder: Path) -> None:
     for status, answer in ((1, ""), (2, json.dumps(DOCUMENT)), (3, "")):
         result = asked(folder, "predict", Commands(Ended(status, answer, said)), on="h101", script="train.py")
         assert result.is_error and result.content[0].text.endswith(": There is no card h101.\nHint: Write h100.")
-    trace = (
-        "Traceback (most recent call last):\n  train.py\nKeyError: 1\nError: train.py ended.\nHint: See above."
-    )
+    trace = "Traceback (most recent call last):\n  train.py\nKeyError: 1\nError: train.py ended.\nHint: See above."
     for said, shown in ((f"step 0\n{trace}", trace), ("Killed\n", "ended with status 1.\nKilled")):
         result = asked(folder, "check", Commands(Ended(1, "", said)), on="h100", script="train.py")
         assert result.is_error and result.content[0].text.endswith(shown) and "step 0" not in result.content[0].text
