@@ -72,6 +72,7 @@ def server_in(folder: Path, run: RunCommand = run_command) -> MCPServer[Any]:
     server: MCPServer[Any] = MCPServer(
         "torch-timeline",
         instructions="Says what fills GPU memory in PyTorch programs and what to change, without a GPU.",
+        log_level="WARNING",
     )
     for tool, only_reads in (
         (tools.explain, True),
