@@ -78,6 +78,23 @@ def test_what_a_line_makes_and_puts_in_anothers_place(
     assert [found[WEIGHT][0], *found[NEW]] == [old, new]
 
 
+@pytest.mark.parametrize(
+    ("size", "line", "kind"),
+    [
+        (2 * SIZE, LINE, "parameter"),
+        (SIZE // 2, LINE, "parameter"),
+        (3 * SIZE, LINE, "not known"),
+        (2 * SIZE, ELSEWHERE, "not known"),
+    ],
+)
+def test_what_a_line_casts_a_parameter_to_is_one(tmp_path: Path, size: int, line: Row, kind: str) -> None:
+    """`p.data = p.data.to(dtype)`, of another size than what it takes the place of."""
+    cast = entry("alloc", NEW, size, frames=[UNWIND, MALLOC, MUL, line, CALL, MAIN])
+    trace = [cast, *let_go(WEIGHT, TAKES_DATA), made(OTHER, BACKWARD), *gone(OTHER, FREE_BACKWARD)]
+    found = kinds(tmp_path, [*trace, entry("alloc", WEIGHT, SIZE, frames=MADE_BY_MAIN)], more=[left(NEW, size)])
+    assert [found[WEIGHT][0], *found[NEW]] == ["parameter", kind]
+
+
 def test_what_took_the_place_of_what_took_a_buffers_place(tmp_path: Path) -> None:
     trace = [of(NEW, LINE), *let_go(WEIGHT, *REGISTER), of(NEWER, LINE), *let_go(NEW, *REGISTER)]
     found = kinds(tmp_path, [*trace, entry("alloc", WEIGHT, SIZE, frames=MADE_BY_MAIN)], more=[left(NEWER)])

@@ -122,7 +122,8 @@ class BlockFacts(LifeFacts):
         lives, is_new = self.lives, np.zeros(len(self), dtype=np.bool_)
         olds = np.flatnonzero(chosen & ~self.freed_in_step & self.is_freed)
         while len(olds):
-            news = self._made_before_free(olds)
+            cast = self._cast_before_free(olds)
+            news = np.where(cast != NONE, cast, self._made_before_free(olds))
             may_be = (news != NONE) & (news != olds)
             may_be[may_be] &= (self.outside & ~self.in_module_setup & ~is_new)[news[may_be]]
             may_be[may_be] &= lives.end[news[may_be]] > lives.free_entry[olds[may_be]]
@@ -147,6 +148,17 @@ class BlockFacts(LifeFacts):
         wanted = rank[rows] * span + self.lives.free_entry[rows] + 1
         news = order[np.maximum(np.searchsorted(key, wanted) - 1, 0)]
         return np.where(rank[news] == rank[rows], news, NONE)
+
+    def _cast_before_free(self, rows: Ints) -> Ints:
+        """The last block made before a row's `.data =`, if 2 to 8 times as large or as small; or `NONE`.
+
+        `p.data = p.data.to(torch.float32)` makes the new one right before it frees the old one.
+        """
+        order = np.argsort(self.begin, kind="stable")
+        news = order[np.maximum(np.searchsorted(self.begin[order], self.lives.free_entry[rows]) - 1, 0)]
+        small, large = (pick(self.size[rows], self.size[news]) for pick in (np.minimum, np.maximum))
+        is_cast = self.data_was_set[rows] & ((large == 2 * small) | (large == 4 * small) | (large == 8 * small))
+        return np.where(is_cast, news, NONE)
 
     @cached_property
     def _by_size_and_begin(self) -> tuple[Ints, int, Ints, Ints]:
