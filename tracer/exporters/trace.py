@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from tracer.analysis.profiles.classify_blocks import memory_by_kind
+from tracer.analysis.profiles.counted_blocks import counted_blocks
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.arrays import Ints
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
@@ -99,8 +99,7 @@ def memory_events(cycle: CycleFindings, *, process_id: int = 0, base_ns: int = 0
     total = lifetimes.allocator_bytes
     counters = [("memory total", int(total[0] - allocations.size_bytes[lifetimes.events[0]]), total)]
     counters += [
-        (f"memory {kind.name}", int(level[0]), level[1:])
-        for kind, level in memory_by_kind(lifetimes, cycle.blocks).items()
+        (f"memory {kind.name}", int(level[0]), level[1:]) for kind, level in counted_blocks(cycle).by_kind.items()
     ]
     reserved = allocations.total_reserved_bytes[lifetimes.events]
     if cycle.peak.device != "cpu" and reserved.any():

@@ -19,7 +19,7 @@ from tests.snapshot.allocator_model import SEGMENT_BYTES, AllocatorModel, rounde
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.allocator_join import join_entries, reserved_ranges
 from tracer.analysis.profiles.block_lifetimes import follow_blocks
-from tracer.analysis.profiles.classify_blocks import memory_by_kind
+from tracer.analysis.profiles.counted_blocks import counted_blocks
 from tracer.analysis.profiles.findings import (
     CycleFindings,
     Findings,
@@ -222,8 +222,7 @@ def test_memory_that_no_block_shows_is_in_the_timeline() -> None:
     allocator.alloc(2048)
     allocator.free(gone)
     cycle = allocator.findings().worst
-    blocks = cycle.blocks
-    levels = memory_by_kind(cycle.lifetimes, blocks)
+    levels = counted_blocks(cycle).by_kind
     assert levels[Kind.BEFORE_RECORDING].tolist() == [1536, 1536, 1024]
     total = np.sum([level[1:] for level in levels.values()], axis=0)
     assert total.tolist() == cycle.lifetimes.allocator_bytes.tolist()

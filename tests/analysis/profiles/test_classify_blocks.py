@@ -17,7 +17,8 @@ from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.profiles.attribution import Phase
 from tracer.analysis.profiles.block_facts import NONE, Facts
-from tracer.analysis.profiles.classify_blocks import RULES, apply_rules, memory_by_kind
+from tracer.analysis.profiles.classify_blocks import RULES, apply_rules
+from tracer.analysis.profiles.counted_blocks import counted_blocks
 from tracer.analysis.profiles.findings import find_in_cycle
 from tracer.analysis.profiles.peak import peak_position
 from tracer.analysis.profiles.torch_categories import Category
@@ -583,7 +584,7 @@ def test_an_example_by_hand() -> None:
     events = [Event(500, 7, 2), Event(600, 5, 3), Event(500, -7, 2)]
     known = known_of((-5, 10, 100, Role.PARAMETER, "w"), (1, 600, 5, Role.INPUT, "batch"))
     found = find_in_cycle(recording_of(events, [Key(10, 100, 1)]), known=known)
-    levels = memory_by_kind(found.lifetimes, found.blocks)
+    levels = counted_blocks(found).by_kind
     assert [(kind, level.tolist()) for kind, level in levels.items()] == [
         (Kind.PARAMETER, [100, 100, 100, 100]),
         (Kind.INPUT, [0, 0, 5, 5]),
@@ -595,7 +596,7 @@ def test_an_example_by_hand() -> None:
 def test_a_plain_loop_agrees_and_kinds_add_up(name: str, recorded: Callable[[str], Recorded]) -> None:
     for found in recorded(name).cycles:
         lifetimes, kinds = found.lifetimes, found.blocks.kind.tolist()
-        levels = memory_by_kind(lifetimes, found.blocks)
+        levels = counted_blocks(found).by_kind
         assert set(levels) == set(kinds)
         total = [sum(values) for values in zip(*(level[1:].tolist() for level in levels.values()), strict=True)]
         assert total == levels_of(lifetimes) == lifetimes.allocator_bytes.tolist()

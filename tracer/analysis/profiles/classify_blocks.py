@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.analysis.kinds import Evidence, Kind, Rule, first_that_holds, levels_by_kind
+from tracer.analysis.kinds import Evidence, Kind, Rule, first_that_holds
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.block_facts import NONE, Facts
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.collectives import common_modules
 from tracer.analysis.profiles.torch_categories import Categories
-from tracer.arrays import ColumnTable, Int, Ints, PerBlock, at
+from tracer.arrays import ColumnTable, Int, PerBlock, at
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 
@@ -217,10 +217,3 @@ def _steps(attribution: Attribution, lifetimes: BlockLifetimes) -> PerBlock[Int]
     end, made_at, column = len(lifetimes.events), lifetimes.made_at, attribution.allocation_step
     inside = (made_at >= 0) & (made_at < end)
     return np.where(inside, column[lifetimes.events[np.where(inside, made_at, 0)]] if end else NONE, NONE)
-
-
-def memory_by_kind(lifetimes: BlockLifetimes, blocks: ClassifiedBlocks) -> dict[Kind, Ints]:
-    """The bytes of each kind alive before the first of `BlockLifetimes.events` and after each of them [D + 1]."""
-    return levels_by_kind(
-        blocks.kind, lifetimes.size_bytes, lifetimes.made_at, lifetimes.freed_at, len(lifetimes.events)
-    )

@@ -9,7 +9,6 @@ from operator import attrgetter
 import numpy as np
 
 from tracer.analysis.aligned_curves import MemoryCurve, positions_of
-from tracer.analysis.kinds import Evidence
 from tracer.analysis.operators.run_times import RunTimes
 from tracer.analysis.peak_diff import PeakChange, PeakDiff
 from tracer.analysis.profiles.allocator_join import reserved_ranges
@@ -23,7 +22,8 @@ from tracer.analysis.profiles.caveats import (
     not_recorded,
     unseen,
 )
-from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, memory_by_kind
+from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
+from tracer.analysis.profiles.counted_blocks import CountedBlocks, counted_blocks
 from tracer.analysis.profiles.failed_allocation import FailedAllocation
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.line_memory import line_memory
@@ -99,17 +99,17 @@ def timeline_page(
     """The page of one device of a run, for the cycle with its largest peak."""
     cycle = findings.worst
     recording, lifetimes, peak = cycle.recording, cycle.lifetimes, cycle.peak
-    times = recording.allocations.time_ns[lifetimes.events]
+    times, counted = recording.allocations.time_ns[lifetimes.events], counted_blocks(cycle)
     page = Page(
         title=_title(device_times, verdict),
         device=peak.device,
         caveat=caveat,
         subtitle=f"{some(len(times), 'event')} in {some(len(cycle.attribution.step_names), 'recorded step')}",
         times=times,
-        series=tuple(Series(kind.name, level[1:]) for kind, level in memory_by_kind(lifetimes, cycle.blocks).items()),
+        series=tuple(Series(kind.name, level[1:]) for kind, level in counted.by_kind.items()),
         lines=_reserved(cycle),
         counted_bytes=lifetimes.allocator_bytes,
-        blocks=_blocks(cycle, known),
+        blocks=_blocks(cycle, counted, known),
         space=_space(cycle),
         marks=_marks(cycle),
         bands=_bands(cycle),
@@ -159,7 +159,7 @@ def curve_of_cycle(cycle: CycleFindings) -> MemoryCurve:
     """Memory of a cycle by kind, over its events."""
     times = np.maximum.accumulate(cycle.recording.allocations.time_ns[cycle.lifetimes.events])
     position = np.arange(len(times), dtype=np.int64)
-    levels = {kind.words: level[1:] for kind, level in memory_by_kind(cycle.lifetimes, cycle.blocks).items()}
+    levels = {kind.words: level[1:] for kind, level in counted_blocks(cycle).by_kind.items()}
     return MemoryCurve(position, levels, positions_of(_bands(cycle), times, position))
 
 
@@ -226,16 +226,13 @@ def _eager_section(diff: PeakDiff) -> Section:
     )
 
 
-def _blocks(cycle: CycleFindings, known: KnownStorages | None) -> PageBlocks:
+def _blocks(cycle: CycleFindings, counted: CountedBlocks, known: KnownStorages | None) -> PageBlocks:
     """Every block of the cycle; at the peak these are the peak's rows."""
-    lifetimes = cycle.lifetimes
-    blocks, made_at, freed_at = cycle.blocks, lifetimes.made_at, lifetimes.freed_at
-    if cycle.peak.allocator is not None:
-        blocks, made_at, freed_at = _with_history(cycle)
+    blocks = counted.blocks
     groups, group = group_rows(cycle, known, blocks, history=cycle.history, by_step=False)
     stacks = _stacks(cycle.recording, blocks, group, len(groups))
     address = blocks.address if cycle.history is not None else None
-    return PageBlocks(groups, group, blocks.size_bytes, made_at, freed_at, stacks, address=address)
+    return PageBlocks(groups, group, blocks.size_bytes, counted.made_at, counted.freed_at, stacks, address=address)
 
 
 def _stacks(
@@ -254,30 +251,6 @@ def _space(cycle: CycleFindings) -> PageSpace | None:
     history = cycle.history
     ranges = reserved_ranges(history, cycle.lifetimes) if history is not None else None
     return None if history is None or ranges is None else page_space(ranges, history.texts.__getitem__)
-
-
-def _with_history(cycle: CycleFindings) -> tuple[ClassifiedBlocks, PerBlock[Int], PerBlock[Int]]:
-    """Add the blocks from before the recording, with the allocator's sizes and stacks.
-
-    What no recording saw was never freed in one, for of a free it tells.
-    """
-    lifetimes, at_peak, blocks = cycle.lifetimes, cycle.peak.blocks, cycle.blocks
-    unseen = at_peak.evidence == Evidence.HISTORY
-    before = np.flatnonzero((at_peak.allocation < 0) & ~unseen)
-    row_at_peak = dict(zip(at_peak.address[before].tolist(), before.tolist(), strict=True))
-    size_bytes, stack = blocks.size_bytes.copy(), blocks.stack.copy()
-    for row in lifetimes.alive_at(cycle.peak.position).tolist():
-        if blocks.allocation[row] < 0:  # what the allocator does not have is in the sizes of others
-            same = row_at_peak.get(int(blocks.address[row]))
-            size_bytes[row] = at_peak.size_bytes[same] if same is not None else 0
-            stack[row] = at_peak.stack[same] if same is not None else -1
-    more = at_peak.take(np.flatnonzero(unseen))
-    num, end = len(more), len(lifetimes.events)
-    return (
-        replace(blocks, size_bytes=size_bytes, stack=stack).followed_by(more),
-        np.append(lifetimes.made_at, np.full(num, -1, np.int64)),
-        np.append(lifetimes.freed_at, np.full(num, end, np.int64)),
-    )
 
 
 def _lost_track(cycle: CycleFindings) -> tuple[PageLostTrack, ...]:
