@@ -328,7 +328,8 @@ def test_memory_on_another_ranks_gpu_counts_there(tmp_path: Path) -> None:
     assert ended.returncode == 3, ended.stderr
     assert "Rank 0 alone fits in" in said
     assert "Rank 1 does not fit: OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB (train.py:8)" in said
-    assert "Others take 4." in said and "of GPU 0 of its node" in said
+    assert "On the GPU of rank 0, torch reserves 4.0" in said and "other ranks 4." in said
+    assert "Rank 1 takes 4." in said and "of GPU 0, which is another rank's (train.py:8)" in said
 
 
 # Two real processes over gloo are the judge of one that is alone: the same kernels of the CPU, the same requests.

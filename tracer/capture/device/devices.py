@@ -99,7 +99,7 @@ def memory_fraction(device: torch.device) -> float | None:
     if not is_accelerator(device):
         return None
     with suppress(RuntimeError):  # Where there is no driver, or a kernel's error stands before every answer
-        fraction = _answer(device, "get_per_process_memory_fraction")
+        fraction = _answer(with_index(device), "get_per_process_memory_fraction")
         return fraction if isinstance(fraction, float) and fraction < 1 else None
     return None
 
