@@ -42,7 +42,7 @@ _UNANSWERED = (
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What one version of torch gave."""
+    """The results of one version of torch."""
 
     version: str  # With the build, such as 2.15.0+cu132
     passed: dict[str, int]  # By file of tests: how many tests passed

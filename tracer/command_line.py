@@ -48,7 +48,7 @@ def again() -> list[str]:
 
 
 def program() -> list[str]:
-    """What starts this program in any folder: the words between `python` and its command."""
+    """The words between `python` and the command, which start this program in any folder."""
     words = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
     return [str(Path(word).resolve()) if Path(word).is_file() else word for word in words]
 

@@ -75,7 +75,7 @@ class ReplayLibrary:
 
 @dataclass(frozen=True, slots=True)
 class CompiledOutcome:
-    """What came of a replay, as in `replay.Need`."""
+    """The outcome of a replay, as in `replay.Need`."""
 
     reserved_peak_bytes: int
     allocated_peak_bytes: int

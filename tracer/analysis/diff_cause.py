@@ -83,7 +83,7 @@ def _other_inputs(diff: PeakDiff, pairs: Sequence[_Pair]) -> str:
     if len({size for (size,) in inputs}) != 1 or not _has_same_parameters(diff):
         return ""
     (((dimension, old, new),),) = inputs
-    # What attention holds grows with the square of a length.
+    # Memory of attention grows with the square of a length.
     followed = {Fraction(new, old), Fraction(new, old) ** 2} if old and new else set()
     if not _proves(diff, [pair for pair in pairs if pair.factor in followed], pairs):
         return ""

@@ -84,7 +84,7 @@ class _Points(Protocol):
 
     @property
     def point(self) -> str:
-        """What one is called."""
+        """The word for one of them: commit, or version."""
 
     @property
     def names(self) -> Sequence[str]:

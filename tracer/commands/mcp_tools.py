@@ -31,7 +31,7 @@ _THRESHOLD_EXCEEDED: Final = {
     "diff": "The peak grew by more than fail_above.",
     "check": "The peak grew by more than fail_above.",
 }
-"""What exit status 3 means."""
+"""The meaning of exit status 3."""
 _DOCUMENTS: Final = (PEAK.file_name, RANKS_JSON, WATCH_JSON, FIT_JSON, ADVICE.file_name)
 """Answers in a folder of results, the one that says most first."""
 _MOST_LINES: Final = 40

@@ -1,4 +1,4 @@
-"""What vLLM calls in each of its processes: the group `vllm.general_plugins` of entry points."""
+"""The plugin that vLLM calls in each of its processes: the group `vllm.general_plugins` of entry points."""
 
 from __future__ import annotations
 

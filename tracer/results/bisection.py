@@ -11,7 +11,7 @@ from tracer.analysis.peak_diff import PeakDiff, SavedPeak, diff_peaks
 class Bisection:
     """The last good point and the first bad one, with their peaks."""
 
-    point: str  # What a point is: commit, or version
+    point: str  # The word for a point: commit, or version
     good: str
     bad: str
     unknown: tuple[str, ...]  # Points between the two at which the script cannot run
@@ -23,5 +23,5 @@ class Bisection:
 
     @property
     def diff(self) -> PeakDiff | None:
-        """What changed at the peak; None where the bad one has none."""
+        """The changes at the peak; None where the bad point has no peak."""
         return None if self.bad_peak is None else diff_peaks(self.good_peak, self.bad_peak)

@@ -32,7 +32,7 @@ ADVICE = OutputFile("advise", "advice.json", _JSON)
 RANK_JSON, RANKS_JSON, RANKS_TEXT, RANKS_PAGE = "rank.json", "ranks.json", "ranks.txt", "ranks.html"
 """What a rank has to say in its own folder, and what the first one says of all of them, beside the folders."""
 WATCH_JSON, FIT_JSON = "watch.json", "fit.json"
-"""What a watched training was found to do, and the trials of a script's changes."""
+"""Files of results: findings of a watched training, and trials of a script's changes."""
 OUTPUT_FILES = (
     *(MAX_MEM, PAGE, PEAK, MEMORY_REPORT, RUN_TIME_REPORT, SNAPSHOT, TIMING),
     *(TRACE, RECORDING, ADVICE),

@@ -1,4 +1,4 @@
-"""What the processes of a node hold on each of its GPUs: the one sum by which a GPU is full, whoever filled it."""
+"""Memory that the processes of a node hold on each of its GPUs: the one sum that tells whether a GPU is full."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracer.null_gpu.nccl_buffers import NcclBuffers
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one process holds on one GPU, each part at its largest."""
+    """Memory of one process on one GPU, each part at its largest."""
 
     rank: int
     is_own: bool  # Whether the GPU is this rank's; else it is another rank's
@@ -32,7 +32,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class GpuSum:
-    """What all processes hold on one GPU, and NCCL's buffers."""
+    """Memory of all processes on one GPU, and NCCL's buffers."""
 
     node: int
     index: int  # Number of the GPU on its node

@@ -83,7 +83,7 @@ class NullJob:
 
     @property
     def gpus(self) -> tuple[GpuSum, ...]:
-        """What is held on each GPU of a rank that ran, or that such a rank took memory of.
+        """Memory on each GPU of a rank that ran, or that such a rank took memory of.
 
         A rank that did not run is taken to do as the nearest one that ran.
         """
@@ -109,7 +109,7 @@ class NullJob:
             yield replace(holding, rank=rank, is_assumed=rank not in ran)
 
     def _own(self, run: RankRun) -> Holding:
-        """What a rank holds of its own GPU, by the driver's count if that is known; its peak may be of another one."""
+        """Memory of a rank on its own GPU, by the driver's count if that is known; its peak may be of another GPU."""
         index, peak_bytes = self.local(run), run.peak_bytes or 0
         taken_bytes = max(0, run.taken.get(index, 0) - CONTEXT_BYTES - run.shared_bytes)
         torch_bytes = taken_bytes if run.taken else max(run.reserved_bytes, peak_bytes)
@@ -137,7 +137,7 @@ class NullJob:
 
 
 def _guest(run: RankRun, index: int) -> Holding:
-    """What a rank holds of another rank's GPU; of one whose memory ended there, the line is that of its failure."""
+    """Memory of a rank on another rank's GPU; if its memory ended there, the line is that of its failure."""
     has_failed_there = run.out_of_memory and f"GPU {index} has" in run.failure
     line = run.line if has_failed_there else run.lines.get(index)
     return Holding(run.rank, False, run.taken[index] - CONTEXT_BYTES, line=line)

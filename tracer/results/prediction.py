@@ -47,7 +47,7 @@ class ReadBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchesRead:
-    """What was read ahead of a script's DataLoader."""
+    """Batches that were read ahead from a script's DataLoader."""
 
     num_batches: int  # How many were read; 0 where the script has no DataLoader
     largest: tuple[ReadBatch, ...]  # Those that the steps ran on, that of most bytes first

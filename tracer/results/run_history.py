@@ -116,7 +116,7 @@ class RunHistory:
         return pinned_lines(self.columns) if self.columns is not None else ()
 
     def held(self, own: int) -> tuple[HeldOnDevice, ...]:
-        """What the process reserves of each device, with lines; empty where it has memory of one device alone.
+        """The most that the process reserves of each device, with lines; empty where it has memory of one device alone.
 
         Args:
             own: Index of that device.

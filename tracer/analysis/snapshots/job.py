@@ -121,7 +121,7 @@ _FEW: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class HeldOnDevice:
-    """What one process reserves of a device at most."""
+    """The most memory that one process reserves of a device."""
 
     device: int  # Index of the device, as the process counts
     reserved_bytes: int
@@ -145,7 +145,7 @@ class RankPeak:
     problem: str = ""  # Why it cannot be read; empty where it can
     role: RankRole = field(default_factory=RankRole)  # What part of the job it has, as far as names tell
     is_repeated: bool = False
-    held: tuple[HeldOnDevice, ...] = ()  # What it reserves of each device
+    held: tuple[HeldOnDevice, ...] = ()  # The most it reserves of each device
 
     @property
     def name(self) -> str:
@@ -221,7 +221,7 @@ def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> Ra
 
 
 def held_on_devices(replayed: ReplayedSnapshot) -> tuple[HeldOnDevice, ...]:
-    """What a process reserves of each device of its recording, and the line that most of it is from."""
+    """The most that a process reserves of each device of its recording, and the line that made most of it."""
     return tuple(map(_held, replayed.devices))
 
 

@@ -42,7 +42,7 @@ class Modelled:
     peak_entry: int  # The entry with the most in use while the most was reserved; -1 for the start
     most_in_use_entry: int  # The entry with the most in use, as requested; -1 for the start
     start: StartState  # What the recording began with
-    # What was reserved and what the device had free for the process, where a failed request says so.
+    # Bytes reserved, and bytes that the device had free for the process, where a failed request says so.
     capacity_in_message_bytes: int | None = None
     knows_large_segments: bool = True  # The recording's torch may know `large_segment_size_mb`
     # Replays begin with what the recording began with, instead of in a clean allocator. Other settings would have made

@@ -16,7 +16,7 @@ from tracer.exporters.page.html import data_of_html
 from tracer.units import MIB
 
 MAX_PAGE_BYTES: Final = 64 * MIB
-# What reading a page that is none, or one of another version, ends with.
+# Errors of reading a page that is none, or one of another version.
 NOT_A_PAGE: Final = (ValueError, KeyError, TypeError, IndexError, AttributeError, zlib.error, binascii.Error)
 _BANDS: Final = ("step", "forward", "backward", "optimizer")
 

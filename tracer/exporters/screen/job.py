@@ -228,7 +228,7 @@ def guest_sentences(gpus: Sequence[GpuSum]) -> tuple[str, ...]:
 
 
 def gpu_sentences(gpus: Sequence[GpuSum]) -> tuple[str, ...]:
-    """What the fullest GPU with memory of several ranks holds in all, and how they stay apart; empty without one."""
+    """Sentences on the fullest GPU with memory of several ranks, and how they stay apart; empty without one."""
     gpu = fullest(gpu for gpu in gpus if gpu.guests)
     if gpu is None:
         return ()

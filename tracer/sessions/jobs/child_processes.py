@@ -70,7 +70,7 @@ class Ended:
 
     status: int
     text: str = ""  # What it has printed, where that was not seen
-    errors: str = ""  # What of that went to stderr, where the two were kept apart
+    errors: str = ""  # The part that went to stderr, where the two were kept apart
 
     @property
     def lines(self) -> list[str]:

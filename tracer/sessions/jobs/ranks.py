@@ -122,7 +122,7 @@ class RankMessage:
     has_ended: bool = True  # Whether its loop has ended; what a rank that is killed leaves behind does not say so
     finding: str = ""  # What its recorder has found, a sentence; empty where that is nothing
     place: tuple[int, int] = (0, 0)  # Number of its node, and its own on that node
-    held: tuple[GpuPart, ...] = ()  # What it holds of each GPU
+    held: tuple[GpuPart, ...] = ()  # Its memory on each GPU
 
     @classmethod
     def parsed(cls, text: str) -> RankMessage:
