@@ -27,7 +27,7 @@ _OF_THE_PROGRAM_BYTES = 24 * GIB
 _VARIABLES: dict[str, Callable[[Card], str]] = {
     "NULL_GPU_NAME": lambda card: card.name,
     "NULL_GPU_MEMORY": lambda card: str(card.memory_bytes),
-    "NULL_GPU_USABLE_MEMORY": lambda card: str(card.usable_bytes),
+    "NULL_GPU_USABLE_MEMORY": lambda card: str(max(1, card.usable_bytes)),  # 0 would be all of it
     "NULL_GPU_CAPABILITY": lambda card: "{}.{}".format(*card.capability),
     "NULL_GPU_SMS": lambda card: str(card.num_sms),
     "NULL_GPU_L2": lambda card: str(card.l2_bytes),
