@@ -17,7 +17,7 @@ from tracer.analysis.snapshots.diff import PeakSide, diff_sides, peak_side
 from tracer.analysis.snapshots.findings import ReplayedSnapshot, explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.frames import torch_file
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
-from tracer.analysis.snapshots.peak import find_peak
+from tracer.analysis.snapshots.peak import Peak, find_peak
 from tracer.analysis.snapshots.sites import Site
 from tracer.arrays import Bools, Interned, Ints
 from tracer.snapshot.columns import Snapshot
@@ -216,17 +216,17 @@ def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> Ra
         side=peak_side(replayed.devices[finding.worst]),
         out_of_memory="" if oom is None else f"{where}: {oom.advice}",
         role=role,
-        held=held_on_devices(replayed),
+        held=tuple(map(_held, replayed.devices, (found.peak for found in finding.devices))),
     )
 
 
 def held_on_devices(replayed: ReplayedSnapshot) -> tuple[HeldOnDevice, ...]:
     """The most that a process reserves of each device of its recording, and the line that made most of it."""
-    return tuple(map(_held, replayed.devices))
+    return tuple(_held(device, find_peak(device)) for device in replayed.devices)
 
 
-def _held(device: ReplayedDevice) -> HeldOnDevice:
-    rows = (row for row in find_peak(device).groups if row.site.file is not None)
+def _held(device: ReplayedDevice, peak: Peak) -> HeldOnDevice:
+    rows = (row for row in peak.groups if row.site.file is not None)
     site = next((row.site for row in rows), Site(""))  # the largest is first
     return HeldOnDevice(device.state.device, int(device.replay.reserved_bytes.max()), site.file, site.line)
 
