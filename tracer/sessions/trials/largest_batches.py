@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Self
@@ -11,10 +11,11 @@ from typing import Any, Self
 import torch
 from torch.utils.data import DataLoader
 
+from tracer.nested import leaves
 from tracer.results.prediction import BatchesRead, ReadBatch
 
 _MOST_KEPT = 4
-_MOST_DEPTH = 4
+_OBJECT_DEPTH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def _largest(batches: Iterable[Any]) -> tuple[int, list[_Seen]]:
     number = 0
     for index, batch in enumerate(batches):
         number += 1
-        seen = _Seen(index, batch, tuple(_tensors(batch, "")))
+        seen = _Seen(index, batch, tuple(_tensors(batch)))
         if any(other.covers(seen) for other in kept):
             continue
         kept = [other for other in kept if not seen.covers(other)]
@@ -112,21 +113,10 @@ def _longest(kept: list[_Seen]) -> _Seen:
     return max(kept, key=lambda seen: (seen.longest, seen.bytes))
 
 
-def _tensors(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, torch.Size, torch.dtype]]:
-    """Names, shapes and types of the tensors in a batch: dictionaries, lists, and objects by their attributes."""
-    if isinstance(value, torch.Tensor):
-        yield name, value.shape, value.dtype
-        return
-    if depth == _MOST_DEPTH or isinstance(value, str | bytes | int | float):
-        return
-    if isinstance(value, Mapping):
-        inner: Iterable[tuple[Any, Any]] = value.items()
-    elif isinstance(value, list | tuple):
-        inner = enumerate(value)
-    else:
-        inner = getattr(value, "__dict__", {}).items()
-    for key, one in inner:
-        yield from _tensors(one, f"{name}.{key}" if name else str(key), depth + 1)
+def _tensors(batch: Any) -> Iterator[tuple[str, torch.Size, torch.dtype]]:
+    """Names, shapes and types of the tensors in a batch; the name of `batch["pair"][0]` is `pair.0`."""
+    for path, tensor in leaves(batch, torch.Tensor, object_depth=_OBJECT_DEPTH):
+        yield path.replace("[", ".").replace("]", "").lstrip("."), tensor.shape, tensor.dtype
 
 
 def _copied(batch: Any) -> Any:
