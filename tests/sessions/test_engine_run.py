@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.processes import run_python
+from tracer.errors import TracerError
+from tracer.sessions.engine_run import engine_reports, run_engine
+
 # A command that starts an engine, whose own process ignores SIGTERM and holds a FIFO open.
 _COMMAND = """
 import os, sys
 from pathlib import Path
-from tracer.sessions.engine_run import engine_reports, run_engine
+from tracer.sessions.engine_run import run_engine
 fifo = sys.argv[1]
 child = "import signal, time; signal.signal(15, signal.SIG_IGN); "
 child += f"fifo = open({fifo!r}, 'wb', 0); fifo.write(b'x'); time.sleep(20); fifo.write(b'x')"
 engine = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-with engine_reports() as reports:
-    run_engine([sys.executable, "-c", engine], reports, Path(fifo).with_name("engine.txt"), os.environ)
+run_engine([sys.executable, "-c", engine], Path(fifo).with_name("engine.txt"))
 """
 
 
@@ -35,6 +40,33 @@ def test_no_process_of_an_engine_outlives_the_command(tmp_path: Path, number: si
         command.send_signal(number)
         assert written.read(1) == b""
     assert command.wait() != 0
+
+
+def test_an_engine_that_fails_at_once_is_quoted_from_a_file_in_a_new_folder(tmp_path: Path) -> None:
+    output = tmp_path / "new" / "engine.txt"
+    with pytest.raises(TracerError, match="ValueError: no such model"):
+        run_engine([sys.executable, "-c", "raise ValueError('no such model')"], output)
+    assert "Traceback" in output.read_text("utf-8")
+
+
+def test_the_first_measured_engine_makes_the_folder_of_reports_for_this_user_alone(tmp_path: Path) -> None:
+    worker = tmp_path / "vllm" / "v1" / "worker" / "worker_base.py"
+    worker.parent.mkdir(parents=True)
+    worker.write_text("class WorkerBase:\n    pass\n")
+    (tmp_path / "vllm-1.dist-info").mkdir()
+    (tmp_path / "vllm-1.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 1\n")
+    program = (
+        f"import logging, sys; sys.path.insert(0, {str(tmp_path)!r}); "
+        "from tracer.integrations.vllm import register; register(); register(); "
+        "logging.getLogger('vllm').warning('KV cache size: 1,024 tokens')"
+    )
+    with engine_reports() as reports:
+        assert not reports.exists()
+        run_python("-c", program, folder=tmp_path).check_returncode()
+        assert stat.S_IMODE(reports.stat().st_mode) == 0o700
+        (said,) = reports.iterdir()
+        assert said.name.startswith("engine-") and json.loads(said.read_text("utf-8")) == {"cache_tokens": 1024}
+    assert not reports.exists()
 
 
 def test_an_engine_that_is_not_measured_loads_nothing_of_ours() -> None:

@@ -8,7 +8,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -112,22 +112,23 @@ def answer_engine(
     if devices is not None and not quiet:
         say_where(devices)
     from tracer.exporters.files import check_folder
-    from tracer.sessions.engine_run import OUTPUT, engine_reports, run_engine
+    from tracer.sessions.engine_run import OUTPUT, run_engine
 
-    with (
-        errors_for_people(),
-        nullcontext(save_dir) if save_dir is not None else tempfile.TemporaryDirectory() as folder,
-        engine_reports() as reports,
-        on_null_gpu(on, save_dir, quiet=quiet),
-    ):
-        check_folder(Path(folder))
-        output = Path(folder, OUTPUT)
+    with errors_for_people(), _results_folder(save_dir) as name, on_null_gpu(on, save_dir, quiet=quiet):
+        folder = Path(name)
+        check_folder(folder)
+        output = folder / OUTPUT
         if not quiet:
             kept = f"what it prints goes to {output}" if save_dir is not None else "--save-dir keeps what it prints"
             say(f"The engine starts; {kept}.")
-        start = run_engine(engine.command, reports, output, os.environ, is_server=engine.is_server)
-        tell_engine(start, Path(folder), words=engine.words, quiet=quiet, as_json=as_json, computed=devices is None)
+        start = run_engine(engine.command, output, is_server=engine.is_server)
+        tell_engine(start, folder, words=engine.words, quiet=quiet, as_json=as_json, computed=devices is None)
     raise typer.Exit(0 if start.fits else status_if_not)
+
+
+def _results_folder(save_dir: Path | None) -> AbstractContextManager[str | Path]:
+    """Return the user's folder, or one that is deleted at the end of the block."""
+    return nullcontext(save_dir) if save_dir is not None else tempfile.TemporaryDirectory()
 
 
 def predict_engine(engine: EngineCommand, on: OnOptions, save_dir: Path | None, *, quiet: bool, as_json: bool) -> None:
@@ -156,21 +157,17 @@ def fit_engine(engine: EngineCommand, on: OnOptions, tried: Sequence[tuple[str, 
     if on.on is None:
         raise no_card_named(engine.arguments)
     say_where(start_on(on.on))
-    from tracer.exporters.files import write_json
+    from tracer.exporters.files import check_folder, write_json
     from tracer.exporters.json_documents.engine import FILE_NAME, engine_json
     from tracer.exporters.screen.engine import print_engines
-    from tracer.sessions.engine_run import OUTPUT, engine_reports, run_engine
+    from tracer.sessions.engine_run import OUTPUT, run_engine
 
     rows: list[tuple[tuple[str, ...], EngineStart]] = []
-    with ExitStack() as kept:
-        folder = Path(kept.enter_context(tempfile.TemporaryDirectory())) if save_dir is None else save_dir
-        folder.mkdir(parents=True, exist_ok=True)
-        kept.enter_context(on_null_gpu(on, save_dir, quiet=False))
+    with _results_folder(save_dir) as folder, on_null_gpu(on, save_dir, quiet=False):
         for number, options in enumerate(tried, start=1):
-            own, changed = folder / str(number), engine.changed(options)
-            own.mkdir(exist_ok=True)
-            with engine_reports() as reports:
-                start = run_engine(changed.command, reports, own / OUTPUT, os.environ, is_server=engine.is_server)
+            own, changed = Path(folder, str(number)), engine.changed(options)
+            check_folder(own)
+            start = run_engine(changed.command, own / OUTPUT, is_server=engine.is_server)
             write_json(own / FILE_NAME, engine_json(start, command=changed.words, computed=False))
             rows.append((options, start))
             say(f"{number} of {len(tried)}: {shlex.join(options)}: {'starts' if start.fits else 'does not start'}")

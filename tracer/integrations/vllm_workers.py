@@ -28,6 +28,7 @@ def report_to(folder: Path) -> None:
     logger = logging.getLogger("vllm")
     if any(isinstance(handler, _EngineWords) for handler in logger.handlers):
         return
+    folder.mkdir(mode=0o700, exist_ok=True)
     logger.addHandler(_EngineWords(folder))
     worker_class = import_module("vllm.v1.worker.worker_base").WorkerBase
     follow_workers(worker_class, folder, f"vLLM {version('vllm')}")

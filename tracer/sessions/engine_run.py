@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
+import shutil
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -28,13 +30,17 @@ _ERROR: Final = re.compile(r"\b\w*Error: .+")
 
 @contextmanager
 def engine_reports() -> Iterator[Path]:
-    """Within the block engines that the program starts leave reports in a folder of their own, which then goes."""
-    with tempfile.TemporaryDirectory(prefix="torch-timeline-engine-", ignore_cleanup_errors=True) as folder:
-        os.environ.update(in_role(engine=folder))
-        try:
-            yield Path(folder)
-        finally:
-            take_role("engine")
+    """Within the block engines that the program starts leave reports in a folder, which is deleted at its end.
+
+    An engine's first process makes it, since most programs start none; no other user can guess its name.
+    """
+    folder = Path(tempfile.gettempdir(), f"torch-timeline-engine-{secrets.token_hex(16)}")
+    os.environ.update(in_role(engine=str(folder)))
+    try:
+        yield folder
+    finally:
+        take_role("engine")
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_reports(folder: Path) -> EngineStart | None:
@@ -63,35 +69,28 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
-def run_engine(
-    command: Sequence[str], folder: Path, output: Path, variables: Mapping[str, str], *, is_server: bool = True
-) -> EngineStart:
+def run_engine(command: Sequence[str], output: Path, *, is_server: bool = True) -> EngineStart:
     """Run an engine's command until all of its workers are ready, or it has failed, and end it.
 
     Args:
-        folder: Where its workers leave reports.
-        output: File that takes what it prints.
-        variables: Its environment.
+        output: File that takes what it prints; its folder is made.
         is_server: Whether it would serve for ever; else it is left to end by itself.
 
     Raises:
         TracerError: It ended before a worker had begun.
         Terminated, KeyboardInterrupt: This process is ended; the engine has ended with it.
     """
-    with output.open("wb") as printed, _signals_raised(), _group_that_ends() as group:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=printed,
-            stderr=subprocess.STDOUT,
-            process_group=group,
-            env=variables,
-        )
-        try:
-            _wait(process, folder, is_server=is_server)
-        finally:
-            end_child(process)
-    start = read_reports(folder)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with engine_reports() as reports:
+        with output.open("wb") as printed, _signals_raised(), _group_that_ends() as group:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT, process_group=group
+            )
+            try:
+                _wait(process, reports, is_server=is_server)
+            finally:
+                end_child(process)
+        start = read_reports(reports)
     if start is None:
         raise TracerError(
             f"The engine ended before it had chosen a GPU: {_last_line(output)}",
