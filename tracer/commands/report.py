@@ -103,7 +103,7 @@ def _print_annotated(recording: Path, wanted: Path) -> None:
     if results.findings is None:
         raise RecordingError("The recording has no memory to annotate with.", hint="Record a whole step.")
     cycle = results.findings.worst
-    memory = line_memory(cycle, cycle.peak, results.known)
+    memory = line_memory(cycle, results.known)
     name = _file_named(wanted, tuple(dict.fromkeys(one.at.file for one in memory)))
     text = results.source_of(name)
     with screen() as console:

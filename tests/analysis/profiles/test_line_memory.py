@@ -16,7 +16,7 @@ def test_lines_have_the_bytes_of_the_peaks_rows_and_backward_those_of_its_forwar
     recorded: Callable[[str], Recorded],
 ) -> None:
     cycle = recorded("transformer").cycles[-1]
-    found = {one.at: one for one in line_memory(cycle, cycle.peak)}
+    found = {one.at: one for one in line_memory(cycle)}
     expected, of_backward = Counter[SourceLine](), Counter[SourceLine]()
     for row in cycle.peak.rows:
         places = {(row.file, row.line), *([(row.caller_file, row.caller_line)] if row.caller_file != row.file else [])}
@@ -35,16 +35,16 @@ def test_a_lines_own_peak_is_the_most_that_its_blocks_ever_have_together(recorde
     cycle = recorded("transformer").cycles[-1]
     rows, group = group_rows(cycle, None, cycle.blocks, by_step=False)
     lifetimes, sizes = cycle.lifetimes, cycle.blocks.size_bytes.tolist()
-    for one in line_memory(cycle, cycle.peak)[:3]:
+    for one in line_memory(cycle)[:3]:
         mine = [at for at, number in enumerate(group.tolist()) if one.at in _lines(rows[number])]
         lives = [(int(lifetimes.made_at[at]), int(lifetimes.freed_at[at]), sizes[at]) for at in mine]
         most = max(sum(size for a, b, size in lives if a <= now < b) for now in range(-1, len(lifetimes.events)))
-        assert one.own_peak_bytes == max(most, one.peak_bytes)
+        assert one.own_peak_bytes == most
 
 
 def test_what_backward_frees_says_so(recorded: Callable[[str], Recorded]) -> None:
     cycle = recorded("transformer").cycles[-1]
-    held = [one for one in line_memory(cycle, cycle.peak) if one.peak_bytes]
+    held = [one for one in line_memory(cycle) if one.peak_bytes]
     assert _phases(held) <= {"forward", "backward", "optimizer", "other", None}
     assert max(held, key=lambda one: one.backward_bytes).backward_bytes > 0
     assert "backward" in _phases(held)

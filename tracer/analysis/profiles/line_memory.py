@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,11 +9,12 @@ import numpy as np
 
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.attribution import Phase
-from tracer.analysis.profiles.classify_blocks import Cycle
-from tracer.analysis.profiles.peak import PeakReport, group_rows
+from tracer.analysis.profiles.counted_blocks import CountedBlocks, counted_blocks
+from tracer.analysis.profiles.findings import CycleFindings
+from tracer.analysis.profiles.peak import group_rows
 from tracer.analysis.profiles.source_lines import line_of_frame
 from tracer.analysis.snapshots.sizes import most_at_once
-from tracer.arrays import Ints
+from tracer.arrays import Grouped, Ints
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.sources.source_line import SourceLine
 
@@ -31,32 +31,29 @@ class LineMemory:
     freed_at: SourceLine | None  # The line that freed most of it; None where no Python code did
 
 
-def line_memory(cycle: Cycle, peak: PeakReport, known: KnownStorages | None = None) -> tuple[LineMemory, ...]:
+def line_memory(cycle: CycleFindings, known: KnownStorages | None = None) -> tuple[LineMemory, ...]:
     """Sum up the blocks of a cycle by the lines that allocated them, the largest at the peak first.
 
     A block counts once in each file: on the innermost line that led to it, which is the user's line where a library
     allocated it.
     """
-    rows, group = group_rows(cycle, known, cycle.blocks, by_step=False)
-    lines = tuple(dict.fromkeys(line for row in (*rows, *peak.rows) for line in _lines(row)))
-    number = {line: at for at, line in enumerate(lines)}
-    pairs = _blocks_of_lines(rows, group, number)
-    own_peak, freed = _own_peaks(cycle, *pairs, len(lines)), _freed(cycle, *pairs)
-    peak_bytes, backward_bytes = Counter[SourceLine](), Counter[SourceLine]()
-    for row in peak.rows:
-        for line in _lines(row):
-            peak_bytes[line] += row.bytes
-            backward_bytes[line] += row.bytes * (row.phase == Phase.BACKWARD.name.lower())
-    found = (
-        LineMemory(
-            line,
-            peak_bytes[line],
-            backward_bytes[line],
-            max(own_peak[at], peak_bytes[line]),
-            *freed.get(at, (None, None)),
-        )
-        for at, line in enumerate(lines)
+    counted, position = counted_blocks(cycle), cycle.peak.position
+    blocks = counted.blocks
+    rows, group = group_rows(cycle, known, blocks, history=cycle.history, by_step=False)
+    number = {line: at for at, line in enumerate(dict.fromkeys(line for row in rows for line in _lines(row)))}
+    block, line = _blocks_of_lines(rows, group, number)
+    is_at_peak = (counted.made_at[block] <= position) & (counted.freed_at[block] > position)
+    at_peak_bytes = blocks.size_bytes[block] * is_at_peak
+    lines = Grouped(tuple(number), line)
+    columns = zip(
+        lines.keys,
+        lines.sums(at_peak_bytes),
+        lines.sums(at_peak_bytes * (blocks.phase[block] == Phase.BACKWARD)),
+        _own_peaks(counted, block, line, len(number)),
+        strict=True,
     )
+    freed = _freed(cycle, counted, block, line)
+    found = (LineMemory(*values, *freed[at]) for at, values in enumerate(columns))
     return tuple(sorted(found, key=lambda one: (-one.peak_bytes, -one.own_peak_bytes, one.at)))
 
 
@@ -76,28 +73,26 @@ def _blocks_of_lines(rows: Sequence[PeakRow], group: Ints, number: dict[SourceLi
     return np.concatenate(blocks), np.concatenate([column[mine] for column, mine in zip(columns, blocks, strict=True)])
 
 
-def _own_peaks(cycle: Cycle, block: Ints, line: Ints, num_lines: int) -> list[int]:
-    lifetimes = cycle.lifetimes
-    lasting = lifetimes.freed_at[block] > lifetimes.made_at[block]
+def _own_peaks(counted: CountedBlocks, block: Ints, line: Ints, num_lines: int) -> list[int]:
+    lasting = counted.freed_at[block] > counted.made_at[block]
     block, line = block[lasting], line[lasting]
     peaks = np.zeros(num_lines, np.int64)
-    lines, most = most_at_once(
-        line, lifetimes.made_at[block], lifetimes.freed_at[block], cycle.blocks.size_bytes[block]
-    )
+    lines, most = most_at_once(line, counted.made_at[block], counted.freed_at[block], counted.blocks.size_bytes[block])
     peaks[lines] = most
-    return [int(peak) for peak in peaks]
+    return peaks.tolist()
 
 
-def _freed(cycle: Cycle, block: Ints, line: Ints) -> dict[int, tuple[str | None, SourceLine | None]]:
+def _freed(
+    cycle: CycleFindings, counted: CountedBlocks, block: Ints, line: Ints
+) -> dict[int, tuple[str | None, SourceLine | None]]:
     """For each line the phase and the line of source in which most of its bytes were freed."""
-    lifetimes, attribution = cycle.lifetimes, cycle.attribution
-    freed_at, end = lifetimes.freed_at[block], len(lifetimes.events)
-    event = lifetimes.events[np.minimum(freed_at, max(end - 1, 0))]
+    attribution, freed_at, end = cycle.attribution, counted.freed_at[block], counted.num_events
+    event = cycle.lifetimes.events[np.minimum(freed_at, max(end - 1, 0))]
     phase = np.where(freed_at < end, attribution.allocation_phase[event], -1)
     frame = np.where(freed_at < end, attribution.allocation_frame[event], -1)
     places, place = np.unique(np.stack([line, phase, frame]), axis=1, return_inverse=True)
     held = np.zeros(places.shape[1], np.int64)
-    np.add.at(held, place.reshape(-1), cycle.blocks.size_bytes[block])
+    np.add.at(held, place.reshape(-1), counted.blocks.size_bytes[block])
     # The last place of each line is the one with the most bytes.
     order = np.lexsort((held, places[0]))
     return {

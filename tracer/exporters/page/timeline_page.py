@@ -152,7 +152,7 @@ def _sources(
 ) -> tuple[AnnotatedFile, ...]:
     if source_of is None:
         return ()
-    return annotated_files(line_memory(cycle, cycle.peak, known), source_of, cycle.peak.peak_bytes)
+    return annotated_files(line_memory(cycle, known), source_of, cycle.peak.peak_bytes)
 
 
 def curve_of_cycle(cycle: CycleFindings) -> MemoryCurve:
