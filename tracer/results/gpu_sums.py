@@ -108,7 +108,7 @@ def recorded_sums(ranks: Iterable[RankPeak]) -> tuple[GpuSum, ...]:
         if all(held.device != local for held in rank.held):
             return ()
         for held in rank.held:
-            line = SourceLine(held.file, held.line) if held.file is not None and held.line is not None else None
+            line = SourceLine.known(held.file, held.line)
             holding = Holding(rank.rank, held.device == local, held.reserved_bytes, line=line)
             sums.setdefault((node, held.device), []).append(holding)
     return sums_of(sums)

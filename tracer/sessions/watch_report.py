@@ -198,13 +198,10 @@ class _Explanation:
         return tuple(self._outlived_group(group, holders, history) for group in chosen)
 
     def _outlived_group(self, group: OutlivedGroup, holders: Iterable[Holder], history: _History) -> OutlivedMemory:
-        line = (
-            None if group.site.file is None or group.site.line is None else SourceLine(group.site.file, group.site.line)
-        )
         return OutlivedMemory(
             what=group.kind.words,
             frame=group.site.frame,
-            line=line,
+            line=SourceLine.known(group.site.file, group.site.line),
             bytes=group.bytes,
             count=group.count,
             bytes_per_step=group.bytes_per_step,
@@ -263,7 +260,7 @@ class _History:
         if not len(rows):
             return None
         site = self.device.sites.site(int(lives.stack[rows[0]]))
-        return None if site.file is None or site.line is None else SourceLine(site.file, site.line)
+        return SourceLine.known(site.file, site.line)
 
 
 def _holding(holders: Iterable[Holder], addresses: Collection[int]) -> list[Holder]:

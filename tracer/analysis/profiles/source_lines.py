@@ -23,7 +23,7 @@ class PlaceInCode(NamedTuple):
     @property
     def source_line(self) -> SourceLine | None:
         """The line with its file."""
-        return None if self.file is None or self.line is None else SourceLine(self.file, self.line)
+        return SourceLine.known(self.file, self.line)
 
 
 def place_of(recording: Recording, attribution: Attribution, op: int, module: int, frame: int) -> PlaceInCode:

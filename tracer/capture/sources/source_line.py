@@ -10,3 +10,8 @@ class SourceLine(NamedTuple):
 
     file: str
     line: int
+
+    @classmethod
+    def known(cls, file: str | None, line: int | None) -> SourceLine | None:
+        """Return the line; None where a part of it is not known."""
+        return None if file is None or line is None else cls(file, line)

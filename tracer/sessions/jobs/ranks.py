@@ -103,7 +103,7 @@ class GpuPart:
     @property
     def source_line(self) -> SourceLine | None:
         """The line; None where it is not known."""
-        return SourceLine(self.file, self.line) if self.file is not None and self.line is not None else None
+        return SourceLine.known(self.file, self.line)
 
 
 @dataclass(frozen=True, slots=True)

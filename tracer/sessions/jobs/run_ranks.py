@@ -253,7 +253,7 @@ def _with_results(run: RankRun, folder: Path, summary: RanksSummary) -> RankRun:
         taken=taken_left(folder, run.rank),
     )
     if (failure := failure_left(folder, run.rank)) is not None:
-        line = SourceLine(failure.file, failure.line) if failure.file is not None else None
+        line = SourceLine.known(failure.file, failure.line)
         run = replace(run, failure=failure.words, out_of_memory=failure.out_of_memory, line=line)
     peak = next((peak for peak in summary.ranks if peak.index == run.rank), None)
     if peak is None:
