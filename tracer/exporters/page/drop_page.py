@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracer.exporters.page.html import filled, static_text
+from tracer.exporters.page.html import filled
 
 
 def drop_page() -> str:
@@ -10,7 +10,7 @@ def drop_page() -> str:
     return filled(
         "drop.html",
         title="torch-timeline",
-        style=static_text("page.css") + static_text("drop.css"),
-        script=static_text("drop.js"),
+        styles=("page", "drop"),
+        scripts=("elements", "drop"),
         may_send=True,
     )

@@ -1,8 +1,8 @@
 """memory_timeline.html: one file that opens from disk, without a network, and shows the peak and what was in it.
 
-The page is `static/page.html` with its parts put in: a style sheet, the data and our script, which draws on
-canvases. Every word of a recording is in the data, which is JSON; our script shows it as text and never as HTML. A
-content security policy lets this script run, by its hash, and nothing else, and lets nothing be loaded.
+The page is `static/head.html` and `static/page.html` with their parts put in: a style sheet, the data and our script,
+which draws on canvases. Every word of a recording is in the data, which is JSON; our script shows it as text and never
+as HTML. A content security policy lets this script run, by its hash, and nothing else, and lets nothing be loaded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STATIC = Path(__file__).parent / "static"
 _DATA_BEGINS = '<script type="application/json" id="data">'
 # Names of the script's parts, in the order in which they need one another.
 _SCRIPTS = (
-    "data", "words", "editor", "stack", "moments", "view", "plot", "timeline", "lanes",
+    "data", "elements", "words", "editor", "stack", "moments", "view", "plot", "timeline", "lanes",
     "kept_block", "search", "picture", "controls", "tree", "icicle", "table",
     "answer", "ranks", "moment", "allocator", "space", "source", "sections", "main",
 )  # fmt: skip
@@ -68,25 +68,37 @@ def html_of_data(data: Mapping[str, Any]) -> str:
     """
     first = data["pages"][data["shown"]]
     title = f"{first['title']} - memory on {first['device']}"
-    return filled("page.html", title=title, style=static_text("page.css"), script=_own_script(), data=page_json(data))
+    return filled("page.html", title=title, styles=("page",), scripts=_SCRIPTS, data=page_json(data))
 
 
-def filled(template: str, *, title: str, style: str, script: str, data: str = "", may_send: bool = False) -> str:
-    """Return a page made of a file of `static/`, whose policy lets this script run and nothing be loaded.
+def filled(
+    body: str,
+    *,
+    title: str,
+    styles: Sequence[str],
+    scripts: Sequence[str],
+    data: str = "",
+    may_send: bool = False,
+) -> str:
+    """Return a page made of files of `static/`, whose policy lets its script run and nothing be loaded.
 
     Args:
+        body: Name of the file that follows `head.html`.
+        styles: Names of the parts of its style sheet.
+        scripts: Names of the parts of its script, in the order in which they need one another.
         data: JSON that is no HTML, as `page_json` makes it.
         may_send: Whether the script may ask the server that the page came from.
     """
+    script = "".join(['"use strict";\n(() => {\n', *(_static_text(f"{name}.js") for name in scripts), "})();\n"])
     sends = "connect-src 'self'; " if may_send else ""
     parts = {
         "policy": f"default-src 'none'; script-src {_hash(script)}; {sends}{_POLICY}",
         "title": html.escape(title),
-        "style": style,
+        "style": "".join(_static_text(f"{name}.css") for name in styles),
         "data": data,
         "script": script,
     }
-    pieces = static_text(template).split("%%")
+    pieces = (_static_text("head.html") + _static_text(body)).split("%%")
     # `text %% name %% text %% ...`: one pass, so that nothing inside a part is taken for a placeholder.
     return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
 
@@ -106,14 +118,9 @@ def data_of_html(text: str) -> dict[str, Any]:
     return data
 
 
-def static_text(name: str) -> str:
+def _static_text(name: str) -> str:
     """Return a file of `static/` with plain newlines, as an HTML parser gives a script to the browser to be hashed."""
     return _plain_newlines((_STATIC / name).read_bytes().decode())
-
-
-def _own_script() -> str:
-    parts = [static_text(f"{name}.js") for name in _SCRIPTS]
-    return "".join(['"use strict";\n(() => {\n', *parts, "})();\n"])
 
 
 def _plain_newlines(text: str) -> str:

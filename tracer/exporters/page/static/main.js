@@ -3,14 +3,6 @@
 const SECTIONS = ["answer", "ranks", "timeline", "peak", "source", "space", "lost", "time", "run"];
 const NAVIGATION = { ranks: "Ranks", timeline: "Timeline", peak: "In use", source: "Source", space: "Segments", lost: "Lost track", time: "Time", run: "Run" };
 
-const setTheme = (theme) => {
-  document.documentElement.dataset.theme = theme;
-  const button = document.getElementById("theme");
-  button.setAttribute("aria-pressed", theme === "dark");
-  button.textContent = theme === "dark" ? "Light" : "Dark";
-  button.setAttribute("aria-label", theme === "dark" ? "Switch to light colours" : "Switch to dark colours");
-};
-
 const showNavigation = () => {
   const there = Object.keys(NAVIGATION).filter((id) => !document.getElementById(id).hidden)
     .map((id) => [id, id === "run" ? document.querySelector("#run h2").textContent.replace(/^The r/, "R") : NAVIGATION[id]]);

@@ -24,20 +24,6 @@ const timeUnit = (spanNs) => {
 const formatMs = (ns) => (ns === null ? "-" : ns >= 1e10 ? `${(ns / 1e9).toFixed(2)} s` : `${(ns / 1e6).toFixed(ns < 1e8 ? 2 : 1)} ms`);
 const stepName = (name) => name.replace(/^ProfilerStep#(\d+)/, (_, number) => `step ${Number(number) + 1}`);
 
-// An element: attributes by name, `on...` functions as listeners, children as elements or text.
-const el = (tag, attributes = {}, ...children) => {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name === "style") Object.assign(element.style, value);
-    else if (typeof value === "boolean" && name.startsWith("aria-")) element.setAttribute(name, String(value));
-    else if (value === true) element.setAttribute(name, "");
-    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value);
-  }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
-  return element;
-};
-
 const FALLBACK_COLORS = ["#7a9e9f", "#b07aa1", "#9c755f", "#59a14f", "#edc948", "#76b7b2"];
 const makeColors = (categories, series) => {
   const own = new Map(series.filter((one) => one.color).map((one) => [one.name, one.color]));
@@ -49,7 +35,6 @@ const makeColors = (categories, series) => {
     return others.get(name);
   };
 };
-const isDark = () => document.documentElement.dataset.theme === "dark";
 // Colours by rank, for what has no colour of its own: lines, modules. They differ in lightness too.
 const RANK_COLORS = ["#3b6fb6", "#e0a030", "#2f8f6b", "#c2548c", "#7fb2e5", "#d1495b", "#b9a7e0", "#4f9d4a", "#e38d6a", "#1f7a8c", "#d3c25b", "#7a4b9c"];
 const cssColor = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
