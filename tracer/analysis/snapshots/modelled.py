@@ -172,12 +172,12 @@ def _model(device: ReplayedDevice) -> Modelled | None:
         peak_entry=peak_entry,
         most_in_use_entry=replayed.peak_entry,
         start=start,
-        capacity_in_message_bytes=_said_capacity(state, replayed, settings.per_process_memory_fraction),
+        capacity_in_message_bytes=_capacity_in_messages(state, replayed, settings.per_process_memory_fraction),
         knows_large_segments=_SINCE_2_10 in snapshot.settings,
     )
 
 
-def _said_capacity(state: DeviceState, replayed: Replay, fraction: float) -> int | None:
+def _capacity_in_messages(state: DeviceState, replayed: Replay, fraction: float) -> int | None:
     """The least that failed requests say of the device: reserved then, and free for this process."""
     capacities = [
         int(replayed.reserved_bytes[entry + 1]) + free_bytes
