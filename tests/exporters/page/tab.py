@@ -62,3 +62,14 @@ def hover(tab: Any, share: float) -> str:
 def column(tab: Any, number: int) -> list[str]:
     cells = tab.locator(f".blocks tbody td:nth-child({number})")
     return [text.split("\n")[0].strip() for text in cells.all_inner_texts()]
+
+
+def sum_of_rows(tab: Any) -> int:
+    """All rows of the table, to the byte: the tree's status says what the categories' table sums to."""
+    cells = tab.locator(".breakdown tbody td:nth-child(3)").all_inner_texts()
+    return sum(int(cell.replace(",", "")) for cell in cells)
+
+
+def rows_text(tab: Any) -> str:
+    """Also where the browser does not draw it, as it lies far below."""
+    return str(tab.locator(".filters p").text_content()).replace("\u00a0", " ")

@@ -1,4 +1,4 @@
-"""A job as a page: what it says of ranks by hand; `test_page_browser.py` opens it."""
+"""A job as a page: what it says of ranks by hand; `test_snapshot_browser.py` opens it."""
 
 from __future__ import annotations
 

@@ -12,28 +12,26 @@ from typing import Any
 import pytest
 
 from benchmarks.synthetic_page import synthetic_page
-from tests.analysis.profiles.test_allocator_join import WatchedAllocator, joined
 from tests.analysis.snapshots.test_findings import BASE, load
 from tests.exporters.page import page_samples as samples
-from tests.exporters.page.tab import column, hover, labels, picture, plot_area, settled, until, view
-from tests.exporters.page.test_job_page import planted
+from tests.exporters.page.tab import (
+    column,
+    hover,
+    labels,
+    picture,
+    plot_area,
+    rows_text,
+    settled,
+    sum_of_rows,
+    until,
+    view,
+)
 from tests.exporters.page.test_snapshot_page import page_of
-from tests.exporters.snapshot_samples import out_of_memory
-from tests.snapshot.allocator_model import SEGMENT_BYTES
-from tests.snapshot.dumps import REAL_FILES, block, entry, segment, snapshot
+from tests.snapshot.dumps import block, entry, segment, snapshot
 from tests.training_steps import Recorded
 from tracer.analysis.profiles.findings import put_together
-from tracer.analysis.snapshots.findings import ReplayedSnapshot, explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.kind_finder import ReplayedDevice
-from tracer.analysis.snapshots.moments import held_at
-from tracer.analysis.snapshots.sites import Sites
-from tracer.analysis.snapshots.timeline import device_timeline
-from tracer.exporters.page.job_page import job_page
 from tracer.exporters.page.model import Page, PageAdvice, PagePeak, Section, Table
-from tracer.exporters.page.snapshot_page import snapshot_page
 from tracer.exporters.page.timeline_page import timeline_page
-from tracer.snapshot.load import load_snapshot
-from tracer.units import format_bytes
 
 pytestmark = pytest.mark.browser
 
@@ -153,17 +151,6 @@ def test_lines_open_in_the_folder_that_the_reader_names(
     with opened(page) as tab:
         tab.get_by_label("Open lines in").select_option("pycharm")
         assert links(tab) == {f"pycharm://open?file={tmp_path.parent}/src/net.py&line=3", None}
-
-
-def sum_of_rows(tab: Any) -> int:
-    """All rows of the table, to the byte: the tree's status says what the categories' table sums to."""
-    cells = tab.locator(".breakdown tbody td:nth-child(3)").all_inner_texts()
-    return sum(int(cell.replace(",", "")) for cell in cells)
-
-
-def rows_text(tab: Any) -> str:
-    """Also where the browser does not draw it, as it lies far below."""
-    return str(tab.locator(".filters p").text_content()).replace("\u00a0", " ")
 
 
 def test_any_moment_by_click_key_and_address(opened: Callable[..., Any], recorded: Callable[[str], Recorded]) -> None:
@@ -431,126 +418,6 @@ def test_keys_move_and_zoom_and_are_listed(opened: Callable[..., Any], recorded:
         assert not keys.is_visible()
 
 
-def pages_of(replayed: ReplayedSnapshot) -> list[Page]:
-    finding = explain_replayed(replayed)
-    timelines = [device_timeline(d) for d in replayed.devices]
-    return [snapshot_page(replayed, finding, i, timeline, run={}) for i, timeline in enumerate(timelines)]
-
-
-def test_a_device_is_chosen_and_kept_in_the_address(opened: Callable[..., Any], tmp_path: Path) -> None:
-    objects = out_of_memory()
-    objects["segments"].append(segment(BASE, 64 * 2**20, [block(BASE, 60 * 2**20)], device=1))
-    with opened(pages_of(replay_snapshot(load(tmp_path / "s", objects)))) as tab:
-        assert "device 0" in tab.locator("h1").inner_text()
-        tab.get_by_label("Device", exact=True).select_option(label="device 1, 60.00 MiB")
-        until(tab, "document.querySelector('h1').textContent.includes('device 1')")
-        until(tab, "location.hash === '#device=device%201'")  # written after the picture
-        assert tab.locator(".plot").count() == 0
-        tab.reload()
-        tab.wait_for_selector("html[data-drawn]")
-        assert "60.00 MiB on device 1" in tab.locator("h1").inner_text()
-
-
-def test_the_ranks_of_a_job_by_mouse_and_keyboard(opened: Callable[..., Any]) -> None:
-    page, single = job_page(planted(), {"rank 5"}, run={}), replace(samples.small_page(), device="rank 5")
-    hostile = replace(page, ranks=(replace(page.ranks[0], file=samples.IMAGE), *page.ranks[1:]))
-    with opened([hostile, single]) as tab:
-        assert tab.locator("h1").inner_text() == "Rank 5 ran out of memory."
-        status = tab.locator(".rank-status")
-        assert "rank 5: 1.27 GiB (1,363,148,800 B); ran out of memory; odd one out" in status.inner_text()
-        assert tab.locator(".rank-bar").count() == 14
-        tab.locator(".rank-bar[tabindex='0']").focus()
-        tab.keyboard.press("Home")
-        assert "rank 0: 1000.00 MiB (1,048,576,000 B), like 9 others" in status.inner_text()
-        assert samples.IMAGE in status.inner_text()
-        assert tab.evaluate("document.querySelectorAll('img').length") == 0
-        for _ in range(3):
-            tab.keyboard.press("ArrowRight")
-        assert "rank 3: not readable. is no pickle" in status.inner_text()
-        tab.locator(".rank-bar").nth(5).hover()
-        settled(tab)
-        assert status.inner_text().startswith("rank 5: 1.27 GiB")
-        heights = [box["height"] for box in (one.bounding_box() for one in tab.locator(".rank-level.readable").all())]
-        assert heights[0] / max(heights) == pytest.approx(1000 / 1300, abs=0.02)
-        tab.locator(".rank-bar").nth(5).focus()
-        tab.keyboard.press("Enter")
-        until(tab, "document.querySelector('h1').textContent.startsWith('Peak: ')")
-        until(tab, "location.hash.includes('5')")
-        assert tab.locator(".rank-bar").count() == 0
-
-
-def test_segments_follow_the_moment(opened: Callable[..., Any], tmp_path: Path) -> None:
-    replayed = replay_snapshot(load(tmp_path / "s", out_of_memory()))
-    with opened(pages_of(replayed)) as tab:
-        check_moments(tab, replayed.devices[0], replayed.sites, [0, 2, 5])
-
-
-def test_segments_of_a_run_follow_the_moment(opened: Callable[..., Any]) -> None:
-    allocator = WatchedAllocator()
-    first = allocator.alloc(SEGMENT_BYTES // 2)
-    allocator.start_recording()
-    allocator.profiling = True
-    for size in (SEGMENT_BYTES // 4, SEGMENT_BYTES, 3 * SEGMENT_BYTES):
-        allocator.alloc(size)
-    allocator.free(first)
-    with opened(timeline_page(joined(allocator), run={})) as tab:
-        for event, truth in enumerate(allocator.truths, start=1):
-            tab.evaluate(f"location.hash = '#t={event}'")
-            until(tab, f"document.querySelector('.when').textContent.includes('event {event} of')")
-            words = tab.locator("#space p").first.inner_text()
-            assert f"reserved ({truth.reserved:,} B)" in words
-            assert f"{format_bytes(truth.allocated)} in use" in words
-
-
-def check_moments(tab: Any, device: ReplayedDevice, sites: Sites, entries: list[int]) -> None:
-    """Rows, categories and segments at some entries are what the recording says."""
-    for entry_number in entries:
-        tab.evaluate(f"location.hash = '#t={entry_number}'")
-        words = f"after entry {entry_number:,} of"
-        until(tab, f"document.querySelector('.when').textContent.includes('{words}')")
-        held = held_at(device, entry_number)
-        assert sum_of_rows(tab) == held.requested_bytes
-        blocks = sum(group.count for group in held.groups)
-        assert rows_text(tab).startswith(f"{len(held.groups):,} of {len(held.groups):,} rows, {blocks:,} block")
-        assert tab.locator(".check.bad").count() == 0
-        assert f"reserved ({held.reserved_bytes:,} B)" in tab.locator("#space p").first.inner_text()
-
-
-BROWSED = [path for path in REAL_FILES if path.stem in ("oom_expandable_3gpus", "train_423M_ctx512", "forward_bf16")]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not BROWSED, reason="the real recordings are not here")
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("path", BROWSED, ids=lambda path: path.stem)
-def test_any_moment_of_real_recordings(opened: Callable[..., Any], path: Path, width: int) -> None:
-    replayed = replay_snapshot(load_snapshot(path, isolated=False))
-    shown = explain_replayed(replayed).worst
-    assert shown is not None
-    device = replayed.devices[shown]
-    with opened([pages_of(replayed)[shown]], color_scheme="dark") as tab:
-        tab.set_viewport_size({"width": width, "height": 900})
-        last = len(device.state.trace) - 1
-        # Of a long recording not every entry is kept: those that are, the page says.
-        kept = kept_entries(tab, [last // 5, last // 2, last - 1])
-        check_moments(tab, device, replayed.sites, kept)
-        assert tab.evaluate("document.documentElement.scrollWidth") == width
-
-
-def kept_entries(tab: Any, entries: list[int]) -> list[int]:
-    found = []
-    for one in entries:
-        tab.evaluate(f"location.hash = '#t={one}'")
-        # The address is put right where the page has another moment.
-        shown = f"document.querySelector('.when').textContent.includes('after entry {one:,} of')"
-        until(tab, f"location.hash !== '#t={one}' || {shown}")
-        number = re.search(r"after entry ([\d,]+) of", tab.locator(".when").inner_text())
-        assert number is not None
-        found.append(int(number[1].replace(",", "")))
-    assert len(set(found)) == len(entries)
-    return found
-
-
 def test_advice_stands_in_the_first_card_and_without_any_nothing_does(opened: Callable[..., Any]) -> None:
     advice = (PageAdvice("Recompute the blocks in backward.", 2**30, "a third more time", "rehearsing the step"),)
     with opened(replace(samples.small_page(), advice=advice)) as tab:
@@ -651,58 +518,3 @@ def test_paper_has_all_rows_and_no_controls(opened: Callable[..., Any]) -> None:
         assert tab.evaluate("getComputedStyle(document.querySelector('tfoot')).display") == "table-row-group"
         assert not tab.locator(".tools:visible").count()
         assert not tab.locator("nav").is_visible()
-
-
-def test_a_snapshot_says_why_it_ran_out_and_unfolds_its_stacks(opened: Callable[..., Any], tmp_path: Path) -> None:
-    with opened(page_of(load(tmp_path / "s", out_of_memory()))) as tab:
-        assert tab.locator("h1").inner_text().startswith("Out of memory on device 0, 2 times: 48.00 MiB were asked for")
-        advice = tab.locator("#answer .lead").first
-        assert "Fragmentation is not the cause" in advice.inner_text()
-        assert "(~/model.py:7)" in advice.inner_text()
-        # Once: below are the numbers.
-        assert tab.locator("body").inner_text().count("Fragmentation is not the cause") == 1
-        assert "48.00 MiB" in tab.locator("section.alarming").inner_text()
-        assert tab.locator("nav a").all_inner_texts() == [
-            "Timeline",
-            "In use",
-            "Out of memory",
-            "Segments",
-            "Recording",
-        ]
-        assert tab.locator(".blocks thead:visible").inner_text().split() == [
-            "Size",
-            "Blocks",
-            "Category",
-            "Made",
-            "Function",
-            "Source",
-        ]
-        tab.locator(".blocks summary").first.click()
-        # Unfolding is an event of its own, some time after the click; asking for one line waits for it.
-        assert tab.locator(".blocks .two > .stack > ol > li").last.inner_text() == "main (~/train.py:70)"
-        # Entry 2 makes 5 MiB at 20 of 60 us, and entry 3, the first failure, comes at 30 of 60.
-        assert "5.00 MiB" in hover(tab, 0.4)
-        assert "after entry 2 of 8" in tab.locator(".readout").inner_text()
-        assert tab.locator(".check.bad").count() == 0
-        tab.set_viewport_size({"width": 800, "height": 900})
-        tab.reload()
-        tab.wait_for_selector("html[data-drawn]")
-        assert tab.evaluate("document.documentElement.scrollWidth") == 800
-
-
-def test_a_snapshot_without_times_or_history_is_drawn(opened: Callable[..., Any], tmp_path: Path) -> None:
-    trace = [entry("alloc", BASE + 512 * i, 100 * i, time_us=None) for i in range(5)]
-    with opened(
-        page_of(load(tmp_path / "s", snapshot(trace, [segment(BASE, 4096, [block(BASE + 2048, 400)])])))
-    ) as tab:
-        assert "after entry 4 of 4" in hover_end(tab)
-    with opened(page_of(load(tmp_path / "s", [segment(BASE, 4096, [block(BASE, 400)])]))) as tab:
-        assert tab.locator(".plot").count() == 0
-        assert "400 B" in tab.locator("h1").inner_text()
-
-
-def hover_end(tab: Any) -> str:
-    tab.locator(".frame").focus()
-    for _ in range(9):
-        tab.keyboard.press("ArrowRight")
-    return str(tab.locator(".readout").inner_text())

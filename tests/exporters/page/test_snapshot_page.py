@@ -1,4 +1,4 @@
-"""The page of an allocator snapshot as content; `test_page_browser.py` opens it."""
+"""The page of an allocator snapshot as content; `test_snapshot_browser.py` opens it."""
 
 from __future__ import annotations
 
