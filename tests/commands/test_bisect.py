@@ -63,7 +63,7 @@ def _check(folder: Path, command: Sequence[str]) -> Ended:
     """What `check --update --baseline FILE` does there."""
     text = (folder / "size").read_text()
     if text == "broken":
-        return Ended(1, "Traceback\nError: train.py itself ended with ImportError.\nHint: ...")
+        return Ended(1, "Error: of the script\nTraceback\nError: train.py itself ended with ImportError.\nHint: ...")
     if text == "full":
         return Ended(3, "Error: Out of memory.")
     baseline = Path(command[command.index("--baseline") + 1])
@@ -253,6 +253,9 @@ def test_the_planted_version_is_found(wheels: None, monkeypatch: pytest.MonkeyPa
     found = answer("--between", "grows==1.9,2.0", *_SCRIPT)
     assert (found["point"], found["first_bad"], found["last_good"]) == ("version", "grows==1.11", "grows==1.10")
     assert (found["good_peak_bytes"], found["bad_peak_bytes"]) == (100, 500)
+    shown = called("--between", "grows==1.9,1.9.5,2.0", *_SCRIPT).stderr.replace("\n", " ")
+    assert "grows==1.9.5: does not run. Error: uv: " in shown
+    assert "Error: grows==0.1: uv: " in called("--between", "grows==0.1,1.9,2.0", *_SCRIPT).stderr
 
 
 _TRAIN = """

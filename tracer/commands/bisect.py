@@ -135,7 +135,7 @@ class _PackageVersions:
         try:
             python = python_with(self.names[index])
         except TracerError as error:
-            return Ended(1, str(error))
+            return Ended(1, f"Error: {error}")
         return _run([str(python), *program(), *words], dict(os.environ), None)
 
     def merged(self, index: int) -> str | None:
@@ -146,7 +146,7 @@ def _run(command: list[str], variables: dict[str, str], folder: Path | None) -> 
     from tracer.sessions.jobs.child_processes import ChildProcesses, Ended
 
     if folder is not None and not folder.is_dir():
-        return Ended(1, "The working folder is not there.")
+        return Ended(1, "Error: The working folder is not there.")
     return ChildProcesses().run_again(variables, command=command, folder=folder)
 
 
@@ -179,7 +179,7 @@ class _Measured:
     folder: Path
     tell: Callable[[str], None]
     peaks: dict[int, SavedPeak] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)  # Of points that do not run, the last line that was printed
+    failures: dict[int, str] = field(default_factory=dict)  # Of points that do not run, the last error that was printed
 
     def has_run(self, index: int) -> bool:
         """Measure a point; False where the script does not run there. Without a peak it ran out of memory."""
@@ -188,7 +188,7 @@ class _Measured:
         if ended.status == 0:
             self.peaks[index] = _only_peak(file)
         elif ended.status != _OUT_OF_MEMORY:
-            self.failures[index] = next((line for line in ended.lines if line.startswith("Error: ")), "")
+            self.failures[index] = next((line for line in reversed(ended.lines) if line.startswith("Error: ")), "")
         self.tell(f"{self.points.names[index]}: {self._result(index)}")
         return index not in self.failures
 

@@ -14,11 +14,6 @@ class FirstBad:
     bad: int  # Index of the first point known to be bad
     num_asked: int  # Points that were asked about, the two ends left out
 
-    @property
-    def is_certain(self) -> bool:
-        """Whether no point between the two is unknown."""
-        return self.bad == self.good + 1
-
 
 def find_first_bad(num_points: int, is_bad: Callable[[int], bool | None]) -> FirstBad:
     """Find the first bad point, where the first point is good and the last bad.
