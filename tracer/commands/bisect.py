@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from tracer.command_line import program
-from tracer.commands.common import errors_for_people, not_said, say_all
+from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, not_said, say_all
 from tracer.commands.options import option
 from tracer.commands.run_options import AsJson, Quiet, Top
 from tracer.errors import TracerError, UsageError
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tracer.sessions.trials.commits import Commit, Repository
     from tracer.sessions.trials.package_versions import Versions
 
-_OUT_OF_MEMORY = 3  # Exit status of check
 _HINT = "Behind the commits stands what check takes: bisect v1.0..main -- --on h100 train.py"
 
 
@@ -187,7 +186,7 @@ class _Measured:
         ended = self.points.run(index, ["check", "--update", "--baseline", str(file), *self.asked])
         if ended.status == 0:
             self.peaks[index] = _only_peak(file)
-        elif ended.status != _OUT_OF_MEMORY:
+        elif ended.status != THRESHOLD_EXCEEDED:
             self.failures[index] = next((line for line in reversed(ended.lines) if line.startswith("Error: ")), "")
         self.tell(f"{self.points.names[index]}: {self._result(index)}")
         return index not in self.failures

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.command_line import role
-from tracer.commands.common import errors_for_people, kept_import_path, not_said, say_all
+from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_import_path, not_said, say_all
 from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
 from tracer.commands.options import option, with_options
 from tracer.commands.predict_on import predict_script
@@ -30,13 +30,11 @@ if TYPE_CHECKING:
     from tracer.results.prediction import Prediction
     from tracer.sessions.jobs.run_ranks import Job
 
-_GREW = 3
-
 
 class _OutOfMemoryError(TracerError):
     """The script does not fit on the card."""
 
-    exit_status = _GREW
+    exit_status = THRESHOLD_EXCEEDED
 
 
 @with_options
@@ -101,7 +99,7 @@ def check(
         _print(diff, name, baseline, screen, as_json=as_json)
         say_all(grown)
     if grown:
-        raise typer.Exit(_GREW)
+        raise typer.Exit(THRESHOLD_EXCEEDED)
 
 
 def _peak(answer: Prediction, name: str) -> SavedPeak:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import typer
 
@@ -15,6 +16,8 @@ from tracer.exporters.screen.terminal import say
 from tracer.results.files import SNAPSHOT
 
 SNAPSHOT_NAME = SNAPSHOT.file_name
+THRESHOLD_EXCEEDED: Final = 3
+"""Exit status of an answer that is over a threshold of the user's, such as the memory of a GPU."""
 
 
 @contextmanager

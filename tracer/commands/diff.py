@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.browser import Open, opened, page_to_open
-from tracer.commands.common import SNAPSHOT_NAME, check_outputs, errors_for_people, say_all, snapshot_path
+from tracer.commands.common import (
+    SNAPSHOT_NAME,
+    THRESHOLD_EXCEEDED,
+    check_outputs,
+    errors_for_people,
+    say_all,
+    snapshot_path,
+)
 from tracer.commands.options import option
 from tracer.commands.run_options import AsJson, Quiet, Top
 from tracer.commands.usage import OUTPUTS
@@ -57,7 +64,7 @@ def diff(
             say_all(after_diff(before, after, has_page=html is not None))
         say_all(exceeded)
     if exceeded:
-        raise typer.Exit(3)
+        raise typer.Exit(THRESHOLD_EXCEEDED)
 
 
 def show_diff(

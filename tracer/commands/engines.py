@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from tracer.commands.common import errors_for_people
+from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people
 from tracer.commands.on_card import OnOptions, on_null_gpu, say_where, start_on
 from tracer.commands.script import no_card_named
 from tracer.exporters.screen.terminal import say, screen, show
@@ -31,7 +31,6 @@ _SERVERS: Final = (
 )
 _COMMAND_MODULE: Final = "vllm.entrypoints.cli.main"
 _BENCHES: Final = {("bench", "latency"), ("bench", "throughput")}
-DOES_NOT_FIT: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,7 @@ def predict_engine(engine: EngineCommand, on: OnOptions, save_dir: Path | None, 
     """
     if on.on is None:
         raise no_card_named(engine.arguments)
-    answer_engine(engine, on, save_dir, quiet=quiet, as_json=as_json, status_if_not=DOES_NOT_FIT)
+    answer_engine(engine, on, save_dir, quiet=quiet, as_json=as_json, status_if_not=THRESHOLD_EXCEEDED)
 
 
 def fit_engine(engine: EngineCommand, on: OnOptions, tried: Sequence[tuple[str, ...]], save_dir: Path | None) -> None:
@@ -175,7 +174,7 @@ def fit_engine(engine: EngineCommand, on: OnOptions, tried: Sequence[tuple[str, 
         print_engines(rows, console)
     fitting = [(start.concurrency or 0, options) for options, start in rows if start.fits]
     if not fitting:
-        raise typer.Exit(DOES_NOT_FIT)
+        raise typer.Exit(THRESHOLD_EXCEEDED)
     _, best = max(fitting, key=lambda row: row[0])
     show(engine.changed(best).words)
     raise typer.Exit(0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.command_line import role
-from tracer.commands.common import errors_for_people, kept_import_path
+from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_import_path
 from tracer.commands.engines import engine_command, fit_engine
 from tracer.commands.fit_answer import answer_trial
 from tracer.commands.fit_trials import ScriptTrials, each_alone, first_that_fits, written
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from tracer.commands.script import Script
     from tracer.sessions.jobs.run_ranks import Job
 
-_DOES_NOT_FIT = 3
 _MAX_COMMANDS = 5
 MAX_COMBINATIONS = 64
 _HINT = 'Write --try "--batch-size 8,4,2", or --try --compile for an option without a value.'
@@ -114,7 +113,7 @@ def fit(
         if best is None:
             if not each:
                 say(_nothing_fits(report, is_of_values=bool(values) and not search))
-            raise typer.Exit(_DOES_NOT_FIT)
+            raise typer.Exit(THRESHOLD_EXCEEDED)
         if not each and not search and (best.apply or best.arguments):
             show(_command((*script.words, *best.arguments), best.apply, devices, job))
 

@@ -19,19 +19,20 @@ from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field
 
 from tracer.command_line import program
+from tracer.commands.common import THRESHOLD_EXCEEDED
 from tracer.commands.diff import is_trace_file
 from tracer.errors import RecordingError, TracerError
 from tracer.exporters.document import Source, read_document
 from tracer.results.files import ADVICE, FIT_JSON, PEAK, RANKS_JSON, WATCH_JSON
 from tracer.sessions.jobs.child_processes import ChildProcesses, Ended
 
-_THRESHOLD_EXCEEDED: Final = {
+_EXCEEDED: Final = {
     "predict": "It does not fit.",
     "fit": "Nothing that was tried makes it fit.",
     "diff": "The peak grew by more than fail_above.",
     "check": "The peak grew by more than fail_above.",
 }
-"""The meaning of exit status 3."""
+"""The meaning of the exit status THRESHOLD_EXCEEDED."""
 _DOCUMENTS: Final = (PEAK.file_name, RANKS_JSON, WATCH_JSON, FIT_JSON, ADVICE.file_name)
 """Answers in a folder of results, the one that says most first."""
 _MOST_LINES: Final = 40
@@ -225,11 +226,11 @@ class Tools:
     async def _answer(self, words: Sequence[str], rows: int, *, written: Path | None = None) -> CallToolResult:
         """Run a command and return its document: the one that it prints, or the file that it has written."""
         ended = await self._run(words)
-        is_answered = ended.status == 0 or (ended.status == 3 and words[0] in _THRESHOLD_EXCEEDED)
+        is_answered = ended.status == 0 or (ended.status == THRESHOLD_EXCEEDED and words[0] in _EXCEEDED)
         if not is_answered or (not ended.text.strip() if written is None else not written.is_file()):
             raise ToolError(_complaint(words[0], ended))
         document = json.loads(ended.text) if written is None else _read(written)
-        return _result(document, rows, _THRESHOLD_EXCEEDED[words[0]] if ended.status else "")
+        return _result(document, rows, _EXCEEDED[words[0]] if ended.status else "")
 
     def _inside(self, path: str) -> str:
         """Return a path from the working folder; refuse one that leads out of it, also by links."""

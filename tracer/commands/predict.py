@@ -12,7 +12,7 @@ import typer
 
 from tracer.command_line import role
 from tracer.commands.browser import Open, opened, pages_of
-from tracer.commands.common import errors_for_people, kept_import_path, say_all
+from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_import_path, say_all
 from tracer.commands.engines import engine_command, predict_engine
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import on_null_gpu, run_ranks
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from tracer.results.prediction import LargestSize, Prediction, TableRow
     from tracer.results.run_results import RunResults
     from tracer.sessions.jobs.run_ranks import Job
-
-_DOES_NOT_FIT = 3
 
 
 @with_options
@@ -95,7 +93,7 @@ def predict(
             _advise_script(options, job.devices, job=job)
 
         then = advise_job if advise and named is not None else None
-        run_ranks(place, save_dir, quiet=screen.quiet, as_json=as_json, status_if_full=_DOES_NOT_FIT, then=then)
+        run_ranks(place, save_dir, quiet=screen.quiet, as_json=as_json, status_if_full=THRESHOLD_EXCEEDED, then=then)
         devices = check(options)
         if named is not None and place.card_text is not None and (asked := role("trial")) is not None:
             from tracer.commands.fit_answer import answer_trial
@@ -108,7 +106,7 @@ def predict(
         with on_null_gpu(place, save_dir, quiet=screen.quiet):
             fits = _predict(options, devices, is_there=is_there)
     if fits is False:
-        raise typer.Exit(_DOES_NOT_FIT)
+        raise typer.Exit(THRESHOLD_EXCEEDED)
 
 
 def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool) -> bool | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.browser import Open, opened, page_to_open
-from tracer.commands.common import check_outputs, errors_for_people, say_all, snapshot_path
+from tracer.commands.common import THRESHOLD_EXCEEDED, check_outputs, errors_for_people, say_all, snapshot_path
 from tracer.commands.options import number, option
 from tracer.commands.run_options import AsJson, Quiet, Top
 from tracer.commands.usage import ALLOCATOR, DEVICE, OUTPUTS, QUESTIONS
@@ -135,7 +135,7 @@ def snapshot(
         if not quiet and not as_json:
             say_all(_next(shown, file[0], has_page=html is not None))
     if not shown.runs:
-        raise typer.Exit(3)
+        raise typer.Exit(THRESHOLD_EXCEEDED)
 
 
 def _answer_job(
