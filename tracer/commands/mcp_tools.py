@@ -41,9 +41,9 @@ _MOST_LINES: Final = 40
 RunCommand = Callable[[Sequence[str]], Awaitable[Ended]]
 """Runs this program with a command and its words."""
 
-_Arguments = Annotated[list[str], Field(description="Arguments of the script.")]
+_Arguments = Annotated[tuple[str, ...], Field(description="Arguments of the script.")]
 _Answers = Annotated[
-    list[str],
+    tuple[str, ...],
     Field(description="Values that lines of the script read from the GPU, where a run asks for them: train.py:12=0.5."),
 ]
 _Card = Annotated[
@@ -115,15 +115,15 @@ class Tools:
         self,
         on: _Card,
         script: Annotated[str | None, Field(description="An unchanged Python script, or else name a model.")] = None,
-        arguments: _Arguments = [],  # noqa: B006  # pydantic copies it
-        answers: _Answers = [],  # noqa: B006
+        arguments: _Arguments = (),
+        answers: _Answers = (),
         model: Annotated[
             str | None, Field(description="What to train: path/to/file.py:factory or package.module:factory.")
         ] = None,
-        model_args: Annotated[list[str], Field(description="Arguments of the factory: width=256.")] = [],  # noqa: B006
+        model_args: Annotated[tuple[str, ...], Field(description="Arguments of the factory: width=256.")] = (),
         inputs: Annotated[
-            list[str], Field(description="Inputs of the model, one sample: 3x224x224 or ids=128:int64:0-50257.")
-        ] = [],  # noqa: B006
+            tuple[str, ...], Field(description="Inputs of the model, one sample: 3x224x224 or ids=128:int64:0-50257.")
+        ] = (),
         hf_config: Annotated[
             str | None, Field(description="config.json of a transformers model, instead of a model.")
         ] = None,
@@ -166,12 +166,12 @@ class Tools:
         self,
         on: _Card,
         script: _Script,
-        arguments: _Arguments = [],  # noqa: B006
-        answers: _Answers = [],  # noqa: B006
+        arguments: _Arguments = (),
+        answers: _Answers = (),
         values: Annotated[
-            list[str],
+            tuple[str, ...],
             Field(description="Try values of the script's own options instead of changes: '--batch-size 8,4,2'."),
-        ] = [],  # noqa: B006
+        ] = (),
         each: Annotated[bool, Field(description="Try each change alone, and say what it saves.")] = False,
         search: Annotated[bool, Field(description="Try all values, as they are and with changes.")] = False,
         save_dir: Annotated[
@@ -206,8 +206,8 @@ class Tools:
         self,
         on: _Card,
         script: _Script,
-        arguments: _Arguments = [],  # noqa: B006
-        answers: _Answers = [],  # noqa: B006
+        arguments: _Arguments = (),
+        answers: _Answers = (),
         baseline: Annotated[str, Field(description="File with the peaks to compare with.")] = "peaks.json",
         fail_above: _Limit = None,
         update: Annotated[bool, Field(description="Write the peak to the baseline, and return that.")] = False,
