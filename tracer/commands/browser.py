@@ -18,6 +18,7 @@ from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.job.place import RankPlace
 from tracer.results.files import PAGE, RANKS_PAGE
 
+Html = Annotated[Path | None, option("Also write an HTML page.", OUTPUTS, metavar="<path>")]
 Open = Annotated[bool, option("Show the page in the browser.", OUTPUTS, "--open")]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracer.commands.browser import Open, opened, page_to_open
+from tracer.commands.browser import Html, Open, opened, page_to_open
 from tracer.commands.common import (
     SNAPSHOT_NAME,
     THRESHOLD_EXCEEDED,
@@ -19,7 +19,6 @@ from tracer.commands.common import (
 )
 from tracer.commands.options import option
 from tracer.commands.run_options import AsJson, Quiet, Top
-from tracer.commands.usage import OUTPUTS
 from tracer.errors import RecordingError, SnapshotError
 from tracer.exporters.screen.next_commands import after_diff
 from tracer.exporters.screen.terminal import screen
@@ -43,7 +42,7 @@ def diff(
         str | None,
         option("Exit with 3 if a peak grew by more than 5%, or by more than 100MiB.", metavar="<limit>"),
     ] = None,
-    html: Annotated[Path | None, option("Also write an HTML page.", OUTPUTS, metavar="<path>")] = None,
+    html: Html = None,
     open_: Open = False,
     as_json: AsJson = False,
     top: Top = 10,

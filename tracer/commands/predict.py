@@ -21,7 +21,7 @@ from tracer.commands.predict_engines import Engine, OnNullGpu, Rehearsed, build
 from tracer.commands.predict_on import check, predict_script, starts_on_null_gpu
 from tracer.commands.predict_options import LargestOptions, PlaceOptions, PredictOptions
 from tracer.commands.run_options import AsJson, ScreenOptions
-from tracer.commands.script_options import Steps
+from tracer.commands.script_options import MixedArguments, Module, Steps
 from tracer.commands.usage import OUTPUTS, QUESTIONS
 from tracer.commands.workload_options import PredictedWorkload
 from tracer.errors import UsageError
@@ -44,11 +44,9 @@ def predict(
     script: Annotated[
         str | None, typer.Argument(help="An unchanged script instead of a model; with --module, a module's name.")
     ] = None,
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="Arguments for the script; behind -- where one is named as below.")
-    ] = None,
+    arguments: MixedArguments = None,
     *,
-    module: Annotated[bool, option("SCRIPT names a module, as in `python -m`.", None, "--module", "-m")] = False,
+    module: Module = False,
     workload: PredictedWorkload,
     place: PlaceOptions,
     steps: Steps = 0,

@@ -13,6 +13,10 @@ from tracer.commands.options import number, option
 from tracer.commands.script import Script, no_card_named
 from tracer.commands.usage import SCHEDULE
 
+Module = Annotated[bool, option("SCRIPT names a module, as in `python -m`.", None, "--module", "-m")]
+MixedArguments = Annotated[
+    list[str] | None, typer.Argument(help="Arguments for the script; behind -- where one is named as below.")
+]
 Steps = Annotated[
     int, number("Steps of the script to run; 0 for as many as it takes until memory repeats.", SCHEDULE, least=0)
 ]
@@ -24,7 +28,7 @@ class ScriptOptions:
 
     script: Annotated[str, typer.Argument(help="An unchanged script; with --module, a module's name.")]
     arguments: Annotated[list[str] | None, typer.Argument(help="Arguments for the script.")] = None
-    module: Annotated[bool, option("SCRIPT names a module, as in `python -m`.", None, "--module", "-m")] = False
+    module: Module = False
 
     def script_on(self, on: OnOptions) -> Script:
         """The script, or the one that a launcher in its place starts; see `script_named`."""
@@ -41,6 +45,4 @@ class ScriptOptions:
 class MixedScriptOptions(ScriptOptions):
     """The same where options of the command may follow the script's name."""
 
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="Arguments for the script; behind -- where one is named as below.")
-    ] = None
+    arguments: MixedArguments = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracer.commands.browser import Open, opened, page_to_open, pages_of
+from tracer.commands.browser import Html, Open, opened, page_to_open, pages_of
 from tracer.commands.common import check_outputs, errors_for_people, not_said, say_all
 from tracer.commands.options import option
 from tracer.commands.run_options import NUM_ROWS, AsJson, Quiet, Top
@@ -37,7 +37,7 @@ def trace(
         Path | None,
         option("Also write the files of a run, such as trace.json.gz with memory in it.", OUTPUTS, metavar="<path>"),
     ] = None,
-    html: Annotated[Path | None, option("Also write an HTML page.", OUTPUTS, metavar="<path>")] = None,
+    html: Html = None,
     open_: Open = False,
     sqlite: Annotated[Path | None, option("Also write the memory report.", OUTPUTS, metavar="<path>")] = None,
     out: Annotated[
