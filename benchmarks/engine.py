@@ -39,7 +39,7 @@ from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python looks beside it only
 
-from models.fno_workload import build_fno_workload
+from models.fno_workload import FnoSettings, build_fno_workload
 from models.resnet import build_resnet50
 from tracer.analysis.profiles.memory_timeline import MemoryTimeline
 from tracer.capture.profiler.event_tree import read_recording
@@ -80,7 +80,7 @@ def workload_of(
 
 
 def fno(n_modes: int) -> Workload:
-    return build_fno_workload(batch_size=8, hidden_channels=64, data_size=64, n_modes=n_modes, device="cpu")
+    return build_fno_workload(FnoSettings(n_modes=n_modes), device="cpu")
 
 
 def next_token(model: nn.Module, *, fused: bool = False) -> Workload:

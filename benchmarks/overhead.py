@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.engine import Table, as_markdown, as_text, in_own_process, profiler, step_of
-from models.fno_workload import build_fno_workload
+from models.fno_workload import FnoSettings, build_fno_workload
 from tracer.sessions import training_profile as training
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.training_profile import TrainingProfile
@@ -204,7 +204,7 @@ def example(name: str) -> ModuleType:
 
 
 def run_fno(session: Callable[..., Any], save_dir: str) -> None:
-    workload = build_fno_workload(n_modes=16, device="cpu")
+    workload = build_fno_workload(FnoSettings(n_modes=16), device="cpu")
     step = step_of(workload)
     with session(workload.model, workload.optimizer, save_dir=save_dir) as running:
         for _ in range(12):

@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from models.fno_workload import build_fno_workload
+from models.fno_workload import FnoSettings, build_fno_workload
 from tracer.capture.objects.live_tensors import live_tensors
 
 NUM_ROUNDS = 7
@@ -36,7 +36,7 @@ def median_ms(call: Callable[[], object]) -> float:
 
 def fno_step() -> Callable[[], None]:
     """A step of the default FNO, as `python main.py` trains it."""
-    workload = build_fno_workload(batch_size=8, hidden_channels=64, data_size=64, n_modes=16, device="cpu")
+    workload = build_fno_workload(FnoSettings(n_modes=16), device="cpu")
 
     def step() -> None:
         loss = workload.forward(workload.next_batch())

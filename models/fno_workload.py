@@ -7,6 +7,7 @@ for each of the d axes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from typing import Literal, get_args
@@ -38,70 +39,77 @@ def relative_l2_loss(output: Tensor, target: Tensor) -> Tensor:
     return loss
 
 
-def build_fno_workload(
-    *,
-    batch_size: int = 8,
-    in_channels: int = 3,
-    out_channels: int = 1,
-    hidden_channels: int = 64,
-    data_size: int | Sequence[int] = 64,
-    n_modes: int | Sequence[int] = 32,
-    n_layers: int = 4,
-    device: torch.device | str,
-    data: Data = "random",
-    spectrum: Spectrum = "new_zeros",
-    seed: int = 0,
-) -> SupervisedWorkload:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FnoSettings:
+    """An FNO and the data that it is trained on.
+
+    Raises:
+        ValueError: They cannot work; one sentence says which and why. Nothing has been allocated.
+    """
+
+    batch_size: int = 8  # Samples B of a batch
+    in_channels: int = 3  # Channels I of the data, without the coordinates that the model appends itself
+    out_channels: int = 1  # Channels O of the output
+    hidden_channels: int = 64  # Channels inside the model
+    # Grid points of each axis. One number alone is a square, or fits the number of axes of `n_modes`.
+    data_size: int | Sequence[int] = 64
+    n_modes: int | Sequence[int] = 32  # Fourier modes of each axis, or one number for all axes
+    n_layers: int = 4  # Blocks of the model
+    # "random" is new noise in every step; "darcy" is a small set of solved flow problems in two dimensions, 8 batches
+    # in turn, on which the model does learn.
+    data: Data = "random"
+    spectrum: Spectrum = "new_zeros"  # How the model allocates its spectra; see `SpectralConv`
+    seed: int = 0  # Of weights and data
+
+    def __post_init__(self) -> None:
+        sizes, modes = self.sizes_and_modes()
+        for name, count, smallest in (
+            ("batch size", self.batch_size, 1),
+            ("number of input channels", self.in_channels, 1),
+            ("number of output channels", self.out_channels, 1),
+            ("number of hidden channels", self.hidden_channels, 2),  # the MLP inside a block is half as wide
+            ("number of layers", self.n_layers, 1),
+            *((f"data size of axis {axis}", n, 1) for axis, n in enumerate(sizes, start=1)),
+            *((f"number of modes of axis {axis}", m, 1) for axis, m in enumerate(modes, start=1)),
+        ):
+            if count < smallest:
+                raise ValueError(f"The {name} must be at least {smallest}, not {count}.")
+        for axis, (n, m) in enumerate(zip(sizes, modes, strict=True), start=1):
+            if m > n:
+                raise ValueError(
+                    f"The number of modes of axis {axis} is {m}, and a data size of {n} allows {n} at most."
+                )
+        for name, value, known in (("data", self.data, Data), ("spectrum", self.spectrum, Spectrum)):
+            if value not in get_args(known):
+                raise ValueError(f"The {name} must be one of {', '.join(get_args(known))}, not {value}.")
+        if not 0 <= self.seed <= _LARGEST_SEED:
+            raise ValueError(f"The seed must be from 0 to {_LARGEST_SEED}, not {self.seed}.")
+        if self.data == "darcy":
+            _check_darcy(self.in_channels, self.out_channels, sizes)
+
+    def sizes_and_modes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """One entry per axis of both; where both are single numbers there are two axes."""
+        size, modes = self.data_size, self.n_modes
+        lengths = [len(given) for given in (size, modes) if not isinstance(given, int)] or [2]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"The data size has {lengths[0]} axes and the number of modes has {lengths[1]}.")
+        if not 1 <= lengths[0] <= 3:
+            raise ValueError(f"An FNO has 1, 2 or 3 spatial axes, not {lengths[0]}.")
+        return (
+            (size,) * lengths[0] if isinstance(size, int) else tuple(size),
+            (modes,) * lengths[0] if isinstance(modes, int) else tuple(modes),
+        )
+
+
+def build_fno_workload(settings: FnoSettings = FnoSettings(), *, device: torch.device | str) -> SupervisedWorkload:
     """Build the training of an FNO with AdamW, as it comes, and a relative L2 loss.
 
     Weights and data follow from the seed alone and are the same on every device; the global random state is left as it
     was.
-
-    Args:
-        batch_size: Samples B of a batch.
-        in_channels: Channels I of the data, without the coordinates that the model appends itself.
-        out_channels: Channels O of the output.
-        hidden_channels: Channels inside the model.
-        data_size: Grid points of each axis. One number alone is a square, or fits the number of axes of `n_modes`.
-        n_modes: Fourier modes of each axis, or one number for all axes.
-        n_layers: Blocks of the model.
-        device: Where to train.
-        data: "random" is new noise in every step; "darcy" is a small set of solved flow problems in two dimensions,
-            8 batches in turn, on which the model does learn.
-        spectrum: How the model allocates its spectra; see `SpectralConv`.
-        seed: Seed of weights and data.
-
-    Raises:
-        ValueError: The settings cannot work; nothing has been allocated.
     """
-    sizes, modes = _sizes_and_modes(data_size, n_modes)
-    check_fno_settings(
-        batch_size=batch_size,
-        in_channels=in_channels,
-        out_channels=out_channels,
-        hidden_channels=hidden_channels,
-        data_size=data_size,
-        n_modes=n_modes,
-        n_layers=n_layers,
-        data=data,
-        spectrum=spectrum,
-        seed=seed,
-    )
-    device = torch.device(device)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach the accelerators' states as well
-        model = FNO(
-            modes,
-            in_channels=in_channels,
-            out_channels=out_channels,
-            hidden_channels=hidden_channels,
-            n_layers=n_layers,
-            spectrum=spectrum,
-        ).to(device)
-    if data == "darcy":
-        host_batch = _darcy_batches(batch_size, size=sizes[0], seed=seed)
-    else:
-        host_batch = _random_batches((batch_size, in_channels, *sizes), (batch_size, out_channels, *sizes), seed=seed)
+    device, (sizes, modes) = torch.device(device), settings.sizes_and_modes()
+    model = _model(settings, modes).to(device)
+    host_batch = _batches(settings, sizes)
     return SupervisedWorkload(
         model=model,
         optimizer=torch.optim.AdamW(model.parameters()),
@@ -111,63 +119,39 @@ def build_fno_workload(
         description={
             "model": "FNO",
             "optimizer": "AdamW",
-            "data": data,
-            "batch size": batch_size,
-            "input channels": in_channels,
-            "output channels": out_channels,
-            "hidden channels": hidden_channels,
+            "data": settings.data,
+            "batch size": settings.batch_size,
+            "input channels": settings.in_channels,
+            "output channels": settings.out_channels,
+            "hidden channels": settings.hidden_channels,
             "data size": " x ".join(map(str, sizes)),
             "modes": " x ".join(map(str, modes)),
-            "layers": n_layers,
-            "spectrum": spectrum,
-            "seed": seed,
+            "layers": settings.n_layers,
+            "spectrum": settings.spectrum,
+            "seed": settings.seed,
         },
     )
 
 
-def check_fno_settings(
-    *,
-    batch_size: int = 8,
-    in_channels: int = 3,
-    out_channels: int = 1,
-    hidden_channels: int = 64,
-    data_size: int | Sequence[int] = 64,
-    n_modes: int | Sequence[int] = 32,
-    n_layers: int = 4,
-    data: Data = "random",
-    spectrum: Spectrum = "new_zeros",
-    seed: int = 0,
-) -> None:
-    """Find out, without allocating anything, whether an FNO can be built and trained with these settings.
+def _model(settings: FnoSettings, modes: tuple[int, ...]) -> FNO:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(settings.seed)  # torch.manual_seed would reach the accelerators' states too
+        return FNO(
+            modes,
+            in_channels=settings.in_channels,
+            out_channels=settings.out_channels,
+            hidden_channels=settings.hidden_channels,
+            n_layers=settings.n_layers,
+            spectrum=settings.spectrum,
+        )
 
-    Args and defaults are those of `build_fno_workload`.
 
-    Raises:
-        ValueError: They cannot work; one sentence says which and why.
-    """
-    sizes, modes = _sizes_and_modes(data_size, n_modes)
-    for name, count, smallest in (
-        ("batch size", batch_size, 1),
-        ("number of input channels", in_channels, 1),
-        ("number of output channels", out_channels, 1),
-        ("number of hidden channels", hidden_channels, 2),  # the MLP inside a block is half as wide
-        ("number of layers", n_layers, 1),
-        *((f"data size of axis {axis}", n, 1) for axis, n in enumerate(sizes, start=1)),
-        *((f"number of modes of axis {axis}", m, 1) for axis, m in enumerate(modes, start=1)),
-    ):
-        if count < smallest:
-            raise ValueError(f"The {name} must be at least {smallest}, not {count}.")
-    for axis, (n, m) in enumerate(zip(sizes, modes, strict=True), start=1):
-        if m > n:
-            raise ValueError(f"The number of modes of axis {axis} is {m}, and a data size of {n} allows {n} at most.")
-    if data not in get_args(Data):
-        raise ValueError(f"The data must be one of {', '.join(get_args(Data))}, not {data}.")
-    if spectrum not in get_args(Spectrum):
-        raise ValueError(f"The spectrum must be one of {', '.join(get_args(Spectrum))}, not {spectrum}.")
-    if not 0 <= seed <= _LARGEST_SEED:
-        raise ValueError(f"The seed must be from 0 to {_LARGEST_SEED}, not {seed}.")
-    if data == "darcy":
-        _check_darcy(in_channels, out_channels, sizes)
+def _batches(settings: FnoSettings, sizes: tuple[int, ...]) -> Callable[[], Batch]:
+    """Batches on the host."""
+    if settings.data == "darcy":
+        return _darcy_batches(settings.batch_size, size=sizes[0], seed=settings.seed)
+    shapes = ((settings.batch_size, num, *sizes) for num in (settings.in_channels, settings.out_channels))
+    return _random_batches(*shapes, seed=settings.seed)
 
 
 def _check_darcy(in_channels: int, out_channels: int, sizes: Sequence[int]) -> None:
@@ -179,20 +163,6 @@ def _check_darcy(in_channels: int, out_channels: int, sizes: Sequence[int]) -> N
         raise ValueError(
             f"Darcy data have 3 input channels and 1 output channel, not {in_channels} and {out_channels}."
         )
-
-
-def _sizes_and_modes(
-    data_size: int | Sequence[int], n_modes: int | Sequence[int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """One entry per axis of both; where both are single numbers there are two axes."""
-    lengths = [len(given) for given in (data_size, n_modes) if not isinstance(given, int)] or [2]
-    if len(set(lengths)) > 1:
-        raise ValueError(f"The data size has {lengths[0]} axes and the number of modes has {lengths[1]}.")
-    if not 1 <= lengths[0] <= 3:
-        raise ValueError(f"An FNO has 1, 2 or 3 spatial axes, not {lengths[0]}.")
-    sizes = (data_size,) * lengths[0] if isinstance(data_size, int) else tuple(data_size)
-    modes = (n_modes,) * lengths[0] if isinstance(n_modes, int) else tuple(n_modes)
-    return sizes, modes
 
 
 def _random_batches(input_shape: Sequence[int], target_shape: Sequence[int], *, seed: int) -> Callable[[], Batch]:

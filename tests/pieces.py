@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.fno_workload import build_fno_workload
+from models.fno_workload import FnoSettings, build_fno_workload
 from tracer.workloads.supervised import SupervisedWorkload as FnoWorkload
 
 Batch = tuple[Tensor, Tensor]
@@ -89,10 +89,10 @@ class Pieces:
         return copy
 
 
-def tiny_fno(**settings: Any) -> FnoWorkload:
+def tiny_fno(device: torch.device | str = "cpu", **settings: Any) -> FnoWorkload:
     """The smallest FNO with everything in it."""
-    small = {"batch_size": 2, "hidden_channels": 4, "data_size": 8, "n_modes": 4, "n_layers": 1, "device": "cpu"}
-    return build_fno_workload(**{**small, **settings})
+    small = {"batch_size": 2, "hidden_channels": 4, "data_size": 8, "n_modes": 4, "n_layers": 1}
+    return build_fno_workload(FnoSettings(**{**small, **settings}), device=device)
 
 
 def seeded(seed: int = 0) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.fno_workload import build_fno_workload
+from models.fno_workload import FnoSettings, build_fno_workload
 from tracer.analysis.kinds import Kind
 from tracer.results.doctor import Status
 from tracer.sessions.doctor.checks import DEVICE_CHECKS, DeviceCheck
@@ -24,11 +24,9 @@ from tracer.snapshot.replay import replay
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*Profiler clears events")]
 
 
-def fno(device: torch.device, spectrum: str) -> Any:
-    return build_fno_workload(
-        device=device, batch_size=4, in_channels=3, out_channels=1, hidden_channels=16, data_size=32, n_modes=8,
-        n_layers=2, data="random", spectrum=spectrum, seed=0,  # type: ignore[arg-type]
-    )  # fmt: skip
+def fno(device: torch.device, spectrum: Any) -> Any:
+    settings = FnoSettings(batch_size=4, hidden_channels=16, data_size=32, n_modes=8, n_layers=2, spectrum=spectrum)
+    return build_fno_workload(settings, device=device)
 
 
 class Changed:

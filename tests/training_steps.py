@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
 
-from models.fno_workload import build_fno_workload
+from models.fno_workload import FnoSettings, build_fno_workload
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
@@ -158,15 +158,10 @@ def mlp_batch() -> tuple[Tensor, Tensor]:
 
 
 def _fno(data_size: tuple[int, ...], n_modes: tuple[int, ...], n_layers: int, spectrum: Any) -> Workload:
-    training_step = build_fno_workload(
-        batch_size=2,
-        hidden_channels=8,
-        data_size=data_size,
-        n_modes=n_modes,
-        n_layers=n_layers,
-        device=torch.get_default_device(),
-        spectrum=spectrum,
+    settings = FnoSettings(
+        batch_size=2, hidden_channels=8, data_size=data_size, n_modes=n_modes, n_layers=n_layers, spectrum=spectrum
     )
+    training_step = build_fno_workload(settings, device=torch.get_default_device())
 
     def step() -> None:
         training_step.backward(training_step.forward(training_step.next_batch()))

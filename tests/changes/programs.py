@@ -13,9 +13,9 @@ from tracer.workloads.workload import Workload
 
 def fno() -> Workload:
     """Activations of complex numbers, a loss that is a sum."""
-    workload: Workload = shipped_model("fno_workload").build_fno_workload(
-        device="cpu", batch_size=4, hidden_channels=16, data_size=32, n_modes=8
-    )
+    fno = shipped_model("fno_workload")
+    settings = fno.FnoSettings(batch_size=4, hidden_channels=16, data_size=32, n_modes=8)
+    workload: Workload = fno.build_fno_workload(settings, device="cpu")
     return workload
 
 

@@ -97,7 +97,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., En
     """The command with a workload of a test's in the place of its own."""
 
     def run_it(workload: Pieces, *options: object) -> Ended:
-        monkeypatch.setattr(FNO, "build_fno_workload", lambda **_: workload)
+        monkeypatch.setattr(FNO, "build_fno_workload", lambda *_, **__: workload)
         return run(*TINY, *SHORT, "--save-dir", tmp_path, *options)
 
     return run_it

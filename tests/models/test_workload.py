@@ -6,18 +6,15 @@ import pytest
 import torch
 
 import models.fno_workload
-from models.fno_workload import NUM_DARCY_BATCHES, build_fno_workload, check_fno_settings, relative_l2_loss
+from models.fno_workload import NUM_DARCY_BATCHES, FnoSettings, build_fno_workload, relative_l2_loss
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SMALL: dict[str, Any] = {
-    "batch_size": 2,
-    "hidden_channels": 8,
-    "data_size": 8,
-    "n_modes": 4,
-    "n_layers": 2,
-    "device": "cpu",
-}
+SMALL: dict[str, Any] = {"batch_size": 2, "hidden_channels": 8, "data_size": 8, "n_modes": 4, "n_layers": 2}
+
+
+def small_fno(device="cpu", **settings):
+    return build_fno_workload(FnoSettings(**{**SMALL, **settings}), device=device)
 
 
 def train(workload, num_steps):
@@ -68,9 +65,7 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_built(settings
     monkeypatch.setattr(models.fno_workload, "FNO", build)
     monkeypatch.setattr(models.fno_workload, "darcy_samples", build)
     with pytest.raises(ValueError, match=message):
-        build_fno_workload(**settings, device="cpu")
-    with pytest.raises(ValueError, match=message):
-        check_fno_settings(**settings)
+        build_fno_workload(FnoSettings(**settings), device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +79,7 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_built(settings
     ],
 )
 def test_settings_that_work(settings):
-    check_fno_settings(**settings)
+    FnoSettings(**settings)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +87,7 @@ def test_settings_that_work(settings):
     [(8, 4, (8, 8)), ((8,), 4, (8,)), (8, (4,), (8,)), ((4, 6, 8), 4, (4, 6, 8)), (6, (4, 4, 2), (6, 6, 6))],
 )
 def test_sizes_decide_the_number_of_axes(data_size, n_modes, size):
-    workload = build_fno_workload(**{**SMALL, "data_size": data_size, "n_modes": n_modes, "in_channels": 2})
+    workload = small_fno(data_size=data_size, n_modes=n_modes, in_channels=2)
     x, y = workload.next_batch()
     assert (x.shape, y.shape) == ((2, 2, *size), (2, 1, *size))
     assert workload.description["data size"] == " x ".join(map(str, size))
@@ -110,7 +105,7 @@ def test_default_is_the_documented_model():
 
 def test_spectrum_reaches_the_model():
     for spectrum in ("new_zeros", "torch_zeros"):
-        model = build_fno_workload(**SMALL, spectrum=spectrum).model
+        model = small_fno(spectrum=spectrum).model
         assert {block.spectral.spectrum for block in model.blocks} == {spectrum}
 
 
@@ -132,7 +127,7 @@ def test_relative_loss_of_a_perfect_output_has_a_finite_gradient():
 
 
 def test_a_step_changes_the_model_and_leaves_no_gradient():
-    workload = build_fno_workload(**SMALL)
+    workload = small_fno()
     before = [p.detach().clone() for p in workload.model.parameters()]
     loss = workload.forward(workload.next_batch())
     assert loss.shape == ()
@@ -148,7 +143,7 @@ def test_a_step_changes_the_model_and_leaves_no_gradient():
 
 @pytest.mark.parametrize("data", ["random", "darcy"])
 def test_every_step_gets_a_tensor_of_its_own(data):
-    workload = build_fno_workload(**SMALL, data=data)
+    workload = small_fno(data=data)
     batches = [workload.next_batch() for _ in range(NUM_DARCY_BATCHES + 1)]
     for index in (0, 1):
         tensors = [batch[index] for batch in batches]
@@ -161,18 +156,16 @@ def test_every_step_gets_a_tensor_of_its_own(data):
 @pytest.mark.parametrize("data", ["random", "darcy"])
 def test_weights_and_data_follow_from_the_seed_and_nothing_else(data):
     before = torch.get_rng_state()
-    runs = [train(build_fno_workload(**SMALL, data=data, seed=seed), 2) for seed in (5, 5, 6)]
+    runs = [train(small_fno(data=data, seed=seed), 2) for seed in (5, 5, 6)]
     assert torch.equal(torch.get_rng_state(), before)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(123)
-        runs.append(train(build_fno_workload(**SMALL, data=data, seed=5), 2))
+        runs.append(train(small_fno(data=data, seed=5), 2))
     assert runs[0] == runs[1] == runs[3] != runs[2]
 
 
 def test_an_fno_learns_darcy_flow():
-    workload = build_fno_workload(
-        batch_size=4, hidden_channels=16, data_size=16, n_modes=8, n_layers=2, data="darcy", device="cpu"
-    )
+    workload = small_fno(batch_size=4, hidden_channels=16, data_size=16, n_modes=8, data="darcy")
     batches = [workload.next_batch() for _ in range(NUM_DARCY_BATCHES)]
     solutions = torch.cat([y for _, y in batches])
     mean = solutions.mean(0, keepdim=True).expand_as(solutions)
@@ -186,14 +179,14 @@ def test_an_fno_learns_darcy_flow():
 
 @pytest.mark.gpu
 def test_batches_and_model_reach_a_gpu():
-    workload = build_fno_workload(**{**SMALL, "device": "cuda:0"})
+    workload = small_fno("cuda:0")
     assert {t.device for t in (*workload.next_batch(), *workload.model.parameters())} == {torch.device("cuda:0")}
 
 
 @pytest.mark.gpu
 @pytest.mark.needs_values
 def test_a_gpu_starts_as_the_cpu():
-    on_gpu, on_cpu = (build_fno_workload(**{**SMALL, "device": device}) for device in ("cuda:0", "cpu"))
+    on_gpu, on_cpu = (small_fno(device) for device in ("cuda:0", "cpu"))
     on_gpu.next_batch()
     on_cpu.next_batch()
     assert train(on_gpu, 1) == pytest.approx(train(on_cpu, 1), rel=1e-3)

@@ -93,7 +93,7 @@ class WorkloadOptions:
             return
         refuse(context, _MODEL_ONLY, "with --model")
         try:
-            _fno().check_fno_settings(**options)
+            _fno().FnoSettings(**options)
         except ValueError as error:
             raise UsageError(str(error), hint="--help lists the options.") from error
 
@@ -107,7 +107,8 @@ class WorkloadOptions:
         with _model_errors():
             if self.is_users:
                 return self._build_users(device, device_named=device_named, without_memory=without_memory)
-            workload: Workload = _fno().build_fno_workload(device=device, **self._fno_settings())
+            fno = _fno()
+            workload: Workload = fno.build_fno_workload(fno.FnoSettings(**self._fno_settings()), device=device)
             return workload
 
     def _build_users(self, device: torch.device, *, device_named: bool, without_memory: bool) -> Workload:
@@ -124,7 +125,7 @@ class WorkloadOptions:
         return workload
 
     def _fno_settings(self) -> dict[str, Any]:
-        """Arguments of `build_fno_workload`."""
+        """Arguments of `FnoSettings`."""
         settings = {name: getattr(self, name) for name in ("batch_size", *_FNO_ONLY, "seed")}
         return settings | {name: _numbers(name, settings[name]) for name in ("data_size", "n_modes")}
 

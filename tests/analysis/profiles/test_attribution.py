@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from models.fno_workload import build_fno_workload
+from models.fno_workload import FnoSettings, build_fno_workload
 from tests.exporters.recording_file.samples import kept_on_cpu
 from tests.training_steps import ONE_OF_EACH, WORKLOADS, build_workload, record
 from tracer.analysis.peak_row import PeakRow
@@ -246,11 +246,14 @@ def saved_by_an_fno(sizes: tuple[int, ...], modes: tuple[int, ...], *, batch: in
     ("sizes", "modes", "spectrum"), [((32, 32), (8, 8), "new_zeros"), ((8, 8, 8), (4, 4, 4), "torch_zeros")]
 )
 def test_the_fnos_saved_activations_equal_the_closed_form(
-    sizes: tuple[int, ...], modes: tuple[int, ...], spectrum: str
+    sizes: tuple[int, ...], modes: tuple[int, ...], spectrum: Any
 ) -> None:
     """What forward makes and backward frees is what autograd saved, but for the target, which the loop made."""
-    settings = {"batch_size": 4, "hidden_channels": 16, "in_channels": 1, "out_channels": 1, "n_layers": 3}
-    workload = build_fno_workload(data_size=sizes, n_modes=modes, spectrum=spectrum, device="cpu", **settings)  # type: ignore[arg-type]
+    settings = FnoSettings(
+        batch_size=4, hidden_channels=16, in_channels=1, out_channels=1, n_layers=3,
+        data_size=sizes, n_modes=modes, spectrum=spectrum,
+    )  # fmt: skip
+    workload = build_fno_workload(settings, device="cpu")
 
     def step() -> None:
         inputs, target = workload.next_batch()
@@ -259,7 +262,7 @@ def test_the_fnos_saved_activations_equal_the_closed_form(
 
     findings = profiled(workload.model, step, workload.optimizer)
     expected = saved_by_an_fno(sizes, modes, batch=4, hidden=16, layers=3)
-    target_bytes = 4 * settings["batch_size"] * settings["out_channels"] * torch.Size(sizes).numel()
+    target_bytes = 4 * settings.batch_size * settings.out_channels * torch.Size(sizes).numel()
     lifetimes, attribution = findings.lifetimes, findings.attribution
     for step_index in range(len(attribution.step_names)):
         saved = 0

@@ -60,10 +60,9 @@ def _layer(device: torch.device, inputs: str, layer: str, *model_args: str, **op
 
 
 def _fno(device: torch.device) -> Workload:
-    workload: Workload = shipped_model("fno_workload").build_fno_workload(
-        device=device, batch_size=4, in_channels=3, out_channels=1, hidden_channels=16, data_size=32, n_modes=8,
-        n_layers=2, data="random", seed=0,
-    )  # fmt: skip
+    fno = shipped_model("fno_workload")
+    settings = fno.FnoSettings(batch_size=4, hidden_channels=16, data_size=32, n_modes=8, n_layers=2)
+    workload: Workload = fno.build_fno_workload(settings, device=device)
     return workload
 
 
