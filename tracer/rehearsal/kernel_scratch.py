@@ -165,8 +165,10 @@ _LONG_SEGMENT = 1_000_000
 
 def sort(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     """Up to 4,096 along the axis in place; more in CUB, with the indices beside the keys."""
-    x = call.args[0]
-    dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else -1)
+    return _sort(call.args[0], call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else -1))
+
+
+def _sort(x: Tensor, dim: int) -> Iterable[Scratch]:
     length = x.shape[dim] if x.dim() else 1
     if x.numel() == 0 or length <= _LARGEST_SMALL_SORT:
         yield Scratch(length * INDEX_BYTES)
@@ -174,12 +176,10 @@ def sort(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     if x.stride(dim) != 1:
         yield from scratch(size_bytes(x), size_bytes(x), x.numel() * INDEX_BYTES)
     segments = x.numel() // length
-    if segments == 1 or length >= _LONG_SEGMENT:
-        yield from scratch(length * INDEX_BYTES, radix_sort(length, x.element_size()))
-    elif segments < _FEW_SEGMENTS:
-        yield from scratch(x.numel() * INDEX_BYTES, x.numel() * INDEX_BYTES, radix_sort(x.numel(), x.element_size()))
-    else:
-        yield from scratch(x.numel() * INDEX_BYTES, radix_sort(x.numel(), x.element_size()))
+    is_segment_by_segment = segments == 1 or length >= _LONG_SEGMENT
+    num_items = length if is_segment_by_segment else x.numel()
+    num_columns = 2 if segments < _FEW_SEGMENTS and not is_segment_by_segment else 1
+    yield from scratch(*[num_items * INDEX_BYTES] * num_columns, radix_sort(num_items, x.element_size()))
 
 
 def median(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
@@ -187,20 +187,18 @@ def median(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     x = call.args[0]
     if isinstance(call.out, Tensor) and x.numel():
         yield from scratch(0 if x.is_contiguous() else size_bytes(x), size_bytes(x), x.numel() * INDEX_BYTES)
-        yield from sort(OperatorCall("aten::sort", (x.flatten(),), {}, None, call.is_backward), gpu)
+        yield from _sort(x.flatten(), 0)
 
 
 def topk(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     """Up to 4,096 values are found and sorted in place; more are sorted as `sort` does. Counters are not in it."""
-    x, k = call.args[:2]
     is_sorted = call.args[4] if len(call.args) > 4 else call.kwargs.get("sorted", True)
     values, indices = call.out
-    if k <= _LARGEST_SMALL_SORT or not is_sorted or values.numel() <= 1:
+    if call.args[1] <= _LARGEST_SMALL_SORT or not is_sorted or values.numel() <= 1:
         return
-    dim = (call.args[2] if len(call.args) > 2 else call.kwargs.get("dim", -1)) % x.dim()
     of_indices = size_bytes(indices)
     yield from scratch(of_indices, size_bytes(values))
-    yield from sort(OperatorCall("aten::sort", (values, dim), {}, None, call.is_backward), gpu)
+    yield from _sort(values, call.args[2] if len(call.args) > 2 else call.kwargs.get("dim", -1))
     yield Scratch(of_indices)
 
 

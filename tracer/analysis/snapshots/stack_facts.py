@@ -96,7 +96,8 @@ def facts_of_stacks(stacks: Stacks) -> Ints:
         if _is_in_closure(stacks.frame_ids(stack), of_frame, stacks.frames):
             facts[stack] += int(Fact.CLOSURE) - int(Fact.OPTIMIZER_STEP)
     for stack in np.flatnonzero(has(facts, Fact.RECOMPUTE)).tolist():
-        facts[stack] -= int(Fact.RECOMPUTE) * (not _is_in_recompute(stacks.frame_ids(stack), of_frame, stacks.frames))
+        if not _is_in_recompute(stacks.frame_ids(stack), of_frame, stacks.frames):
+            facts[stack] -= int(Fact.RECOMPUTE)
     deep = np.flatnonzero(depth)
     is_engines = np.array([_is_called_by_engine(frame) for frame in stacks.frames], dtype=np.bool_)
     outermost = stacks.frame_of[stacks.offset[deep + 1] - 1]
@@ -121,7 +122,7 @@ def _is_in_closure(frame_ids: Sequence[int], of_frame: Ints, frames: Sequence[Fr
 
 
 def _is_in_recompute(frame_ids: Sequence[int], of_frame: Ints, frames: Sequence[Frame]) -> bool:
-    """Whether no backward is within what a node calls, which is a checkpoint or is over."""
+    """Whether a node runs that is a checkpoint, or has returned from its Python code, and within it no backward."""
     python = next(number for number in frame_ids if is_python(frames[number]))
     inner = next(number for number in frame_ids if of_frame[number] & int(Fact.ENGINE | Fact.RECOMPUTE))
     is_checkpoint = (torch_file(frames[inner]), frames[inner].name) != _CALLS_NODE
