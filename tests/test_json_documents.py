@@ -23,8 +23,8 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.capture.values_read import LeftOut, ValueRead, ValuesRead
 from tracer.changes.recommendation import AdviceReport, Recommendation, UnneededMemory
 from tracer.exporters.json_documents.advice import write_advice_json, write_fit_json
-from tracer.exporters.json_documents.bisection import bisection_document
-from tracer.exporters.json_documents.doctor import doctor_values
+from tracer.exporters.json_documents.bisection import bisection_json
+from tracer.exporters.json_documents.doctor import doctor_json
 from tracer.exporters.json_documents.engine import engine_json
 from tracer.exporters.json_documents.header import UNITS
 from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS, read_peak_json
@@ -149,7 +149,7 @@ def test_every_key_of_a_differences_answer_is_described(file: Path, tmp_path: Pa
 
 def test_every_key_of_a_bisections_answer_is_described(tmp_path: Path) -> None:
     peak = read_peak_json(folder(tmp_path / "a", 100) / "peak.json")
-    found = bisection_document(Bisection("commit", "a", "b", (), 2, 2, peak, peak))
+    found = bisection_json(Bisection("commit", "a", "b", (), 2, 2, peak, peak))
     check_header(found, "bisect", "`bisect --json`")
     assert undescribed(found["devices"], "A compared device") == []
 
@@ -207,7 +207,7 @@ def test_every_key_of_a_fit_is_described(tmp_path: Path) -> None:
 
 def test_every_key_of_doctor_is_described() -> None:
     check = CheckResult("torch", failed("Old.", "pip install torch", version="1"))
-    found = doctor_values(DoctorReport({"torch": "2.15.0"}, (check,), (check,)))
+    found = doctor_json(DoctorReport({"torch": "2.15.0"}, (check,), (check,)))
     check_header(found, "doctor")
     assert set(found) - set(HEADER) == set(keys("doctor.json"))
     assert all(list(each) == keys("A check") for each in found["installed"] + found["works"])

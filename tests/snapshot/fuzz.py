@@ -166,7 +166,7 @@ def explain(path: Path, *, isolated: bool) -> str:
         for found in allocator:
             if found.first is not None:
                 print_first_changes(found.first, console)
-        snapshot_json(finding, file="file", allocator=allocator)
+        json.dumps(snapshot_json(finding, file="file", allocator=allocator))
         diff_snapshots(snapshot, snapshot)
         draw_and_report(replayed, finding, path.with_suffix(".sqlite"))
     except SnapshotError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from tracer.commands.options import option
 from tracer.commands.run_options import AsJson, Quiet, Top
 from tracer.errors import TracerError, UsageError
 from tracer.exporters.screen.next_commands import after_bisection
-from tracer.exporters.screen.terminal import say, screen
+from tracer.exporters.screen.terminal import print_json, say, screen
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
@@ -67,9 +66,9 @@ def bisect(
         found = _search(_Measured(points, asked, Path(folder), tell), fail_above)
         with screen(is_shown=as_json or not quiet) as console:
             if as_json:
-                from tracer.exporters.json_documents.bisection import bisection_document
+                from tracer.exporters.json_documents.bisection import bisection_json
 
-                console.file.write(json.dumps(bisection_document(found), indent=1) + "\n")
+                print_json(bisection_json(found), console)
             else:
                 from tracer.exporters.screen.bisection import print_bisection
 

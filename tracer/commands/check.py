@@ -21,7 +21,7 @@ from tracer.commands.run_options import AsJson, ScreenOptions
 from tracer.commands.script_options import MixedScriptOptions, Steps
 from tracer.commands.usage import OUTPUTS, QUESTIONS
 from tracer.errors import TracerError
-from tracer.exporters.screen.terminal import say
+from tracer.exporters.screen.terminal import print_json, say
 from tracer.exporters.screen.terminal import screen as terminal
 from tracer.null_gpu.job.place import RankPlace
 
@@ -160,6 +160,6 @@ def _print(diff: PeakDiff, name: str, baseline: Path, options: ScreenOptions, *,
 
     with terminal(is_shown=as_json or not options.quiet) as console:
         if as_json:
-            console.file.write(peak_diffs_json([diff], before=str(baseline), after=name) + "\n")
+            print_json(peak_diffs_json([diff], before=str(baseline), after=name), console)
         else:
             print_peak_diffs([diff], console, before=str(baseline), after=name, top=options.top)

@@ -21,7 +21,7 @@ from tracer.commands.options import option
 from tracer.commands.run_options import AsJson, Quiet, Top
 from tracer.errors import RecordingError, SnapshotError
 from tracer.exporters.screen.next_commands import after_diff
-from tracer.exporters.screen.terminal import screen
+from tracer.exporters.screen.terminal import print_json, screen
 from tracer.results.files import PAGE, PEAK
 from tracer.snapshot.load import load_snapshot
 
@@ -95,7 +95,7 @@ def show_diff(
     if as_json:
         from tracer.exporters.json_documents.peak import peak_diffs_json
 
-        console.file.write(peak_diffs_json(diffs, **names) + "\n")
+        print_json(peak_diffs_json(diffs, **names), console)
     else:
         from tracer.exporters.screen.diff import print_peak_diffs
 

@@ -13,7 +13,7 @@ from tracer.commands.on_card import start_on
 from tracer.commands.options import option
 from tracer.commands.run_options import AsJson, Quiet
 from tracer.commands.usage import DEVICE, OUTPUTS
-from tracer.exporters.screen.terminal import say, screen
+from tracer.exporters.screen.terminal import print_json, say, screen
 
 
 def doctor(
@@ -65,7 +65,7 @@ def doctor(
                 say(f"Wrote {report}")
         with screen(is_shown=as_json or not quiet) as console:
             if as_json:
-                console.file.write(doctor_json(found) + "\n")
+                print_json(doctor_json(found), console)
             else:
                 print_doctor(found, console)
     if has_failed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -18,7 +17,7 @@ import typer
 from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people
 from tracer.commands.on_card import OnOptions, on_null_gpu, say_where, start_on
 from tracer.commands.script import no_card_named
-from tracer.exporters.screen.terminal import say, screen, show
+from tracer.exporters.screen.terminal import print_json, say, screen, show
 from tracer.results.engine_start import replaced_options
 
 if TYPE_CHECKING:
@@ -209,6 +208,6 @@ def tell_engine(
     write_json(save_dir / FILE_NAME, document)
     with screen(is_shown=as_json or not quiet) as console:
         if as_json:
-            console.print(json.dumps(document, indent=1), soft_wrap=True, markup=False)
+            print_json(document, console)
         else:
             print_engine(start, console, command=words)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from tracer.commands.common import not_said
 from tracer.commands.options import number, option
 from tracer.commands.usage import DEVICE
 from tracer.errors import UsageError
-from tracer.exporters.screen.terminal import say, screen
+from tracer.exporters.screen.terminal import print_json, say, screen
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import MAX_DEVICES, Devices, devices_of
 from tracer.null_gpu.job.place import RankPlace
@@ -135,7 +134,7 @@ def run_ranks(
     result = run_job(job, save_dir, tell=not_said if quiet else say, is_first_seen=not as_json)
     with screen(is_shown=as_json or not quiet) as console:
         if as_json:
-            console.print(json.dumps(null_job_json(result), indent=1), soft_wrap=True, markup=False)
+            print_json(null_job_json(result), console)
         else:
             print_null_job(result, console)
     if then is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from tracer.commands.usage import OUTPUTS, QUESTIONS
 from tracer.commands.workload_options import PredictedWorkload
 from tracer.errors import UsageError
 from tracer.exporters.screen.next_commands import after_prediction
+from tracer.exporters.screen.terminal import print_json
 from tracer.exporters.screen.terminal import screen as terminal
 from tracer.null_gpu.job.place import RankPlace
 
@@ -238,7 +238,7 @@ def _answer(
             document |= {} if largest is None else largest_json(largest)
             document |= table_json(table) if table else {}
             document |= {} if advice is None else {"advice": advice_values(advice, computed=False)}
-            console.print(json.dumps(document, indent=1), soft_wrap=True, markup=False)
+            print_json(document, console)
             return
         print_prediction(answer, console, top=options.screen.top)
         if advice is not None:

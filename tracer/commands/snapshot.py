@@ -17,7 +17,7 @@ from tracer.commands.run_options import AsJson, Quiet, Top
 from tracer.commands.usage import ALLOCATOR, DEVICE, OUTPUTS, QUESTIONS
 from tracer.errors import MissingPackageError, OutputError, SettingsError, SnapshotError, TracerError
 from tracer.exporters.screen.next_commands import after_job, after_snapshot
-from tracer.exporters.screen.terminal import screen
+from tracer.exporters.screen.terminal import print_json, screen
 from tracer.sessions.termination import FilesInTurn
 from tracer.snapshot.load import load_snapshot
 
@@ -225,7 +225,7 @@ def show_job(
     if html is not None:
         _write_job(finding, html, dask=dask, named=paths)
     if as_json:
-        console.file.write(job_json(finding) + "\n")
+        print_json(job_json(finding), console)
     else:
         print_job(finding, console, top=top)
     return None if finding.worst is None else finding.worst.file
@@ -333,17 +333,15 @@ def _explained(path: Path, device: int | None, questions: Questions, tries: _Tri
 
 
 def _print_json(explained: ExplainedSnapshot, console: Console, path: Path) -> None:
-    from tracer.command_line import this_command
     from tracer.exporters.json_documents.snapshot import moments_values, snapshot_json
 
-    text = snapshot_json(
+    document = snapshot_json(
         explained.finding,
         file=str(path),
         allocator=explained.allocator,
         more={moments.device: moments_values(moments) for moments in explained.moments},
-        command=this_command(),
     )
-    console.file.write(text + "\n")
+    print_json(document, console)
 
 
 def _print(explained: ExplainedSnapshot, console: Console, path: Path, top: int) -> None:

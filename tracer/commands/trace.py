@@ -14,7 +14,7 @@ from tracer.commands.options import option
 from tracer.commands.run_options import NUM_ROWS, AsJson, Quiet, Top
 from tracer.commands.usage import DEVICE, OUTPUTS
 from tracer.errors import OutputError, RecordingError, TracerError
-from tracer.exporters.screen.terminal import say, screen
+from tracer.exporters.screen.terminal import print_json, say, screen
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,7 +79,7 @@ def trace(
         if as_json:
             from tracer.exporters.json_documents.trace import trace_json
 
-            console.file.write(trace_json(report, command=this_command()) + "\n")
+            print_json(trace_json(report), console)
         else:
             from tracer.exporters.screen.trace import print_trace
 
@@ -101,7 +101,6 @@ def _traces(paths: Sequence[Path]) -> list[Path]:
 
 def _show_job(paths: Sequence[Path], console: Console, *, device: str | None, as_json: bool) -> None:
     """Explain several ranks on a console."""
-    from tracer.command_line import this_command
     from tracer.results.trace_report import explain_traces
 
     job = explain_traces(paths, device=device)
@@ -110,7 +109,7 @@ def _show_job(paths: Sequence[Path], console: Console, *, device: str | None, as
     if as_json:
         from tracer.exporters.json_documents.trace import trace_job_json
 
-        console.file.write(trace_job_json(job, command=this_command()) + "\n")
+        print_json(trace_job_json(job), console)
     else:
         from tracer.exporters.screen.trace import print_trace_job
 

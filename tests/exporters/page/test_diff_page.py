@@ -60,7 +60,7 @@ def test_growth_is_a_column_of_what_is_large_enough() -> None:
     diff = diff_peaks(*sides)
     (page,) = diff_pages([diff], before="a", after="b")
     assert [row[3] for row in page.sections[0].tables[0].rows] == ["x3"]
-    found = json.loads(peak_diffs_json([diff], before="a", after="b"))["devices"][0]
+    found = json.loads(json.dumps(peak_diffs_json([diff], before="a", after="b")))["devices"][0]
     assert [row["growth"] for row in found["by_module"]] == [3, None]
     assert "before_own_peak_bytes" not in found["by_module"][0]
 

@@ -12,8 +12,8 @@ from tracer.results.bisection import Bisection
 _VERSION = 1
 
 
-def bisection_document(found: Bisection) -> dict[str, Any]:
-    """The document; docs/files.md describes its keys."""
+def bisection_json(found: Bisection) -> dict[str, Any]:
+    """Return the JSON of a bisection; docs/files.md describes its keys."""
     diff = found.diff
     return {
         **json_header("bisect", _VERSION, torch=None, command=this_command(), computed=False),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from tracer.results.doctor import CheckResult, DoctorReport, Status
 VERSION = 1
 
 
-def doctor_values(report: DoctorReport) -> dict[str, Any]:
+def doctor_json(report: DoctorReport) -> dict[str, Any]:
     """All of it, as values for JSON; docs/files.md describes them."""
     torch = report.about.get("torch")
     header = json_header("doctor", VERSION, torch=str(torch) if torch else None, command=None, computed=report.computed)
@@ -27,14 +26,9 @@ def doctor_values(report: DoctorReport) -> dict[str, Any]:
     }
 
 
-def doctor_json(report: DoctorReport) -> str:
-    """The document as text."""
-    return json.dumps(doctor_values(report), indent=1)
-
-
 def write_doctor_json(report: DoctorReport, path: Path) -> None:
     """Write doctor.json."""
-    write_json(path, doctor_values(report))
+    write_json(path, doctor_json(report))
 
 
 def _values(check: CheckResult) -> dict[str, Any]:

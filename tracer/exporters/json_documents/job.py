@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -20,10 +19,10 @@ from tracer.results.null_run import CAVEAT
 VERSION = 1
 
 
-def job_json(finding: JobFinding) -> str:
+def job_json(finding: JobFinding) -> dict[str, Any]:
     """Return the JSON of a job's finding; docs/files.md describes it."""
     difference = finding.difference
-    values = {
+    return {
         **json_header("job", VERSION, torch=None, command=this_command()),
         "worst_rank": finding.worst.name if finding.worst is not None else None,
         "typical_rank": finding.typical.name if finding.typical is not None else None,
@@ -42,7 +41,6 @@ def job_json(finding: JobFinding) -> str:
         if difference is None
         else [_change(change) for change in difference.changes["stack"]],
     }
-    return json.dumps(values, indent=2)
 
 
 def _change(change: PeakChange) -> dict[str, object]:

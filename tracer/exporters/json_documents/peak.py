@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -186,11 +185,11 @@ def read_baseline(path: Path) -> dict[str, SavedPeak]:
 _DIFF_VERSION = 1
 
 
-def peak_diffs_json(diffs: Sequence[PeakDiff], *, before: str, after: str) -> str:
+def peak_diffs_json(diffs: Sequence[PeakDiff], *, before: str, after: str) -> dict[str, Any]:
     """Two peaks, device by device; the changes of each list sum to the change of the peak."""
     header = json_header("diff", _DIFF_VERSION, torch=None, command=this_command())
     devices = [diff_device(diff) for diff in diffs]
-    return json.dumps({**header, "before": before, "after": after, "devices": devices}, indent=1)
+    return {**header, "before": before, "after": after, "devices": devices}
 
 
 def change_values(change: PeakChange, gathered_by: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -14,6 +13,7 @@ from tracer.analysis.snapshots.moments import Moments
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.reserved import Reserved
 from tracer.analysis.snapshots.what_if import WhatIf
+from tracer.command_line import this_command
 from tracer.exporters.json_documents.header import json_header, json_value, record_values
 
 VERSION = 1
@@ -25,9 +25,8 @@ def snapshot_json(
     file: str,
     allocator: Sequence[AllocatorFinding] = (),
     more: Mapping[int, Mapping[str, Any]] | None = None,
-    command: str | None = None,
-) -> str:
-    """The findings as a JSON text; every device's groups sum to its `peak_requested_bytes`."""
+) -> dict[str, Any]:
+    """Return the JSON of a snapshot's findings; every device's groups sum to its `peak_requested_bytes`."""
     modelled = {
         allocator_finding.device: {"allocator": allocator_values(allocator_finding)} for allocator_finding in allocator
     }
@@ -36,16 +35,15 @@ def snapshot_json(
         for device in finding.devices
     ]
     worst = finding.worst
-    values = {
+    return {
         # A snapshot does not say which torch made it.
-        **json_header("snapshot", VERSION, torch=None, command=command),
+        **json_header("snapshot", VERSION, torch=None, command=this_command()),
         "file": file,
         "notes": list(finding.notes),
         "pinned": json_value(finding.pinned),
         "worst_device": None if worst is None else finding.devices[worst].device,
         "devices": devices,
     }
-    return json.dumps(values, indent=2)
 
 
 def _device(device: DeviceFinding) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from tracer.analysis.times.findings import TraceTimes, cause
 from tracer.analysis.times.ranks import JobTimes, RankRow
 from tracer.analysis.times.step_times import StepTimes
+from tracer.command_line import this_command
 from tracer.exporters.json_documents.header import json_header
 from tracer.exporters.json_documents.peak import peak_document
 from tracer.results.trace_report import TraceReport
@@ -19,15 +19,11 @@ VERSION = 1
 _NS = re.compile(r"_ns$")
 
 
-def trace_json(report: TraceReport, *, command: str | None = None) -> str:
-    """All of it as a JSON text."""
-    return json.dumps(trace_document(report, command=command), indent=2)
-
-
-def trace_document(report: TraceReport, *, command: str | None = None) -> dict[str, Any]:
-    """The document as plain objects."""
+def trace_json(report: TraceReport) -> dict[str, Any]:
+    """Return the JSON of a trace; docs/files.md describes it."""
+    computed = False if report.is_of_null_gpu else None
     return {
-        **json_header("trace", VERSION, torch=None, command=command, computed=False if report.is_of_null_gpu else None),
+        **json_header("trace", VERSION, torch=None, command=this_command(), computed=computed),
         "file": report.file,
         "rank": report.rank,
         "notes": list(report.notes),
@@ -75,18 +71,17 @@ def _in_us(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def trace_job_json(job: JobTimes, *, command: str | None = None) -> str:
-    """Several ranks beside each other as a JSON text."""
+def trace_job_json(job: JobTimes) -> dict[str, Any]:
+    """Return the JSON of several ranks beside each other."""
     slowest = job.slowest
-    values = {
-        **json_header("trace job", VERSION, torch=None, command=command),
+    return {
+        **json_header("trace job", VERSION, torch=None, command=this_command()),
         "slowest": None if slowest is None else slowest.times.name,
         "compared_collectives": job.num_compared,
         "left_out_collectives": job.num_left_out,
         "ranks": [_rank(row) for row in job.rows],
         "unreadable": [{"file": file, "problem": problem} for file, problem in job.problems],
     }
-    return json.dumps(values, indent=2)
 
 
 def _rank(row: RankRow) -> dict[str, Any]:

@@ -10,11 +10,12 @@ Names in a file are somebody else's words, which a terminal would obey: `visible
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -37,6 +38,11 @@ def screen(*, is_shown: bool = True) -> Iterator[Console]:
     yield _VisibleConsole(file=text, highlight=False)
     if is_shown:
         _answer(_without_trailing_spaces(text.getvalue()))
+
+
+def print_json(document: Mapping[str, Any], console: Console) -> None:
+    """Print a document as text that rich neither wraps nor colours."""
+    console.file.write(json.dumps(document, indent=1) + "\n")
 
 
 def show(line: str) -> None:
