@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 from tracer.commands.predict_engines import Engine, build
 from tracer.results.prediction import TableCell, TableRow
+from tracer.workloads.module_tensors import default_dtype
 from tracer.workloads.quantized import quantized_bytes, weights_bytes
 
 if TYPE_CHECKING:
-    import torch
-
     from tracer.commands.predict_options import PredictOptions
     from tracer.commands.workload_options import PredictedWorkload
     from tracer.null_gpu.cards import Card
     from tracer.sessions.trials.largest_fitting import Trial
 
-OPTIMIZERS: Final = ("none", "sgd", "adamw")
+_OPTIMIZERS: Final = ("sgd", "adamw")
 _QUANTIZED_BITS: Final = (8, 4)
 
 
 def weight_table(options: PredictOptions, engine: Engine, card: Card) -> tuple[TableRow, ...]:
     """Run the model with weights of 32 and of 16 bits, for each use; of 8 and 4 bits, infer from the latter."""
-    import torch
-
     workload = options.workload
     rows = [_measured(workload, engine, dtype) for dtype in (torch.float32, torch.bfloat16)]
-    with _default_dtype(torch.bfloat16):
+    with default_dtype(torch.bfloat16):
         model = build(_with(workload, torch.bfloat16, "none", inference=True)).model
     half = rows[-1]
     for bits in _QUANTIZED_BITS:
@@ -42,11 +39,11 @@ def weight_table(options: PredictOptions, engine: Engine, card: Card) -> tuple[T
 
 def _measured(workload: PredictedWorkload, engine: Engine, dtype: torch.dtype) -> TableRow:
     """Inference, then training with each optimizer."""
-    with _default_dtype(dtype):
+    with default_dtype(dtype):
         inference = _with(workload, dtype, "none", inference=True)
         size_bytes = weights_bytes(build(inference).model)
         cells = [_cell("inference", engine.trial(inference))]
-        for optimizer in OPTIMIZERS[1:]:
+        for optimizer in _OPTIMIZERS:
             trained = _with(workload, dtype, optimizer, inference=False)
             cells.append(_cell(f"training, {optimizer}", engine.trial(trained)))
     return TableRow(str(dtype).removeprefix("torch."), size_bytes, tuple(cells))
@@ -62,16 +59,3 @@ def _with(workload: PredictedWorkload, dtype: torch.dtype, optimizer: str, *, in
     inputs = [text if ":" in text else f"{text}:{name}" for text in workload.model_input]
     arguments = [*workload.model_arg, *([f"dtype={name}"] if workload.hf_config is not None else [])]
     return replace(workload, model_arg=arguments, model_input=inputs, optimizer=optimizer, inference=inference)
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Within the block a factory makes its weights, and inputs are drawn, in this type."""
-    import torch
-
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

@@ -17,7 +17,7 @@ from tracer.errors import first_line
 from tracer.workloads.factory import parse_arguments
 from tracer.workloads.lora import with_adapters
 from tracer.workloads.module_steps import StepWorkload
-from tracer.workloads.module_tensors import give_memory
+from tracer.workloads.module_tensors import default_dtype, give_memory
 from tracer.workloads.user_errors import UserModelError, WrongValueError
 from tracer.workloads.user_model import StepOptions, as_workload
 
@@ -144,10 +144,8 @@ def _model(config: Any) -> nn.Module:
     kind = next((class_ for name in names if (class_ := getattr(transformers, name, None)) is not None), None)
     dtype = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
     try:
-        with torch.device("meta"):
+        with default_dtype(dtype), torch.device("meta"):
             built: nn.Module = (
                 kind(config) if kind is not None else transformers.AutoModelForCausalLM.from_config(config)
             )
@@ -157,8 +155,6 @@ def _model(config: Any) -> nn.Module:
             f"No model can be built of it: {first_line(error)}.",
             hint="Name the class in the configuration's architectures.",
         ) from error
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _inputs(config: Any, tokens: int | None, *, is_training: bool) -> tuple[str, ...]:

@@ -1,12 +1,24 @@
-"""All tensors of a model, and uninitialised memory for a model on the meta device."""
+"""All tensors of a model, the type that they are made in, and uninitialised memory for a model on the meta device."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Within the block, weights and inputs are made in this type where none is named."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def all_tensors(model: nn.Module) -> Iterator[Tensor]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 
 from torch import nn
+
+from tracer.workloads.module_tensors import all_tensors
 
 _BLOCK = 64  # Weights of 4 bits that share a factor of 32 bits
 
 
 def weights_bytes(model: nn.Module | None) -> int:
     """Return the bytes of all parameters and buffers; shared ones count once."""
-    return sum(tensor.nbytes for tensor in _tensors(model))
+    return 0 if model is None else sum(tensor.nbytes for tensor in all_tensors(model))
 
 
 def quantized_bytes(model: nn.Module | None, bits: int) -> int:
@@ -40,9 +41,3 @@ def _quantized(model: nn.Module) -> Iterable[nn.Linear]:
     output = getattr(model, "get_output_embeddings", lambda: None)()
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not output]
     return {id(layer.weight): layer for layer in layers}.values()
-
-
-def _tensors(model: nn.Module | None) -> Iterable[nn.Parameter]:
-    if model is None:
-        return ()
-    return {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}.values()  # type: ignore[return-value]
