@@ -273,7 +273,8 @@ def test_the_driver_is_the_kernels_where_nvidia_smi_is_missing(
 def test_libraries_of_the_null_gpu_are_no_copies() -> None:
     maps = (
         "7f00 r-xp 0 08:01 1 /env/nvidia/cu13/lib/libcublasLt.so.13\n"
-        "7f10 r-xp 0 08:01 2 /home/x/.cache/torch-timeline/null-gpu/torch2.15.0/libcublasLt.so.13\n"
+        "7f10 r-xp 0 08:01 2 /tmp/torch-timeline-1000/null-gpu/torch2.15.0/libcublasLt.so.13\n"
+        "7f10 r-xp 0 08:01 4 /tmp/torch-timeline-1000/null-gpu/torch2.15.0/libnull_gpu.so\n"
         "7f20 r-xp 0 08:01 3 /env/nvidia/cu13/lib/libcublas.so.13 (deleted)\n"
         "7f30 r-xp 0 08:01 3 /env/lib/libcudart-1b2c3d4e.so.12\n"
     )

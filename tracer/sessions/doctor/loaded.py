@@ -11,6 +11,7 @@ import torch
 from tracer.capture.device import devices
 from tracer.capture.torch_private import torch_history, torch_profiler
 from tracer.errors import RecordingError
+from tracer.null_gpu.build import NAME
 from tracer.null_gpu.cards import named_card
 from tracer.null_gpu.cudnn import FOLDER_VARIABLE
 from tracer.null_gpu.process import is_active
@@ -22,8 +23,6 @@ _FAMILIES = ("cudart", "cublas", "cublasLt", "cudnn", "cufft", "cusolver", "cusp
 _LIBRARY = re.compile(rf"lib({'|'.join(_FAMILIES)})(?:\.so|-[0-9a-f]+\.so)")
 INJECTION_VARIABLES = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 """Variables by which another profiler, such as Nsight Systems, loads itself into a process that uses CUDA."""
-_NULL_GPU_FOLDER = "/torch-timeline/null-gpu/"
-"""Libraries of the null GPU stand in front of CUDA's, of which torch loads some all the same."""
 _LEAST_FREE_PART = 0.5
 _SAME_MEMORY = 0.03
 """By how much a card's memory may differ from the table's: drivers and ECC keep more or less."""
@@ -164,16 +163,17 @@ def _mend_copies(copies: list[str]) -> str:
 
 
 def loaded_libraries(maps: str) -> dict[str, list[str]]:
-    """Paths of CUDA's libraries in the text of /proc/self/maps, by family: `cudart`: [`/.../libcudart.so.13`]."""
+    """Return paths of CUDA's libraries in the text of /proc/self/maps, by family: `cudart`: [`/.../libcudart.so.13`].
+
+    Those of the null GPU are left out: they stand in front of CUDA's, of which torch loads some all the same.
+    """
+    lines = (line.partition("/") for line in maps.splitlines())
+    paths = dict.fromkeys(Path(f"/{rest}".removesuffix(" (deleted)")) for _, slash, rest in lines if slash)
+    null_gpu = {path.parent for path in paths if path.name == NAME}
     found: dict[str, list[str]] = {}
-    for line in maps.splitlines():
-        _, slash, rest = line.partition("/")
-        path = f"{slash}{rest}".removesuffix(" (deleted)")
-        match = _LIBRARY.match(Path(path).name) if slash else None
-        if match is None or _NULL_GPU_FOLDER in path:
-            continue
-        if path not in found.setdefault(match[1], []):
-            found[match[1]].append(path)
+    for path in paths:
+        if (match := _LIBRARY.match(path.name)) is not None and path.parent not in null_gpu:
+            found.setdefault(match[1], []).append(str(path))
     return found
 
 
