@@ -1,4 +1,4 @@
-"""Ranks that fill the first GPU in one way or another: `predict first_gpu_programs.py --on 2xh100:5GiB NAME`.
+"""Ranks that fill the first GPU in one way or another: `predict first_gpu_programs.py --on 2xh100:8GiB NAME`.
 
 The line that a rank takes memory of the first GPU at ends with `# there`.
 """
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-SIZE = 2 << 30
+SIZE = 4 << 30
 LOCAL = int(os.environ["LOCAL_RANK"])
 
 
@@ -52,6 +52,14 @@ def a_tensor_in_a_hook() -> None:
     train(model, LOCAL)
 
 
+def a_default_device() -> None:
+    torch.set_default_device("cuda")
+    table = torch.zeros(SIZE // 4)  # there
+    torch.set_default_device("cpu")
+    train(replica(), LOCAL)
+    assert table.is_cuda
+
+
 def a_library_at_import() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "library_of_tables.py").write_text(
@@ -82,8 +90,11 @@ def a_loader_that_pins() -> None:
 
 
 def a_synchronization() -> None:
-    """What each rank allocates is on its own GPU."""
     torch.cuda.synchronize()
+    train(replica(), LOCAL)
+
+
+def each_on_its_own() -> None:
     torch.cuda.set_device(LOCAL)
     kept = torch.zeros(SIZE, dtype=torch.uint8, device="cuda")
     train(replica(), LOCAL)
