@@ -1,4 +1,4 @@
-"""All blocks of a cycle with the sizes that the allocator counts, and what each kind of them has in use over time.
+"""All blocks of a cycle with the sizes that the allocator counts, and the bytes of each kind over time.
 
 Shapes: B blocks; D events of the device.
 """
@@ -35,8 +35,8 @@ class CountedBlocks:
 def counted_blocks(cycle: CycleFindings) -> CountedBlocks:
     """Return the blocks of a cycle; those from before with sizes and stacks of the allocator's history, if it is there.
 
-    A recording does not see how large the allocator made what is from before: rounding, and remainders that it did not
-    split, would be blocks of their own. What no recording saw was never freed in one, for of a free it tells.
+    A tensor from before may be smaller than its block, which the allocator has rounded up or not split. A block that
+    only the history has was never freed in the cycle: the recording would have the free.
     """
     lifetimes, blocks, num = cycle.lifetimes, cycle.blocks, len(cycle.lifetimes.events)
     if cycle.peak.allocator is None:

@@ -62,8 +62,8 @@ def free_for_process(state: DeviceState, replay: Replay, entry: int, fraction: f
     """Bytes that the device had for this process when a request failed; None where the recording does not say.
 
     Args:
-        fraction: The share of the device that the process may reserve (`set_per_process_memory_fraction`). What is
-            reserved and free is taken for the device: other processes' memory is not known.
+        fraction: The share of the device that the process may reserve (`set_per_process_memory_fraction`). The device
+            counts as no larger than the reserved and the free bytes: other processes' memory is not known.
     """
     free_bytes, reserved_bytes = int(state.trace.addr[entry]), int(replay.reserved_bytes[entry + 1])
     if free_bytes < 0:
