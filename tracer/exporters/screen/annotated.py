@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from rich.console import Console
 from rich.text import Text
 
@@ -12,8 +10,6 @@ from tracer.exporters.screen.paths import short_path
 from tracer.exporters.screen.terminal import visible
 from tracer.exporters.screen.text import print_table, say, table
 from tracer.units import format_bytes
-
-_GAP = AnnotatedLine(0, "...")
 
 
 def print_annotated(file: AnnotatedFile, peak_bytes: int, console: Console) -> None:
@@ -25,21 +21,15 @@ def print_annotated(file: AnnotatedFile, peak_bytes: int, console: Console) -> N
     grid.add_column("freed", no_wrap=True)
     grid.add_column("line", justify="right", no_wrap=True)
     grid.add_column("source", no_wrap=True)
-    for line in _with_gaps(file.lines):
+    for index, line in enumerate(file.lines):
+        if index and line.number != file.lines[index - 1].number + 1:
+            grid.add_row(*[""] * 5, "...")
         grid.add_row(*_cells(line), Text(visible("(not in the file)" if line.text is None else line.text)))
     print_table("Memory by line", grid, console)
 
 
-def _with_gaps(lines: tuple[AnnotatedLine, ...]) -> list[AnnotatedLine]:
-    return [shown for before, line in pairwise((_GAP, *lines)) for shown in _after(before, line)]
-
-
-def _after(before: AnnotatedLine, line: AnnotatedLine) -> tuple[AnnotatedLine, ...]:
-    return (line,) if before is _GAP or line.number == before.number + 1 else (_GAP, line)
-
-
 def _cells(line: AnnotatedLine) -> tuple[str, ...]:
-    memory, number = line.memory, str(line.number or "")
+    memory, number = line.memory, str(line.number)
     if memory is None:
         return "", "", "", "", number
     sizes = (memory.peak_bytes, memory.backward_bytes, memory.own_peak_bytes)
