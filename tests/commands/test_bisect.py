@@ -24,6 +24,7 @@ from tracer.exporters.json_documents.peak import write_baseline
 from tracer.sessions.jobs.child_processes import Ended
 from tracer.sessions.trials.commits import Repository
 from tracer.sessions.trials.package_versions import Versions, python_with
+from tracer.sessions.trials.requirement_files import changes_between
 
 ROOT = Path(main.__file__).parent
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -182,6 +183,7 @@ def test_mistakes_are_a_sentence_and_a_hint(repository: Path, measured: list[str
         (("a..b",), "Which script"),
         (("--between", "x==1,2"), "Which script"),
         (("--between", "x", *_SCRIPT), "does not name a package"),
+        (("--between", "x==1,2", "--requirements", "a", "b", *_SCRIPT), "are two questions"),
     )
     for words, sentence in wrong:
         result = called(*words)
@@ -204,12 +206,12 @@ def test_code_that_is_installed_from_the_repository_comes_from_the_worktree(
     assert here.import_path(tree) == os.pathsep.join([str(tree / "src"), "/somewhere"])
 
 
-def _wheel(folder: Path, version: str) -> None:
-    """A package `grows` that needs nothing, of one module."""
-    info = f"grows-{version}.dist-info"
-    with zipfile.ZipFile(folder / f"grows-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("grows.py", f"VERSION = {version!r}\n")
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: grows\nVersion: {version}\n")
+def _wheel(folder: Path, version: str, name: str = "grows") -> None:
+    """A package that needs nothing, of one module."""
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", f"VERSION = {version!r}\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: a\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
 
@@ -233,13 +235,13 @@ def test_versions_between_two_are_those_that_were_released(wheels: None) -> None
 @needs_uv
 def test_an_environment_has_the_version_and_all_else_of_this_one(wheels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = "import sys, torch, grows; print(grows.VERSION, torch.__file__)"
-    python = python_with("grows==1.10")
+    python = python_with(["grows==1.10"])
     shown = subprocess.run([python, "-c", asked.replace("torch,", "numpy as torch,")], capture_output=True, text=True)
     import numpy
 
     assert shown.stdout.split() == ["1.10", numpy.__file__], shown.stderr
     monkeypatch.setattr("tracer.sessions.trials.package_versions._make", None)  # it is kept
-    assert python_with("grows==1.10") == python
+    assert python_with(["grows==1.10"]) == python
 
 
 @needs_uv
@@ -256,6 +258,63 @@ def test_the_planted_version_is_found(wheels: None, monkeypatch: pytest.MonkeyPa
     shown = called("--between", "grows==1.9,1.9.5,2.0", *_SCRIPT).stderr.replace("\n", " ")
     assert "grows==1.9.5: does not run. Error: uv: " in shown
     assert "Error: grows==0.1: uv: " in called("--between", "grows==0.1,1.9,2.0", *_SCRIPT).stderr
+
+
+@needs_uv
+def test_the_package_that_made_the_difference_between_two_files(
+    wheels: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("before", "later", "same"):
+        _wheel(tmp_path, "1.0", name)
+        _wheel(tmp_path, "2.0", name)
+    old, new = tmp_path / "old.txt", tmp_path / "new.txt"
+    old.write_text("# made by hand\nbefore==1.0\ngrows==1.9 \\\n  --hash=sha256:00  # pinned\nlater==1.0\nsame==1.0\n")
+    new.write_text("same==1.0\nlater>=2.0\nGrows==1.11\nbefore==2.0\n")
+    asked: list[list[str]] = []
+
+    def run(command: Sequence[str], variables: object, folder: object) -> Ended:
+        code = "import before, grows, later; print(before.VERSION, grows.VERSION, later.VERSION)"
+        done = subprocess.run([command[0], "-c", code], capture_output=True, text=True, check=True)
+        asked.append(done.stdout.split())
+        (tmp_path / "size").write_text("500" if asked[-1][1] == "1.11" else "100")
+        return _check(tmp_path, command)
+
+    monkeypatch.setattr(bisect, "_run", run)
+    found = answer("--requirements", str(old), str(new), *_SCRIPT)
+    assert (found["point"], found["first_bad"]) == ("change", "grows==1.9 -> Grows==1.11")
+    assert (found["last_good"], found["num_points"]) == ("before==1.0 -> before==2.0", 4)
+    assert asked == [["1.0", "1.9", "1.0"], ["2.0", "1.11", "2.0"], ["2.0", "1.11", "1.0"], ["2.0", "1.9", "1.0"]]
+
+
+def test_requirements_change_after_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = {"a": ["Z_z>=1", "m; extra == 'dev'"], "z-z": ["b"], "b": ["a"]}  # a circle, too
+    monkeypatch.setattr("tracer.sessions.trials.requirement_files.requires", needs.get)
+    old, new = tmp_path / "old.txt", tmp_path / "new.txt"
+    old.write_text("--index-url https://example.org/simple\na==1\nb==1\nm==1\nZ.Z==1\n")
+    new.write_text("--index-url https://example.org/simple\na==2\nb==2\nm==2\nn==1\n")
+    changes = changes_between(old, new)
+    assert changes.packages == ("b", "z-z", "a", "m", "n")
+    assert changes.names[1:3] == ("b==1 -> b==2", "Z.Z==1 -> nothing") and changes.names[-1] == "nothing -> n==1"
+    index = "--index-url https://example.org/simple"
+    assert changes.requirements[0] == (index, "b==1", "Z.Z==1", "a==1", "m==1")
+    assert changes.requirements[2] == (index, "b==2", "a==1", "m==1")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("a==1", "a==1", "name the same packages"),
+        ("a==1\n-r more.txt", "a==2", "'-r more.txt', which names no package"),
+        ("a==1", "./folder", "'./folder', which names no package"),
+        ("a==1", None, "cannot be read"),
+    ],
+)
+def test_requirements_that_are_not_understood(tmp_path: Path, old: str, new: str | None, sentence: str) -> None:
+    for name, text in (("old.txt", old), ("new.txt", new)):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+    result = called("--requirements", str(tmp_path / "old.txt"), str(tmp_path / "new.txt"), *_SCRIPT)
+    assert result.exit_code == 1 and sentence in result.stderr.replace("\n", " ") and "Hint: Name two" in result.stderr
 
 
 _TRAIN = """

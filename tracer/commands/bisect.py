@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from tracer.results.bisection import Bisection
     from tracer.sessions.jobs.child_processes import Ended
     from tracer.sessions.trials.commits import Commit, Repository
-    from tracer.sessions.trials.package_versions import Versions
 
 _HINT = "Behind the commits stands what check takes: bisect v1.0..main -- --on h100 train.py"
 
@@ -39,6 +38,10 @@ def bisect(
     between: Annotated[
         str | None,
         option("Instead of commits, versions of a package: transformers==4.56,4.57.", metavar="<package==a,b>"),
+    ] = None,
+    requirements: Annotated[
+        tuple[Path, Path] | None,
+        option("Or two files of requirements, which name versions.", metavar="<old.txt> <new.txt>"),
     ] = None,
     fail_above: Annotated[
         str | None,
@@ -54,15 +57,18 @@ def bisect(
     """Find the commit, or the version of a package, that made a script need more GPU memory, without a GPU.
 
     The script runs by `check` on the null GPU: for each commit in a worktree of its own, for each version in an
-    environment that uv makes. Commits and versions on which it does not run are left out.
+    environment that uv makes. Commits and versions on which it does not run are left out. Of two files of requirements
+    the packages that differ are changed one after the other.
 
         torch-timeline bisect v1.0..main -- --on h100 train.py --epochs 1
 
         torch-timeline bisect --between transformers==4.56,4.57 -- --on h100 train.py
+
+        torch-timeline bisect --requirements old.txt new.txt -- --on h100 train.py
     """
     with errors_for_people(), tempfile.TemporaryDirectory(prefix="bisect-") as folder:
         tell = not_said if quiet else say
-        points, asked = _points(words or [], between, Path(folder))
+        points, asked = _points(words or [], between, requirements, Path(folder))
         found = _search(_Measured(points, asked, Path(folder), tell), fail_above)
         with screen(is_shown=as_json or not quiet) as console:
             if as_json:
@@ -78,11 +84,11 @@ def bisect(
 
 
 class _Points(Protocol):
-    """Commits or versions, in their order."""
+    """Commits, versions or changes, in their order."""
 
     @property
     def point(self) -> str:
-        """The word for one of them: commit, or version."""
+        """The word for one of them: commit, version, or change."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -118,20 +124,19 @@ class _Commits:
 
 
 @dataclass(frozen=True)
-class _PackageVersions:
-    versions: Versions
-    point: str = "version"
+class _Environments:
+    """Versions of a package, or changes between two files of requirements."""
 
-    @property
-    def names(self) -> Sequence[str]:
-        return [self.versions.requirement(version) for version in self.versions.versions]
+    point: str
+    names: Sequence[str]
+    requirements: Sequence[Sequence[str]]  # Of each, lines of a file of requirements
 
     def run(self, index: int, words: Sequence[str]) -> Ended:
         from tracer.sessions.jobs.child_processes import Ended
         from tracer.sessions.trials.package_versions import python_with
 
         try:
-            python = python_with(self.names[index])
+            python = python_with(self.requirements[index])
         except TracerError as error:
             return Ended(1, f"Error: {error}")
         return _run([str(python), *program(), *words], dict(os.environ), None)
@@ -148,24 +153,44 @@ def _run(command: list[str], variables: dict[str, str], folder: Path | None) -> 
     return ChildProcesses().run_again(variables, command=command, folder=folder)
 
 
-def _points(words: Sequence[str], between: str | None, folder: Path) -> tuple[_Points, Sequence[str]]:
-    """The commits or versions, and the words for `check`."""
-    commits, asked = ("", words) if between is not None else ("".join(words[:1]), words[1:])
+def _points(
+    words: Sequence[str], between: str | None, files: tuple[Path, Path] | None, folder: Path
+) -> tuple[_Points, Sequence[str]]:
+    """The commits, versions or changes, and the words for `check`."""
+    has_commits = between is None and files is None
+    commits, asked = ("".join(words[:1]), words[1:]) if has_commits else ("", words)
     asked = asked[asked[:1] == ["--"] :]
-    if between is not None:
-        from tracer.sessions.trials.package_versions import Versions
-
-        if asked:
-            return _PackageVersions(Versions.parse(between)), asked
-    elif ".." not in commits:
+    if has_commits and ".." not in commits:
         raise UsageError("Which commits? Two are missing.", hint=_HINT)
     if not asked:
         raise UsageError("Which script is to run? It is missing.", hint=_HINT)
+    if between is not None and files is not None:
+        raise UsageError("--between and --requirements are two questions.", hint="Leave out one of them.")
+    if between is not None:
+        return _versions(between), asked
+    return (_commits(commits, folder) if files is None else _changes(*files)), asked
+
+
+def _commits(commits: str, folder: Path) -> _Commits:
     from tracer.sessions.trials.commits import Repository
 
     good, _, bad = commits.partition("..")
     repository = Repository.here()
-    return _Commits(repository, repository.commits(good or "HEAD", bad.lstrip(".") or "HEAD"), folder), asked
+    return _Commits(repository, repository.commits(good or "HEAD", bad.lstrip(".") or "HEAD"), folder)
+
+
+def _versions(between: str) -> _Environments:
+    from tracer.sessions.trials.package_versions import Versions
+
+    names = Versions.parse(between).requirements
+    return _Environments("version", names, [[name] for name in names])
+
+
+def _changes(old: Path, new: Path) -> _Environments:
+    from tracer.sessions.trials.requirement_files import changes_between
+
+    changes = changes_between(old, new)
+    return _Environments("change", changes.names, changes.requirements)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from tracer.analysis.peak_diff import PeakDiff, SavedPeak, diff_peaks
 class Bisection:
     """The last good point and the first bad one, with their peaks."""
 
-    point: str  # The word for a point: commit, or version
+    point: str  # The word for a point: commit, version, or change
     good: str
     bad: str
     unknown: tuple[str, ...]  # Points between the two at which the script cannot run

@@ -17,6 +17,7 @@ from tracer.user_cache.builds import build_once, digest_of, user_cache
 from tracer.user_cache.private_folders import how_others_write
 
 _MOST_VERSIONS = 1000
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _BETWEEN = re.compile(r"(?P<package>[A-Za-z0-9._-]+(?:\[[\w,.-]+\])?)==(?P<versions>[\w.!+-]+(?:,[\w.!+-]+)+)")
 
 
@@ -43,44 +44,57 @@ class Versions:
         package, versions = found["package"], tuple(found["versions"].split(","))
         return Versions(package, versions if len(versions) > 2 else _all_between(package, *versions))
 
-    def requirement(self, version: str) -> str:
-        """Return `transformers==4.56`."""
-        return f"{self.package}=={version}"
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """Return `transformers==4.56` of each."""
+        return tuple(f"{self.package}=={version}" for version in self.versions)
 
 
-def python_with(requirement: str) -> Path:
-    """Return the Python of an environment that has this package, and all else as this process has it.
+def python_with(requirements: Sequence[str]) -> Path:
+    """Return the Python of an environment that has these packages, and all else as this process has it.
 
-    What the package needs is there in the version that this process has, or in another where it refuses that one. torch
-    is this process's, unless the requirement names it.
+    What a package needs is there in the version that this process has, or in another where it refuses that one. torch
+    is this process's, unless a requirement names it.
+
+    Args:
+        requirements: Lines of a file of requirements, which may name an index too.
 
     Raises:
         TracerError: uv is missing, or cannot install it.
     """
     installed = _installed()
-    folder = user_cache() / "environments" / digest_of([sys.executable, requirement, *sys.path, *installed], ())
+    folder = user_cache() / "environments" / digest_of([sys.executable, *requirements, *sys.path, *installed], ())
     if (problem := how_others_write(folder)) is not None:
         raise TracerError(
             f"Environments are not kept where others can write: {problem}.",
             hint="Set XDG_CACHE_HOME to a folder that only you can write.",
         )
-    return build_once(folder, "bin/python", lambda made: _make(made, requirement, installed), family="")
+    return build_once(folder, "bin/python", lambda made: _make(made, requirements, installed), family="")
 
 
-def _make(folder: Path, requirement: str, installed: Sequence[str]) -> None:
+def _make(folder: Path, requirements: Sequence[str], installed: Sequence[str]) -> None:
     """Make an environment whose own packages stand before those of this process."""
     _uv("venv", "--quiet", "--python", sys.executable, str(folder))
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "of_this_process.pth").write_text("\n".join(filter(os.path.isabs, sys.path)), encoding="utf-8")
-    constraints, excluded = folder / "constraints.txt", folder / "excluded.txt"
-    name = re.split(r"[\[=]", requirement)[0].lower().replace("_", "-")
-    constraints.write_text("\n".join(one for one in installed if not one.startswith(f"{name}==")), encoding="utf-8")
-    excluded.write_text("" if name == "torch" else "torch\n", encoding="utf-8")
-    install = ("pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), "--excludes", str(excluded))
+    named = {package_name(requirement) for requirement in requirements}
+    constraints = [one for one in installed if package_name(one) not in named]
+    excluded = [] if "torch" in named else ["torch"]
+    files = {"requirements": requirements, "constraints": constraints, "excludes": excluded}
+    for name, lines in files.items():
+        (folder / f"{name}.txt").write_text("\n".join(lines), encoding="utf-8")
+    words = [word for name in ("requirements", "excludes") for word in (f"--{name}", str(folder / f"{name}.txt"))]
+    install = ("pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), *words)
     try:
-        _uv(*install, "--constraints", str(constraints), requirement)
+        _uv(*install, "--constraints", str(folder / "constraints.txt"))
     except TracerError:
-        _uv(*install, requirement)
+        _uv(*install)
+
+
+def package_name(requirement: str) -> str | None:
+    """Return the normal name of the package that a line names, as `flash-attn` of `Flash_Attn[x]>=2`; None if none."""
+    found = _NAME.match(requirement)
+    return None if found is None else re.sub(r"[-_.]+", "-", found[0]).lower()
 
 
 def _installed() -> list[str]:
