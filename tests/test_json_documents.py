@@ -22,13 +22,12 @@ from tests.trace import chrome
 from tracer.analysis.peak_row import PeakRow
 from tracer.capture.values_read import LeftOut, ValueRead, ValuesRead
 from tracer.changes.recommendation import AdviceReport, Recommendation, UnneededMemory
+from tracer.exporters.bisection import Bisection, bisection_json
+from tracer.exporters.doctor import doctor_json
+from tracer.exporters.engine import engine_json
 from tracer.exporters.json_documents.advice import write_advice_json, write_fit_json
-from tracer.exporters.json_documents.bisection import bisection_json
-from tracer.exporters.json_documents.doctor import doctor_json
-from tracer.exporters.json_documents.engine import engine_json
 from tracer.exporters.json_documents.header import UNITS
 from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS, read_peak_json
-from tracer.results.bisection import Bisection
 from tracer.results.doctor import CheckResult, DoctorReport, failed
 from tracer.results.engine_start import engine_start
 from tracer.results.fit import FitReport, FitTrial

@@ -11,7 +11,7 @@ import pytest
 
 from tests.results.test_engine_start import GIB, READY
 from tracer.commands.engines import engine_command
-from tracer.exporters.screen.engine import print_engine, print_engines
+from tracer.exporters.engine import print_engine, print_engines
 from tracer.exporters.screen.terminal import screen
 from tracer.results.engine_start import StartStage, engine_start
 

@@ -9,7 +9,7 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import main
-from tracer.workloads.quantized import quantized_bytes, weights_bytes
+from tracer.workloads.module_tensors import quantized_bytes, weights_bytes
 
 _MODEL = ("--model", "torch.nn:Linear", "--model-arg", "in_features=1024", "--model-arg", "out_features=2048")
 _ASKED = ("predict", "--engine", "rehearsal", *_MODEL, "--input", "1024", "--batch-size", "1")

@@ -19,8 +19,7 @@ from tracer.errors import TracerError
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.job.earlier import earlier_ranks_by, run_earlier_ranks
 from tracer.null_gpu.job.objects import Objects
-from tracer.null_gpu.job.place import RankPlace, groups_left, nccl_left, shared_bytes_left
-from tracer.null_gpu.job.ranks import ranks_that_differ
+from tracer.null_gpu.job.place import RankPlace, groups_left, nccl_left, ranks_that_differ, shared_bytes_left
 from tracer.null_gpu.job.store import LoneStore, ProgramsStore
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.null_gpu.process import environment

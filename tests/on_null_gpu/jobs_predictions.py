@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tracer.commands.predict_engines import Engine, OnNullGpu, Rehearsed
 from tracer.commands.workload_options import PredictedWorkload
 from tracer.null_gpu.cards import CONTEXT_BYTES, H100, Card, Devices
-from tracer.null_gpu.limit import limited_to
+from tracer.null_gpu.process import limited_to
 from tracer.results.prediction import OutOfMemoryAt, Prediction, Sizes
 from tracer.sessions.script_run import FirstStepsDone, ScriptProfile
 from tracer.sessions.trials.largest_fitting import largest_fitting

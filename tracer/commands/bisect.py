@@ -23,7 +23,7 @@ from tracer.units import format_bytes
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_diff import SavedPeak, Threshold
-    from tracer.results.bisection import Bisection
+    from tracer.exporters.bisection import Bisection
     from tracer.sessions.jobs.child_processes import Ended
     from tracer.sessions.trials.commits import Commit, Repository
 
@@ -66,18 +66,16 @@ def bisect(
 
         torch-timeline bisect --requirements old.txt new.txt -- --on h100 train.py
     """
+    from tracer.exporters.bisection import bisection_json, print_bisection
+
     with errors_for_people(), tempfile.TemporaryDirectory(prefix="bisect-") as folder:
         tell = not_said if quiet else say
         points, asked = _points(words or [], between, requirements, Path(folder))
         found = _search(_Measured(points, asked, Path(folder), tell), fail_above)
         with screen(is_shown=as_json or not quiet) as console:
             if as_json:
-                from tracer.exporters.json_documents.bisection import bisection_json
-
                 print_json(bisection_json(found), console)
             else:
-                from tracer.exporters.screen.bisection import print_bisection
-
                 print_bisection(found, console, top=top)
         if not quiet and not as_json:
             say_all(after_bisection(found.merged, asked))
@@ -239,7 +237,7 @@ def _only_peak(file: Path) -> SavedPeak:
 def _search(measured: _Measured, fail_above: str | None) -> Bisection:
     """Measure both ends, then between them."""
     from tracer.analysis.peak_diff import parse_threshold
-    from tracer.results.bisection import Bisection
+    from tracer.exporters.bisection import Bisection
     from tracer.sessions.trials.first_bad import find_first_bad
 
     threshold = parse_threshold(fail_above) if fail_above is not None else None

@@ -56,8 +56,7 @@ def doctor(
             check_folder(report.absolute().parent)
         found = examine(device, not_said if quiet else say)
         has_failed = found.has_failed
-        from tracer.exporters.json_documents.doctor import doctor_json, write_doctor_json
-        from tracer.exporters.screen.doctor import print_doctor
+        from tracer.exporters.doctor import doctor_json, print_doctor, write_doctor_json
 
         if report is not None:
             write_doctor_json(found, report)

@@ -155,9 +155,8 @@ def fit_engine(engine: EngineCommand, on: OnOptions, tried: Sequence[tuple[str, 
     if on.on is None:
         raise no_card_named(engine.arguments)
     say_where(start_on(on.on))
+    from tracer.exporters.engine import FILE_NAME, engine_json, print_engines
     from tracer.exporters.files import check_folder, write_json
-    from tracer.exporters.json_documents.engine import FILE_NAME, engine_json
-    from tracer.exporters.screen.engine import print_engines
     from tracer.sessions.engine_run import OUTPUT, run_engine
 
     rows: list[tuple[tuple[str, ...], EngineStart]] = []
@@ -200,9 +199,8 @@ def tell_engine(
     Args:
         words: The command, to be pasted; the empty text where there is none.
     """
+    from tracer.exporters.engine import FILE_NAME, engine_json, print_engine
     from tracer.exporters.files import write_json
-    from tracer.exporters.json_documents.engine import FILE_NAME, engine_json
-    from tracer.exporters.screen.engine import print_engine
 
     document = engine_json(start, command=words, computed=computed)
     write_json(save_dir / FILE_NAME, document)

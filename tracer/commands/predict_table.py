@@ -9,8 +9,7 @@ import torch
 
 from tracer.commands.predict_engines import Engine, build
 from tracer.results.prediction import TableCell, TableRow
-from tracer.workloads.module_tensors import default_dtype
-from tracer.workloads.quantized import quantized_bytes, weights_bytes
+from tracer.workloads.module_tensors import default_dtype, quantized_bytes, weights_bytes
 
 if TYPE_CHECKING:
     from tracer.commands.predict_options import PredictOptions

@@ -14,7 +14,6 @@ graphs.
     build           the libraries, built for the torch at hand, once, in the user's cache
     process         how a process runs on it
     nccl_buffers    what NCCL takes of a GPU beside torch's allocator, as a range
-    limit           how much of it a program may take
     nvidia_smi      what `nvidia-smi` says there
     values/         what the operators that decide a size compute on the host, and what the program read
     sources/        the libraries in C, a file a subject

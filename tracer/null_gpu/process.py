@@ -1,4 +1,4 @@
-"""How a process runs on the null GPU: its environment, a restart with it, or the libraries loaded before torch."""
+"""How a process runs on the null GPU: its environment, a restart with it, the libraries before torch, its memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tracer.command_line import replace_process
@@ -168,3 +169,23 @@ def load(cards: Sequence[Card]) -> None:
     node = ctypes.CDLL(None).null_gpu_node
     node.restype = ctypes.c_char_p
     os.environ[_NODE] = node().decode()
+
+
+WITHOUT_END_BYTES = 4096 * GIB
+
+
+@contextmanager
+def limited_to(limit_bytes: int, num_devices: int) -> Iterator[None]:
+    """Memory runs out there meanwhile; what the card says of itself stays. What was before holds again at the end.
+
+    Args:
+        limit_bytes: Memory of each device; `WITHOUT_END_BYTES` to see what a program needs.
+    """
+    limit = ctypes.CDLL(None).null_gpu_limit_bytes
+    limit.argtypes, limit.restype = (ctypes.c_int, ctypes.c_size_t), ctypes.c_size_t
+    before = [limit(device, limit_bytes) for device in range(num_devices)]
+    try:
+        yield
+    finally:
+        for device, before_bytes in enumerate(before):
+            limit(device, before_bytes)

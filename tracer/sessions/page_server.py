@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final
 from urllib.parse import unquote
 
 from tracer.errors import TracerError, first_line
-from tracer.exporters.page.drop_page import drop_page
+from tracer.exporters.page.html import filled
 from tracer.units import format_bytes
 
 MAX_FILES: Final = 200
@@ -199,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
         pages = self.server.pages
         match parts:
             case []:
-                return _HTML, drop_page().encode()
+                return _HTML, _drop_page().encode()
             case ["files"]:
                 return _JSON, json.dumps([self.server.shown(index) for index in range(len(self.server.files))]).encode()
             case ["pages", number] if number.isdecimal() and int(number) < len(pages):
@@ -277,3 +277,10 @@ def _plain_name(name: str) -> str:
     """A file's name without folders, and with letters that every file system has."""
     plain = re.sub(r"[^\w.+-]", "_", re.split(r"[/\\]", name)[-1])[-_MAX_NAME:].lstrip(".")
     return plain or "file"
+
+
+def _drop_page() -> str:
+    """Return the page that files are dropped on: its script sends them here, and nothing else is loaded or sent."""
+    return filled(
+        "drop.html", title="torch-timeline", styles=("page", "drop"), scripts=("elements", "drop"), may_send=True
+    )

@@ -21,8 +21,14 @@ from tracer.exporters.screen.job import of_card
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import Devices
 from tracer.null_gpu.job.earlier import earlier_ranks_are_asked_for, earlier_ranks_by
-from tracer.null_gpu.job.place import RankPlace, groups_left, nccl_left, shared_bytes_left, taken_left
-from tracer.null_gpu.job.ranks import ranks_that_differ
+from tracer.null_gpu.job.place import (
+    RankPlace,
+    groups_left,
+    nccl_left,
+    ranks_that_differ,
+    shared_bytes_left,
+    taken_left,
+)
 from tracer.results.files import PAGE, RANK_JSON, RANKS_PAGE, SNAPSHOT
 from tracer.results.null_job import NullJob, RankRun
 from tracer.results.null_run import CAVEAT

@@ -20,7 +20,7 @@ from tracer.changes.wrapped import Wrapped
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import CARDS, UNNAMED, Card
 from tracer.null_gpu.cudnn import cudnn_of
-from tracer.null_gpu.limit import WITHOUT_END_BYTES, limited_to
+from tracer.null_gpu.process import WITHOUT_END_BYTES, limited_to
 from tracer.rehearsal.cpu_kernels import CpuKernels
 from tracer.results.null_run import caveat_of
 from tracer.sessions.profile_session import ProfileSession

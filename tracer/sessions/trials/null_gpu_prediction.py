@@ -16,8 +16,8 @@ from tracer.capture.sources.error_line import error_line
 from tracer.errors import TracerError, WorkloadError, error_words, first_line
 from tracer.null_gpu.cards import Card, Devices
 from tracer.null_gpu.job.place import RankPlace
-from tracer.null_gpu.limit import WITHOUT_END_BYTES, limited_to
 from tracer.null_gpu.nccl_buffers import NcclBuffers
+from tracer.null_gpu.process import WITHOUT_END_BYTES, limited_to
 from tracer.rehearsal.device_memory import Spread
 from tracer.results.failure import Failure, is_out_of_memory, without_gpu, without_tracebacks
 from tracer.results.null_run import NO_TIMES, SET_ASIDE, USE_CUDA, elsewhere

@@ -14,7 +14,7 @@ from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.torch_private.torch_cuda import when_cuda_has_begun
 from tracer.capture.torch_private.torch_history import on_out_of_memory
 from tracer.exporters.memory_snapshot import write_memory_snapshot
-from tracer.null_gpu.limit import WITHOUT_END_BYTES, limited_to
+from tracer.null_gpu.process import WITHOUT_END_BYTES, limited_to
 from tracer.null_gpu.writes import own_files
 from tracer.sessions.training_watch import MAX_ENTRIES
 from tracer.sessions.trials.trial_channel import TrialRequest

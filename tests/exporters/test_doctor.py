@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tracer.exporters.json_documents.doctor import doctor_json, write_doctor_json
+from tracer.exporters.doctor import doctor_json, print_doctor, write_doctor_json
 from tracer.exporters.json_documents.public_text import public
-from tracer.exporters.screen.doctor import print_doctor
 from tracer.results.doctor import CheckResult, DoctorReport, failed, passed, skipped
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 ABOUT = {"program": "0.2.0", "torch": "2.15.0", "device": "cuda:0", "name": "NVIDIA H100 80GB HBM3"}
 REPORT = DoctorReport(
     about=ABOUT,

@@ -1,15 +1,21 @@
-"""The answers of `doctor` on the screen: a line for each check, and below it the command that mends it."""
+"""The answers of `doctor`: on the screen, and as doctor.json, which names no person, host or folder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
+from tracer.exporters.files import write_json
+from tracer.exporters.json_documents.header import json_header
+from tracer.exporters.json_documents.public_text import public, public_environment
 from tracer.exporters.screen.text import say
 from tracer.results.doctor import CheckResult, DoctorReport, Status
 from tracer.units import some
 
+VERSION = 1
 _STYLES = {Status.PASS: "green", Status.FAIL: "bold red", Status.SKIP: "yellow"}
 
 
@@ -43,3 +49,33 @@ def _summary(report: DoctorReport) -> Iterator[str]:
     yield f"{some(len(report.checks), 'check')}: {counts}."
     if failures:
         yield f"Mend first: {', '.join(check.name for check in failures)}."
+
+
+def doctor_json(report: DoctorReport) -> dict[str, Any]:
+    """All of it, as values for JSON; docs/files.md describes them."""
+    torch = report.about.get("torch")
+    header = json_header("doctor", VERSION, torch=str(torch) if torch else None, command=None, computed=report.computed)
+    return {
+        **header,
+        "counts": {status.value: len(report.with_status(status)) for status in Status},
+        "about": public(report.about) | {"environment": public_environment()},
+        "installed": [_values(check) for check in report.installed],
+        "works": [_values(check) for check in report.works],
+    }
+
+
+def write_doctor_json(report: DoctorReport, path: Path) -> None:
+    """Write doctor.json."""
+    write_json(path, doctor_json(report))
+
+
+def _values(check: CheckResult) -> dict[str, Any]:
+    outcome = check.outcome
+    return {
+        "name": check.name,
+        "status": outcome.status.value,
+        "sentence": public(outcome.sentence),
+        "mend": public(outcome.mend),
+        "seconds": check.seconds,
+        "facts": public(outcome.facts),
+    }

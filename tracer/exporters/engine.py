@@ -1,15 +1,25 @@
-"""Memory of an inference engine in less than 24 lines: the KV cache, and the limit of its requests."""
+"""Memory of an inference engine: the KV cache and the limit of its requests in less than 24 lines, and engine.json.
+
+docs/serving.md describes the keys of engine.json.
+"""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, Final
 
 from rich.console import Console
 
+from tracer.command_line import this_command
+from tracer.exporters.json_documents.header import json_header
 from tracer.exporters.screen.text import print_rows, say
 from tracer.results.engine_start import EngineStart, StartStage, WorkerMemory, replaced_options
 from tracer.units import format_bytes, some
+
+FILE_NAME: Final = "engine.json"
+VERSION: Final = 1
 
 
 def print_engine(start: EngineStart, console: Console, *, command: str) -> None:
@@ -106,3 +116,26 @@ def _to_paste(start: EngineStart, command: str) -> str:
     if start.fits or not start.changes:
         return command
     return shlex.join(replaced_options(shlex.split(command), start.changes[0][0].split(" ")))
+
+
+def engine_json(start: EngineStart, *, command: str, computed: bool) -> dict[str, Any]:
+    """Return the document of an engine's start.
+
+    Args:
+        command: The engine's own command; the empty text where a script made the engine.
+        computed: Whether a real GPU computed.
+    """
+    return {
+        **json_header("engine", VERSION, torch=None, command=this_command(), computed=computed),
+        "engine_command": command or None,
+        "fits": start.fits,
+        "limit": start.limit,
+        "kv_cache_tokens": start.cache_tokens,
+        "concurrency": start.concurrency,
+        "largest_context": start.largest_context,
+        "changes": [{"option": option, "effect": effect} for option, effect in start.changes],
+        "workers": [
+            asdict(worker) | {"limit_bytes": worker.limit_bytes, "free_bytes": worker.free_bytes}
+            for worker in start.workers
+        ],
+    }
