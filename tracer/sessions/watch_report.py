@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tracer.analysis.profiles.failed_allocation import held_now
+from tracer.analysis.profiles.failed_allocation import held_now, with_evaluation
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.first_changes import first_changes, with_cause
 from tracer.analysis.snapshots.groups import SnapshotRow, group_rows
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.modelled import model_device
 from tracer.analysis.snapshots.moments import OutlivedGroup, StepEnds, first_whole_step, outlived_groups
-from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory, in_evaluation
+from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory
 from tracer.analysis.steps.step_findings import explain_steps
 from tracer.capture.device.device_blocks import device_blocks
 from tracer.capture.device.device_ledger import DeviceLedger, device_ledger
@@ -157,8 +157,9 @@ class _Explanation:
         ends = self._moment.ends
         event = finding.oom[-1] if finding.oom and self._moment.error is not None else None
         if event is not None:
-            event = in_evaluation(event) if self._moment.is_evaluating else event
-            objects = look_at_failure(self._device, self._moment.error, is_evaluating=event.in_evaluation)
+            is_evaluating = self._moment.is_evaluating
+            objects = look_at_failure(self._device, self._moment.error, is_evaluating=is_evaluating)
+            event, objects = with_evaluation(event, objects)
             first = first_changes(replayed, explained, model_device(explained), objects=objects)
             event = with_cause(event, first)
         return _History(

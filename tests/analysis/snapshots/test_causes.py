@@ -173,6 +173,26 @@ def test_the_first_forward_of_a_training_is_no_evaluation() -> None:
     assert "gradients in evaluation" not in program.changes()
 
 
+@pytest.mark.parametrize(
+    ("caller", "is_inference"),
+    [
+        (line(206, "_decode", "/x/site-packages/diffusers/models/autoencoders/autoencoder_kl.py"), True),
+        (line(3), False),  # the program calls the whole, as a training does
+    ],
+)
+def test_a_first_call_of_a_decoder_by_its_library_is_an_inference(caller: dict[str, Any], is_inference: bool) -> None:
+    program = Recorded(capacity=220)
+    inner = [line(7, "forward", "/x/site-packages/diffusers/models/autoencoders/vae.py"), MODULE_CALL]
+    decoding = [*inner, caller, *([line(3)] if is_inference else ())]
+    program.make(10, [line(2)])
+    for _ in range(20):
+        program.make(10, decoding)
+    program.fail(20, decoding)
+    changes = program.changes()
+    assert "decoding at full size" in changes
+    assert next(iter(changes)) == ("gradients in evaluation" if is_inference else "decoding at full size")
+
+
 def test_a_first_forward_that_frees_most_of_its_blocks_keeps_the_large_ones_for_its_backward() -> None:
     """Of two blocks' tensors half are freed on the way, and a workspace is: three of eight are left, 64 % of bytes."""
     program = Recorded(capacity=200)

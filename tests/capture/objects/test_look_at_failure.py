@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -65,6 +66,33 @@ def test_a_model_may_be_trained_without_an_optimizer_that_is_there() -> None:
     other.eval()
     assert for_nothing(*made) == [True, False, False]
     del optimizer
+
+
+class Failing(Net):
+    """Runs out of memory."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        raise torch.OutOfMemoryError
+
+
+def test_a_call_in_evaluation_mode_is_an_inference_where_nothing_is_trained() -> None:
+    """Not with an optimizer in the program, nor with a gradient from a backward, nor in training mode."""
+    model = Failing().eval()
+
+    def is_evaluating() -> bool:
+        with pytest.raises(torch.OutOfMemoryError) as raised:
+            model(torch.ones(3))
+        return look_at_failure(torch.device("cpu"), raised.value, is_evaluating=False).is_evaluating
+
+    assert is_evaluating()
+    optimizer = optimizer_of(Net())
+    assert not is_evaluating()
+    del optimizer
+    model.weight.grad = torch.ones(3)
+    assert not is_evaluating()
+    model.weight.grad = None
+    model.train()
+    assert not is_evaluating()
 
 
 def test_float64_that_only_a_graph_keeps() -> None:

@@ -60,13 +60,18 @@ def failed_allocation(
     (one,) = replayed.devices
     event = last_out_of_memory(one)
     if objects is not None:
-        event = in_evaluation(event) if objects.is_evaluating else event
-        objects = replace(objects, is_evaluating=event.in_evaluation)
+        event, objects = with_evaluation(event, objects)
     modelled = model_device(one)
     first = first_changes(replayed, one, modelled, objects=objects)
     cycles = findings.cycles if findings is not None and findings.device == device else ()
     in_use = next((cycle.at_failure for cycle in cycles if cycle.at_failure is not None), None)
     return FailedAllocation(with_cause(event, first), first, in_use, objects)
+
+
+def with_evaluation(event: OutOfMemory, objects: ObjectsAtFailure) -> tuple[OutOfMemory, ObjectsAtFailure]:
+    """A failure with what an evaluation keeps for backward, and its objects: evaluating only if that is much."""
+    event = in_evaluation(event) if objects.is_evaluating else event
+    return event, replace(objects, is_evaluating=event.in_evaluation)
 
 
 _KINDS: Final = {**KIND_OF_ROLE, Role.WORKSPACE: Kind.WORKSPACE, Role.BUCKET: Kind.COMMUNICATION}

@@ -31,11 +31,19 @@ def look_at_failure(device: torch.device, error: BaseException | None, *, is_eva
         saved = [tensor for node in nodes for tensor in torch_graph.saved_by(node)]
         wide = [tensor for tensor in (*tensors, *saved) if tensor.dtype is torch.float64]
         return ObjectsAtFailure(
-            is_evaluating=is_evaluating,
+            is_evaluating=is_evaluating or _is_inference(called, objects),
             is_training=called is not None and called.training,
             untrained=_kept_by_untrained(objects, nodes, device) if is_complete else frozenset(),
             float64=frozenset(_addresses(wide, device)),
         )
+
+
+def _is_inference(called: nn.Module | None, objects: Sequence[Any]) -> bool:
+    """Whether a call failed of a model in evaluation mode, in a program without any optimizer or gradient."""
+    if called is None or called.training or any(isinstance(each, torch.optim.Optimizer) for each in objects):
+        return False
+    parameters = [*called.parameters()]
+    return any(each.requires_grad for each in parameters) and all(each.grad is None for each in parameters)
 
 
 def _kept_by_untrained(objects: Sequence[Any], nodes: Sequence[Any], device: torch.device) -> frozenset[int]:

@@ -14,7 +14,7 @@ from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
 from tracer.analysis.snapshots.changed_requests import with_earlier_frees, with_smaller_blocks, without_blocks
 from tracer.analysis.snapshots.frames import is_python
 from tracer.analysis.snapshots.groups import group_lives
-from tracer.analysis.snapshots.sites import NO_FRAMES
+from tracer.analysis.snapshots.sites import NO_FRAMES, Site
 from tracer.analysis.snapshots.stack_facts import Fact, has
 from tracer.arrays import Bools, Ints, at
 from tracer.snapshot.columns import Frame
@@ -123,7 +123,7 @@ def long_batch(case: Case) -> Iterator[Cause]:
 
 def decoding_at_full_size(case: Case) -> Iterator[Cause]:
     """Images or videos that an autoencoder of diffusers makes whole."""
-    is_tiled = case.stacks_with([bool(_TILED.search(frame.file)) for frame in case.frames])
+    is_tiled = case.stacks_with([*map(is_of_autoencoder, case.frames)])
     rows = np.flatnonzero(is_tiled[case.lives.stack] & ~case.stays & (case.lives.begin > BEFORE))
     held = case.held(rows)
     asked = case.asked_bytes * bool(is_tiled[case.asked_stack])
@@ -138,6 +138,11 @@ def decoding_at_full_size(case: Case) -> Iterator[Cause]:
         case.largest_site(held) if len(held) else None,
         GivesUp.A_LITTLE,
     )
+
+
+def is_of_autoencoder(frame: Frame | Site) -> bool:
+    """Whether a line is of an autoencoder of diffusers."""
+    return bool(_TILED.search(frame.file or ""))
 
 
 def variables_over_the_step(case: Case) -> Iterator[Cause]:

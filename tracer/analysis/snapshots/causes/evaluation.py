@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from tracer.analysis.kinds import Kind
+from tracer.analysis.snapshots.causes.activations import is_of_autoencoder
 from tracer.analysis.snapshots.causes.case import Case, Cause
 from tracer.analysis.snapshots.changed_requests import without_blocks
 from tracer.arrays import Bools, Ints
@@ -85,13 +86,25 @@ def _kept_for_nothing(case: Case) -> Ints:
     rows = rows[case.lives.end[rows] > calls.last[call[rows]]]
     if not len(learning):
         # It may be a training whose first backward is still to come, for one call or for the sum of several losses:
-        # certain is a line that has let go of what its calls before had kept.
+        # certain is a line that has let go of what its calls before had kept. diffusers itself calls the part of an
+        # autoencoder that the program asks for: a training calls the whole.
         size = case.lives.requested_bytes
         held = rows[case.lives.end[rows] > case.last_entry]
         kept_bytes, held_bytes = (np.bincount(call[of], size[of], minlength=len(lines)) for of in (rows, held))
         has_let_go = idle & (held_bytes < _KEPT_SHARE * kept_bytes)
-        idle &= np.isin(calls.line, calls.line[has_let_go])
+        idle &= np.isin(calls.line, calls.line[has_let_go]) | _are_of_a_part(case, call, rows)
     return rows[idle[call[rows]]]
+
+
+def _are_of_a_part(case: Case, call: Ints, rows: Ints) -> Bools:
+    """Which calls are of an autoencoder's decoder or encoder alone, by a library's line [calls]."""
+    found = np.zeros(len(case.calls[1]), np.bool_)
+    if case.is_training:
+        return found
+    known, first = np.unique(call[rows], return_index=True)
+    sites = map(case.model_call, rows[first].tolist())
+    found[known] = [site is not None and is_of_autoencoder(site) for site in sites]
+    return found
 
 
 def _calls(case: Case, call: Ints, lines: Ints) -> _Calls:
