@@ -101,6 +101,20 @@ def test_below_a_transform_lies_the_tensor_itself(transform: Callable[..., Any])
     assert seen == [tensor.data_ptr()]
 
 
+def test_a_tensor_without_a_storage_is_passed_over() -> None:
+    """As vectorize=True of torch.autograd.functional makes them; they may be in the frames of a failure."""
+    observer = StorageObserver()
+
+    def function(x: Tensor) -> Tensor:
+        observer.observe([(Role.INPUT, "x", x)])
+        x.register_hook(lambda gradient: observer.observe([(Role.INPUT, "gradient", gradient)]))
+        return x.square()
+
+    torch.autograd.functional.jacobian(function, torch.randn(3), vectorize=True)
+    assert observer.unobserved == {"Tensor": 1}
+    assert len(observer.observations().address) == 1
+
+
 def test_a_fake_tensor_has_no_address_and_is_no_riddle() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

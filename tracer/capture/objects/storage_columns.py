@@ -31,18 +31,15 @@ size_of = torch.UntypedStorage.nbytes
 def plain_storages(looked_at: Sequence[Any]) -> list[torch.UntypedStorage] | None:
     """The storages of plain tensors, or the storages that are given; None where one of them takes a closer look."""
     types = set(map(type, looked_at))
-    if types == _STORAGE:
-        storages = list(looked_at)
-    elif types <= _PLAIN and _are_strided(looked_at):
-        storages = list(map(Tensor.untyped_storage, looked_at))
-    else:
-        return None
-    # Those of fake tensors among them, of which torch warns when it is asked where they are.
-    if _META in set(map(device_of, storages)):
+    if types != _STORAGE and not (types <= _PLAIN and _are_strided(looked_at)):
         return None
     try:
+        storages = list(looked_at if types == _STORAGE else map(Tensor.untyped_storage, looked_at))
+        # Those of fake tensors among them, of which torch warns when it is asked where they are.
+        if _META in set(map(device_of, storages)):
+            return None
         list(map(address_of, storages))
-    except RuntimeError:  # one has no address to tell
+    except RuntimeError:  # one has no storage, as in the vmap of torch.autograd.functional, or no address to tell
         return None
     return storages
 
