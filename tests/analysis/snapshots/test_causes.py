@@ -83,6 +83,28 @@ def test_a_graph_that_each_step_leaves() -> None:
     assert "loss.item()" in change.words
 
 
+@pytest.mark.parametrize(
+    ("learns", "words"),
+    [
+        ("sum(losses).backward()", "call backward() for each part of a batch"),
+        ("print(losses)", "evaluate under `with torch.no_grad():`; in a training,"),
+    ],
+)
+def test_graphs_that_one_backward_behind_the_loop_needs(learns: str, words: str, tmp_path: Path) -> None:
+    """Nothing learned so far: whether it is a training is in the source."""
+    script = tmp_path / "train.py"
+    script.write_text(f"losses = []\nfor x in data:\n    losses.append(loss(model(x)))\n{learns}\n")
+    program = Recorded(capacity=420)
+    for _ in range(8):
+        program.free(program.make(1, [line(2)]), [line(2)])
+        for number in range(4):
+            program.make(10, [*layer(7 + number)[:2], line(3, "<module>", str(script))])
+    program.fail(110, [line(2)])
+    change = first(program)
+    assert change.cause == "graphs kept"
+    assert change.words.startswith(words)
+
+
 def test_data_that_is_loaded_before_the_first_call_of_a_model_is_no_growth() -> None:
     program = Recorded(capacity=300)
     for _ in range(16):
@@ -307,6 +329,31 @@ def test_what_a_traceback_holds(tmp_path: Path) -> None:
     change = first(program)
     assert change.cause == "held by a traceback"
     assert "200.00 MiB in 5 blocks" in change.sentence
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_what_a_kept_exception_holds(is_kept: bool) -> None:
+    """An attempt of five blocks fails in its forward, and the next one fails as it makes its model."""
+    program = Recorded(capacity=210)
+    blocks = [program.make(40, layer(7)) for _ in range(5)]
+    program.fail(40, layer(7))
+    for block in [] if is_kept else blocks:
+        program.free(block, [line(4)])
+    program.fail(20 if is_kept else 300, MOVING)
+    found = program.changes()
+    assert ("held by a traceback" in found) is is_kept
+    assert not is_kept or "str(error)" in first(program).words
+
+
+def test_a_forward_that_goes_on_after_a_failure_holds_nothing() -> None:
+    """A layer that catches a failure and takes another way; the optimizer runs out of memory later."""
+    program = Recorded(capacity=210)
+    for _ in range(3):
+        program.make(40, layer(7))
+    program.fail(120, layer(7))
+    program.make(40, layer(8))
+    program.fail(120, STEP)
+    assert "held by a traceback" not in program.changes()
 
 
 def test_a_library_that_asks_again_for_less_holds_nothing() -> None:

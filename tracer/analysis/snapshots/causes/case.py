@@ -17,6 +17,7 @@ import numpy as np
 
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.block_facts import calls_of_models
+from tracer.analysis.snapshots.causes.source import reaches_backward_behind
 from tracer.analysis.snapshots.changed_requests import Changed
 from tracer.analysis.snapshots.findings import ReplayedSnapshot
 from tracer.analysis.snapshots.frames import is_label, is_python, torch_file
@@ -310,13 +311,18 @@ class Case:
         return found
 
     def model_call(self, row: int) -> Site | None:
-        """The line that calls the outermost module in whose forward a block was made."""
+        """The line that calls the outermost module in whose forward a block was made, through torch's code or not."""
         frames = [frame for frame in self.stacks[int(self.lives.stack[row])] if is_python(frame)]
         inside = [at for at, frame in enumerate(frames) if is_module_call(frame)]
-        if not inside or inside[-1] + 1 == len(frames):
-            return None
-        frame = frames[inside[-1] + 1]
-        return Site(frame.name, frame.file, frame.line)
+        callers = frames[inside[-1] + 1 :] if inside else []
+        frame = next((frame for frame in callers if torch_file(frame) is None), None)
+        return Site(frame.name, frame.file, frame.line) if frame is not None else None
+
+    def is_for_later_backward(self, rows: Ints) -> bool:
+        """Whether the source says that one backward behind a loop needs what the loop's calls of a model made."""
+        rows = rows[self.in_model[rows]]
+        called = self.model_call(int(rows[np.argmax(self.lives.requested_bytes[rows])])) if len(rows) else None
+        return called is not None and reaches_backward_behind(called)
 
     @property
     def frames(self) -> tuple[Frame, ...]:

@@ -40,7 +40,7 @@ def evaluation_with_gradients(case: Case) -> Iterator[Cause]:
     else:
         rows = _kept_for_nothing(case)
     held = case.held(rows)
-    if not len(rows) or not case.is_much(held):
+    if not len(rows) or not case.is_much(held) or (not case.is_evaluating and case.is_for_later_backward(held)):
         return
     yield Cause(
         "gradients in evaluation",

@@ -75,11 +75,17 @@ def growth(case: Case) -> Iterator[Cause]:
     ends = grown.starts[np.minimum(grown.iteration + 1, len(grown.starts) - 1)]
     site = case.largest_site(grown.rows)
     if _is_graph(case, grown):
+        is_needed = case.is_for_later_backward(grown.rows)
+        held = (
+            f"that one backward behind these {what}s needs, all at once"
+            if is_needed
+            else f"that backward needs, held by a tensor that outlives its {what} (a loss in a list or a running sum, "
+            "a metric, an output, a hidden state, a gradient with a graph)"
+        )
         yield Cause(
             "graphs kept",
-            f"{left}{case.lines(grown.rows)}: the graph that backward needs, held by a tensor that outlives its {what} "
-            "(a loss in a list or a running sum, a metric, an output, a hidden state, a gradient with a graph).",
-            _detached(case, grown, what),
+            f"{left}{case.lines(grown.rows)}: the graph {held}.",
+            _in_parts(case, grown, what) if is_needed else _detached(case, grown, what),
             lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
             site,
             grows="memory grows",
@@ -103,13 +109,28 @@ def _detached(case: Case, grown: Grown, what: str) -> str:
         return f"evaluate under `with torch.no_grad():`, and {detach}"
     if grown.are_steps or case.last_learning >= int(grown.starts[0]):
         return detach
-    training = (
-        "call backward() for each part of a batch in place of once for the sum of their losses (gradients add up), or "
-        f"checkpoint each {what} (torch.utils.checkpoint) where one loss needs them all"
-    )
+    training = _in_parts(case, grown, what)
     if case.is_training:
         return training
     return f"evaluate under `with torch.no_grad():`; in a training, {training}; {detach}"
+
+
+def _in_parts(case: Case, grown: Grown, what: str) -> str:
+    """The change for graphs that one backward needs."""
+    if _is_of_backward(case, grown.rows):
+        return (
+            f"differentiate through fewer of these {what}s, or not through their gradients (create_graph=False, the "
+            "first order), or use a smaller batch in each"
+        )
+    return (
+        "call backward() for each part of a batch in place of once for the sum of their losses (gradients add up), or "
+        f"checkpoint each {what} (torch.utils.checkpoint) where one loss needs them all"
+    )
+
+
+def _is_of_backward(case: Case, rows: Ints) -> bool:
+    """Whether a backward made a good part of some blocks, for a graph of its own (`create_graph=True`)."""
+    return case.is_share(rows[has(case.facts[rows], Fact.ENGINE)], of=rows)
 
 
 def _most_grown(case: Case) -> Grown | None:
@@ -206,8 +227,7 @@ def _is_graph(case: Case, grown: Grown) -> bool:
     iteration = np.searchsorted(grown.starts, lives.begin, side="right") - 1
     in_model = grown.rows[case.in_model[grown.rows]]
     made = np.isin(iteration, grown.iteration) & (lives.begin > BEFORE) & case.in_model & np.isin(line, line[in_model])
-    of_backward = has(case.facts[grown.rows], Fact.ENGINE)  # it made a graph itself, create_graph=True
-    if case.is_share(grown.rows[of_backward], of=grown.rows):
+    if _is_of_backward(case, grown.rows):
         return True
     of_graphs = grown.rows[np.isin(case.kind[grown.rows], (Kind.ACTIVATION, Kind.AUTOGRAD_DETAIL))]
     if len(of_graphs) > _GRAPHS_BLOCKS * grown.num_iterations and case.is_share(of_graphs, of=grown.rows, percent=50):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
+from tracer.analysis.snapshots.causes.source import class_around
 from tracer.analysis.snapshots.changed_requests import with_earlier_frees
 from tracer.analysis.snapshots.frames import is_python, torch_file
 from tracer.analysis.snapshots.sites import Site
@@ -26,7 +25,6 @@ _LEAST_PARTS: Final = 2
 _MODULES: Final = "nn/modules/module.py"
 _MOST_TIMES: Final = 8
 """That one line makes a block in a call of a part."""
-_MOST_SOURCE_BYTES: Final = 4 << 20
 _UNEVEN: Final = 0.1
 _ALIKE: Final = 0.9
 """Of the distances between calls of a part, in blocks: as many differ from the usual one by a tenth at most."""
@@ -108,7 +106,7 @@ def _around(frames: list[Frame]) -> Iterator[tuple[_Part, int]]:
             is_called = True
             continue
         if is_called or file is None:
-            kind = _class_around(frame.file, frame.line) if frame.name == "forward" else ""
+            kind = class_around(frame.file, frame.line) if frame.name == "forward" else ""
             is_told = kind and file is None  # as a container of torch's is not
             yield _Part(kind or frame.name, frame.file, ("", 0) if is_told else caller, 0), frame.line
         caller, is_called = (frame.file, frame.line), False
@@ -187,30 +185,6 @@ def _named(case: Case, repeated: _Repeated) -> str:
 
 def _is_torchs(repeated: _Repeated) -> bool:
     return torch_file(Frame(repeated.part.name, repeated.part.file, repeated.line)) is not None
-
-
-def _class_around(file: str, line: int) -> str:
-    """The class that a line is in; empty where the file is not here."""
-    return next((name for name, first, last in _classes_of(file) if first <= line <= last), "")
-
-
-@cache
-def _classes_of(file: str) -> tuple[tuple[str, int, int], ...]:
-    """Name, first and last line of each class of a file, the innermost first; empty where it is not here.
-
-    The path is a recording's, which anybody may have made: what is no source file of a usual size is not opened.
-    """
-    path = Path(file)
-    try:
-        if path.suffix != ".py" or not path.is_file() or path.stat().st_size > _MOST_SOURCE_BYTES:
-            return ()
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return ()
-    classes = [
-        (at.name, at.lineno, at.end_lineno or at.lineno) for at in ast.walk(tree) if isinstance(at, ast.ClassDef)
-    ]
-    return tuple(sorted(classes, key=lambda of: of[2] - of[1]))
 
 
 def _switch(file: str) -> str:

@@ -1,0 +1,155 @@
+"""Facts from the program's source, where a recording's file is on this machine; without running or importing it.
+
+The path is a recording's, which anybody may have made: what is no source file of a usual size is not opened.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from tracer.analysis.snapshots.sites import Site
+
+_MOST_SOURCE_BYTES: Final = 4 << 20
+_LEARNING: Final = ("backward", "manual_backward", "grad")
+"""Names of calls that compute gradients: of a tensor, an engine, an accelerator; `torch.autograd.grad`."""
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@cache
+def tree_of(file: str) -> ast.Module | None:
+    """A file's syntax tree; None where it is not here or cannot be parsed."""
+    path = Path(file)
+    try:
+        if path.suffix != ".py" or not path.is_file() or path.stat().st_size > _MOST_SOURCE_BYTES:
+            return None
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def class_around(file: str, line: int) -> str:
+    """The innermost class that a line is in; empty where there is none, or the file is not here."""
+    return next((name for name, first, last in _classes_of(file) if first <= line <= last), "")
+
+
+@cache
+def _classes_of(file: str) -> tuple[tuple[str, int, int], ...]:
+    """Name, first and last line of each class of a file, the innermost first."""
+    tree = tree_of(file)
+    nodes = ast.walk(tree) if tree is not None else ()
+    classes = [(at.name, at.lineno, at.end_lineno or at.lineno) for at in nodes if isinstance(at, ast.ClassDef)]
+    return tuple(sorted(classes, key=lambda of: of[2] - of[1]))
+
+
+def is_in_except(file: str, tried: int, line: int) -> bool:
+    """Whether a line lies in the `except` of a `try` around another one; by their order where no source tells."""
+    if (tree := tree_of(file)) is None:
+        return line > tried
+    return any(
+        _holds(node.body, tried) and any(_holds(handler.body, line) for handler in node.handlers)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Try)
+    )
+
+
+def reaches_backward_behind(site: Site) -> bool:
+    """Whether the value of a call comes to a `backward` or `autograd.grad` behind the loop that the call is in.
+
+    Followed are assignments and calls of methods in one function, in the order of the source. In a loop with
+    `out = model(x)` and `losses.append(criterion(out, y))`, and `sum(losses).backward()` behind it, the first line's
+    value does.
+    """
+    line = site.line or 0
+    if site.file is None or (tree := tree_of(site.file)) is None:
+        return False
+    body = _function_around(tree, line)
+    end = _end_of_loop(body, line)
+    names: set[str] = set()
+    for statement in _statements(body):
+        parts = _own_expressions(statement)
+        if (statement.end_lineno or 0) < line or not (_is_at(parts, line) or names & set(_names(parts))):
+            continue
+        calls = [call for part in parts for call in ast.walk(part) if isinstance(call, ast.Call)]
+        if statement.lineno > end and any(_learns(call, names) for call in calls):
+            return True
+        names.update(_receivers(statement))
+    return False
+
+
+def _end_of_loop(body: Sequence[ast.stmt], line: int) -> int:
+    """The last line of the innermost loop around a line; the line itself where there is none."""
+    loops = [at for at in _statements(body) if isinstance(at, (ast.For, ast.While)) and _holds(at.body, line)]
+    return max((at.lineno, at.end_lineno or 0) for at in loops)[1] if loops else line
+
+
+def _function_around(tree: ast.Module, line: int) -> list[ast.stmt]:
+    """The body of the innermost function that a line is in; else the module's."""
+    around = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS) and _holds(node.body, line)]
+    return min(around, key=lambda node: (node.end_lineno or 0) - node.lineno, default=tree).body
+
+
+def _statements(body: Sequence[ast.AST]) -> Iterator[ast.stmt]:
+    """The statements of a body in order, with those inside of loops and blocks, but not of functions and classes."""
+    for part in body:
+        if isinstance(part, (*_FUNCTIONS, ast.ClassDef, ast.expr)):
+            continue
+        if isinstance(part, ast.stmt):
+            yield part
+        yield from _statements([*ast.iter_child_nodes(part)])
+
+
+def _own_expressions(statement: ast.stmt) -> list[ast.expr]:
+    return [part for part in ast.iter_child_nodes(statement) if isinstance(part, ast.expr)]
+
+
+def _is_at(parts: Sequence[ast.expr], line: int) -> bool:
+    return any(part.lineno <= line <= (part.end_lineno or part.lineno) for part in parts)
+
+
+def _names(parts: Sequence[ast.expr]) -> Iterator[str]:
+    """Names that are read: `self`, `self.loss`."""
+    yield from filter(None, (_dotted(node) for part in parts for node in ast.walk(part)))
+
+
+def _dotted(node: ast.AST) -> str:
+    """`self.loss` for a name or an attribute of one; empty for all else."""
+    attributes: list[str] = []
+    while isinstance(node, ast.Attribute):
+        attributes.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(attributes)]) if isinstance(node, ast.Name) else ""
+
+
+def _learns(call: ast.Call, names: set[str]) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return name in _LEARNING and bool(names & set(_names([call])))
+
+
+def _receivers(statement: ast.stmt) -> Iterator[str]:
+    """Names that a statement gives a value: targets, and what a method such as `append` is called of."""
+    match statement:
+        case ast.Assign(targets=targets):
+            yield from (name for target in targets for name in _bases(target))
+        case ast.AugAssign(target=target) | ast.AnnAssign(target=target) | ast.For(target=target):
+            yield from _bases(target)
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=receiver))):
+            yield from _bases(receiver)
+
+
+def _bases(target: ast.expr) -> Iterator[str]:
+    """The variables or attributes of a target: `out` of `out["logits"]`, `a` and `b` of `a, b`."""
+    match target:
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            yield from (name for part in parts for name in _bases(part))
+        case ast.Subscript(value=inner) | ast.Starred(value=inner):
+            yield from _bases(inner)
+        case _ if name := _dotted(target):
+            yield name
+
+
+def _holds(body: Sequence[ast.stmt], line: int) -> bool:
+    return bool(body) and body[0].lineno <= line <= (body[-1].end_lineno or body[-1].lineno)
