@@ -20,6 +20,7 @@ from tests.results.test_engine_start import READY
 from tests.snapshot.dumps import write
 from tests.trace import chrome
 from tracer.analysis.peak_row import PeakRow
+from tracer.capture.device.phase_memory import Levels, PhaseMemory, ProcessPhases
 from tracer.capture.values_read import LeftOut, ValueRead, ValuesRead
 from tracer.changes.recommendation import AdviceReport, Recommendation, UnneededMemory
 from tracer.exporters.bisection import Bisection, bisection_json
@@ -28,6 +29,7 @@ from tracer.exporters.engine import engine_json
 from tracer.exporters.json_documents.advice import write_advice_json, write_fit_json
 from tracer.exporters.json_documents.header import UNITS
 from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS, read_peak_json
+from tracer.exporters.phases import phases_json
 from tracer.results.doctor import CheckResult, DoctorReport, failed
 from tracer.results.engine_start import engine_start
 from tracer.results.fit import FitReport, FitTrial
@@ -230,6 +232,15 @@ def test_every_key_of_a_whole_job_is_described(file: Path, tmp_path: Path) -> No
     other = write(tmp_path / "rank1.pickle", out_of_memory())
     found = answer("snapshot", file, other, "--json")
     check_header(found, "job", "`snapshot --json` of several recordings")
+
+
+def test_phases_of_a_run() -> None:
+    phase = PhaseMemory.of_visit("train", 0, [Levels(1, 2, 3), Levels(1, 2, 3)], peak=Levels(2, 2))
+    document = phases_json([ProcessPhases(1, "train.py", (phase,))], computed=False)
+    check_header(document, "phases", "phases.json")
+    (process,) = document["processes"]
+    assert sorted(process) == sorted(keys("A process with phases"))
+    assert sorted(process["phases"][0]) == sorted(keys("A phase"))
 
 
 def test_an_engines_start() -> None:

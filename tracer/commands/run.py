@@ -111,8 +111,11 @@ def run(
     if devices is not None and not screen.quiet:
         say_where(devices)
     say_all(script.notes if not screen.quiet else ())
+    from tracer.capture.device.phase_ledger import PhaseLedger
+    from tracer.commands.phases import tell_phases
     from tracer.exporters.files import check_folder
     from tracer.sessions.engine_run import engine_reports
+    from tracer.sessions.folder import SessionFolder
     from tracer.sessions.termination import Termination
 
     ended = _Ending(script.arguments)
@@ -125,15 +128,17 @@ def run(
     with errors_for_people(), kept_import_path(), here, _made(changes) as notes, closed as termination:
         steps = (schedule.of_calls() if inference else schedule).schedule()
         check_folder(save_dir)
+        folder = SessionFolder(save_dir)
         script.check()
         profile = make_profile(steps)
         termination.watch()
         # Here, since each call between a script and the interpreter is a frame of every stack that is recorded.
-        with ended, engine_reports() as reports:
+        with ended, engine_reports() as reports, PhaseLedger(Path(script.path).name) as ledger:
             tell = partial(tell_reports, reports, save_dir, quiet=screen.quiet, computed=devices is None)
             ended.succeeded = run_script(
                 profile, script, quiet=screen.quiet, is_answer=ended.is_answer, before_answer=tell
             )
+        tell_phases(ledger, folder.path, quiet=screen.quiet or not folder.is_of_first_rank, computed=devices is None)
         say_all(notes() if not screen.quiet else ())
         if devices is not None:
             _say_if_elsewhere(profile)

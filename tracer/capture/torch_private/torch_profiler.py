@@ -11,6 +11,7 @@ from functools import cache, partial
 from itertools import compress
 from operator import is_
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -200,38 +201,67 @@ def on_preparing(callback: Callable[[Any], None]) -> Callable[[], None]:
     return end
 
 
+def on_regions(opened: Callable[[Any, FrameType], None], closed: Callable[[Any], None]) -> Callable[[], None]:
+    """Be told of each `record_function` region in this process, before it opens and after it has closed.
+
+    Args:
+        opened: Given the region and the frame that opens it.
+
+    Returns:
+        What ends that, unless somebody has put himself around the region's functions meanwhile.
+    """
+    kind: Any = torch.autograd.profiler.record_function
+    enter, leave = kind.__enter__, kind.__exit__
+    is_on = True
+
+    def entered(region: Any) -> Any:
+        if is_on:
+            opened(region, sys._getframe(1))
+        return enter(region)
+
+    def left(region: Any, *error: Any) -> Any:
+        try:
+            return leave(region, *error)
+        finally:
+            if is_on:
+                closed(region)
+
+    def end() -> None:
+        nonlocal is_on
+        is_on = False
+        if kind.__enter__ is entered:
+            kind.__enter__, kind.__exit__ = enter, leave
+
+    kind.__enter__, kind.__exit__ = entered, left
+    return end
+
+
 class OpenRegions:
     """The `record_function` regions that this thread has opened since `start` and not closed."""
 
     def __init__(self) -> None:
         self._open: set[int] = set()
         self._closed: Callable[[], None] | None = None
-        self.stop: Callable[[], None] = lambda: None
+        self._end: Callable[[], None] = lambda: None
 
     def start(self) -> None:
         """Look at regions that are opened from now on."""
-        kind: Any = torch.autograd.profiler.record_function
-        enter, leave, thread = kind.__enter__, kind.__exit__, threading.get_ident()
+        thread = threading.get_ident()
 
-        def entered(region: Any) -> Any:
+        def opened(region: Any, frame: FrameType) -> None:
             if threading.get_ident() == thread:
                 self._open.add(id(region))
-            return enter(region)
 
-        def left(region: Any, *error: Any) -> Any:
-            try:
-                return leave(region, *error)
-            finally:
-                self._open.discard(id(region))
-                self._call_back()
+        def closed(region: Any) -> None:
+            self._open.discard(id(region))
+            self._call_back()
 
-        def stop() -> None:
-            self._closed = None
-            if kind.__enter__ is entered:
-                kind.__enter__, kind.__exit__ = enter, leave
+        self._end = on_regions(opened, closed)
 
-        kind.__enter__, kind.__exit__ = entered, left
-        self.stop = stop
+    def stop(self) -> None:
+        """Look no longer."""
+        self._closed = None
+        self._end()
 
     def when_closed(self, callback: Callable[[], None]) -> None:
         """Call back when all of them are closed, once; at once if none is open."""

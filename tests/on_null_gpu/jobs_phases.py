@@ -1,0 +1,75 @@
+"""Programs whose phases take turns on a device, and what a ledger has of them."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import nn
+from torch.profiler import record_function
+
+from tracer.capture.device.phase_ledger import PhaseLedger
+from tracer.capture.device.phase_memory import PhaseMemory, ProcessPhases
+
+MIB = 1 << 20
+NUM_STEPS = 40
+
+
+def alternate() -> tuple[ProcessPhases, int]:
+    """64 MiB stay; a rollout takes 512 MiB and gives them back, and a training step 128 MiB, which stay in the cache.
+
+    Returns:
+        The phases, and the program's own `max_memory_allocated`.
+    """
+    torch.cuda.reset_peak_memory_stats()
+    with PhaseLedger("alternate.py") as ledger:
+        weights = _block(64)
+        for _ in range(NUM_STEPS):
+            with record_function("rollout"):
+                with record_function("generate"):
+                    cache = _block(512)
+                del cache
+                torch.cuda.empty_cache()
+            with record_function("train"):
+                _block(128)
+        most_bytes = torch.cuda.max_memory_allocated()
+        del weights
+    return ledger.phases, most_bytes
+
+
+def reset_within() -> tuple[PhaseMemory, int, int]:
+    """The program resets torch's peak behind 256 MiB of a phase, and allocates 32 MiB.
+
+    Returns:
+        The phase, and the program's own peaks: after these, and after a later phase of 16 MiB.
+    """
+    with PhaseLedger("resets.py") as ledger:
+        with record_function("train"):
+            _block(256)
+            torch.cuda.reset_peak_memory_stats()
+            _block(32)
+            first_bytes = torch.cuda.max_memory_allocated()
+        with record_function("evaluate"):
+            _block(16)
+        later_bytes = torch.accelerator.max_memory_allocated()
+    return ledger.phases.phases[0], first_bytes, later_bytes
+
+
+def train_and_fork() -> list[str]:
+    """Torch opens regions of its own around an optimizer's step, and a forked child has no phases."""
+    model = nn.Linear(8, 8, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    with PhaseLedger("trains.py") as ledger:
+        model(torch.ones(8, 8, device="cuda")).sum().backward()
+        optimizer.step()
+        if not (child := os.fork()):
+            with record_function("of the child"):
+                pass
+            os._exit(len(ledger.phases.phases))
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    return [phase.name for phase in ledger.phases.phases]
+
+
+def _block(size_mib: int) -> torch.Tensor:
+    return torch.empty(size_mib * MIB, dtype=torch.uint8, device="cuda")

@@ -1,0 +1,37 @@
+"""Phases of a program on a device: what is held in each, and that the program does not notice."""
+
+from __future__ import annotations
+
+from tests.elsewhere import Elsewhere
+from tests.on_null_gpu import jobs_phases
+from tests.on_null_gpu.jobs_phases import MIB
+from tracer.capture.device.phase_memory import BETWEEN
+from tracer.null_gpu.cards import CONTEXT_BYTES
+
+
+def test_each_phase_has_the_peaks_of_its_own_times(elsewhere: Elsewhere) -> None:
+    found, most_bytes = elsewhere(jobs_phases.alternate)
+    phases = {phase.name: phase for phase in found.phases}
+    assert [*phases] == ["rollout", "train", BETWEEN]  # a region inside of another is no phase
+    rollout, train, between = phases.values()
+    assert rollout.allocated_bytes == most_bytes == (64 + 512) * MIB
+    assert train.allocated_bytes == (64 + 128) * MIB
+    assert between.allocated_bytes == 64 * MIB
+    # The training step's block is cached when the rollout begins.
+    assert rollout.held_bytes == CONTEXT_BYTES + (64 + 128 + 512) * MIB
+    assert rollout.end_bytes == train.begin_bytes == CONTEXT_BYTES + 64 * MIB
+    assert train.held_bytes == train.end_bytes == CONTEXT_BYTES + (64 + 128) * MIB
+    for phase in found.phases:
+        parts = phase.allocated_bytes + phase.cached_bytes + phase.outside_bytes - phase.unmapped_bytes
+        assert parts == phase.held_bytes and not phase.unmapped_bytes
+    assert rollout.num_times == jobs_phases.NUM_STEPS  # of which the last ones are not all looked at
+
+
+def test_a_program_that_resets_torchs_peaks_finds_them_so_and_its_phases_keep_theirs(elsewhere: Elsewhere) -> None:
+    phase, first_bytes, later_bytes = elsewhere(jobs_phases.reset_within)
+    assert (phase.name, phase.allocated_bytes) == ("train", 256 * MIB)
+    assert first_bytes == later_bytes == 32 * MIB
+
+
+def test_regions_of_torch_itself_are_no_phases(elsewhere: Elsewhere) -> None:
+    assert elsewhere(jobs_phases.train_and_fork) == [BETWEEN]

@@ -1,0 +1,56 @@
+"""Memory by phase: a row for each phase of a process, whose parts sum to what it holds of its GPU, and phases.json.
+
+docs/files.md describes the keys of phases.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from rich.console import Console
+
+from tracer.capture.device.phase_memory import PhaseMemory, ProcessPhases
+from tracer.command_line import this_command
+from tracer.exporters.json_documents.header import json_header
+from tracer.exporters.screen.text import print_rows
+from tracer.units import format_bytes, some
+
+FILE_NAME: Final = "phases.json"
+VERSION: Final = 1
+_MOST_ROWS: Final = 24
+
+
+def print_phases(processes: Sequence[ProcessPhases], console: Console) -> None:
+    """Print a table for each process that has phases."""
+    for each in processes:
+        whose = f" of {each.name}, process {each.process}" if len(processes) > 1 else ""
+        shown = each.phases[:_MOST_ROWS]
+        left = some(len(each.phases) - len(shown), "phase")
+        cut = f" ({left} more in {FILE_NAME})" if len(each.phases) > len(shown) else ""
+        has_unmapped = any(phase.unmapped_bytes for phase in shown)
+        columns = ["allocated", "cached", "outside", *["unmapped"] * has_unmapped, "on the GPU", "at its end", "times"]
+        rows = [_row(phase, has_unmapped) for phase in shown]
+        print_rows(f"Memory by phase{whose}, each part at its most{cut}", columns, rows, console, words=("phase",))
+
+
+def _row(phase: PhaseMemory, has_unmapped: bool) -> tuple[str, ...]:
+    unmapped = [-phase.unmapped_bytes] if has_unmapped else []
+    sizes = [phase.allocated_bytes, phase.cached_bytes, phase.outside_bytes, *unmapped, phase.held_bytes]
+    return (*map(format_bytes, [*sizes, phase.end_bytes]), f"{phase.num_times:,}", phase.name)
+
+
+def phases_json(processes: Sequence[ProcessPhases], *, computed: bool) -> dict[str, Any]:
+    """Return the document of a run's phases."""
+    return {
+        **json_header("phases", VERSION, torch=None, command=this_command(), computed=computed),
+        "processes": [
+            {"process": each.process, "name": each.name, "phases": list(map(_values, each.phases))}
+            for each in processes
+        ],
+    }
+
+
+def _values(phase: PhaseMemory) -> dict[str, Any]:
+    return asdict(phase) | {"cached_bytes": phase.cached_bytes, "unmapped_bytes": phase.unmapped_bytes}
