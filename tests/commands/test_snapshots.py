@@ -55,6 +55,24 @@ def test_the_files_are_written_and_named(file: Path, tmp_path: Path) -> None:
     assert query(report, "SELECT size_bytes FROM misc_sizes") == [(5 * MIB,)]
 
 
+def test_a_source_file_is_printed_with_the_bytes_of_its_lines(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the path at which it lies here; another machine had it elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run("snapshot", file, "--annotate", "model.py")
+    assert (code, "Its source is not here" in out, "not in the file" in out) == (0, True, False)
+    (tmp_path / "model.py").write_text("".join(f"line = {number}\n" for number in range(1, 9)))
+    code, out, err = run("snapshot", file, "--annotate", "model.py")
+    assert code == 0 and out.startswith("~/model.py: 5.00 MiB of a peak of 5.00 MiB")
+    (line,) = (line for line in out.splitlines() if "line = 7" in line)
+    assert line.split() == ["3.00", "MiB", "3.00", "MiB", "freed", "7", "line", "=", "7"]
+    assert "the source is model.py as it is here now" in err
+    code, out, err = run("snapshot", file, "--annotate", "/etc/passwd")
+    assert (code, out, err.splitlines()[0]) == (1, "", "Error: No line of the recording is in /etc/passwd.")
+    assert run("snapshot", file, file, "--annotate", "model.py")[2].startswith("Error: --annotate is about one")
+
+
 def test_an_address_is_refused_in_a_sentence() -> None:
     code, _, err = run("snapshot", "https://example.org/rank0.pkl")
     assert (code, err.splitlines()[0]) == (1, "Error: rank0.pkl is named by an address.")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracer.commands.annotated import file_named
 from tracer.commands.browser import Open, opened, pages_of
 from tracer.commands.common import check_outputs, errors_for_people, not_said
 from tracer.commands.options import option
@@ -17,14 +18,11 @@ from tracer.errors import RecordingError, UsageError
 from tracer.exporters.screen.next_commands import after_run
 from tracer.exporters.screen.terminal import say, screen
 from tracer.results.files import RECORDING
-from tracer.working_folder import working_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tracer.results.run_results import RunResults
-
-_MOST_FILES = 8  # Named in an error
 
 
 def report(
@@ -104,7 +102,7 @@ def _print_annotated(recording: Path, wanted: Path) -> None:
         raise RecordingError("The recording has no memory to annotate with.", hint="Record a whole step.")
     cycle = results.findings.worst
     memory = line_memory(cycle, results.known)
-    name = _file_named(wanted, tuple(dict.fromkeys(one.at.file for one in memory)))
+    name = file_named(wanted, tuple(dict.fromkeys(one.at.file for one in memory)))
     text = results.source_of(name)
     with screen() as console:
         file = annotate(name, [one for one in memory if one.at.file == name], text)
@@ -124,18 +122,6 @@ def _write_speedscope(recording: Path, path: Path) -> None:
     if findings is None:
         raise RecordingError("The recording has no memory to draw.", hint="Record a whole step.")
     write_speedscope(findings.worst.recording, findings.worst.peak, path)
-
-
-def _file_named(wanted: Path, files: Sequence[str]) -> str:
-    """The recorded file of this path, or the only one that ends in it."""
-    exact = [file for file in files if file in (str(wanted), str(working_folder() / wanted))]
-    ending = [file for file in files if Path(file).parts[-len(wanted.parts) :] == wanted.parts]
-    found = exact or ending
-    if len(found) == 1:
-        return found[0]
-    which = "Several files of the recording end" if found else "No line of the recording is"
-    known = ", ".join(sorted(found or [Path(file).name for file in files[:_MOST_FILES]]))
-    raise RecordingError(f"{which} in {wanted}.", hint=f"Name one of {known}.")
 
 
 def _check_names(only: Collection[str]) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tracer.analysis.profiles.line_memory import LineMemory
+from tracer.analysis.line_memory import LineMemory
 
 CONTEXT_LINES = 3
 _MAX_LINE_CHARS = 200
 _MAX_SOURCE_BYTES = 4 << 20
+_NOT_KEPT = "Its source is not in the recording, which keeps that of your own files alone."
 _LEAST_SHARE = 1000  # Below this part of the peak, a thousandth, a file is left out of the page
 _MOST_FILES, _MOST_LINES = 8, 400
 
@@ -44,12 +45,13 @@ def annotated_files(
     return tuple(replace(one, lines=one.lines[:_MOST_LINES]) for one in largest)
 
 
-def annotate(file: str, memory: Iterable[LineMemory], text: str | None) -> AnnotatedFile:
+def annotate(file: str, memory: Iterable[LineMemory], text: str | None, *, missing: str = _NOT_KEPT) -> AnnotatedFile:
     """Annotate one file.
 
     Args:
         memory: Lines of this file.
         text: Source as it ran; None where it is not known.
+        missing: The note where it is not.
     """
     of_line = {one.at.line: one for one in memory}
     source = [] if text is None else text.splitlines()
@@ -65,18 +67,28 @@ def annotate(file: str, memory: Iterable[LineMemory], text: str | None) -> Annot
         )
         for number in sorted(near)
     )
-    return AnnotatedFile(file, sum(one.peak_bytes for one in of_line.values()), lines, _note(of_line, source, text))
+    return AnnotatedFile(
+        file,
+        sum(one.peak_bytes for one in of_line.values()),
+        lines,
+        _note(of_line, source) if text is not None else missing,
+    )
+
+
+def text_on_disk(path: Path) -> str | None:
+    """Return the text of a source file; None where there is none to be read."""
+    try:
+        if not path.is_file() or path.stat().st_size > _MAX_SOURCE_BYTES:
+            return None
+        return path.read_text("utf-8", errors="replace")
+    except OSError:
+        return None
 
 
 def has_changed(path: str, text: str) -> bool | None:
     """Whether the file on the disk has another text than what ran; None where there is none to be read."""
-    try:
-        file = Path(path)
-        if not file.is_file() or file.stat().st_size > _MAX_SOURCE_BYTES:
-            return None
-        return file.read_text("utf-8", errors="replace").splitlines() != text.splitlines()
-    except OSError:
-        return None
+    now = text_on_disk(Path(path))
+    return None if now is None else now.splitlines() != text.splitlines()
 
 
 def freed_words(memory: LineMemory) -> str:
@@ -101,9 +113,7 @@ def _has_text(file: AnnotatedFile) -> bool:
     return any(line.text is not None for line in file.lines)
 
 
-def _note(of_line: dict[int, LineMemory], source: list[str], text: str | None) -> str:
-    if text is None:
-        return "Its source is not in the recording, which keeps that of your own files alone."
+def _note(of_line: dict[int, LineMemory], source: list[str]) -> str:
     if any(line > len(source) for line in of_line):
-        return "The file was changed while the program ran: it has fewer lines than the recording names."
+        return "The file was changed since the program loaded it: it has fewer lines than the recording names."
     return ""

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from tests.training_steps import Recorded
+from tracer.analysis.line_memory import LineMemory
 from tracer.analysis.peak_row import PeakRow
-from tracer.analysis.profiles.line_memory import LineMemory, line_memory
+from tracer.analysis.profiles.line_memory import line_memory
 from tracer.analysis.profiles.peak import group_rows
 from tracer.capture.sources.source_line import SourceLine
 

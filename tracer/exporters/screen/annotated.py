@@ -21,10 +21,11 @@ def print_annotated(file: AnnotatedFile, peak_bytes: int, console: Console) -> N
     grid.add_column("freed", no_wrap=True)
     grid.add_column("line", justify="right", no_wrap=True)
     grid.add_column("source", no_wrap=True)
+    unknown = "(not in the file)" if any(line.text is not None for line in file.lines) else ""
     for index, line in enumerate(file.lines):
         if index and line.number != file.lines[index - 1].number + 1:
             grid.add_row(*[""] * 5, "...")
-        grid.add_row(*_cells(line), Text(visible("(not in the file)" if line.text is None else line.text)))
+        grid.add_row(*_cells(line), Text(visible(unknown if line.text is None else line.text)))
     print_table("Memory by line", grid, console)
 
 
