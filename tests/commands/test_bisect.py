@@ -281,8 +281,8 @@ def test_the_package_that_made_the_difference_between_two_files(
 
     monkeypatch.setattr(bisect, "_run", run)
     found = answer("--requirements", str(old), str(new), *_SCRIPT)
-    assert (found["point"], found["first_bad"]) == ("change", "grows==1.9 -> Grows==1.11")
-    assert (found["last_good"], found["num_points"]) == ("before==1.0 -> before==2.0", 4)
+    assert (found["point"], found["first_bad"]) == ("change", "Grows==1.11 (was grows==1.9)")
+    assert (found["last_good"], found["num_points"]) == ("before==2.0 (was before==1.0)", 4)
     assert asked == [["1.0", "1.9", "1.0"], ["2.0", "1.11", "2.0"], ["2.0", "1.11", "1.0"], ["2.0", "1.9", "1.0"]]
 
 
@@ -294,7 +294,8 @@ def test_requirements_change_after_what_they_need(tmp_path: Path, monkeypatch: p
     new.write_text("--index-url https://example.org/simple\na==2\nb==2\nm==2\nn==1\n")
     changes = changes_between(old, new)
     assert changes.packages == ("b", "z-z", "a", "m", "n")
-    assert changes.names[1:3] == ("b==1 -> b==2", "Z.Z==1 -> nothing") and changes.names[-1] == "nothing -> n==1"
+    assert changes.names[1:3] == ("b==2 (was b==1)", "no z-z (was Z.Z==1)")
+    assert changes.names[-1] == "n==1 (was not named)"
     index = "--index-url https://example.org/simple"
     assert changes.requirements[0] == (index, "b==1", "Z.Z==1", "a==1", "m==1")
     assert changes.requirements[2] == (index, "b==2", "a==1", "m==1")

@@ -29,9 +29,9 @@ class RequirementChanges:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the old file and the changes: `old.txt`, `transformers==4.56 -> transformers==4.57`."""
+        """Return the old file and the changes: `old.txt`, `transformers==4.57 (was transformers==4.56)`."""
         old, new = ({name: " ".join(lines) for name, lines in file.items()} for file in (self.old, self.new))
-        changes = (f"{old.get(name, 'nothing')} -> {new.get(name, 'nothing')}" for name in self.packages)
+        changes = (f"{new.get(name, f'no {name}')} (was {old.get(name, 'not named')})" for name in self.packages)
         return (self.old_file, *changes)
 
     @property
