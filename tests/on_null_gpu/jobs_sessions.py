@@ -454,5 +454,5 @@ def all_schedules() -> dict[tuple[int, int], list[tuple[int, int, int]]]:
     """The same for some numbers of steps and cycles."""
     return {
         (steps, cycles): rows_and_count(Schedule(1, 1, steps, cycles))
-        for steps, cycles in ((1, 1), (1, 2), (1, 4), (2, 1), (4, 3))
+        for steps, cycles in ((1, 1), (1, 4), (2, 1), (4, 2))
     }

@@ -113,7 +113,7 @@ def keep_outputs() -> dict[str, Any]:
     outputs: list[Tensor] = []
     with tempfile.TemporaryDirectory() as name:
         with watch_training(model, optimizer, save_dir=name, screen="none") as watch:
-            for _ in range(140):
+            for _ in range(80):
                 train_step(model, optimizer)
                 outputs.append(model(torch.randn(256, 16, device=DEVICE)).sum())
                 watch.step()
