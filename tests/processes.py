@@ -30,6 +30,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, NoReturn
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER_VARIABLE = "TEST_PROCESSES"
@@ -374,12 +375,24 @@ def _end(error: BaseException | None) -> NoReturn:
 _PATH = [path for path in sys.path if path and Path(path) != ROOT]
 
 
+def _load() -> None:
+    """Import what programs load.
+
+    Inductor of torch 2.11 asks for CUDA when it is imported, after which no fork could use CUDA or read variables of
+    the null GPU. It is answered without CUDA.
+    """
+    import torch
+
+    with patch.object(torch.cuda, "is_available", lambda: _is_of_null_gpu(os.environ)):
+        for name in _LOADED:
+            if importlib.util.find_spec(name.partition(".")[0]) is not None:  # pydantic comes with other packages
+                importlib.import_module(name)
+
+
 def _main() -> NoReturn:
     # Requests name functions of `tests.processes`: this module, which runs as `__main__`, under its name.
     sys.modules["tests.processes"] = sys.modules["__main__"]
-    for name in _LOADED:
-        if importlib.util.find_spec(name.partition(".")[0]) is not None:  # pydantic comes with other people's packages
-            importlib.import_module(name)
+    _load()
     gc.collect()
     gc.freeze()
     module, name, arguments = _serve(sys.argv[1])

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tests.training_steps import WORKLOADS, record, torch_timeline
 from tracer.analysis.kinds import Kind
@@ -61,10 +62,17 @@ def default_device(device: str) -> Iterator[None]:
     before = torch.get_default_device()
     torch.set_default_device(device)
     torch.empty(0)  # now torch lists its functions that make tensors, and keeps the list: none may be patched yet
+    # Before 2.15 optimizers count their steps on the default device, where nothing is computed.
+    of_optimizers = (
+        register_optimizer_step_pre_hook(lambda *_: torch.set_default_device(before)),
+        register_optimizer_step_post_hook(lambda *_: torch.set_default_device(device)),
+    )
     try:
         yield
     finally:
         torch.set_default_device(before)
+        for hook in of_optimizers:
+            hook.remove()
 
 
 def profiled(name: str, device: str) -> Profiled:

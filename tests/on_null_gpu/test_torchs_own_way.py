@@ -7,6 +7,7 @@ import pytest
 from tests.elsewhere import Elsewhere
 from tests.on_null_gpu import jobs_predictions
 from tests.on_null_gpu.jobs_predictions import TORCHS_OWN_WAY
+from tracer.capture.torch_private.torch_cuda import are_workspaces_kept
 from tracer.commands.workload_options import PredictedWorkload
 
 # A kernel of its own, a mask, attention, an optimizer; the others have their bytes by hand in tests/rehearsal.
@@ -28,5 +29,7 @@ def test_a_rehearsal_asks_for_what_torch_does(elsewhere: Elsewhere, name: str) -
         loss="mean-square",
     )
     null, rehearsed = elsewhere(jobs_predictions.both, workload)
-    assert rehearsed.need.peak_allocated_bytes == null.need.peak_allocated_bytes
+    # Before 2.15 the seed and offset that efficient attention keeps are not on the device.
+    seed_bytes = 2 * 512 if name.startswith("efficient") and are_workspaces_kept() else 0
+    assert rehearsed.need.peak_allocated_bytes == null.need.peak_allocated_bytes + seed_bytes
     assert rehearsed.need.peak_reserved_bytes == null.need.peak_reserved_bytes

@@ -8,9 +8,11 @@ import pytest
 
 from tests.elsewhere import Elsewhere
 from tests.on_null_gpu import jobs_watch
+from tracer.capture.torch_private.torch_cuda import are_workspaces_kept
 
 MIB = 1 << 20
-WORKSPACE = 32 * MIB  # cuBLAS's, in each step
+# cuBLAS's, in each step; where torch keeps workspaces, the fixture allows none.
+WORKSPACE = 0 if are_workspaces_kept() else 32 * MIB
 
 
 def line_of(function: str) -> int:
@@ -35,7 +37,7 @@ def test_a_leak_of_a_mebibyte_a_step_is_named_with_line_holder_growth_and_end(
     assert [holder["path"] for holder in kept["holders"]] == ["history[...]"]
     assert kept["holders"][0]["variable"].startswith("local variable of leak(), jobs_watch.py:")
     # It is the workspace of a backward that no longer fits, asked for by autograd's thread, which runs no Python.
-    assert found["out_of_memory"]["asked_bytes"] == WORKSPACE
+    assert found["out_of_memory"]["asked_bytes"] == (WORKSPACE or MIB)
     text = found["text"]
     assert "In-use memory grows by 1.00 MiB a step" in text and "held by history[...]" in text
     assert sum(group["bytes"] for group in found["in_use"]) == sum(found["by_kind"].values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,11 @@ def _of_header(macro: str) -> set[str]:
     }
 
 
+def _cast_here(names: Iterable[str]) -> set[str]:
+    """Those that this version of torch casts, but for overloads with names of dimensions, which 2.15 has no more."""
+    return {name for name in torch_dispatch.autocast_operators("CUDA") & set(names) if "imname" not in name}
+
+
 @pytest.mark.skipif(not HEADER.is_file(), reason="this torch comes without its headers")
 @pytest.mark.parametrize(
     ("macro", "ours"),
@@ -56,17 +61,15 @@ def _of_header(macro: str) -> set[str]:
 )
 def test_lists_are_those_of_torchs_header(macro: str, ours: tuple[str, ...]) -> None:
     assert len(set(ours)) == len(ours)
-    # An operator that only another version has does no harm: it is passed by where it does not exist.
-    missing = _of_header(macro) ^ set(ours)
-    assert {name for name in missing if torch_dispatch.operator_with_overload(name) is not None} == set()
+    assert _cast_here(ours) == _cast_here(_of_header(macro))
 
 
 def test_lists_are_what_torch_registers_for_cuda() -> None:
     ours = {*lists.LOWER_PRECISION, *lists.FLOAT, *lists.FLOAT_RESULT, *lists.FLOAT_APPENDED, *lists.WIDEST}
     of_cudnn = {"_cudnn_rnn", "cudnn_convolution", "cudnn_convolution_transpose"}
-    registered = torch_dispatch.autocast_operators("CUDA") - of_cudnn - {"binary_cross_entropy"}
+    registered = _cast_here(torch_dispatch.autocast_operators("CUDA")) - of_cudnn - {"binary_cross_entropy"}
     # linalg_matrix_sqrth and its like are registered by files of their own.
-    assert {name for name in registered ^ ours if not name.startswith("linalg_matrix_")} == set()
+    assert {name for name in registered ^ _cast_here(ours) if not name.startswith("linalg_matrix_")} == set()
 
 
 def _types(x: Tensor, weight: Tensor) -> dict[str, torch.dtype]:

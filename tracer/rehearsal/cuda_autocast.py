@@ -112,7 +112,7 @@ def cuda_autocast() -> Iterator[None]:
 
 def _kernels(casts: _Casts) -> dict[str, Kernel | None]:
     """By operator and overload what CUDA's autocast does; None where it does nothing."""
-    of_cpu = torch_dispatch.autocast_operators("CPU")
+    of_cpu, of_cuda = (torch_dispatch.autocast_operators(device) for device in ("CPU", "CUDA"))
     policies: tuple[tuple[Iterable[str], Callable[[_Casts, str, Any], Kernel]], ...] = (
         (LOWER_PRECISION, _lower_precision),
         (FLOAT, _float),
@@ -124,12 +124,12 @@ def _kernels(casts: _Casts) -> dict[str, Kernel | None]:
     for names, policy in policies:
         for name in names:
             operator = torch_dispatch.operator_with_overload(name)
-            if operator is not None and not (name in _KEPT and name in of_cpu):
+            # torch 2.11 runs rms_norm in the type of its input.
+            if operator is not None and name in of_cuda and not (name in _KEPT and name in of_cpu):
                 kernels[name] = policy(casts, name, operator)
     kernels[_BANNED] = _banned
-    cudas = {*LOWER_PRECISION, *FLOAT, *FLOAT_RESULT, *FLOAT_APPENDED, *WIDEST, _BANNED}
     # oneDNN's recurrent layers are none of CUDA's; a rule of their own stands in for them.
-    return kernels | dict.fromkeys(of_cpu - cudas - {"mkldnn_rnn_layer"})
+    return kernels | dict.fromkeys(of_cpu - of_cuda - {"mkldnn_rnn_layer"})
 
 
 def _cast_all(casts: _Casts, to: torch.dtype, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

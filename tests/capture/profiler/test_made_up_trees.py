@@ -105,6 +105,15 @@ def fake_types(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.profiler._memory_profiler._TensorMetadata", FakeTensor)
 
 
+class FreedFrame(FakeFrame):
+    """A place in code that torch has freed."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("file_name", "function_name"):
+            b"\xfd".decode()
+        return super().__getattribute__(name)
+
+
 def test_no_event_at_all() -> None:
     recording = read_recording(FakeResults())
     assert_consistent(recording)
@@ -112,6 +121,16 @@ def test_no_event_at_all() -> None:
     timeline = memory_timeline(recording, categorize(recording))
     assert timeline.device == "cpu"
     assert timeline.coalesce()[1].shape == (0, 9)
+
+
+@pytest.mark.usefixtures("fake_types")
+def test_a_call_from_code_that_is_freed_has_its_line_alone() -> None:
+    """torch 2.11 frees the code of a module that is imported in a step, and its names with it."""
+    call = FakeEvent(FakeCCall(FreedFrame("", 7, "")), 1000, [FakeEvent(FakeOp("aten::empty"), 1001)])
+    recording = read_recording(FakeResults(call))
+    assert_consistent(recording)
+    assert [recording.strings[at] for at in recording.frames.file[recording.calls.frame]] == ["<freed code>"]
+    assert recording.frames.line[recording.calls.frame].tolist() == [7]
 
 
 @pytest.mark.usefixtures("fake_types")

@@ -94,11 +94,20 @@ arguments the tensors are. None for how: that takes a closer look."""
 
 
 _OUR_KERNELS = str(Path("tracer", "null_gpu", "values"))
+_FREED_CODE = "<freed code>"
 
 
 def _is_kernel_of_ours(kind: type, event: Any) -> bool:
     """Whether a call right inside an operator is of a kernel that this program has put in front of torch's."""
-    return kind is PyCallFields and _OUR_KERNELS in event.name
+    return kind is PyCallFields and _OUR_KERNELS in _call_name(event)
+
+
+def _call_name(event: Any) -> str:
+    """Return the name of a Python call, or a made-up one if torch 2.11 has freed a module's code after its import."""
+    try:
+        return str(event.name)
+    except UnicodeDecodeError:
+        return _FREED_CODE
 
 
 def _is_call_of_c(event: Any) -> bool:
@@ -271,7 +280,8 @@ class _TreeReader(EventTables):
                         last_frame[call] = frame
                         called = _A_C_FUNCTION
                         if kind is PyCallFields:
-                            called = functions.get(event.name) or self._called(event.name, fields)
+                            call_name = _call_name(event)
+                            called = functions.get(call_name) or self._called(call_name, fields)
                         call_kind, function, module, inner_lines = called
                         calls += CALL_ROW(
                             call_kind, call, op, frame, function, module, event.start_time_ns, event.end_time_ns, thread
@@ -455,7 +465,10 @@ class _TreeReader(EventTables):
     def _frame(self, state: Any, lines: dict[int, int] | None = None) -> int:
         """The row of a place in the code, noted among the lines of its function."""
         line = state.line_number
-        frame = self.frames[state.file_name, line, state.function_name]
+        try:
+            frame = self.frames[state.file_name, line, state.function_name]
+        except UnicodeDecodeError:
+            frame = self.frames[_FREED_CODE, line, _FREED_CODE]
         if lines is not None:
             lines[line] = frame
         return frame
