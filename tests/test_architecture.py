@@ -348,13 +348,12 @@ def test_nobody_elses_private_attributes_are_read() -> None:
     assert {module: found for module in ours if (found := private_attributes(source_of(module)))} == {}
 
 
-# The answers of programs to programs, and bars, whose words are the program's own.
+# The answers of programs to programs.
 _OTHER_PRINTERS = {
     "tracer/null_gpu/build.py",
     "tracer/null_gpu/cudnn_answers.py",
     "tracer/null_gpu/nvidia_smi.py",
     "tracer/commands/profile.py",
-    "tracer/commands/predict_largest.py",
 }
 
 

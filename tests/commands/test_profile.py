@@ -170,7 +170,7 @@ def test_the_rows_on_the_screen_sum_to_the_peak(done: tuple[Ended, Path]) -> Non
 
 def test_stderr_names_each_file_and_what_opens_it(done: tuple[Ended, Path]) -> None:
     ended, folder = done
-    starts = [f"Wrote {folder / output.file_name}  (open with {output.read_with}" for output in ASKED_FOR]
+    starts = [f"Wrote {folder / output.file_name}  (open with {output.file.read_with}" for output in ASKED_FOR]
     *lines, after = ended.stderr.splitlines()
     assert after == (
         f"Next: open {folder / 'memory_timeline.html'} in a browser, or add --advise to the same command to see what "

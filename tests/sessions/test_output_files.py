@@ -47,7 +47,7 @@ def test_the_contracts_files_are_in_the_table() -> None:
     contract = {"max_mem.txt", "memory_timeline.html", "memory_snapshot.pkl", "cuda_timing.txt", "peak.json"}
     assert set(FILES) >= contract
     assert len(set(NAMES)) == len(set(FILES)) == len(OUTPUTS)
-    assert all(output.read_with for output in OUTPUTS)
+    assert all(output.file.read_with for output in OUTPUTS)
 
 
 def test_all_files_are_written_into_a_folder_that_is_made(tmp_path: Path) -> None:

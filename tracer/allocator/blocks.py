@@ -204,3 +204,17 @@ class PrivatePool:
         self.owner, self.users = owner, 1
         self.small = BlockPool(owner, is_small=True, is_expandable=is_expandable)
         self.large = BlockPool(owner, is_small=False, is_expandable=is_expandable)
+
+
+def united(block: Block, state: int) -> Block:
+    """A block that is in no list, merged with its neighbours of this state, which are taken out of theirs."""
+    take = block.home.remove if state == FREE else block.home.remove_unmapped
+    before, after = block.previous, block.next
+    if after is not None and after.state == state:
+        take(after)
+        block.merge_next()
+    if before is not None and before.state == state:
+        take(before)
+        before.merge_next()
+        block = before
+    return block

@@ -5,7 +5,7 @@ An expandable segment is a range of addresses behind which memory is put, and ta
 
 from __future__ import annotations
 
-from tracer.allocator.blocks import FREE, UNMAPPED, Block, BlockPool, FreeBlocks, VirtualRange
+from tracer.allocator.blocks import FREE, UNMAPPED, Block, BlockPool, FreeBlocks, VirtualRange, united
 from tracer.allocator.state import AllocatorState
 from tracer.block_sizes import SMALL_SEGMENT_BYTES, segment_size
 
@@ -75,7 +75,7 @@ def _map(allocator: AllocatorState, block: Block, size: int) -> Block | None:
     home.remove_unmapped(block)
     if length < block.size:
         home.add_unmapped(block.cut(length))
-    block = _united(block, FREE)
+    block = united(block, FREE)
     home.add(block)
     allocator.adjust_reserved(length, "segment_map", address, home)
     return block
@@ -100,27 +100,13 @@ def unmap(allocator: AllocatorState, block: Block) -> None:
         home.add(front)
     if block.end > high:
         home.add(block.cut(high - block.address))
-    block = _united(block, UNMAPPED)
+    block = united(block, UNMAPPED)
     home.add_unmapped(block)
     allocator.driver.unmap(low, high - low)
     allocator.adjust_reserved(low - high, "segment_unmap", low, home)
     if not block.is_split:  # nothing of the range is left
         home.remove_unmapped(block)
         allocator.heads.pop(block.address, None)
-
-
-def _united(block: Block, state: int) -> Block:
-    """A block that is in no list, merged with its neighbours of this state, which are taken out of theirs."""
-    take = block.home.remove if state == FREE else block.home.remove_unmapped
-    before, after = block.previous, block.next
-    if after is not None and after.state == state:
-        take(after)
-        block.merge_next()
-    if before is not None and before.state == state:
-        take(before)
-        before.merge_next()
-        block = before
-    return block
 
 
 class OutOfMemoryError(Exception):

@@ -115,17 +115,19 @@ class _Undo:
                 spans.append(span)
         return spans
 
-    def _map(self, home: _Home, address: int, size: int) -> None:
+    def _ranges(self, home: _Home, address: int) -> Ranges:
         self._lowest[home] = min(self._lowest.get(home, address), address)
-        ranges = self._mapped.setdefault(home, Ranges())
+        return self._mapped.setdefault(home, Ranges())
+
+    def _map(self, home: _Home, address: int, size: int) -> None:
+        ranges = self._ranges(home, address)
         if ranges.overlaps(address, size):
             self.num_contradictions += 1
         else:
             ranges.add(address, size)
 
     def _unmap(self, home: _Home, address: int, size: int) -> None:
-        self._lowest[home] = min(self._lowest.get(home, address), address)
-        ranges = self._mapped.setdefault(home, Ranges())
+        ranges = self._ranges(home, address)
         self.num_contradictions += not ranges.remove(address, size)
         if not ranges:  # a segment without a page is given up: what was there earlier was another one
             del self._lowest[home]

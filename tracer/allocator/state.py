@@ -13,6 +13,7 @@ from tracer.allocator.blocks import (
     FreeBlocks,
     PoolId,
     PrivatePool,
+    united,
 )
 from tracer.allocator.driver import Driver, PackingDriver
 from tracer.allocator.settings import AllocatorSettings
@@ -177,15 +178,7 @@ class AllocatorState:
         """Unite a block with the free ones beside it and put it into its list (`free_block`)."""
         self.requested_bytes -= block.requested
         block.requested = 0
-        home, after, before = block.home, block.next, block.previous
-        if after is not None and after.state is FREE:
-            home.remove(after)
-            block.merge_next()
-        if before is not None and before.state is FREE:
-            home.remove(before)
-            before.merge_next()
-            block = before
-        home.add(block)
+        block.home.add(united(block, FREE))
 
     def request_free(self, block: Block) -> None:
         """The program is done with a block; it is not free before `complete_free`."""

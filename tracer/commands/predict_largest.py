@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracer.commands.predict_engines import Engine
 from tracer.errors import UsageError
+from tracer.exporters.screen.terminal import progress_bar
 from tracer.results.prediction import LargestSize
 from tracer.sessions.trials.largest_fitting import MOST, Trial, fitting_micro_batches, largest_fitting
 from tracer.units import format_bytes
@@ -39,10 +38,10 @@ class _Varied:
 def find_largest(options: PredictOptions, engine: Engine, card: Card) -> LargestSize:
     """The largest size that fits; for a smaller batch than asked for, also the micro-batches to use."""
     varied, workload = _varied(options), options.workload
-    with _bar(is_shown=not options.screen.quiet) as begin:
+    with progress_bar("", is_shown=not options.screen.quiet, is_counted=False) as update:
 
         def attempt(size: int) -> Trial:
-            begin(f"{varied.name} {size}")
+            update(description=f"{varied.name} {size}")
             return engine.trial(varied.sized(size))
 
         def tell(size: int, trial: Trial) -> None:
@@ -58,7 +57,7 @@ def find_largest(options: PredictOptions, engine: Engine, card: Card) -> Largest
             return found
 
         def accumulated(size: int, number: int) -> Trial:
-            begin(f"{number} micro-batches of {size}")
+            update(description=f"{number} micro-batches of {size}")
             return engine.trial(replace(workload, batch_size=size, accumulate=number))
 
         asked = workload.batch_size * workload.accumulate
@@ -97,18 +96,3 @@ def _most_tokens(workload: PredictedWorkload) -> int:
 
     assert workload.hf_config is not None  # it has been asked for
     return most_tokens(workload.hf_config, workload.model_arg) or MOST
-
-
-@contextmanager
-def _bar(*, is_shown: bool) -> Iterator[Callable[[str], None]]:
-    """A moving bar on a terminal's stderr, and what takes the words for what is being tried."""
-    if not (is_shown and sys.stderr.isatty()):
-        yield lambda what: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda what: progress.update(task, description=what)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module, metadata
 from pathlib import Path
@@ -29,7 +28,7 @@ from tracer.commands.run_options import (
 from tracer.commands.usage import DEVICE, QUESTIONS, SCHEDULE, WHOLE_HELP
 from tracer.commands.workload_options import ProfiledWorkload, chosen_device, device_of_rank, import_backends
 from tracer.errors import OutputError, TracerError, UsageError
-from tracer.exporters.screen.terminal import say
+from tracer.exporters.screen.terminal import progress_bar, say
 from tracer.results.files import TIMING
 from tracer.sessions.termination import Termination
 
@@ -319,7 +318,7 @@ def _adviser(
         from tracer.changes.unneeded import unneeded_memory
         from tracer.sessions.trials.advising import advise_on
 
-        with _progress("Changes tried", is_shown=not options.screen.quiet) as progress:
+        with progress_bar("Changes tried", is_shown=not options.screen.quiet) as update:
             try:
                 report = advise_on(
                     build_unfilled,
@@ -327,7 +326,7 @@ def _adviser(
                     build_there=build_there,
                     target_bytes=target_bytes,
                     verify=advice.verify and results.failure is None,
-                    progress=progress,
+                    progress=lambda done, total: update(completed=done, total=total),
                 )
             except TracerError as error:  # the run's own results are not lost for it
                 note = f"There is no advice. {error} {error.hint}".strip()
@@ -425,35 +424,19 @@ def run_and_report(
 def _run(built: Built, how: RunOptions, termination: Termination) -> RunResults:
     from tracer.sessions.workload_run import run_profile
 
-    with _progress(is_shown=not how.quiet) as progress:
+    with progress_bar("Training steps", is_shown=not how.quiet) as update:
         return run_profile(
             built.workload,
             schedule=how.schedule,
             timing=TIMING.name not in how.leave_out,
             trace=how.trace,
             keep_recording=how.keep_recording,
-            progress=progress,
+            progress=lambda done, total: update(completed=done, total=total),
             settings=built.settings,
             root=how.root,
             termination=termination,
             device_named=how.device_named,
         )
-
-
-@contextmanager
-def _progress(what: str = "Training steps", *, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, which a terminal shows and a log does not; it is moved by steps done and steps in all."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True, highlight=False)
-    if not is_shown or not console.is_terminal:
-        yield lambda done, total: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _write(results: RunResults, save_dir: Path, how: RunOptions) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -55,45 +56,34 @@ def loggers(log_to: object, folder: Path) -> tuple[Log, ...]:
             raise UsageError(f"There is no logger {log_to!r}.", hint=f"Use {', '.join(_BY_NAME)}, or a writer or run.")
         return (_BY_NAME[log_to](folder),)
     if hasattr(log_to, "add_scalar"):
-        return (_to_tensorboard(log_to),)
+        return (partial(_to_tensorboard, log_to),)
     if hasattr(log_to, "log_artifact") and hasattr(log_to, "summary"):
-        return (_to_wandb(log_to),)
+        return (partial(_to_wandb, log_to),)
     raise UsageError(f"Nothing can be logged to a {type(log_to).__name__}.", hint=f"Use {', '.join(_BY_NAME)}.")
 
 
-def _to_tensorboard(writer: Any) -> Log:
-    def log(figures: Mapping[str, int], num_steps: int, page: Path | None) -> None:
-        for name, value in figures.items():
-            writer.add_scalar(name, value, num_steps)
-        if page is not None:
-            writer.add_text(f"{_PREFIX}/page", str(page), num_steps)
-        writer.flush()
-
-    return log
+def _to_tensorboard(writer: Any, figures: Mapping[str, int], num_steps: int, page: Path | None) -> None:
+    for name, value in figures.items():
+        writer.add_scalar(name, value, num_steps)
+    if page is not None:
+        writer.add_text(f"{_PREFIX}/page", str(page), num_steps)
+    writer.flush()
 
 
-def _to_wandb(run: Any) -> Log:
-    def log(figures: Mapping[str, int], num_steps: int, page: Path | None) -> None:
-        run.summary.update(dict(figures))
-        if page is not None:
-            artifact = import_module("wandb").Artifact(f"memory-timeline-{run.id}", type="memory-timeline")
-            artifact.add_file(str(page))
-            run.log_artifact(artifact)
-
-    return log
+def _to_wandb(run: Any, figures: Mapping[str, int], num_steps: int, page: Path | None) -> None:
+    run.summary.update(dict(figures))
+    if page is not None:
+        artifact = import_module("wandb").Artifact(f"memory-timeline-{run.id}", type="memory-timeline")
+        artifact.add_file(str(page))
+        run.log_artifact(artifact)
 
 
-def _to_mlflow(mlflow: Any) -> Log:
-    run_id = mlflow.active_run().info.run_id
-
-    def log(figures: Mapping[str, int], num_steps: int, page: Path | None) -> None:
-        client = mlflow.MlflowClient()
-        for name, value in figures.items():
-            client.log_metric(run_id, name, float(value), step=num_steps)
-        if page is not None:
-            client.log_artifact(run_id, str(page), "memory")
-
-    return log
+def _to_mlflow(mlflow: Any, run_id: str, figures: Mapping[str, int], num_steps: int, page: Path | None) -> None:
+    client = mlflow.MlflowClient()
+    for name, value in figures.items():
+        client.log_metric(run_id, name, float(value), step=num_steps)
+    if page is not None:
+        client.log_artifact(run_id, str(page), "memory")
 
 
 def _new_tensorboard(folder: Path) -> Log:
@@ -106,7 +96,7 @@ def _new_tensorboard(folder: Path) -> Log:
 
     def log(figures: Mapping[str, int], num_steps: int, page: Path | None) -> None:
         with writer(str(folder)) as tensorboard:
-            _to_tensorboard(tensorboard)(figures, num_steps, page)
+            _to_tensorboard(tensorboard, figures, num_steps, page)
 
     return log
 
@@ -115,14 +105,14 @@ def _active_wandb(folder: Path) -> Log:
     run = getattr(sys.modules.get("wandb"), "run", None)
     if run is None:
         raise UsageError("There is no active run of wandb.", hint="Call wandb.init() before, or pass its run.")
-    return _to_wandb(run)
+    return partial(_to_wandb, run)
 
 
 def _active_mlflow(folder: Path) -> Log:
     mlflow = sys.modules.get("mlflow")
     if mlflow is None or mlflow.active_run() is None:
         raise UsageError("There is no active run of mlflow.", hint="Begin one before: `with mlflow.start_run(): ...`")
-    return _to_mlflow(mlflow)
+    return partial(_to_mlflow, mlflow, mlflow.active_run().info.run_id)
 
 
 _BY_NAME: dict[str, Callable[[Path], Log]] = {

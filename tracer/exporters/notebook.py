@@ -5,17 +5,16 @@ A kernel prints stderr on red ground, as if something had failed, so that the an
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from tracer.analysis.kinds import words_of
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import Findings
 from tracer.arrays import totals_by
+from tracer.capture.sources.notebook_cells import running_shell
 from tracer.exporters.page.data import CATEGORIES
 from tracer.exporters.screen.profile import headline, line_name
 from tracer.units import format_bytes
@@ -46,16 +45,10 @@ def notebook_html(
 
 def display_in_notebook(thing: object) -> bool:
     """Display something below the cell that runs; False where there is no notebook."""
-    if getattr(_shell(), "kernel", None) is None:
+    if getattr(running_shell(), "kernel", None) is None:
         return False
     import_module("IPython.display").display(thing)
     return True
-
-
-def _shell() -> Any:
-    """The running IPython, which is not imported for it."""
-    ipython = sys.modules.get("IPython")
-    return None if ipython is None else ipython.get_ipython()
 
 
 class Paragraph:

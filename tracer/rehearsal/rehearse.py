@@ -34,7 +34,7 @@ from tracer.rehearsal.fake_tensors import formatted, held_by, in_order_of_moving
 from tracer.rehearsal.recorder import AnsweredRead, Recorder, ScratchOf, Watch
 from tracer.rehearsal.rule import AsksCudnn, CudaRule, Gpu, ScratchOfGpu
 from tracer.rehearsal.unrehearsable import refuse_jobs, rehearsal_error
-from tracer.workloads.workload import Workload, num_micro_batches
+from tracer.workloads.workload import Workload, train_step
 
 CUDA = "cuda:0"
 _NUM_STEPS = 3
@@ -219,13 +219,7 @@ class _RehearsalRun:
 
     def _step(self) -> None:
         """Run a step and observe the same tensors as in a run under the profiler."""
-        workload = self.workload
-        for _ in range(num_micro_batches(workload)):
-            batch = workload.next_batch()
-            self.recorder.observe(input_tensors(batch))
-            loss = workload.forward(batch)
-            workload.backward(loss)
-        workload.optimizer_step()
+        train_step(self.workload, lambda batch: self.recorder.observe(input_tensors(batch)))
 
     def _observe(self) -> None:
         """Note what everything is that the model and its optimizers hold, and that the rest is held too."""

@@ -45,10 +45,6 @@ from tracer.sessions.termination import FilesInTurn
 from tracer.units import format_bytes
 
 
-def _has_findings(results: RunResults) -> bool:
-    return results.findings is not None
-
-
 def _has_times(results: RunResults) -> bool:
     """Whether the run has times: not if nothing was computed."""
     return results.findings is not None and results.computed and not results.is_predicted
@@ -59,28 +55,9 @@ def _has_snapshot(results: RunResults) -> bool:
     return results.findings is not None or results.snapshot is not None
 
 
-def _has_trace(results: RunResults) -> bool:
-    """Only where it was asked for."""
-    return results.findings is not None and results.trace is not None
-
-
-def _has_timings(results: RunResults) -> bool:
-    return results.timings is not None
-
-
 def _can_be_kept(results: RunResults) -> bool:
     """Whether anything can be kept."""
-    return _has_snapshot(results) or _has_timings(results)
-
-
-def _is_to_be_kept(results: RunResults) -> bool:
-    """Only where it was asked for."""
-    return results.keep_recording and _can_be_kept(results)
-
-
-def _has_advice(results: RunResults) -> bool:
-    """Only where it was asked for."""
-    return results.advice is not None
+    return _has_snapshot(results) or results.timings is not None
 
 
 class Material:
@@ -136,7 +113,8 @@ class Output:
 
     file: OutputFile  # Its names
     write: Callable[[Material, Path], None]  # Takes a run's material and the file's path
-    needs: Callable[[RunResults], bool] = _has_findings  # Whether results allow it
+    # Whether results allow it, and it was asked for
+    needs: Callable[[RunResults], bool] = lambda results: results.findings is not None
     # What there is to say of the file once it is written, or nothing.
     detail: Callable[[RunResults, Path], str] = lambda results, path: ""
 
@@ -149,11 +127,6 @@ class Output:
     def file_name(self) -> str:
         """Name of the file in the folder."""
         return self.file.file_name
-
-    @property
-    def read_with(self) -> str:
-        """Return the program that opens it."""
-        return self.file.read_with
 
 
 def run_description(results: RunResults) -> dict[str, str | int | float]:
@@ -220,14 +193,12 @@ def _write_page(material: Material, path: Path) -> None:
         for page_results in material.others
     ]
     pages = [page, *others]
-    has_times = results.computed and not results.is_predicted
-    shown = pages if has_times else [without_times(page) for page in pages]
+    shown = pages if _has_times(results) else [without_times(page) for page in pages]
     write_pages(shown, path, names=results.name_in_project, root=results.sources_root)
 
 
 def _slow_modules(material: Material, findings: Findings) -> tuple[SlowModule, ...]:
-    has_times = _has_times(material.results)
-    return slow_modules(material.run_times, findings.worst.peak) if has_times else ()
+    return slow_modules(material.run_times, findings.worst.peak) if _has_times(material.results) else ()
 
 
 def unneeded_of(results: RunResults) -> tuple[UnneededMemory, ...]:
@@ -347,7 +318,9 @@ def _write_peak_json(material: Material, path: Path) -> None:
     write_json(path, document)
 
 
-_RECORDING = Output(files.RECORDING, _write_recording, _is_to_be_kept, _recording_size)
+_RECORDING = Output(
+    files.RECORDING, _write_recording, lambda results: results.keep_recording and _can_be_kept(results), _recording_size
+)
 OUTPUTS = (
     Output(files.MAX_MEM, _write_max_mem),
     Output(files.PAGE, _write_page, _has_snapshot),
@@ -355,10 +328,10 @@ OUTPUTS = (
     Output(files.MEMORY_REPORT, _write_memory_report),
     Output(files.RUN_TIME_REPORT, _write_run_time_report, _has_times),
     Output(files.SNAPSHOT, _write_snapshot, _has_snapshot),
-    Output(files.TIMING, _write_timing, _has_timings),
-    Output(files.TRACE, _write_trace, _has_trace),
+    Output(files.TIMING, _write_timing, lambda results: results.timings is not None),
+    Output(files.TRACE, _write_trace, lambda results: results.findings is not None and results.trace is not None),
     _RECORDING,
-    Output(files.ADVICE, _write_advice, _has_advice),
+    Output(files.ADVICE, _write_advice, lambda results: results.advice is not None),
 )
 
 
@@ -439,7 +412,7 @@ def written_lines(written: Written) -> tuple[str, ...]:
     error = written.error
     if error is None:
         detail = f"; {written.detail}" if written.detail else ""
-        return (f"Wrote {written.path}  (open with {written.output.read_with}{detail})",)
+        return (f"Wrote {written.path}  (open with {written.output.file.read_with}{detail})",)
     if isinstance(error, MissingPackageError):
         return (f"Left out: {error} {error.hint}",)
     return error.lines

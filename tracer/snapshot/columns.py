@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -110,6 +110,13 @@ class Stacks:
 
     def __getitem__(self, stack: int) -> list[Frame]:
         return [self.frames[i] for i in self.frame_ids(stack)]
+
+    def with_one_of(self, is_wanted: Sequence[bool]) -> Bools:
+        """Which stacks have one of the wanted frames [stacks]; one False where there are no stacks."""
+        found = np.zeros(max(len(self), 1), np.bool_)
+        stack_of = np.repeat(np.arange(len(self)), np.diff(self.offset))
+        found[stack_of[np.asarray(is_wanted, np.bool_)[self.frame_of]]] = True
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

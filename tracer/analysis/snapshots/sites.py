@@ -101,11 +101,7 @@ class Sites:
     @cached_property
     def is_captured(self) -> Bools:
         """Whether every stack is in what records a CUDA graph [stacks]."""
-        of_frame = np.array([torch_file(frame) in _RECORDS_GRAPHS for frame in self._stacks.frames] or [False])
-        is_captured = np.zeros(len(self._stacks), np.bool_)
-        stack_of = np.repeat(np.arange(len(self._stacks)), np.diff(self._stacks.offset))
-        is_captured[stack_of[of_frame[self._stacks.frame_of]]] = True
-        return is_captured
+        return self._stacks.with_one_of([torch_file(frame) in _RECORDS_GRAPHS for frame in self._stacks.frames])
 
     @cached_property
     def labels(self) -> Ints:

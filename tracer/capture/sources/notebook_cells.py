@@ -24,7 +24,7 @@ def cell_name(file: str) -> str | None:
     """
     if not _LOOKS_LIKE_ONE.search(file):
         return None
-    shell = _shell()
+    shell = running_shell()
     if shell is None or not hasattr(shell.compile, "format_code_name"):
         return None
     named = shell.compile.format_code_name(file)  # ("Cell", "In[3]"), as its tracebacks say
@@ -46,7 +46,7 @@ def file_of_cell(name: str) -> str:
     return _files.get(name, name)
 
 
-def _shell() -> Any:
+def running_shell() -> Any:
     """The running IPython, which is not imported for it."""
     ipython = sys.modules.get("IPython")
     return None if ipython is None else ipython.get_ipython()

@@ -13,8 +13,9 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -90,6 +91,25 @@ def say_beside_bars(line: str) -> None:
         return
     with suppress(OSError):
         bars.write(visible(line), file=sys.stderr)
+
+
+@contextmanager
+def progress_bar(words: str, *, is_shown: bool, is_counted: bool = True) -> Iterator[Callable[..., None]]:
+    """A bar on stderr, which a terminal shows and a log does not; it is gone at the end.
+
+    Yields:
+        What updates it: takes `completed` and `total` of what is counted, or another `description`.
+    """
+    console = Console(stderr=True, highlight=False)
+    if not is_shown or not console.is_terminal:
+        yield lambda **changes: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    counts = [MofNCompleteColumn()] if is_counted else []
+    columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield partial(bar.update, bar.add_task(words, total=None))
 
 
 class _VisibleConsole(Console):

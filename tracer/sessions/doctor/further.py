@@ -87,8 +87,10 @@ def _net(device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer, Callab
     return _trained(nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.Sigmoid(), nn.Linear(_WIDTH, 1)).to(device), device)
 
 
-def _trained(model: nn.Module, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
-    optimizer = torch.optim.SGD(model.parameters())
+def _trained(
+    model: nn.Module, device: torch.device, of: type[torch.optim.SGD | torch.optim.AdamW] = torch.optim.SGD
+) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
+    optimizer = of(model.parameters())
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -469,14 +471,7 @@ def _rank(rank: int, kind: str, folder: str) -> None:
     try:
         net, _, _ = _net(device)
         before = _used_beside(device)
-        model = nn.parallel.DistributedDataParallel(net)
-        optimizer = torch.optim.AdamW(model.parameters())
-
-        def step() -> None:
-            optimizer.zero_grad(set_to_none=True)
-            model(torch.ones(_SAMPLES, _WIDTH, device=device)).square().mean().backward()
-            optimizer.step()
-
+        model, optimizer, step = _trained(nn.parallel.DistributedDataParallel(net), device, torch.optim.AdamW)
         session = ProfileSession(model, optimizer, device=device, schedule=PLAN)
         counted = record(session, step, device)
         peak = session.findings.worst.peak

@@ -123,7 +123,7 @@ def long_batch(case: Case) -> Iterator[Cause]:
 
 def decoding_at_full_size(case: Case) -> Iterator[Cause]:
     """Images or videos that an autoencoder of diffusers makes whole."""
-    is_tiled = case.stacks_with([*map(is_of_autoencoder, case.frames)])
+    is_tiled = case.stacks.with_one_of([*map(is_of_autoencoder, case.frames)])
     rows = np.flatnonzero(is_tiled[case.lives.stack] & ~case.stays & (case.lives.begin > BEFORE))
     held = case.held(rows)
     asked = case.asked_bytes * bool(is_tiled[case.asked_stack])
@@ -247,7 +247,7 @@ def logits(case: Case) -> Iterator[Cause]:
     rows = np.union1d(of_loss, alike)
     held = case.held(rows)
     asks = bool(size) and bool(_is_alike(case, np.array([case.asked_bytes]), size).all())
-    asks |= bool(case.stacks_with([*map(_is_cross_entropy, case.frames)])[case.asked_stack])
+    asks |= bool(case.stacks.with_one_of([*map(_is_cross_entropy, case.frames)])[case.asked_stack])
     filled = case.bytes(held) + asks * case.asked_bytes
     if not len(rows) or len(held) + asks < 2 or filled * 100 < _LEAST_PERCENT * case.in_use_bytes:
         if len(of_loss) and case.is_worth(without=of_loss):
@@ -286,7 +286,7 @@ def _cause(case: Case, rows: Ints, sentence: str, *, asks: bool = False) -> Caus
 
 def _is_of_loss(case: Case) -> Bools:
     """Whether each block is of a cross entropy, in forward or in backward [lives]."""
-    is_loss = case.stacks_with([*map(_is_cross_entropy, case.frames)])
+    is_loss = case.stacks.with_one_of([*map(_is_cross_entropy, case.frames)])
     is_of_loss: Bools = is_loss[case.lives.stack] | at(is_loss, case.forward, False)
     return is_of_loss
 

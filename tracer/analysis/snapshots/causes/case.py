@@ -6,7 +6,7 @@ Shapes: blocks of the device, as its `Lives` have them [lives].
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -201,7 +201,7 @@ class Case:
     @cached_property
     def is_loaded(self) -> Bools:
         """Whether torch.load or safetensors made every block [lives]."""
-        return self.stacks_with([*map(_is_loading, self.frames)])[self.lives.stack]
+        return self.stacks.with_one_of([*map(_is_loading, self.frames)])[self.lives.stack]
 
     @cached_property
     def is_set_up(self) -> Bools:
@@ -211,7 +211,7 @@ class Case:
     @cached_property
     def in_model(self) -> Bools:
         """Whether every block was made in a module's forward; not every recording has torch's call of it [lives]."""
-        is_named = self.stacks_with([frame.name == "forward" and is_python(frame) for frame in self.frames])
+        is_named = self.stacks.with_one_of([frame.name == "forward" and is_python(frame) for frame in self.frames])
         return (has(self.facts, Fact.MODULE_FORWARD) | is_named[self.lives.stack]) & ~has(self.facts, Fact.ENGINE)
 
     @cached_property
@@ -302,13 +302,6 @@ class Case:
                 sums[line] = sums.get(line, 0) + size
         chosen = sorted(sums, key=lambda line: -sums[line])[:most]
         return f" ({', '.join(map(shown.__getitem__, chosen))})" if chosen else ""
-
-    def stacks_with(self, is_wanted: Sequence[bool] | Bools) -> Bools:
-        """Which stacks have one of the wanted frames [stacks]."""
-        found = np.zeros(max(len(self.stacks), 1), dtype=np.bool_)
-        stack_of = np.repeat(np.arange(len(self.stacks)), np.diff(self.stacks.offset))
-        found[stack_of[np.asarray(is_wanted, dtype=np.bool_)[self.stacks.frame_of]]] = True
-        return found
 
     def model_call(self, row: int) -> Site | None:
         """The line that calls the outermost module in whose forward a block was made, through torch's code or not."""

@@ -38,14 +38,14 @@ def checkpoint_left(case: Case) -> Iterator[Cause]:
     )
 
 
-def _of_sizes_in(case: Case, rows: Ints, copies: Ints) -> Ints:
-    """Those of some blocks for which there is a copy, each of another one."""
+def _of_sizes_in(case: Case, rows: Ints, copies: Ints, each: int = 1) -> Ints:
+    """The first of some blocks for which there are copies, for every block `each` of its size."""
     sizes = Counter(case.lives.requested_bytes[copies].tolist())
     chosen = []
     for row in rows.tolist():
         size = int(case.lives.requested_bytes[row])
-        if sizes[size]:
-            sizes[size] -= 1
+        if sizes[size] >= each:
+            sizes[size] -= each
             chosen.append(row)
     return np.array(chosen, np.int64)
 
@@ -78,7 +78,8 @@ def other_models(case: Case) -> Iterator[Cause]:
         return  # of several optimizers that step in turn each belongs to every iteration
     latest = int(steps[-1])
     rows = state[made_in < latest]
-    idle = np.concatenate([rows, _parameters_of(case, rows)])
+    parameters = case.in_use[_is_parameter(case)[case.in_use]]
+    idle = np.concatenate([rows, _of_sizes_in(case, parameters, rows, each=_LEAST_SETS)])
     if not case.is_much(idle, percent=_LEAST_PERCENT):
         return
     over = np.full(len(idle), min(int(ends[latest - 1]), case.entry))
@@ -102,18 +103,6 @@ def _is_parameter(case: Case) -> Bools:
     return is_parameter
 
 
-def _parameters_of(case: Case, state: Ints) -> Ints:
-    """As many parameters, from the first ones made on, as that state is for: two blocks of its size each."""
-    sizes = Counter(case.lives.requested_bytes[state].tolist())
-    chosen = []
-    for row in case.in_use[_is_parameter(case)[case.in_use]].tolist():
-        size = int(case.lives.requested_bytes[row])
-        if sizes[size] >= _LEAST_SETS:
-            sizes[size] -= _LEAST_SETS
-            chosen.append(row)
-    return np.array(chosen, np.int64)
-
-
 _DDP: Final = "nn/parallel/distributed.py"
 _FSDP: Final = ("distributed/fsdp/", "distributed/_composable/fsdp/")
 _LEAST_GATHERED_PERCENT: Final = 20
@@ -124,7 +113,7 @@ _GATHERED_PARTS: Final = 4
 
 def gathered_whole(case: Case) -> Iterator[Cause]:
     """Weights that FSDP gathers for the whole model at once, where it shards no block on its own."""
-    of_fsdp = case.stacks_with([*map(_is_fsdps, case.frames)])
+    of_fsdp = case.stacks.with_one_of([*map(_is_fsdps, case.frames)])
     rows = np.flatnonzero((case.kind == Kind.COMMUNICATION) & of_fsdp[case.lives.stack])
     held = case.held(rows)
     if not case.is_much(held, percent=_LEAST_GATHERED_PERCENT):

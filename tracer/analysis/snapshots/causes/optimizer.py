@@ -23,7 +23,7 @@ _FEWER_BITS: Final = 4
 
 def state_to_come(case: Case) -> Iterator[Cause]:
     """The optimizer's state, where memory runs out in the first step, as the state is made parameter by parameter."""
-    makes = case.stacks_with([*map(_makes_state, case.frames)])
+    makes = case.stacks.with_one_of([*map(_makes_state, case.frames)])
     if not case.has_failed or not makes[case.asked_stack]:
         return
     _, ends = case.device.kinds.phases.steps
@@ -61,7 +61,7 @@ def _innermost(case: Case, stack: int) -> tuple[str, int]:
 
 def optimizer_temporaries(case: Case) -> Iterator[Cause]:
     """Temporaries that the optimizer's foreach implementation makes for all parameters at once."""
-    is_foreach = case.stacks_with([*map(_is_foreach, case.frames)])
+    is_foreach = case.stacks.with_one_of([*map(_is_foreach, case.frames)])
     rows = np.flatnonzero(is_foreach[case.lives.stack] & (case.kind != Kind.OPTIMIZER_STATE))
     if not len(rows) or not case.is_worth(without=rows):
         return
