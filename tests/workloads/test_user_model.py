@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import sys
 import textwrap
 from pathlib import Path
@@ -16,13 +15,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 import main
-from models import gpt, lstm
-from tests.processes import run_python
+from models import gpt
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.workload_run import run_profile
-from tracer.workloads.factory import load_factory, parse_arguments
 from tracer.workloads.module_steps import StepWorkload, checkpoint_blocks, gradient_scaler, loss_of
-from tracer.workloads.random_inputs import parse_input, random_batches
 from tracer.workloads.user_errors import UserModelError
 from tracer.workloads.user_model import StepOptions, as_workload, build_user_workload
 
@@ -399,94 +395,8 @@ def test_a_loss_of_any_output() -> None:
         classes(x[0])
 
 
-# ---- inputs and arguments --------------------------------------------------------------------------------------------
-
-
-def test_inputs_are_what_was_asked_for_and_follow_from_the_seed() -> None:
-    texts = ["3x4", "ids=5:int64:2-7", "mask=5:bool", "label=scalar:int32:-3-0", "half=2:bfloat16", "z=2:complex64"]
-    specs = [parse_input(text) for text in texts]
-    args, named = random_batches(specs, batch_size=64, device=CPU, seed=1)()
-    assert [tuple(tensor.shape) for tensor in args] == [(64, 3, 4)]
-    assert {name: (tuple(t.shape), t.dtype) for name, t in named.items()} == {
-        "ids": ((64, 5), torch.int64),
-        "mask": ((64, 5), torch.bool),
-        "label": ((64,), torch.int32),
-        "half": ((64, 2), torch.bfloat16),
-        "z": ((64, 2), torch.complex64),
-    }
-    assert sorted(named["ids"].unique().tolist()) == [2, 3, 4, 5, 6]
-    assert sorted(named["label"].unique().tolist()) == [-3, -2, -1]
-    again, _ = random_batches(specs, batch_size=64, device=CPU, seed=1)()
-    assert torch.equal(args[0], again[0])
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("3xa", "3xa is not a shape"),
-        ("", "nothing is not a shape"),
-        ("3x0", "every size must be at least 1"),
-        ("3:float99", "torch has no dtype float99"),
-        ("3:nn", "torch has no dtype nn"),
-        ("3:int64", "has integers and does not say which"),
-        ("3:int64:5-5", "leaves no integer"),
-        ("3:int8:0-300", "int8 cannot hold that range"),
-        ("3:float32:0-1", "only integers have a range"),
-        ("a=b=3", "is not a shape"),
-    ],
-)
-def test_an_input_that_is_none(text: str, message: str) -> None:
-    with pytest.raises(UserModelError, match=message):
-        parse_input(text)
-
-
-def test_arguments_are_literals_or_else_strings() -> None:
-    given = ["a=1", "b=(2, 3)", "c=None", "d=gelu", "e=x=y", "f=false", "g='1'", "h=1e-3"]
-    expected = {"a": 1, "b": (2, 3), "c": None, "d": "gelu", "e": "x=y", "f": False, "g": "1", "h": 1e-3}
-    assert parse_arguments("--model-arg", given) == expected
-    with pytest.raises(UserModelError, match="--model-arg width is not of the form key=value"):
-        parse_arguments("--model-arg", ["width"])
-
-
-def test_names_may_have_dots() -> None:
-    assert load_factory("models.lstm:Forecaster.forward") is lstm.Forecaster.forward
-
-
 def test_keywords_and_outputs_in_a_mapping_are_trained_on(nets: str) -> None:
     assert step(build(f"{nets}:Keywords", inputs=["x=8"])) > 0  # type: ignore[operator]
-
-
-OWN_PACKAGE = {
-    # No __init__.py: it would lose against a package that has one. gpt is a name that this program has as well.
-    "models/gpt.py": "from torch import nn\nclass Theirs(nn.Linear):\n    pass\n",
-    "models/late.py": "WIDTH = 7\n",
-    "src/beside.py": "NAME = 'beside'\n",
-    "src/net.py": """
-        import beside
-        from models.gpt import Theirs
-        def build():
-            from models.late import WIDTH
-            return Theirs(WIDTH, 2)
-    """,
-}
-
-
-def test_a_project_may_have_a_package_of_the_same_name(tmp_path: Path) -> None:
-    """In a process of its own, which forgets ours for good."""
-    for name, text in OWN_PACKAGE.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(textwrap.dedent(text).lstrip())
-    program = """
-        from tracer.workloads.factory import load_factory
-        from tracer.workloads.user_model import StepOptions, build_user_workload
-        print(load_factory("models.gpt:Theirs").__name__)
-        workload = build_user_workload("src/net.py:build", device="cpu", options=StepOptions(inputs=["7"]))
-        print(workload.model.in_features, type(workload).__name__)
-    """
-    root = str(Path(main.__file__).parent)
-    variables = os.environ | {"PYTHONPATH": root}
-    ended = run_python("-c", textwrap.dedent(program), folder=tmp_path, variables=variables)
-    assert ended.stdout.splitlines() == ["Theirs", "7 ModuleWorkload"], ended.stderr
 
 
 # ---- mistakes, at the command line -----------------------------------------------------------------------------------
@@ -620,17 +530,3 @@ def test_a_transformers_model_built_from_a_config(tmp_path: Path) -> None:
     assert "Loss: 3." in result.output  # log(32) is 3.47: the model's own loss
     peak = json.loads((tmp_path / "out" / "peak.json").read_text())
     assert sum(row["bytes"] for row in peak["rows"]) == peak["peak_bytes"]
-
-
-def test_sizes_that_vary_are_drawn_for_all_inputs_alike_and_the_second_batch_has_the_largest() -> None:
-    specs = [parse_input("ids=4..64:int64:0-9"), parse_input("labels=4..64:int64:0-9"), parse_input("x=3")]
-    assert (specs[0].smallest, specs[0].shape, specs[2].smallest) == ((4,), (64,), None)
-    batches = random_batches(specs, batch_size=2, device=CPU, seed=0)
-    lengths = []
-    for _ in range(8):
-        _, inputs = batches()
-        assert inputs["ids"].shape == inputs["labels"].shape and inputs["x"].shape == (2, 3)
-        lengths.append(inputs["ids"].shape[1])
-    assert lengths[1] == 64 and len(set(lengths)) > 3 and all(4 <= length <= 64 for length in lengths)
-    with pytest.raises(UserModelError, match="the smaller size comes first"):
-        parse_input("64..4")

@@ -11,15 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.histories import Event, Key, known_of, levels_of, recording_of
 from tests.rule_tables import DOCUMENT, HEADS, documented, facts_named, rows_of, told, weaker
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.profiles.attribution import Phase
 from tracer.analysis.profiles.block_facts import NONE, Facts
 from tracer.analysis.profiles.classify_blocks import RULES, apply_rules
-from tracer.analysis.profiles.counted_blocks import counted_blocks
-from tracer.analysis.profiles.findings import find_in_cycle
 from tracer.analysis.profiles.peak import peak_position
 from tracer.analysis.profiles.torch_categories import Category
 from tracer.capture.objects.known_storages import Role
@@ -577,34 +574,6 @@ def test_on_every_workload_a_plain_loop_over_the_rules_agrees(name: str, recorde
         first = next(number for number, rows in enumerate(holds) if rows[row])
         said = kinds[first][row], RULES[first].evidence
         assert said == (cycle.blocks.kind[row], cycle.blocks.evidence[row])
-
-
-def test_an_example_by_hand() -> None:
-    # A parameter of 100 from before, a block of 7 that is made, then freed; a batch of 5 beside it.
-    events = [Event(500, 7, 2), Event(600, 5, 3), Event(500, -7, 2)]
-    known = known_of((-5, 10, 100, Role.PARAMETER, "w"), (1, 600, 5, Role.INPUT, "batch"))
-    found = find_in_cycle(recording_of(events, [Key(10, 100, 1)]), known=known)
-    levels = counted_blocks(found).by_kind
-    assert [(kind, level.tolist()) for kind, level in levels.items()] == [
-        (Kind.PARAMETER, [100, 100, 100, 100]),
-        (Kind.INPUT, [0, 0, 5, 5]),
-        (Kind.TEMPORARY, [0, 7, 7, 0]),
-    ]
-
-
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_a_plain_loop_agrees_and_kinds_add_up(name: str, recorded: Callable[[str], Recorded]) -> None:
-    for found in recorded(name).cycles:
-        lifetimes, kinds = found.lifetimes, found.blocks.kind.tolist()
-        levels = counted_blocks(found).by_kind
-        assert set(levels) == set(kinds)
-        total = [sum(values) for values in zip(*(level[1:].tolist() for level in levels.values()), strict=True)]
-        assert total == levels_of(lifetimes) == lifetimes.allocator_bytes.tolist()
-        last = len(lifetimes.events) - 1
-        for position in (-1, 0, last // 2, last):
-            alive = lifetimes.alive_at(position).tolist()
-            for kind, level in levels.items():
-                assert level[position + 1] == sum(int(lifetimes.size_bytes[row]) for row in alive if kinds[row] == kind)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+import pytest
 
 from tests.analysis.profiles.test_allocator_join import WatchedAllocator, joined
-from tests.histories import known_of
+from tests.histories import Event, Key, known_of, levels_of, recording_of
+from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.counted_blocks import counted_blocks
+from tracer.analysis.profiles.findings import find_in_cycle
 from tracer.capture.objects.known_storages import Role
 
 
@@ -27,3 +32,31 @@ def test_a_parameter_from_before_has_the_allocators_size() -> None:
     } == cycle.peak.by_category()
     total = np.sum([level[1:] for level in levels.values()], axis=0)
     assert total.tolist() == cycle.lifetimes.allocator_bytes.tolist()
+
+
+def test_an_example_by_hand() -> None:
+    # A parameter of 100 from before, a block of 7 that is made, then freed; a batch of 5 beside it.
+    events = [Event(500, 7, 2), Event(600, 5, 3), Event(500, -7, 2)]
+    known = known_of((-5, 10, 100, Role.PARAMETER, "w"), (1, 600, 5, Role.INPUT, "batch"))
+    found = find_in_cycle(recording_of(events, [Key(10, 100, 1)]), known=known)
+    levels = counted_blocks(found).by_kind
+    assert [(kind, level.tolist()) for kind, level in levels.items()] == [
+        (Kind.PARAMETER, [100, 100, 100, 100]),
+        (Kind.INPUT, [0, 0, 5, 5]),
+        (Kind.TEMPORARY, [0, 7, 7, 0]),
+    ]
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_plain_loop_agrees_and_kinds_add_up(name: str, recorded: Callable[[str], Recorded]) -> None:
+    for found in recorded(name).cycles:
+        lifetimes, kinds = found.lifetimes, found.blocks.kind.tolist()
+        levels = counted_blocks(found).by_kind
+        assert set(levels) == set(kinds)
+        total = [sum(values) for values in zip(*(level[1:].tolist() for level in levels.values()), strict=True)]
+        assert total == levels_of(lifetimes) == lifetimes.allocator_bytes.tolist()
+        last = len(lifetimes.events) - 1
+        for position in (-1, 0, last // 2, last):
+            alive = lifetimes.alive_at(position).tolist()
+            for kind, level in levels.items():
+                assert level[position + 1] == sum(int(lifetimes.size_bytes[row]) for row in alive if kinds[row] == kind)
