@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,9 @@ def asked(folder: Path, tool: str, commands: Commands, **arguments: object) -> A
         async with Client(server_in(folder, commands)) as client:
             return await client.call_tool(tool, arguments)
 
-    return anyio.run(call)
+    # The browser that tests of the page share has an event loop in this thread for as long as it is open.
+    with ThreadPoolExecutor(1) as beside:
+        return beside.submit(anyio.run, call).result()
 
 
 def words_of(folder: Path, tool: str, **arguments: object) -> list[str]:
