@@ -94,7 +94,7 @@ def test_what_does_not_fit_says_how_much_more_it_needs() -> None:
     )
     assert trial_words(base, 2 * GIB) == (
         "as it is: out of memory in step 1 (a.py:3), with 1.00 GiB allocated.",
-        "Where memory does not end, it needs 5.00 GiB allocated, 6.00 GiB reserved: 3.00 GiB more than there is.",
+        "With enough memory it needs 5.00 GiB allocated, 6.00 GiB reserved: 3.00 GiB more than there is.",
     )
     changed = FitTrial(("bf16",), False, 3 * GIB, 3 * GIB, ("bf16: a note.",), flops=1)
     assert trial_words(changed, 2 * GIB, base) == (
@@ -102,9 +102,7 @@ def test_what_does_not_fit_says_how_much_more_it_needs() -> None:
         "  bf16: a note.",
     )
     in_pieces = replace(changed, allocated_bytes=GIB, notes=())
-    assert trial_words(in_pieces, 2 * GIB, base)[0].endswith(
-        "; reserved in pieces, of which 1.00 GiB are more than there is."
-    )
+    assert trial_words(in_pieces, 2 * GIB, base)[0].endswith("; the reserved bytes are 1.00 GiB more than there is.")
     built = replace(base, failed_in=-1, is_whole=False, explanation=None)
     assert trial_words(built, 2 * GIB) == ("as it is: out of memory before the first step, with 1.00 GiB allocated.",)
 

@@ -222,11 +222,11 @@ def _device_notes(state: DeviceState, replayed: Replay) -> list[str]:
     if not len(state.trace):
         notes.append("It has no history (no trace entries): what follows is the state when the snapshot was taken.")
     elif state.trace.time_us[0] < 0:
-        notes.append("The entries have no times; their order is exact all the same.")
+        notes.append("The entries have no times, but their order is exact.")
     if _is_full_ring(state, replayed):
         notes.append(
-            f"The history has exactly {len(state.trace):,} entries, as many as it keeps by the look of it: what came "
-            "before is lost. A larger max_entries of _record_memory_history keeps more."
+            f"The history has exactly {len(state.trace):,} entries, probably its limit: earlier ones are lost. A "
+            "larger max_entries of _record_memory_history keeps more."
         )
     if odd.has_no_allocs:
         notes.append("The recording has no allocations: everything counts as memory from before it.")

@@ -282,5 +282,5 @@ def _what_differs(modelled: Modelled) -> list[str]:
             f"The model's peak is {format_bytes(abs(off))} {'above' if off > 0 else 'below'} the recorded."
         )
     else:
-        sentences.append("The peak of reserved memory is the recorded one all the same.")
+        sentences.append("The peak of reserved memory is still the recorded one.")
     return sentences

@@ -52,7 +52,7 @@ def need_words(trial: FitTrial, usable_bytes: int) -> tuple[str, ...]:
     room_bytes = usable_bytes - trial.beside_bytes
     if not trial.is_whole or trial.has_ended_before or trial.reserved_bytes <= room_bytes:
         return ()
-    sentence = f"Where memory does not end, it needs {_sizes(trial)}: {_missing(trial, usable_bytes)}."
+    sentence = f"With enough memory it needs {_sizes(trial)}: {_missing(trial, usable_bytes)}."
     return sentence, *_growth(trial, usable_bytes)
 
 
@@ -73,11 +73,11 @@ def _failed_where(trial: FitTrial) -> str:
 
 
 def _missing(trial: FitTrial, usable_bytes: int) -> str:
-    """How much more than there is; of what is reserved in pieces, that it is."""
+    """How much more than there is; where the allocated bytes fit, how much more is reserved."""
     room_bytes = usable_bytes - trial.beside_bytes
     if trial.allocated_bytes > room_bytes:
         return f"{format_bytes(trial.allocated_bytes - room_bytes)} more than there is"
-    return f"reserved in pieces, of which {format_bytes(trial.reserved_bytes - room_bytes)} are more than there is"
+    return f"the reserved bytes are {format_bytes(trial.reserved_bytes - room_bytes)} more than there is"
 
 
 def _growth(trial: FitTrial, usable_bytes: int) -> list[str]:

@@ -145,7 +145,7 @@ def slowest_sentence(job: JobTimes) -> str:
         kernels = some(job.num_left_out, "kernel", "is/are")
         left = f" {kernels} of collectives that not all ranks have, and not compared."
     if (row := job.slowest) is None:
-        return f"{ranks}; in {some(job.num_compared, 'collective')} nobody waited for another.{left}"
+        return f"{ranks}; in {some(job.num_compared, 'collective')} no rank waited for another.{left}"
     return (
         f"{ranks}: the others wait most for {row.times.name}, {ms(row.waited_for_ns):,.3f} ms together; it came last "
         f"in {row.num_last:,} of {some(job.num_compared, 'collective')}.{left}"

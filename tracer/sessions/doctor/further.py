@@ -339,7 +339,7 @@ def kernels(device: torch.device) -> Outcome:
     if not kernels_ms:
         return failed(
             "torch's profiler has no kernels of this device: CUPTI is kept by another profiler, or its library is "
-            "missing or another version's. Memory is recorded all the same; run times are the host's.",
+            "missing or another version's. Memory is still recorded; run times are the host's.",
             'python -c "import torch; print(torch.profiler.supported_activities())"',
             **facts,
         )
