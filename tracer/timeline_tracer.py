@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,7 +24,6 @@ from tracer.capture.device import devices
 from tracer.capture.device.memory_counters import CounterReading, with_reading
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.profiler.event_tree import read_recording
-from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.profiler.trace_store import TraceStore
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import CompiledCode
@@ -33,7 +32,9 @@ from tracer.capture.torch_private import torch_profiler
 from tracer.collector import paused_gc
 from tracer.errors import RecordingError, TracerError
 from tracer.exporters.max_mem import write_max_mem
-from tracer.exporters.trace import write_trace
+
+if TYPE_CHECKING:
+    from tracer.capture.profiler.profiler_trace import ProfilerTrace
 
 
 @dataclass(slots=True, eq=False)
@@ -262,6 +263,8 @@ class TimelineTracer:
             RecordingError: No cycle was recorded, or nothing was allocated on the device.
             OutputError: A file cannot be written.
         """
+        from tracer.exporters.trace import write_trace
+
         findings = self.findings
         if self.out_file is not None:
             write_max_mem(findings.breakdown, [cycle.peak for cycle in findings.averaged], self.out_file)

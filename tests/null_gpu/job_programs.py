@@ -257,11 +257,14 @@ def symmetric_workspace() -> None:
 
 
 if __name__ == "__main__":
-    from tracer.sessions.jobs.run_ranks import as_this_rank
+    from tracer.null_gpu.job.place import RankPlace
+    from tracer.sessions.jobs.run_ranks import as_rank
     from tracer.sessions.on_null_gpu import values_on
 
     torch.cuda.set_device(DEVICE)
-    with values_on({}), as_this_rank():
+    place = RankPlace.here()
+    assert place is not None
+    with values_on({}), as_rank(place):
         for program in sys.argv[1:]:
             globals()[program]()
             print(program, flush=True)

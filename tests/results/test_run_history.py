@@ -17,12 +17,14 @@ from tests.watched import report_of
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.capture.objects.storage_observer import StorageObserver
+from tracer.null_gpu import cudnn
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.results import null_run, run_history
 from tracer.results.run_history import RunHistory
 from tracer.results.watch_report import WatchReport
 from tracer.sessions import output_files as outputs
 from tracer.sessions.output_files import write_outputs
+from tracer.snapshot import load
 
 BASE, MIB = 1 << 32, 1 << 20
 NOTHING_KNOWN = StorageObserver().observations()
@@ -42,7 +44,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(module, name, counted)
 
-    count(run_history, "snapshot_in_memory")
+    count(load, "snapshot_in_memory")
     count(run_history, "with_allocator_history")
     count(outputs, "op_instances")
     return found
@@ -118,7 +120,7 @@ def notes_with(*operators: str) -> tuple[str, ...]:
 def test_of_cudnn_is_spoken_where_there_is_a_convolution(
     operator: str, is_said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(null_run, "answered_version", lambda: 0)
+    monkeypatch.setattr(cudnn, "answered_version", lambda: 0)
     monkeypatch.setattr(NcclBuffers, "of_this_process", NcclBuffers)
     assert any("cuDNN" in note for note in notes_with("aten::mm", operator)) == is_said
 

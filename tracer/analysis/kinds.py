@@ -17,6 +17,9 @@ import numpy as np
 from tracer.arrays import Bool, Int, Ints, PerBlock, in_use
 
 OR, NOT = " or ", "not "
+BEFORE_RECORDING: Final = "before recording"
+LABEL_BEFORE: Final = f", made {BEFORE_RECORDING}"
+"""Last words of a label of a snapshot's block that is older than the recording."""
 _Table = TypeVar("_Table")
 
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tracer.capture.device.phase_timings import PhaseTimings
 from tracer.capture.objects.known_storages import KnownStorages
-from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
 from tracer.capture.objects.parameter_origins import Parameter
-from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.recording import Recording
 from tracer.capture.run_origin import RunOrigin
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode
 from tracer.capture.sources.operator_lines import source_text
 from tracer.capture.sources.source_files import is_user_code
 from tracer.capture.sources.source_line import SourceLine
-from tracer.capture.values_read import ValuesRead
+
+if TYPE_CHECKING:
+    from tracer.capture.device.phase_timings import PhaseTimings
+    from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
+    from tracer.capture.profiler.profiler_trace import ProfilerTrace
+    from tracer.capture.values_read import ValuesRead
 
 
 @dataclass(frozen=True, slots=True)

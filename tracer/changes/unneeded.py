@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from tracer.analysis.profiles.waste import Waste, WasteKind
 from tracer.capture.sources.storing_lines import names_on_the_way
-from tracer.changes.recommendation import Keeps, Recommendation, UnneededMemory
 from tracer.units import format_bytes, some
+
+if TYPE_CHECKING:
+    from tracer.changes.recommendation import Recommendation, UnneededMemory
+
 
 LARGE_SHARE = 0.05
 """Of the peak: from here on a finding is reported automatically."""
@@ -50,6 +54,8 @@ def unneeded_memory(
 
 
 def _found(waste: Waste, device: str, rehearsed: Sequence[Recommendation]) -> UnneededMemory:
+    from tracer.changes.recommendation import Keeps, UnneededMemory
+
     place = waste.place
     change = _CHANGE_ON_CPU.get(waste.kind, "") if device == "cpu" else ""
     prefix = _REHEARSED_FAMILIES.get(waste.kind)

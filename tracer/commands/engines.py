@@ -18,7 +18,6 @@ from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people
 from tracer.commands.on_card import OnOptions, on_null_gpu, say_where, start_on
 from tracer.commands.script import no_card_named
 from tracer.exporters.screen.terminal import print_json, say, screen, show
-from tracer.results.engine_start import replaced_options
 
 if TYPE_CHECKING:
     from tracer.results.engine_start import EngineStart
@@ -53,6 +52,8 @@ class EngineCommand:
 
     def changed(self, options: Sequence[str]) -> EngineCommand:
         """Return the same command with options that take the place of its own ones of the same names."""
+        from tracer.results.engine_start import replaced_options
+
         words = shlex.split(self.words)
         program = words[: len(words) - len(self.arguments)]
         arguments = replaced_options(self.arguments, options)

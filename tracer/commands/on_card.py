@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -161,10 +161,17 @@ def on_null_gpu(on: OnOptions, save_dir: Path | None, *, quiet: bool) -> Iterato
 
     Values that decide sizes are computed, a rank finds what others gave it, and its files go to a folder of the run.
     """
-    from tracer.sessions.jobs.run_ranks import as_this_rank
     from tracer.sessions.on_null_gpu import values_on, writes_aside
 
     tell = not_said if quiet else say
     aside = nullcontext() if on.keep_writes else writes_aside(save_dir, tell=tell)
-    with values_on(on.answers), as_this_rank(), aside:
+    with values_on(on.answers), _as_this_rank(), aside:
         yield
+
+
+def _as_this_rank() -> AbstractContextManager[None]:
+    if (place := RankPlace.here()) is None:
+        return nullcontext()
+    from tracer.sessions.jobs.run_ranks import as_rank
+
+    return as_rank(place)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tracer.sessions.jobs.run_ranks import Job
     from tracer.sessions.schedule import Schedule
     from tracer.sessions.script_run import ScriptProfile
+    from tracer.sessions.training_watch import TrainingWatch
 
 __tracebackhide__ = True  # a line of this file explains nothing about the script
 
@@ -180,12 +181,11 @@ def _profile_maker(
     from tracer.capture.device.allocator_history import record_from_start
     from tracer.sessions.script_run import ScriptProfile
     from tracer.sessions.training_profile import TrainingProfile
-    from tracer.sessions.training_watch import TrainingWatch
     from tracer.sessions.voices import ScriptVoice
 
     settings = {**({"on": on.on} if on.on is not None else {}), **script.settings}
     common: dict[str, Any] = {"voice": ScriptVoice(), "device": device, "settings": settings}
-    watched = partial(TrainingWatch, screen=not screen.quiet, **common)
+    watched = partial(_watch, screen=not screen.quiet, **common)
     if requested is None:
         return lambda _: ScriptProfile(partial(watched, save_dir=save_dir), is_inference=is_inference)
     profiled = partial(
@@ -204,6 +204,12 @@ def _profile_maker(
         return ScriptProfile(partial(profiled, schedule=steps), make_later=make_later, is_inference=is_inference)
 
     return make
+
+
+def _watch(*objects: Any, **options: Any) -> TrainingWatch:
+    from tracer.sessions.training_watch import TrainingWatch
+
+    return TrainingWatch(*objects, **options)
 
 
 class _Ending:

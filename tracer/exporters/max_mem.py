@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tracer.analysis.profiles.memory_timeline import Breakdown
 from tracer.analysis.profiles.peak import PeakReport
-from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 from tracer.exporters.files import write_atomically
 from tracer.units import format_bytes, gib
+
+if TYPE_CHECKING:
+    from tracer.capture.device.phase_timings import PhaseTimings
+
 
 _LABELS = {
     "PARAMETER": "PARAMETER",
@@ -85,6 +89,8 @@ def cuda_timing_text(timings: PhaseTimings) -> str:
         `plot_timing.py` of tensorgrad reads `total_time: ([\d.]+)\+/-([\d.]+)ms`: one blank after the colon, none
         around `+/-`, plain decimals. What follows `ms` is free.
     """
+    from tracer.capture.device.phase_timings import PHASES
+
     lines = ["CUDA timing for key events:", "---------------"]
     for phase in PHASES:
         lines.append(f"{phase}: {timings.mean_ms(phase):.3f}+/-{timings.std_ms(phase):.3f}ms on {timings.clock}")

@@ -12,11 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tracer.command_line import replace_process
-from tracer.null_gpu.build import INDUCTOR, TRITON, VLLM, libraries, library
 from tracer.null_gpu.cards import MAX_DEVICES, Card
-from tracer.null_gpu.cudnn import answers_command, device_properties
 from tracer.null_gpu.errors import NullGpuError
-from tracer.null_gpu.toolchain import torch_folder
 from tracer.units import GIB, format_bytes
 
 CUPTI_VERSION = 0x4E554C4C
@@ -35,7 +32,6 @@ _VARIABLES: dict[str, Callable[[Card], str]] = {
     "NULL_GPU_SHARED_MEMORY": lambda card: str(card.shared_memory_bytes),
     "NULL_GPU_SHARED_MEMORY_PER_SM": lambda card: str(card.shared_memory_per_sm_bytes),
     "NULL_GPU_THREADS_PER_SM": lambda card: str(card.threads_per_sm),
-    "NULL_GPU_CUDNN_DEVICE": lambda card: json.dumps(device_properties(card)),
 }
 
 
@@ -94,6 +90,9 @@ def environment(
     Raises:
         NullGpuError: The null GPU cannot be built here.
     """
+    from tracer.null_gpu.build import INDUCTOR, TRITON, VLLM, libraries, library
+    from tracer.null_gpu.toolchain import torch_folder
+
     _check_address_space(cards)
     variables = dict(os.environ if base is None else base)
     path = library(torch_folder())
@@ -125,11 +124,14 @@ def _check_address_space(cards: Sequence[Card]) -> None:
 
 
 def _of_cards(cards: Sequence[Card]) -> dict[str, str]:
+    from tracer.null_gpu.cudnn import answers_command, device_properties
+
     if not cards:
         raise NullGpuError("A null GPU needs at least one card.")
     if len(cards) > MAX_DEVICES:
         raise NullGpuError(f"A process sees {MAX_DEVICES} null GPUs at most, and {len(cards)} are asked for.")
     return {name: ";".join(value(card) for card in cards) for name, value in _VARIABLES.items()} | {
+        "NULL_GPU_CUDNN_DEVICE": ";".join(json.dumps(device_properties(card)) for card in cards),
         "NULL_GPU_COUNT": str(len(cards)),
         "NULL_GPU_CUDNN": "\n".join(answers_command()),
     }
@@ -156,6 +158,9 @@ def load(cards: Sequence[Card]) -> None:
     Raises:
         NullGpuError: torch has been imported already, or the null GPU cannot be built here.
     """
+    from tracer.null_gpu.build import libraries, library
+    from tracer.null_gpu.toolchain import torch_folder
+
     if is_active():
         return
     if "torch" in sys.modules:

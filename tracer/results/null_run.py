@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import CONTEXT_BYTES
-from tracer.null_gpu.cudnn import answered_version, said_of_workspaces
-from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
@@ -55,6 +53,9 @@ def notes_of(findings: Findings | None) -> tuple[str, ...]:
 
 def _unknown(findings: Findings | None) -> Iterator[str]:
     """What a real GPU's memory holds beside, with its usual size where that is known."""
+    from tracer.null_gpu.cudnn import answered_version, said_of_workspaces
+    from tracer.null_gpu.nccl_buffers import NcclBuffers
+
     names = _operators(findings)
     if any("convolution" in name for name in names):
         version = answered_version()

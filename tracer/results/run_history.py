@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tracer.analysis.profiles.failed_allocation import FailedAllocation, failed_allocation, last_seen
 from tracer.analysis.profiles.findings import CycleFindings, Findings, with_allocator_history
 from tracer.analysis.profiles.labels import label_snapshot, labels_of
-from tracer.analysis.snapshots.findings import PinnedLine, pinned_lines, replay_snapshot
-from tracer.analysis.snapshots.first_changes import FirstChanges, first_changes
-from tracer.analysis.snapshots.job import HeldOnDevice, held_on_devices
-from tracer.analysis.snapshots.modelled import model_device
-from tracer.analysis.snapshots.oom import device_out_of_memory
 from tracer.capture.objects.known_storages import KnownStorages
-from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
 from tracer.errors import SnapshotError
-from tracer.snapshot.columns import Snapshot
-from tracer.snapshot.load import snapshot_in_memory
+
+if TYPE_CHECKING:
+    from tracer.analysis.profiles.failed_allocation import FailedAllocation
+    from tracer.analysis.snapshots.findings import PinnedLine
+    from tracer.analysis.snapshots.first_changes import FirstChanges
+    from tracer.analysis.snapshots.job import HeldOnDevice
+    from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
+    from tracer.snapshot.columns import Snapshot
+
 
 _Answer = TypeVar("_Answer")
 _SAME_PEAK = 0.05
@@ -48,6 +48,8 @@ class RunHistory:
         """The history as columns; None where there is none that can be read."""
         if self.snapshot is None:
             return None
+        from tracer.snapshot.load import snapshot_in_memory
+
         objects = self.snapshot
         return self._or_note(lambda: snapshot_in_memory(objects))
 
@@ -74,7 +76,11 @@ class RunHistory:
     @property
     def device_out_of_memory(self) -> int | None:
         """The index of the device whose memory ran out last; None if the history tells of none."""
-        return device_out_of_memory(self.columns) if self.columns is not None else None
+        if self.columns is None:
+            return None
+        from tracer.analysis.snapshots.oom import device_out_of_memory
+
+        return device_out_of_memory(self.columns)
 
     def failed_allocation(
         self,
@@ -87,6 +93,9 @@ class RunHistory:
 
         It is read as memory_snapshot.pkl would be, so that the file tells the same.
         """
+        from tracer.analysis.profiles.failed_allocation import failed_allocation
+        from tracer.snapshot.load import snapshot_in_memory
+
         if self.device_out_of_memory is None:
             return None
         kind = device.partition(":")[0]
@@ -113,7 +122,11 @@ class RunHistory:
     @cached_property
     def pinned(self) -> tuple[PinnedLine, ...]:
         """Pinned host memory at the end of the recording, by line, the largest first; empty before torch 2.15."""
-        return pinned_lines(self.columns) if self.columns is not None else ()
+        if self.columns is None:
+            return ()
+        from tracer.analysis.snapshots.findings import pinned_lines
+
+        return pinned_lines(self.columns)
 
     def held(self, own: int) -> tuple[HeldOnDevice, ...]:
         """The most that the process reserves of each device, with lines; empty where it has memory of one device alone.
@@ -124,9 +137,18 @@ class RunHistory:
         columns = self.columns
         if columns is None or all(state.device == own for state in columns.devices):
             return ()
+        from tracer.analysis.snapshots.findings import replay_snapshot
+        from tracer.analysis.snapshots.job import held_on_devices
+
         return self._or_note(lambda: held_on_devices(replay_snapshot(columns))) or ()
 
     def _changes_at_peak(self, findings: Findings, known: KnownStorages) -> FirstChanges | None:
+        from tracer.analysis.profiles.failed_allocation import last_seen
+        from tracer.analysis.snapshots.findings import replay_snapshot
+        from tracer.analysis.snapshots.first_changes import first_changes
+        from tracer.analysis.snapshots.modelled import model_device
+        from tracer.snapshot.load import snapshot_in_memory
+
         labelled = self.labelled(findings, known)
         columns = self.columns if labelled is self.snapshot else snapshot_in_memory(labelled or {})
         assert columns is not None

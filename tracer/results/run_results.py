@@ -8,29 +8,29 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracer.analysis.peak_diff import PeakDiff, SavedPeak
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.caveats import compared_with_eager
-from tracer.analysis.profiles.failed_allocation import FailedAllocation
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.waste import Waste
-from tracer.analysis.times.findings import TraceTimes
-from tracer.capture.device.phase_timings import PhaseTimings
 from tracer.capture.objects.known_storages import KnownStorages
-from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.run_origin import RunOrigin
 from tracer.capture.sources.project_files import ProjectFiles
 from tracer.capture.sources.source_files import is_package_code, is_user_code
-from tracer.capture.values_read import ValuesRead
-from tracer.changes.recommendation import AdviceReport
 from tracer.errors import MissingPackageError
 from tracer.results.failure import Failure
 from tracer.results.run_history import RunHistory
 from tracer.working_folder import working_folder
 
 if TYPE_CHECKING:
+    from tracer.analysis.peak_diff import PeakDiff, SavedPeak
+    from tracer.analysis.profiles.failed_allocation import FailedAllocation
     from tracer.analysis.snapshots.first_changes import FirstChanges
+    from tracer.analysis.times.findings import TraceTimes
+    from tracer.capture.device.phase_timings import PhaseTimings
     from tracer.capture.objects.parameter_origins import Parameter
+    from tracer.capture.profiler.profiler_trace import ProfilerTrace
+    from tracer.capture.values_read import ValuesRead
+    from tracer.changes.recommendation import AdviceReport
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

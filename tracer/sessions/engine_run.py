@@ -14,13 +14,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tracer.command_line import in_role, take_role
 from tracer.errors import TracerError
-from tracer.results.engine_start import EngineStart, SleepCall, WorkerMemory, engine_start
-from tracer.sessions.jobs.child_processes import IdleLimit, end_child
 from tracer.sessions.termination import Termination
+
+if TYPE_CHECKING:
+    from tracer.results.engine_start import EngineStart, WorkerMemory
+
 
 OUTPUT: Final = "engine.txt"
 """What the engine printed, in the folder of the results."""
@@ -48,6 +50,8 @@ def read_reports(folder: Path) -> EngineStart | None:
     workers = [_worker(_read(path)) for path in sorted(folder.glob("worker-*.json"))]
     if not workers:
         return None
+    from tracer.results.engine_start import engine_start
+
     said: dict[str, Any] = {}
     for path in sorted(folder.glob("engine-*.json")):
         said = _read(path) | said
@@ -60,6 +64,8 @@ def read_reports(folder: Path) -> EngineStart | None:
 
 
 def _worker(values: dict[str, Any]) -> WorkerMemory:
+    from tracer.results.engine_start import SleepCall, WorkerMemory
+
     calls = tuple(SleepCall(**call) for call in values.pop("sleep_calls"))
     return WorkerMemory(**values, sleep_calls=calls)
 
@@ -80,6 +86,9 @@ def run_engine(command: Sequence[str], output: Path, *, is_server: bool = True) 
         TracerError: It ended before a worker had begun.
         Terminated, KeyboardInterrupt: This process is ended; the engine has ended with it.
     """
+    from tracer.results.engine_start import EngineStart
+    from tracer.sessions.jobs.child_processes import end_child
+
     output.parent.mkdir(parents=True, exist_ok=True)
     with engine_reports() as reports:
         with output.open("wb") as printed, _signals_raised(), _group_that_ends() as group:
@@ -128,6 +137,8 @@ def _group_that_ends() -> Iterator[int]:
 
 
 def _wait(process: subprocess.Popen[bytes], folder: Path, *, is_server: bool) -> None:
+    from tracer.sessions.jobs.child_processes import IdleLimit
+
     idle = IdleLimit(process.pid)
     while process.poll() is None:
         start = read_reports(folder) if is_server else None

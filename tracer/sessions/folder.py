@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracer.exporters.files import check_folder
 from tracer.null_gpu.writes import own_files
-from tracer.sessions.jobs.rank_store import RankStore
 from tracer.sessions.jobs.ranks import Rank, RankMessage, begin, finish, leave, this_rank
 from tracer.working_folder import AnchoredPath
+
+if TYPE_CHECKING:
+    from tracer.sessions.jobs.rank_store import RankStore
+
 
 fcntl: Any
 try:
@@ -125,6 +128,8 @@ class SessionFolder:
     @property
     def store(self) -> RankStore | None:
         """The process group's store, connected once: the program may end its process group before the session ends."""
+        from tracer.sessions.jobs.rank_store import RankStore
+
         if self._store is None and self.rank is not None:
             self._store = RankStore.of_process_group(self.rank.run)
         return self._store

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from tracer.capture.values_read import LeftOut, ValueRead, ValuesRead
 from tracer.exporters.files import check_folder
 from tracer.null_gpu import process, writes
 from tracer.null_gpu.job.place import RankPlace
@@ -25,6 +24,7 @@ from tracer.sessions.folder import OwnFolder
 from tracer.sessions.jobs.ranks import rank_folder
 
 if TYPE_CHECKING:
+    from tracer.capture.values_read import ValueRead, ValuesRead
     from tracer.null_gpu.values.answers import Answer
     from tracer.null_gpu.values.device_reads import DeviceRead
     from tracer.null_gpu.values.switch import HostValues, ValuesReport
@@ -68,6 +68,8 @@ def values_read() -> ValuesRead | None:
 
 def read_by_program(report: ValuesReport) -> ValuesRead:
     """The report without what this program itself reads, such as a step's loss."""
+    from tracer.capture.values_read import LeftOut, ValuesRead
+
     return ValuesRead(
         reads=tuple(_value_read(read) for read in report.reads if read.decides_size or not _is_ours(read.line.file)),
         left_out=tuple(LeftOut(reason, count) for reason, count in report.left_out),
@@ -81,6 +83,8 @@ def _is_ours(file: str) -> bool:
 
 
 def _value_read(read: DeviceRead) -> ValueRead:
+    from tracer.capture.values_read import ValueRead
+
     return ValueRead(
         file=read.line.file,
         line=read.line.number,

@@ -6,22 +6,18 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tracer.analysis.operators.invocations import OpInstances, op_instances
 from tracer.analysis.operators.memory_report import memory_report
 from tracer.analysis.operators.run_times import RunTimes, run_times
-from tracer.analysis.profiles.failed_allocation import held_at_failure, last_seen
 from tracer.analysis.profiles.findings import Findings, find_on_other_device
 from tracer.analysis.profiles.labels import labels_of
-from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.oom import device_out_of_memory
 from tracer.capture.device.allocator_history import snapshot_without_times
-from tracer.changes.recommendation import UnneededMemory
 from tracer.changes.unneeded import unneeded_memory
 from tracer.collector import paused_gc
 from tracer.errors import MissingPackageError, OutputError, TracerError
 from tracer.exporters.files import write_json
-from tracer.exporters.json_documents.advice import write_advice_json
 from tracer.exporters.json_documents.peak import peak_document
 from tracer.exporters.max_mem import write_cuda_timing, write_max_mem
 from tracer.exporters.memory_snapshot import (
@@ -30,19 +26,18 @@ from tracer.exporters.memory_snapshot import (
 )
 from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.model import SlowModule, without_times
-from tracer.exporters.page.snapshot_page import write_snapshot_page
 from tracer.exporters.page.timeline_page import slow_modules, timeline_page
-from tracer.exporters.recording_file.kept_run_file import save_kept_run
 from tracer.exporters.screen.values import values_lines
 from tracer.exporters.sqlite_reports.memory_report import write_memory_report
 from tracer.exporters.sqlite_reports.run_time_report import write_run_time_report
-from tracer.exporters.trace import write_trace
 from tracer.results import files
 from tracer.results.files import OutputFile
 from tracer.results.run_results import RunResults
-from tracer.sessions.stored_results import kept_run
 from tracer.sessions.termination import FilesInTurn
 from tracer.units import format_bytes
+
+if TYPE_CHECKING:
+    from tracer.changes.recommendation import UnneededMemory
 
 
 def _has_times(results: RunResults) -> bool:
@@ -211,6 +206,11 @@ def unneeded_of(results: RunResults) -> tuple[UnneededMemory, ...]:
 
 def _write_page_of_history(material: Material, path: Path) -> None:
     """A run that ended before anything was recorded is shown from the allocator's history, where there is one."""
+    from tracer.analysis.profiles.failed_allocation import held_at_failure, last_seen
+    from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
+    from tracer.analysis.snapshots.oom import device_out_of_memory
+    from tracer.exporters.page.snapshot_page import write_snapshot_page
+
     results = material.results
     if (columns := results.history.columns) is None:
         raise OutputError("The allocator's history cannot be read, so there is no page.", hint="The notes say why.")
@@ -276,6 +276,8 @@ def _write_snapshot(material: Material, path: Path) -> None:
 
 
 def _write_trace(material: Material, path: Path) -> None:
+    from tracer.exporters.trace import write_trace
+
     if (trace := material.results.trace) is not None:
         cycle = material.findings.worst
         write_trace(trace, cycle, path)
@@ -287,11 +289,16 @@ def _write_timing(material: Material, path: Path) -> None:
 
 
 def _write_advice(material: Material, path: Path) -> None:
+    from tracer.exporters.json_documents.advice import write_advice_json
+
     if (advice := material.results.advice) is not None:
         write_advice_json(advice, path, computed=material.results.computed and not material.results.is_predicted)
 
 
 def _write_recording(material: Material, path: Path) -> None:
+    from tracer.exporters.recording_file.kept_run_file import save_kept_run
+    from tracer.sessions.stored_results import kept_run
+
     save_kept_run(path, kept_run(material.results))
 
 

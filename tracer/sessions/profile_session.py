@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.profiler import ProfilerAction
 
-from tracer.analysis.profiles.failed_allocation import FailedAllocation
 from tracer.analysis.profiles.findings import Findings, without_wrapped
 from tracer.analysis.profiles.graph_pools import graph_pools
 from tracer.analysis.profiles.waste import Waste
@@ -24,11 +23,8 @@ from tracer.capture.graph_captures import GRAPH_CAPTURES, LivePool
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.frozen_objects import FROZEN
 from tracer.capture.objects.known_storages import KnownStorages
-from tracer.capture.objects.look_at_failure import look_at_failure
-from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
 from tracer.capture.objects.storage_observer import Observed
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
-from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.capture.torch_private import torch_profiler, torch_tensors
 from tracer.collector import paused_gc
@@ -44,6 +40,12 @@ from tracer.sessions.session import Session, fault_text, warn_at_users_line
 from tracer.sessions.unneeded_memory import find_held_waste
 from tracer.timeline_tracer import TimelineTracer
 from tracer.units import MIB, format_bytes, some
+
+if TYPE_CHECKING:
+    from tracer.analysis.profiles.failed_allocation import FailedAllocation
+    from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
+    from tracer.capture.profiler.profiler_trace import ProfilerTrace
+
 
 _MOST_STEPS_OF_HISTORY = 10
 """Where the allocator's history has more steps as a cycle begins, it begins anew with it."""
@@ -309,6 +311,8 @@ class ProfileSession(Session):
             self._tracer.preferred = str(self.device)
 
     def _note_objects(self, error: BaseException) -> None:
+        from tracer.capture.objects.look_at_failure import look_at_failure
+
         self._at_failure = look_at_failure(self.device, error, is_evaluating=self._is_evaluating(error))
 
     def _look_for_meta(self) -> None:

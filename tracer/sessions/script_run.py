@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
@@ -33,7 +33,6 @@ from tracer.sessions.session import fault_text
 from tracer.sessions.step_finders import StepsByHand, StepsOfCalls, StepsOfOptimizers
 from tracer.sessions.termination import signals_deferred
 from tracer.sessions.training_profile import TrainingProfile
-from tracer.sessions.training_watch import TrainingWatch
 
 NO_MODEL = "No training was found: no model with parameters to be trained was called, and no optimizer made a step."
 NO_CALL = "No model was called."
@@ -93,9 +92,12 @@ class CountedSteps:
         self.num_steps_done += 1
 
 
-ScriptSession = TrainingProfile | TrainingWatch | CountedSteps
-MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], ScriptSession]
-MakeLater = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], TrainingWatch]
+if TYPE_CHECKING:
+    from tracer.sessions.training_watch import TrainingWatch
+
+    ScriptSession = TrainingProfile | TrainingWatch | CountedSteps
+    MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], ScriptSession]
+    MakeLater = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], TrainingWatch]
 
 
 class FirstStepsDone(BaseException):
@@ -191,11 +193,17 @@ class ScriptProfile:
         """Print what was found; the script has ended."""
         if self.is_in_child:
             return
-        for watch in (self.session, self.later):
-            if isinstance(watch, TrainingWatch):
+        for watch in (self._watch, self.later):
+            if watch is not None:
                 watch.tell()
         if isinstance(self.session, TrainingProfile):
             self.session.tell(self._num_steps_in_all, self.later.explained_in if self.later is not None else None)
+
+    @property
+    def _watch(self) -> TrainingWatch | None:
+        """The session where it is a watch, whose class is loaded with it."""
+        session = self.session
+        return None if session is None or isinstance(session, TrainingProfile | CountedSteps) else session
 
     @property
     def _num_steps_in_all(self) -> int | None:
@@ -208,7 +216,7 @@ class ScriptProfile:
 
     def script_ended(self) -> None:
         """The script's last line has run, and its variables are still there: a watch says what they hold."""
-        if isinstance(self.session, TrainingWatch) and not self.is_in_child:
+        if self._watch is not None and not self.is_in_child:
             if self._of_calls is not None:
                 self._step_ended()
             self._look_no_longer()

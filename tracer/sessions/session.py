@@ -24,7 +24,6 @@ from tracer.capture.torch_private.torch_modules import outermost_called
 from tracer.errors import Terminated, TracerError
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.termination import Termination, signals_deferred
-from tracer.workloads.module_tensors import all_tensors
 
 
 class Session:
@@ -223,6 +222,8 @@ def device_of(objects: TrainingObjects) -> torch.device:
 
     Where none holds any, the one in use: FSDP may keep parameters on the CPU, and they go there in parts. Else the CPU.
     """
+    from tracer.workloads.module_tensors import all_tensors
+
     num_bytes: Counter[torch.device] = Counter()
     trained = (tensor for optimizer in objects.optimizers for _, tensor in objects.parameters_of(optimizer))
     named = (tensor for model in objects.models.values() for tensor in all_tensors(model))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tracer.analysis.profiles.findings import Findings
 from tracer.capture.device.devices import allocator_counters
-from tracer.capture.device.phase_timings import PhaseTimings
 from tracer.capture.objects.parameter_origins import Parameter
 from tracer.capture.run_origin import RunOrigin
-from tracer.capture.sources.error_line import error_line
 from tracer.exporters.files import check_folder
 from tracer.exporters.notebook import notebook_html
 from tracer.exporters.screen.profile import headline
@@ -21,6 +20,9 @@ from tracer.results.run_results import RunResults
 from tracer.sessions.on_null_gpu import values_read
 from tracer.sessions.output_files import Written, write_outputs
 from tracer.sessions.profile_session import ProfileSession
+
+if TYPE_CHECKING:
+    from tracer.capture.device.phase_timings import PhaseTimings
 
 
 class ShownResults(RunResults):
@@ -69,6 +71,8 @@ def failure_of(
         in_timing_pass: Whether it arose in the timing pass.
         is_raised: Whether it is still on its way, so that it is not to be touched.
     """
+    from tracer.capture.sources.error_line import error_line
+
     line, state = error_line(error), allocator_counters(session.device_of_failure)
     error = _copy(error) if is_raised else without_tracebacks(error)
     return Failure(error, session.num_steps_done, state, line, in_timing_pass)

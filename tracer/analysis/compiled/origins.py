@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracer.analysis.compiled.generated_code import END, Function, function_at, functions_of
 from tracer.arrays import Bool, Int, PerAllocation, PerCall
 from tracer.capture.recording import Frames, Recording
 from tracer.capture.sources.compiled_code import CompiledGraph, CompiledNode, is_generated
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_names import COMPILED_CALL, COMPILED_FUNCTION, COMPILED_REGIONS
+
+if TYPE_CHECKING:
+    from tracer.analysis.compiled.generated_code import Function
+
 
 REGION = "compiled region"
 _IN_NAMED_CODE = -2
@@ -201,6 +205,8 @@ class _OriginFinder:
         return by_file
 
     def _origin(self, call: int, invocation: int, allocation: int) -> Origin:
+        from tracer.analysis.compiled.generated_code import END, function_at, functions_of
+
         recording = self.recording
         made_ns = int(recording.allocations.time_ns[allocation])
         frame = int(recording.calls.frame[call])
@@ -228,6 +234,8 @@ class _OriginFinder:
 
     def _taken_over(self, graph: CompiledGraph, function: Function, name: str, made_ns: int) -> Origin | None:
         """What the compiled backward has put into a saved buffer by the moment: it reuses what it needs no more."""
+        from tracer.analysis.compiled.generated_code import function_at, functions_of
+
         saved = _saved_as(graph, function, name)
         for path, (number, backward) in self.graphs.items():
             if not backward.is_backward or backward.compile_id != graph.compile_id:
@@ -266,6 +274,8 @@ class _OriginFinder:
 
     def _line_now(self, invocation: int) -> int:
         """The line that a generated function has come to at the moment; behind its last where it has ended."""
+        from tracer.analysis.compiled.generated_code import END
+
         if invocation not in self.now:
             calls, frames = self.recording.calls, self.recording.frames
             if invocation < 0 or calls.end_ns[invocation] < self.time_ns:

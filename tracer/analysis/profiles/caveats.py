@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from tracer.analysis.peak_diff import PeakDiff, SavedPeak, diff_peaks
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.growth import GrowingPlace, Growth
@@ -14,6 +14,10 @@ from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import CompiledCode, CompiledFunction, MemoryBudget
 from tracer.capture.sources.source_line import SourceLine
 from tracer.units import format_bytes, some
+
+if TYPE_CHECKING:
+    from tracer.analysis.peak_diff import PeakDiff, SavedPeak
+
 
 _NUM_PLACES = 3
 
@@ -275,12 +279,16 @@ def _count(number: int, noun: str) -> str:
 
 def saved_peak(findings: Findings) -> SavedPeak:
     """The largest peak of a run, as it is compared with another run's."""
+    from tracer.analysis.peak_diff import SavedPeak
+
     peak = findings.worst.peak
     return SavedPeak(peak.device, peak.peak_bytes, peak.phase, peak.rows)
 
 
 def compared_with_eager(findings: Findings, eager: SavedPeak) -> PeakDiff:
     """Changes from the peak without compilation to the peak with it."""
+    from tracer.analysis.peak_diff import diff_peaks
+
     return diff_peaks(eager, saved_peak(findings))
 
 

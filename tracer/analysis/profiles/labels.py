@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from tracer.analysis.kinds import Kind
+from tracer.analysis.kinds import BEFORE_RECORDING, LABEL_BEFORE, Kind
 from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.analysis.profiles.peak import line_before
 from tracer.analysis.profiles.source_lines import line_of_frame, recorded_op_name
-from tracer.analysis.snapshots.sites import BEFORE_RECORDING, LABEL_BEFORE
 from tracer.arrays import Int, PerBlock
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording

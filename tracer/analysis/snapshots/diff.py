@@ -9,11 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from tracer.analysis.kinds import Kind
+from tracer.analysis.kinds import BEFORE_RECORDING, Kind
 from tracer.analysis.peak_diff import PeakChange, PeakDiff, SavedPeak, largest_first
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
-from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Sites
+from tracer.analysis.snapshots.sites import NO_FRAMES, Sites
 from tracer.analysis.snapshots.sizes import most_at_once
 from tracer.arrays import Grouped, Ints, grouped
 from tracer.snapshot.columns import DeviceState, Snapshot

@@ -8,10 +8,10 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from tracer.analysis.kinds import Evidence, Kind
+from tracer.analysis.kinds import BEFORE_RECORDING, Evidence, Kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
-from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites
+from tracer.analysis.snapshots.sites import NO_FRAMES, Site, Sites
 from tracer.arrays import Ints, grouped, largest_first
 from tracer.snapshot.replay import BEFORE
 

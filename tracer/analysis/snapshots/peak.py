@@ -7,11 +7,11 @@ from functools import partial
 
 import numpy as np
 
-from tracer.analysis.kinds import Kind
+from tracer.analysis.kinds import BEFORE_RECORDING, Kind
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
 from tracer.analysis.snapshots.groups import SnapshotRow, group_rows
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
-from tracer.analysis.snapshots.sites import BEFORE_RECORDING, pool_words, pools_of_graphs
+from tracer.analysis.snapshots.sites import pool_words, pools_of_graphs
 from tracer.arrays import Grouped, Ints, grouped, totals_by
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import Annotations, DeviceState, Int32s, Snapshot

@@ -12,9 +12,10 @@ from tracer.allocator.blocks import DEFAULT_POOL, FREE, PENDING, PoolId
 from tracer.allocator.history import pool_numbers
 from tracer.allocator.settings import AllocatorSettings
 from tracer.allocator.statistics import BlockInfo, Moment, SegmentInfo, read_end
+from tracer.analysis.kinds import BEFORE_RECORDING
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.modelled import Modelled
-from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites, pool_words
+from tracer.analysis.snapshots.sites import NO_FRAMES, Site, Sites, pool_words
 from tracer.block_sizes import round_size
 from tracer.snapshot.replay import BEFORE, Lives
 

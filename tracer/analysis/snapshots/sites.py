@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from tracer.analysis.kinds import kind_named
+from tracer.analysis.kinds import LABEL_BEFORE, kind_named
 from tracer.analysis.snapshots.frames import (
     LABEL,
     AutogradFrames,
@@ -34,7 +34,6 @@ from tracer.snapshot.columns import DeviceState, Frame, Stacks
 
 NO_FRAMES: Final = "no stack recorded"
 NO_PYTHON_FRAME: Final = "no Python frame"
-BEFORE_RECORDING: Final = "before recording"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,6 @@ _PLUMBING = re.compile(
 # What of torch calls generated code: everything else behind it is of the node.
 _RUNS_GRAPHS: Final = ("_inductor/", "_functorch/", "_dynamo/", "fx/", "_compile.py", "autograd/function.py")
 _RECORDS_GRAPHS: Final = ("cuda/graphs.py", "_inductor/cudagraph_trees.py")
-LABEL_BEFORE: Final = ", made before recording"
 
 
 class Sites:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tracer.allocator.driver import CHUNK_BYTES
 from tracer.arrays import Bools, Ints
-from tracer.snapshot.columns import Segments
+
+if TYPE_CHECKING:
+    from tracer.snapshot.columns import Segments
+
 
 # Fewer copies of a size than this for each gradient of it: parameters alone, not parameters and state of their size.
 _COPIES_WITH_STATE = 2
@@ -179,6 +181,8 @@ def first_of_each(rows: Ints, size: Ints, addr: Ints, times: int, segments: Segm
         rows: The blocks, `times` n of each size.
         size: Requested bytes of all blocks [lives].
     """
+    from tracer.allocator.driver import CHUNK_BYTES
+
     begins = np.sort(segments.address)
     is_falling = bool(len(begins)) and int(begins[0]) >= _FALLING_FROM and not segments.is_expandable.any()
     chunk = begins[np.searchsorted(begins, addr[rows], side="right") - 1] // CHUNK_BYTES if is_falling else 0 * rows

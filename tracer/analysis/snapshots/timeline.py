@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
 from tracer.analysis.kinds import Kind, levels_by_kind
-from tracer.analysis.snapshots.kind_finder import KindFinder, ReplayedDevice
 from tracer.arrays import Ints, in_use
-from tracer.snapshot.columns import DeviceState, Snapshot
-from tracer.snapshot.replay import BEFORE
 from tracer.units import NS_PER_US
+
+if TYPE_CHECKING:
+    from tracer.analysis.snapshots.kind_finder import KindFinder, ReplayedDevice
+    from tracer.snapshot.columns import DeviceState, Snapshot
+
 
 START: Final = -1
 # A drawing counts in 53 bits; a longer span than this (104 days) is no time of a recording.
@@ -51,6 +53,8 @@ class DeviceTimeline:
 
 def device_timeline(device: ReplayedDevice) -> DeviceTimeline:
     """The curves of one device, in a few passes over its blocks."""
+    from tracer.snapshot.replay import BEFORE
+
     state, replay, kinds = device.state, device.replay, device.kinds
     axis, times = _axis(state)
     lives, num_entries = replay.lives, len(state.trace)

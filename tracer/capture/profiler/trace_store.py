@@ -14,12 +14,15 @@ import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
-from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.torch_private.torch_profiler import save_trace
 from tracer.errors import OutputError, TracerError
+
+if TYPE_CHECKING:
+    from tracer.capture.profiler.profiler_trace import ProfilerTrace
+
 
 _CHUNK_BYTES, _TAIL_BYTES = 1 << 20, 1 << 14
 
@@ -68,6 +71,8 @@ class TraceStore:
 
     def trace(self, number: int) -> ProfilerTrace:
         """The trace of a cycle, counted from 0."""
+        from tracer.capture.profiler.profiler_trace import ProfilerTrace
+
         return ProfilerTrace(os.getpid(), partial(self._chunks, number))
 
     def _chunks(self, number: int) -> Iterator[bytes]:

@@ -7,7 +7,6 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.sites import Site
 
 UNITS = {"*bytes": "bytes", "*_us": "microseconds", "*time_us": "microseconds since 1970-01-01 UTC"}
 """Of keys by what they end in; the longer ending decides. Other numbers are counts."""
@@ -34,6 +33,8 @@ def json_header(
 
 def record_values(record: Any, *, without: Collection[str] = ()) -> dict[str, Any]:
     """The fields of a record, and of records in it, with a kind in words and the parts of a site beside the others."""
+    from tracer.analysis.snapshots.sites import Site
+
     values: dict[str, Any] = {}
     for name in getattr(record, "in_documents", [field.name for field in fields(record)]):
         value = getattr(record, name)

@@ -7,17 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracer.analysis.diff_cause import cause_of
-from tracer.analysis.peak_diff import PeakDiff, SavedPeak
 from tracer.analysis.peak_row import PeakRow
 from tracer.command_line import this_command
 from tracer.errors import SnapshotError
-from tracer.exporters.document import Document, Source, read_document
 from tracer.exporters.json_documents.header import json_header
 from tracer.units import MIB, NS_PER_US
 
 if TYPE_CHECKING:
-    from tracer.analysis.peak_diff import PeakChange, PeakDiff
+    from tracer.analysis.peak_diff import PeakChange, PeakDiff, SavedPeak
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
     from tracer.analysis.profiles.findings import GraphPool
     from tracer.analysis.profiles.peak import PeakReport
@@ -26,6 +23,7 @@ if TYPE_CHECKING:
     from tracer.capture.recording import Recording
     from tracer.capture.run_origin import RunOrigin
     from tracer.capture.values_read import ValuesRead
+    from tracer.exporters.document import Document
 
 NAME, VERSION = "peak", 1
 FORMAT = f"torch-timeline {NAME}"
@@ -132,6 +130,8 @@ def saved_peak_document(peak: SavedPeak) -> dict[str, object]:
 
 def read_peak_json(path: Path) -> SavedPeak:
     """Read a peak.json of this or an earlier version: rows may lack what came later, or have more."""
+    from tracer.exporters.document import Source, read_document
+
     source = Source(str(path), SnapshotError, _DAMAGED)
     return saved_peak_from(read_document(path, source, at_most=MAX_BYTES, hint="Check the path and its permissions."))
 
@@ -142,6 +142,9 @@ def saved_peak_from(document: Document) -> SavedPeak:
     Raises:
         TracerError: It is no peak.json or a later version's, or its rows do not sum to its peak.
     """
+    from tracer.analysis.peak_diff import SavedPeak
+    from tracer.exporters.document import Document
+
     if "format" in document or "version" in document:  # files from before there was a version have neither
         document.check_format(FORMAT, VERSION, "a peak.json of this program")
     saved = SavedPeak(
@@ -176,6 +179,8 @@ def write_baseline(peaks: Mapping[str, SavedPeak], path: Path) -> None:
 
 def read_baseline(path: Path) -> dict[str, SavedPeak]:
     """Read the peaks of a baseline file, by name."""
+    from tracer.exporters.document import Source, read_document
+
     document = read_document(path, Source(str(path), SnapshotError, _BASELINE_HINT), hint=_NO_BASELINE)
     document.check_format(_BASELINE_FORMAT, _BASELINE_VERSION, "a baseline of peaks")
     peaks = document.document("peaks")
@@ -204,6 +209,8 @@ def change_values(change: PeakChange, gathered_by: str) -> dict[str, Any]:
 
 def diff_device(diff: PeakDiff) -> dict[str, Any]:
     """Return the change of one device's peak, as an element of `devices`."""
+    from tracer.analysis.diff_cause import cause_of
+
     return {
         "device": diff.after.device,
         "before_phase": diff.before.phase,

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import numpy as np
 
-from tracer.analysis.snapshots.fragmentation import AddressRanges
 from tracer.arrays import Int, Ints, PerBlock, Rows
 from tracer.exporters.page.model import PageBlocks, PageSpace
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
+    from tracer.analysis.snapshots.fragmentation import AddressRanges
 
 MOST_BLOCKS: Final = 120_000  # Shown one by one; smaller ones are grouped
 MAX_STACK_FRAMES: Final = 40

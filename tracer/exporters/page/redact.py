@@ -11,9 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tracer.analysis.kinds import Kind
+from tracer.analysis.kinds import LABEL_BEFORE, Kind
 from tracer.analysis.profiles.labels import NO_MODULE
-from tracer.analysis.snapshots.sites import LABEL_BEFORE
 from tracer.capture.torch_names import STEP_PREFIX, is_torchs_own
 from tracer.exporters.page.blocks import TEXT_FIELDS, packed, unpacked
 from tracer.exporters.page.data import mapped

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracer.analysis.aligned_curves import MemoryCurve, positions_of
 from tracer.analysis.operators.run_times import RunTimes
-from tracer.analysis.peak_diff import PeakChange, PeakDiff
-from tracer.analysis.profiles.allocator_join import reserved_ranges
 from tracer.analysis.profiles.caveats import (
     compiled_sentences,
     counted,
@@ -24,24 +22,26 @@ from tracer.analysis.profiles.caveats import (
 )
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.analysis.profiles.counted_blocks import CountedBlocks, counted_blocks
-from tracer.analysis.profiles.failed_allocation import FailedAllocation
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.line_memory import line_memory
 from tracer.analysis.profiles.peak import LOOP_OWNER, PeakReport, group_rows
 from tracer.analysis.profiles.source_lines import PlaceInCode
-from tracer.analysis.snapshots.findings import PinnedLine
-from tracer.analysis.snapshots.first_changes import FirstChanges
 from tracer.analysis.snapshots.timeline import Band, BandKind
-from tracer.analysis.times.findings import TraceTimes, cause
-from tracer.analysis.times.step_times import StepTimes
 from tracer.arrays import Int, PerBlock, totals_by
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX, step_words
-from tracer.changes.recommendation import AdviceReport, UnneededMemory
 from tracer.exporters.annotated_source import AnnotatedFile, annotated_files
 from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.data import headline
+from tracer.exporters.page.history_sections import (
+    first_changes_sections,
+    much_saved,
+    oom_section,
+    oom_sentences,
+    pinned_sections,
+    reserved_table,
+)
 from tracer.exporters.page.model import (
     Cell,
     Curve,
@@ -61,17 +61,20 @@ from tracer.exporters.page.model import (
     StepTiming,
     Table,
 )
-from tracer.exporters.page.snapshot_page import (
-    first_changes_sections,
-    much_saved,
-    oom_section,
-    oom_sentences,
-    pinned_sections,
-    reserved_table,
-)
 from tracer.exporters.python_stacks import PythonStacks
 from tracer.exporters.screen.paths import source_place
 from tracer.units import format_bytes, ms, some
+
+if TYPE_CHECKING:
+    from tracer.analysis.aligned_curves import MemoryCurve
+    from tracer.analysis.peak_diff import PeakChange, PeakDiff
+    from tracer.analysis.profiles.failed_allocation import FailedAllocation
+    from tracer.analysis.snapshots.findings import PinnedLine
+    from tracer.analysis.snapshots.first_changes import FirstChanges
+    from tracer.analysis.times.findings import TraceTimes
+    from tracer.analysis.times.step_times import StepTimes
+    from tracer.changes.recommendation import AdviceReport, UnneededMemory
+
 
 # Below this part of the peak, a thousandth, a row says nothing.
 _LEAST_SHARE = 1000
@@ -126,7 +129,7 @@ def timeline_page(
         headline_notes=(
             *much_saved(None if failed else first),
             *_headline_notes(peak),
-            *(() if device_times is None else (f"Time on GPU {device_times.device}: {cause(device_times)}",)),
+            *(() if device_times is None else (_cause(device_times),)),
         ),
         notes=(
             *notes,
@@ -147,6 +150,12 @@ def timeline_page(
     return replace(page, answer=(verdict, *headline(page))) if verdict else page
 
 
+def _cause(times: TraceTimes) -> str:
+    from tracer.analysis.times.findings import cause
+
+    return f"Time on GPU {times.device}: {cause(times)}"
+
+
 def _sources(
     cycle: CycleFindings, known: KnownStorages | None, source_of: Callable[[str], str | None] | None
 ) -> tuple[AnnotatedFile, ...]:
@@ -157,6 +166,8 @@ def _sources(
 
 def curve_of_cycle(cycle: CycleFindings) -> MemoryCurve:
     """Memory of a cycle by kind, over its events."""
+    from tracer.analysis.aligned_curves import MemoryCurve, positions_of
+
     times = np.maximum.accumulate(cycle.recording.allocations.time_ns[cycle.lifetimes.events])
     position = np.arange(len(times), dtype=np.int64)
     levels = {kind.words: level[1:] for kind, level in counted_blocks(cycle).by_kind.items()}
@@ -248,9 +259,12 @@ def _stacks(
 
 
 def _space(cycle: CycleFindings) -> PageSpace | None:
-    history = cycle.history
-    ranges = reserved_ranges(history, cycle.lifetimes) if history is not None else None
-    return None if history is None or ranges is None else page_space(ranges, history.texts.__getitem__)
+    if (history := cycle.history) is None:
+        return None
+    from tracer.analysis.profiles.allocator_join import reserved_ranges
+
+    ranges = reserved_ranges(history, cycle.lifetimes)
+    return None if ranges is None else page_space(ranges, history.texts.__getitem__)
 
 
 def _lost_track(cycle: CycleFindings) -> tuple[PageLostTrack, ...]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
-from tracer.changes.recommendation import AdviceReport, Group, Measured, Recommendation, UnneededMemory
 from tracer.changes.unneeded import unneeded_sentence
 from tracer.exporters.screen.paths import short_path
 from tracer.exporters.screen.text import print_table, say, say_wrapped, table
 from tracer.units import format_bytes, some
+
+if TYPE_CHECKING:
+    from tracer.changes.recommendation import AdviceReport, Measured, Recommendation, UnneededMemory
+
 
 NUM_ROWS = 12
 NUM_SNIPPETS = 3
@@ -73,6 +77,8 @@ def print_unneeded(places: Sequence[UnneededMemory], peak_bytes: int, console: C
 
 
 def _print_table(report: AdviceReport, console: Console) -> None:
+    from tracer.changes.recommendation import Group
+
     has_reserved = report.reserved_bytes is not None
     grid = table("saves", "", *(("of reserved",) if has_reserved else ()))
     grid.add_column("change", overflow="fold", min_width=24)

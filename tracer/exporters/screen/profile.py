@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -26,12 +26,15 @@ from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.lost_track import LostTrack
 from tracer.analysis.profiles.peak import AllocatorPeak, PeakReport
 from tracer.arrays import totals_by
-from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 from tracer.capture.torch_names import GRADIENT_BUCKETS, in_buffers_of, step_words
 from tracer.exporters.python_stacks import PythonStacks
 from tracer.exporters.screen.paths import short_path, shorten_paths, source_place
 from tracer.exporters.screen.text import print_table, say_wrapped, table
 from tracer.units import format_bytes, some
+
+if TYPE_CHECKING:
+    from tracer.capture.device.phase_timings import PhaseTimings
+
 
 NUM_ROWS = 8
 MORE_POOLS = 3  # Of CUDA graphs that get tables of their own
@@ -345,6 +348,8 @@ def _print_bytes(
 
 def print_timings(timings: PhaseTimings, console: Console) -> None:
     """Print mean and spread of each phase."""
+    from tracer.capture.device.phase_timings import PHASES
+
     num_steps = len(timings.durations_ms[PHASES[0]])
     times = table()
     times.add_column("phase")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from tracer.analysis.profiles.caveats import eager_sentences
-from tracer.analysis.profiles.failed_allocation import FailedAllocation
 from tracer.analysis.profiles.findings import Findings
-from tracer.changes.recommendation import UnneededMemory
 from tracer.changes.unneeded import large, unneeded_memory, unneeded_sentence
 from tracer.errors import Terminated
-from tracer.exporters.screen.advice import print_advice, print_unneeded
-from tracer.exporters.screen.allocator import print_first_changes
-from tracer.exporters.screen.diff import print_against_eager
+from tracer.exporters.screen.advice import print_unneeded
 from tracer.exporters.screen.next_commands import after_run, fit_words
 from tracer.exporters.screen.paths import behind, short_path
 from tracer.exporters.screen.profile import (
@@ -27,7 +24,6 @@ from tracer.exporters.screen.profile import (
     print_timings,
     short_screen,
 )
-from tracer.exporters.screen.snapshot import print_failed_allocation, print_pinned, ran_out_at
 from tracer.exporters.screen.terminal import say as say_on_stderr
 from tracer.exporters.screen.terminal import screen
 from tracer.exporters.screen.text import say
@@ -36,9 +32,15 @@ from tracer.results.failure import Failure
 from tracer.results.run_results import RunResults
 from tracer.units import format_bytes, some
 
+if TYPE_CHECKING:
+    from tracer.analysis.profiles.failed_allocation import FailedAllocation
+    from tracer.changes.recommendation import UnneededMemory
+
 
 def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tuple[str, ...]:
     """The answer in a few lines."""
+    from tracer.exporters.screen.snapshot import ran_out_at
+
     failed = results.failed_allocation
     lines = [results.origin.caveat] * bool(results.origin.caveat)
     lines += [f"{ran_out_at(failed.event.site)}: {failed.event.advice}"] if failed is not None else []
@@ -97,11 +99,20 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS,
         why = first.much_is_saved if first is not None else ""
         print_peak(findings, console, num_steps=num_steps, top=shown, categories=not is_peak, why=why)
         if top and first is not None and first.changes:
+            from tracer.exporters.screen.allocator import print_first_changes
+
             print_first_changes(first, console)
-    print_pinned(results.history.pinned if top else (), console, top)
+    if top and results.history.pinned:
+        from tracer.exporters.screen.snapshot import print_pinned
+
+        print_pinned(results.history.pinned, console, top)
     if (diff := results.against_eager) is not None:
+        from tracer.exporters.screen.diff import print_against_eager
+
         print_against_eager(diff, eager_sentences(diff), console, top=top)
     if results.advice is not None:
+        from tracer.exporters.screen.advice import print_advice
+
         print_advice(results.advice, console)
     elif results.findings is not None:
         print_unneeded(_large(results), results.findings.worst.peak.peak_bytes, console)
@@ -195,12 +206,16 @@ def print_failure(
     Returns:
         Whether that was the run's peak: its modules and lines are not printed here.
     """
+    from tracer.exporters.screen.snapshot import print_failed_allocation
+
     in_use = failed.in_use
     is_peak = findings is not None and failed.is_at(findings.worst.peak)
     print_failed_allocation(failed.event, console, top=top if in_use is None else 0, fit=fit)
     if in_use is not None:
         print_categories(in_use, console, title="What was in use then")
     if failed.first is not None:
+        from tracer.exporters.screen.allocator import print_first_changes
+
         print_first_changes(failed.first, console)
     if in_use is not None and not is_peak:
         print_parts(in_use, console, top, categories=False)

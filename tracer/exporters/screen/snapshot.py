@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tracer.analysis.kinds import meaning_of
+from tracer.analysis.kinds import BEFORE_RECORDING, meaning_of
 from tracer.analysis.snapshots.findings import DeviceFinding, PinnedLine, SnapshotFinding
 from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.analysis.snapshots.moments import Between, Moments, StepLevel, entry_words
 from tracer.analysis.snapshots.oom import OutOfMemory, distinct_failures
 from tracer.analysis.snapshots.peak import Peak, Share
-from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, NO_PYTHON_FRAME, Site
+from tracer.analysis.snapshots.sites import NO_FRAMES, NO_PYTHON_FRAME, Site
 from tracer.exporters.screen.paths import shorten_paths, source_place
 from tracer.exporters.screen.text import exact, print_rows, print_table, say, signed, table
 from tracer.units import format_bytes, some

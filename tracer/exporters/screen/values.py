@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from tracer.capture.values_read import ValueRead, ValuesRead
 from tracer.exporters.screen.paths import source_place
 from tracer.exporters.screen.text import say
 from tracer.units import some
+
+if TYPE_CHECKING:
+    from tracer.capture.values_read import ValueRead, ValuesRead
+
 
 _NUM_LISTED, _NUM_PLACES = 5, 3
 _ITEM = "aten::_local_scalar_dense"

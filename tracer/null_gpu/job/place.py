@@ -7,10 +7,12 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tracer.command_line import in_role, role
-from tracer.null_gpu.nccl_buffers import NcclBuffers
+
+if TYPE_CHECKING:
+    from tracer.null_gpu.nccl_buffers import NcclBuffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ def groups_left(folder: Path, rank: int) -> list[list[int]]:
 
 def nccl_left(folder: Path, rank: int) -> NcclBuffers:
     """What NCCL would have been used for in a rank that ran."""
+    from tracer.null_gpu.nccl_buffers import NcclBuffers
+
     return NcclBuffers(**_left(folder, rank).get("nccl", {}))
 
 

@@ -9,28 +9,27 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tracer.capture.device import devices
-from tracer.capture.sources.error_line import error_line
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import error_words
 from tracer.exporters.files import remove, write_atomically
-from tracer.exporters.json_documents.job import gpus_json
-from tracer.exporters.screen.job import gpu_sentences
-from tracer.exporters.screen.watch import finding_lines
 from tracer.null_gpu import process
 from tracer.null_gpu.job.place import RankPlace
 from tracer.results.failure import is_out_of_memory
 from tracer.results.files import RANK_JSON, RANKS_JSON, RANKS_TEXT
-from tracer.results.gpu_sums import GpuSum, Holding, sums_of
 from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
-from tracer.results.watch_report import WatchReport
-from tracer.sessions.jobs.rank_store import RankStore
 from tracer.units import format_bytes
+
+if TYPE_CHECKING:
+    from tracer.results.gpu_sums import GpuSum, Holding
+    from tracer.results.watch_report import WatchReport
+    from tracer.sessions.jobs.rank_store import RankStore
+
 
 WAIT_S, WAIT_AFTER_FAILURE_S = 20.0, 5.0
 """How long rank 0 waits for the others. torchrun kills what is left of a failed run after 30 seconds."""
@@ -169,6 +168,8 @@ class RanksSummary:
     @property
     def gpus(self) -> tuple[GpuSum, ...]:
         """Memory on each GPU that ranks have reported."""
+        from tracer.results.gpu_sums import Holding, sums_of
+
         parts = [(rank, part) for rank in self.ranks for part in rank.held]
         places = {part.gpu: rank.place for rank, part in reversed(parts) if part.is_own}
         sums: dict[tuple[int, int], list[Holding]] = {}
@@ -395,6 +396,8 @@ def _parsed(text: str | None, run: str) -> RankMessage | None:
 
 
 def _as_json(summary: RanksSummary) -> dict[str, Any]:
+    from tracer.exporters.json_documents.job import gpus_json
+
     return {
         "world_size": len(summary.ranks) + len(summary.missing) + summary.num_not_run,
         "worst_rank": summary.worst.index if summary.worst is not None else None,
@@ -408,6 +411,8 @@ def _as_json(summary: RanksSummary) -> dict[str, Any]:
 
 def summary_text(summary: RanksSummary) -> str:
     """Peak per rank, the worst, the spread, and what differs by category."""
+    from tracer.exporters.screen.job import gpu_sentences
+
     lines = ["Peak memory of each rank:", "-------------------------"]
     for rank in summary.ranks:
         peak = "nothing recorded" if rank.peak_bytes is None else f"{rank.peak_bytes:,} bytes on {rank.device}"
@@ -442,6 +447,8 @@ def _difference_lines(summary: RanksSummary) -> list[str]:
 
 def peak_of_watched(rank: Rank, report: WatchReport, *, has_ended: bool) -> RankMessage:
     """The report of a watched rank: its peak so far, the memory in use now by kind, and the findings."""
+    from tracer.exporters.screen.watch import finding_lines
+
     columns = report.columns
     peaks = columns.peak_bytes if report.allocated_bytes is not None else columns.most_bytes
     peak_bytes = int(peaks.max(initial=-1))
@@ -473,6 +480,8 @@ class RankFailure:
 
 def leave_failure(error: BaseException) -> None:
     """Leave what ended this process's script; no-op in a process that is no rank of a job on the null GPU."""
+    from tracer.capture.sources.error_line import error_line
+
     place = RankPlace.here()
     if place is None:
         return

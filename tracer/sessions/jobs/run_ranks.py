@@ -64,12 +64,8 @@ class Job:
 
 
 @contextmanager
-def as_this_rank() -> Iterator[None]:
-    """Within the block the program finds the job that this process is a rank of; no-op where it is none."""
-    place = RankPlace.here()
-    if place is None:
-        yield
-        return
+def as_rank(place: RankPlace) -> Iterator[None]:
+    """Within the block the program finds the job that this process is a rank of."""
     from tracer.null_gpu.job.lone_rank import lone_rank
 
     end_with_parent()
