@@ -32,6 +32,7 @@ BLOCKS = "for x in data:\n    out = model(x)\n    with lock:\n        kept = out
         (UNROLLED, 3, True),
         (f"def one():\n    out = model(x)\n    return out\n\n\n{SUM}", 2, False),
         (BLOCKS, 2, True),
+        (f"{SUM.replace('total.backward', 'out = model(y)~out.backward')}".replace("~", "\n"), 3, False),
         ("this is no source", 1, False),
     ],
 )

@@ -111,7 +111,7 @@ def _detached(case: Case, grown: Grown, what: str) -> str:
         return detach
     training = _in_parts(case, grown, what)
     if case.is_training:
-        return training
+        return f"{detach}, or run it under `with torch.no_grad():` if no loss needs it; else {training}"
     return f"evaluate under `with torch.no_grad():`; in a training, {training}; {detach}"
 
 
@@ -230,7 +230,11 @@ def _is_graph(case: Case, grown: Grown) -> bool:
     if _is_of_backward(case, grown.rows):
         return True
     of_graphs = grown.rows[np.isin(case.kind[grown.rows], (Kind.ACTIVATION, Kind.AUTOGRAD_DETAIL))]
-    if len(of_graphs) > _GRAPHS_BLOCKS * grown.num_iterations and case.is_share(of_graphs, of=grown.rows, percent=50):
+    if (
+        len(of_graphs) > _GRAPHS_BLOCKS * grown.num_iterations
+        and case.is_share(of_graphs, of=np.union1d(of_graphs, in_model), percent=50)
+        and case.is_share(of_graphs, of=grown.rows)  # beside batches that a graph holds
+    ):
         return True  # as autograd freed them, or as a live program's graphs hold them
     is_several = len(in_model) > _GRAPHS_BLOCKS * grown.num_iterations
     return is_several and case.bytes(in_model) >= _KEPT_OF_FORWARD * case.bytes(np.flatnonzero(made))

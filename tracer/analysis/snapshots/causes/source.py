@@ -71,7 +71,10 @@ def reaches_backward_behind(site: Site) -> bool:
     names: set[str] = set()
     for statement in _statements(body):
         parts = _own_expressions(statement)
-        if (statement.end_lineno or 0) < line or not (_is_at(parts, line) or names & set(_names(parts))):
+        if (statement.end_lineno or 0) < line:
+            continue
+        if not (_is_at(parts, line) or names & set(_names(_read_by(statement)))):
+            names.difference_update(_given_anew(statement))
             continue
         calls = [call for part in parts for call in ast.walk(part) if isinstance(call, ast.Call)]
         if statement.lineno > end and any(_learns(call, names) for call in calls):
@@ -104,6 +107,18 @@ def _statements(body: Sequence[ast.AST]) -> Iterator[ast.stmt]:
 
 def _own_expressions(statement: ast.stmt) -> list[ast.expr]:
     return [part for part in ast.iter_child_nodes(statement) if isinstance(part, ast.expr)]
+
+
+def _read_by(statement: ast.stmt) -> list[ast.expr]:
+    """Expressions of a statement but for what an assignment gives a value."""
+    return [statement.value] if isinstance(statement, ast.Assign) else _own_expressions(statement)
+
+
+def _given_anew(statement: ast.stmt) -> Iterator[str]:
+    """Names that an assignment gives a whole new value: `out`, and not `out` of `out[0]`."""
+    if isinstance(statement, ast.Assign):
+        targets = [part for target in statement.targets for part in getattr(target, "elts", [target])]
+        yield from map(_dotted, targets)
 
 
 def _is_at(parts: Sequence[ast.expr], line: int) -> bool:
