@@ -83,6 +83,30 @@ def test_a_graph_that_each_step_leaves() -> None:
     assert "loss.item()" in change.words
 
 
+@pytest.mark.parametrize("kept", [1, 0])
+def test_results_of_iterations_before_the_recording(kept: int) -> None:
+    """Four of six passes were over before a second recording began; the stacks of their results are known."""
+    program = Recorded(capacity=300)
+    begins: list[int] = []
+    for number in range(6):
+        begins.append(len(program.allocator.history))
+        passing = program.make(10, layer(7))
+        result = program.make(30, [line(9)])
+        program.free(passing, [line(2)])
+        if number < 4 and not kept:
+            program.free(result, [line(2)])
+    program.fail(150 if kept else 300, [line(2)])
+    recording = program.snapshot()
+    frames = {row["addr"]: row["frames"] for row in recording["device_traces"][0] if row["action"] == "alloc"}
+    for segment in recording["segments"]:
+        for block in segment["blocks"]:
+            block["frames"] = frames.get(block["address"], [])
+    del recording["device_traces"][0][: begins[4]]
+    (change, *_) = explain(recording).first.changes  # type: ignore[union-attr]
+    assert (change.cause == "results kept") is bool(kept)
+    assert not kept or "each of 5 iterations left 30.00 MiB, 150.00 MiB in 5 blocks" in change.sentence
+
+
 @pytest.mark.parametrize(
     ("learns", "words"),
     [
