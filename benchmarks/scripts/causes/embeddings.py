@@ -1,4 +1,4 @@
-"""Embeddings of a corpus with gradients on; on 8GiB: graphs kept."""
+"""Embeddings of a corpus with gradients on; on 8GiB: graphs kept or gradients in evaluation."""
 
 import torch
 from torch import nn

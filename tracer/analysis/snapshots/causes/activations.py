@@ -113,6 +113,8 @@ def long_batch(case: Case) -> Iterator[Cause]:
         f"{case.lines(held)}{wanted}.",
         "call the model with smaller batches there, and put their results together on the host"
         if is_other
+        else "make these in parts, or limit what they grow with: the number of boxes, points or pairs of a sample"
+        if not case.in_model[held].any()
         else "limit the length (or size) of a sample, or put samples of alike length into a batch by their number of "
         "tokens",
         lambda modelled: with_smaller_blocks(modelled, rows, times, with_last_failure=asks),
