@@ -83,6 +83,22 @@ def test_a_graph_that_each_step_leaves() -> None:
     assert "loss.item()" in change.words
 
 
+@pytest.mark.parametrize(
+    ("source", "cause"), [("p = p - k @ k.t()", "graphs kept"), ("ps.append(p - k @ k.t())", "results kept")]
+)
+def test_a_variable_that_is_updated_from_itself_holds_one_value_without_a_graph(
+    source: str, cause: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"for x in data:\n    train(x)\n    {source}\n")
+    program = Recorded(capacity=300)
+    for _ in range(8):
+        train(program)
+        program.make(20, [line(3, "<module>", str(script))])
+    program.fail(150, [line(2)])
+    assert first(program).cause == cause
+
+
 @pytest.mark.parametrize("kept", [1, 0])
 def test_results_of_iterations_before_the_recording(kept: int) -> None:
     """Four of six passes were over before a second recording began; the stacks of their results are known."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tracer.analysis.snapshots.causes.source import reaches_backward_behind
+from tracer.analysis.snapshots.causes.source import reaches_backward_behind, updates_itself
 from tracer.analysis.snapshots.sites import Site
 
 SUM = "total = 0\nfor x in data:\n    out = model(x)\n    total += loss(out)\ntotal.backward()\n"
@@ -47,3 +47,21 @@ def test_whether_a_backward_behind_the_loop_needs_a_value(
 @pytest.mark.parametrize("file", ["missing.py", None])
 def test_a_file_that_is_not_here_says_nothing(file: str | None) -> None:
     assert not reaches_backward_behind(Site("main", file, 3))
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("mean = 0.9 * mean + x.mean()", True),
+        ("self.p = self.p - k @ k.t()", True),
+        ("total += loss", True),
+        ("kept = kept + [x]", False),
+        ("mean = other + x.mean()", False),
+        ("kept.append(mean + x)", False),
+        ("kept[0] = kept[1] + x", False),
+    ],
+)
+def test_a_variable_that_is_computed_from_its_own_value(source: str, expected: bool, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f"for x in data:\n    {source}\n")
+    assert updates_itself(Site("main", str(file), 2)) is expected

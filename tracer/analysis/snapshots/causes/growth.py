@@ -15,6 +15,7 @@ import numpy as np
 
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
+from tracer.analysis.snapshots.causes.source import updates_itself
 from tracer.analysis.snapshots.changed_requests import Changed, with_earlier_frees, without_blocks
 from tracer.analysis.snapshots.modelled import Modelled
 from tracer.analysis.snapshots.sites import NO_FRAMES, Site
@@ -271,8 +272,16 @@ def _is_graph(case: Case, grown: Grown) -> bool:
         and case.is_share(of_graphs, of=grown.rows)  # beside batches that a graph holds
     ):
         return True  # as autograd freed them, or as a live program's graphs hold them
+    if case.is_share(_of_updates(case, grown.rows), of=grown.rows):
+        return True
     is_several = len(in_model) > _GRAPHS_BLOCKS * grown.num_iterations
     return is_several and case.bytes(in_model) >= _KEPT_OF_FORWARD * case.bytes(np.flatnonzero(made))
+
+
+def _of_updates(case: Case, rows: Ints) -> Ints:
+    """Blocks of lines whose source computes a variable from its own value: one is held, but for a graph."""
+    stacks = np.unique(case.stack[rows])
+    return rows[np.isin(case.stack[rows], [at for at in stacks.tolist() if updates_itself(case.sites.site(at))])]
 
 
 def grown_by_cat(case: Case) -> Iterator[Cause]:

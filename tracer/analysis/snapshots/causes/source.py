@@ -89,6 +89,26 @@ def _end_of_loop(body: Sequence[ast.stmt], line: int) -> int:
     return max((at.lineno, at.end_lineno or 0) for at in loops)[1] if loops else line
 
 
+def updates_itself(site: Site) -> bool:
+    """Whether a line gives a variable a value that is computed from its own, as `mean = 0.9 * mean + x.mean()` does.
+
+    Such a variable holds one value, unless a graph holds those before; a list that is joined to itself holds all.
+    """
+    line = site.line or 0
+    if site.file is None or (tree := tree_of(site.file)) is None:
+        return False
+    lines = (at for at in _statements(_function_around(tree, line)) if at.lineno <= line <= (at.end_lineno or 0))
+    return any(_reads_own_target(statement) for statement in lines)
+
+
+def _reads_own_target(statement: ast.stmt) -> bool:
+    if not isinstance(statement, (ast.Assign, ast.AugAssign)):
+        return False
+    if any(isinstance(node, (ast.List, ast.Dict, ast.ListComp, ast.DictComp)) for node in ast.walk(statement)):
+        return False
+    return isinstance(statement, ast.AugAssign) or bool({*_given_anew(statement)} & {*_names([statement.value])})
+
+
 def _function_around(tree: ast.Module, line: int) -> list[ast.stmt]:
     """The body of the innermost function that a line is in; else the module's."""
     around = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS) and _holds(node.body, line)]
