@@ -35,6 +35,17 @@ def test_without_steps_beginning_and_end_are_the_same_places() -> None:
     assert both.growth_at(3) == (("activation", 4),)
 
 
+def test_steps_that_one_side_alone_has_are_beside_no_step_of_the_other() -> None:
+    """One step before, which ends with 1, and three after: what follows the first lies beside its end."""
+    one = curve([0, 5, 1], ("backward", 1, 2))
+    three = curve([0, 6, 1, 7, 1, 8, 1], ("backward", 1, 2), ("backward", 3, 4), ("backward", 5, 6))
+    both = align(one, three)
+    assert both.position.tolist() == list(range(7))
+    assert [side.tolist() for side in both.totals()] == [[0, 5, 1, 1, 1, 1, 1], [0, 6, 1, 7, 1, 8, 1]]
+    long_tail = align(curve([0, 5, 4, 3, 2], ("backward", 1, 2)), three)
+    assert long_tail.totals()[0].tolist() == [0, 5, 4, 3, 2, 2, 2]
+
+
 def test_a_kind_that_one_side_lacks_has_no_bytes_there() -> None:
     other = MemoryCurve(np.arange(2), {"gradient": np.array([5, 5])})
     assert align(curve([1, 1]), other).growth_at(0) == (("gradient", 5),)

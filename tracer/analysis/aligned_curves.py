@@ -44,17 +44,19 @@ class AlignedCurves:
 def align(before: MemoryCurve, after: MemoryCurve) -> AlignedCurves:
     """Put two curves on one axis; where neither has steps or phases, beginning and end are the same places.
 
-    Between two places that both have, the axis is as long as the longer side's stretch.
+    Between two places that both have, the axis is as long as the longer side's stretch. Behind the last of them each
+    side goes on as it is: more steps of one are not those of the other.
     """
     before, after = (replace(side, position=side.position - side.position[:1]) for side in (before, after))
     places = _places(before), _places(after)
     common = _in_order([(at, places[1][key], key) for key, at in places[0].items() if key in places[1]])
-    ends = tuple(int(side.position[-1]) + 1 if len(side.position) else 1 for side in (before, after))
+    ends = [int(side.position[-1]) + 1 if len(side.position) else 1 for side in (before, after)]
     anchors = np.array([(0, 0), *[(old, new) for old, new, _ in common], ends], np.int64).T
     axis = np.cumsum(np.append(0, np.diff(anchors, axis=1).max(axis=0)))
+    own_ends = axis[-2] + np.diff(anchors, axis=1)[:, -1] if common else axis[[-1, -1]]
     rows = [
-        np.interp(side.position, anchor, axis).astype(np.int64)
-        for side, anchor in zip((before, after), anchors, strict=True)
+        np.interp(side.position, anchor, np.append(axis[:-1], end)).astype(np.int64)
+        for side, anchor, end in zip((before, after), anchors, own_ends, strict=True)
     ]
     position = np.union1d(*rows)
     kinds = dict.fromkeys((*before.levels, *after.levels))
