@@ -8,6 +8,8 @@ import subprocess
 import sys
 from typing import Any
 
+from tracer.null_gpu import process
+
 GIB = 1 << 30
 HERE = [sys.executable, __file__]
 
@@ -114,6 +116,19 @@ def _receive(given: Any, back: Any) -> None:
     back.put((tensor.numel(), torch.cuda.memory_reserved()))
     back.put(given.get().tolist())
     given.get()
+
+
+def fullest() -> None:
+    """Who held the card when all together held the most: 4 GiB in a phase of their own, and 8 of another process."""
+    context = int(os.environ["NULL_GPU_MEMORY"]) - int(os.environ["NULL_GPU_USABLE_MEMORY"])
+    process.set_phase("train")
+    assert take(4 * GIB)
+    other = hold(8 * GIB)
+    process.set_phase("evaluate")
+    kill(other)
+    assert take(GIB)
+    held = {who: rest for who, *rest in process.peak_holders(0)}
+    assert held == {other.pid: [8 * GIB + context, ""], os.getpid(): [4 * GIB + context, "train"]}, held
 
 
 if __name__ == "__main__":

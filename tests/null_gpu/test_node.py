@@ -18,13 +18,19 @@ PROGRAMS = Path(__file__).with_name("node_programs.py")
 
 def run(*arguments: str) -> None:
     command: Iterable[str] = (sys.executable, str(PROGRAMS), *arguments)
-    ended = subprocess.run([*command], env=environment([H100]), capture_output=True, text=True, check=False)
+    variables = environment([H100]) | {"PYTHONPATH": str(PROGRAMS.parents[2])}
+    ended = subprocess.run([*command], env=variables, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
 
 
 @needs_null_gpu
 def test_two_processes_that_together_exceed_a_card_fail_where_a_real_one_would() -> None:
     run("together")
+
+
+@needs_null_gpu
+def test_who_held_a_card_when_it_was_fullest_is_known_after_they_are_gone() -> None:
+    run("fullest")
 
 
 @needs_null_gpu

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tracer.capture.device.phase_memory import PhaseMemory
 from tracer.integrations.vllm_workers import follow_workers
 from tracer.sessions.engine_run import read_reports
+from tracer.sessions.phase_reports import ledger_of_process
 
 MIB = 1 << 20
 CONFIG = Settings(
@@ -112,3 +114,10 @@ def report(cache_bytes: int) -> dict[str, Any]:
         start = read_reports(Path(folder))
     assert start is not None
     return asdict(start.worst)
+
+
+def report_with_phases(cache_bytes: int) -> tuple[dict[str, Any], tuple[PhaseMemory, ...]]:
+    """Return the report, and the phases of the worker's process."""
+    with ledger_of_process("worker") as ledger:
+        found = report(cache_bytes)
+    return found, ledger.phases.phases

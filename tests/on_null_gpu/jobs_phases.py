@@ -10,6 +10,7 @@ from torch.profiler import record_function
 
 from tracer.capture.device.phase_ledger import PhaseLedger
 from tracer.capture.device.phase_memory import PhaseMemory, ProcessPhases
+from tracer.capture.torch_private.torch_profiler import OpenRegions
 
 MIB = 1 << 20
 NUM_STEPS = 40
@@ -56,12 +57,15 @@ def reset_within() -> tuple[PhaseMemory, int, int]:
 
 
 def train_and_fork() -> list[str]:
-    """Torch opens regions of its own around an optimizer's step, and a forked child has no phases."""
+    """Torch opens regions around an optimizer's step, which others look at, too; a forked child has none."""
     model = nn.Linear(8, 8, device="cuda")
     optimizer = torch.optim.AdamW(model.parameters())
     with PhaseLedger("trains.py") as ledger:
+        regions = OpenRegions()
+        regions.start()
         model(torch.ones(8, 8, device="cuda")).sum().backward()
         optimizer.step()
+        regions.stop()
         if not (child := os.fork()):
             with record_function("of the child"):
                 pass

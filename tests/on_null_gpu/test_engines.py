@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 
 def test_each_part_of_the_memory_is_measured(elsewhere: Elsewhere) -> None:
-    found = elsewhere(jobs_engines.report, 64 * MIB)
+    found, phases = elsewhere(jobs_engines.report_with_phases, 64 * MIB)
     assert found["stage"] == StartStage.READY and not found["failure"]
     assert found["weights_bytes"] == 4 * MIB
     assert found["activation_bytes"] == 16 * MIB
@@ -25,8 +25,9 @@ def test_each_part_of_the_memory_is_measured(elsewhere: Elsewhere) -> None:
     assert found["other_bytes"] == (20 - 4) * MIB
     assert found["cache_dtype"] == "float16"
     assert found["num_batches"] == 2 and found["served_bytes"] == 48 * MIB
-    (slept,) = found["sleep_calls"]
-    assert slept["call"] == "sleep(1)" and slept["freed_bytes"] == (64 + 48) * MIB  # the cache, and a batch's block
+    (slept,) = (phase for phase in phases if phase.name == "vLLM: sleep(1)")
+    assert slept.begin_bytes - slept.end_bytes == (64 + 48) * MIB  # the cache, and a batch's block
+    assert [phase.name for phase in phases][:2] == ["vLLM: load_model()", "vLLM: initialize_from_config()"]
 
 
 def test_memory_that_ends_is_reported_with_the_stage_that_it_ended_in(elsewhere: Elsewhere) -> None:

@@ -12,8 +12,10 @@ from tracer.null_gpu.cards import CONTEXT_BYTES
 def test_each_phase_has_the_peaks_of_its_own_times(elsewhere: Elsewhere) -> None:
     found, most_bytes = elsewhere(jobs_phases.alternate)
     phases = {phase.name: phase for phase in found.phases}
-    assert [*phases] == ["rollout", "train", BETWEEN]  # a region inside of another is no phase
-    rollout, train, between = phases.values()
+    assert [*phases] == ["rollout", "generate", "train", BETWEEN]
+    rollout, generate, train, between = phases.values()
+    assert generate.allocated_bytes == rollout.allocated_bytes and generate.held_bytes == rollout.held_bytes
+    assert generate.end_bytes > rollout.end_bytes  # its block is freed in the phase around it
     assert rollout.allocated_bytes == most_bytes == (64 + 512) * MIB
     assert train.allocated_bytes == (64 + 128) * MIB
     assert between.allocated_bytes == 64 * MIB

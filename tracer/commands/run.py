@@ -112,11 +112,11 @@ def run(
     if devices is not None and not screen.quiet:
         say_where(devices)
     say_all(script.notes if not screen.quiet else ())
-    from tracer.capture.device.phase_ledger import PhaseLedger
     from tracer.commands.phases import tell_phases
     from tracer.exporters.files import check_folder
     from tracer.sessions.engine_run import engine_reports
     from tracer.sessions.folder import SessionFolder
+    from tracer.sessions.phase_reports import ledger_of_process
     from tracer.sessions.termination import Termination
 
     ended = _Ending(script.arguments)
@@ -134,12 +134,14 @@ def run(
         profile = make_profile(steps)
         termination.watch()
         # Here, since each call between a script and the interpreter is a frame of every stack that is recorded.
-        with ended, engine_reports() as reports, PhaseLedger(Path(script.path).name) as ledger:
-            tell = partial(tell_reports, reports, save_dir, quiet=screen.quiet, computed=devices is None)
-            ended.succeeded = run_script(
-                profile, script, quiet=screen.quiet, is_answer=ended.is_answer, before_answer=tell
-            )
-        tell_phases(ledger, folder.path, quiet=screen.quiet or not folder.is_of_first_rank, computed=devices is None)
+        with engine_reports() as reports:
+            with ended, ledger_of_process(Path(script.path).name) as ledger:
+                tell = partial(tell_reports, reports, save_dir, quiet=screen.quiet, computed=devices is None)
+                ended.succeeded = run_script(
+                    profile, script, quiet=screen.quiet, is_answer=ended.is_answer, before_answer=tell
+                )
+            quiet = screen.quiet or not folder.is_of_first_rank
+            tell_phases(ledger, reports, folder.path, quiet=quiet, computed=devices is None)
         say_all(notes() if not screen.quiet else ())
         if devices is not None:
             _say_if_elsewhere(profile)

@@ -41,12 +41,6 @@ def print_engine(start: EngineStart, console: Console, *, command: str) -> None:
         )
     title = f"Memory of {'the card' if worker.num_workers == 1 else f'the card of rank {worker.rank}'}, {worker.device}"
     print_rows(title, ("bytes", "", "share"), list(_rows(start)), console, words=("of what",))
-    if worker.sleep_calls:
-        calls = [
-            (format_bytes(call.freed_bytes), format_bytes(call.free_bytes), call.call) for call in worker.sleep_calls
-        ]
-        say(console)
-        print_rows("Memory that sleep mode gave back", ("given back", "free then"), calls, console, words=("call",))
     if start.changes:
         say(console)
         for option, effect in start.changes:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from tracer.capture.device.phase_memory import PhaseMemory, ProcessPhases
+from tracer.capture.device.phase_memory import GpuPeak, PhaseMemory, ProcessPhases
 from tracer.command_line import this_command
 from tracer.exporters.json_documents.header import json_header
 from tracer.exporters.screen.text import print_rows
@@ -22,8 +22,8 @@ VERSION: Final = 1
 _MOST_ROWS: Final = 24
 
 
-def print_phases(processes: Sequence[ProcessPhases], console: Console) -> None:
-    """Print a table for each process that has phases."""
+def print_phases(processes: Sequence[ProcessPhases], peaks: Sequence[GpuPeak], console: Console) -> None:
+    """Print a table for each process that has phases, and who held each GPU when it was fullest."""
     for each in processes:
         whose = f" of {each.name}, process {each.process}" if len(processes) > 1 else ""
         shown = each.phases[:_MOST_ROWS]
@@ -33,6 +33,13 @@ def print_phases(processes: Sequence[ProcessPhases], console: Console) -> None:
         columns = ["allocated", "cached", "outside", *["unmapped"] * has_unmapped, "on the GPU", "at its end", "times"]
         rows = [_row(phase, has_unmapped) for phase in shown]
         print_rows(f"Memory by phase{whose}, each part at its most{cut}", columns, rows, console, words=("phase",))
+    for peak in peaks:
+        held = [
+            (format_bytes(each.bytes), f"{each.name}, process {each.process}".lstrip(", "), each.phase)
+            for each in peak.holders
+        ]
+        title = f"GPU {peak.device} when it was fullest: {format_bytes(peak.held_bytes)}"
+        print_rows(title, ("on the GPU",), held, console, words=("process", "phase"))
 
 
 def _row(phase: PhaseMemory, has_unmapped: bool) -> tuple[str, ...]:
@@ -41,7 +48,7 @@ def _row(phase: PhaseMemory, has_unmapped: bool) -> tuple[str, ...]:
     return (*map(format_bytes, [*sizes, phase.end_bytes]), f"{phase.num_times:,}", phase.name)
 
 
-def phases_json(processes: Sequence[ProcessPhases], *, computed: bool) -> dict[str, Any]:
+def phases_json(processes: Sequence[ProcessPhases], peaks: Sequence[GpuPeak] = (), *, computed: bool) -> dict[str, Any]:
     """Return the document of a run's phases."""
     return {
         **json_header("phases", VERSION, torch=None, command=this_command(), computed=computed),
@@ -49,6 +56,7 @@ def phases_json(processes: Sequence[ProcessPhases], *, computed: bool) -> dict[s
             {"process": each.process, "name": each.name, "phases": list(map(_values, each.phases))}
             for each in processes
         ],
+        "gpus": [asdict(peak) | {"held_bytes": peak.held_bytes} for peak in peaks],
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import multiprocessing
 import os
 import re
 from collections.abc import Callable
@@ -13,12 +14,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
+from tracer.capture.device.phase_ledger import PhaseLedger
 from tracer.exporters.files import write_json
-from tracer.results.engine_start import GRAPHS, SleepCall, StartStage, WorkerMemory
+from tracer.results.engine_start import GRAPHS, StartStage, WorkerMemory
 from tracer.results.failure import is_out_of_memory
+from tracer.sessions.phase_reports import ledger_of_process
 
 _CACHE_SIZE: Final = re.compile(r"KV cache size: ([\d,]+) tokens")
 _CONCURRENCY: Final = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.,]+)x")
+_WITHOUT_ARGUMENTS: Final = ("load_model", "initialize_from_config", "execute_model")
+_WITH_ARGUMENTS: Final = ("sleep", "wake_up")
+"""Methods of a worker that are phases; what these two are called with says which memory they are about."""
 _OF_FAILURE: Final = 400
 """Letters of an engine's error that a report keeps."""
 
@@ -30,6 +38,8 @@ def report_to(folder: Path) -> None:
         return
     folder.mkdir(mode=0o700, exist_ok=True)
     logger.addHandler(_EngineWords(folder))
+    if not PhaseLedger.is_followed:  # else this is the process of the script that `run` follows
+        ledger_of_process(f"vLLM, {multiprocessing.current_process().name}", folder).__enter__()
     worker_class = import_module("vllm.v1.worker.worker_base").WorkerBase
     follow_workers(worker_class, folder, f"vLLM {version('vllm')}")
 
@@ -100,8 +110,8 @@ class _WorkerReport:
         self._around(worker, "initialize_from_config", self._cache_made)
         self._around(worker, "compile_or_warm_up_model", self._ready)
         self._around(worker, "execute_model", self._batch_run)
-        for name in ("sleep", "wake_up"):
-            self._around(worker, name, functools.partial(self._slept, name))
+        for name in (*_WITHOUT_ARGUMENTS, *_WITH_ARGUMENTS):
+            self._as_phase(worker, name)
 
     def _around(self, owner: Any, name: str, ended: _Ended, part: str = "") -> None:
         """Call a function after each call of a method; one that raises is reported as the failure.
@@ -128,6 +138,20 @@ class _WorkerReport:
 
         setattr(owner, name, measured)
 
+    def _as_phase(self, worker: Any, name: str) -> None:
+        """Have each call of a method be a phase, such as `vLLM: sleep(2)`."""
+        original = getattr(worker, name, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def in_phase(*arguments: Any, **options: Any) -> Any:
+            words = ", ".join(map(str, (*arguments, *options.values()))) if name in _WITH_ARGUMENTS else ""
+            with torch.profiler.record_function(f"vLLM: {name}({words})"):
+                return original(*arguments, **options)
+
+        setattr(worker, name, in_phase)
+
     def _update(self, **values: Any) -> None:
         if self._report is not None:
             self._report = replace(self._report, **values)
@@ -145,8 +169,6 @@ class _WorkerReport:
 
     def _started(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
         """Begin the report: the device is chosen, and the runner is there."""
-        import torch
-
         worker, config = self._worker, self._worker.vllm_config
         parallel, scheduler = config.parallel_config, config.scheduler_config
         self._report = WorkerMemory(
@@ -212,12 +234,6 @@ class _WorkerReport:
         if self._report is not None and self._report.stage == StartStage.READY:
             self._update(num_batches=self._report.num_batches + 1, served_bytes=after.peak - after.allocated)
 
-    def _slept(self, name: str, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
-        if self._report is not None:
-            words = f"{name}({', '.join(map(str, arguments))})"
-            call = SleepCall(words, after.free - before.free, after.free)
-            self._update(sleep_calls=(*self._report.sleep_calls, call))
-
 
 class _Levels:
     """Levels of memory of the current device; zeros where none has been started."""
@@ -226,8 +242,6 @@ class _Levels:
 
     def __init__(self) -> None:
         """Read them."""
-        import torch
-
         self.allocated = self.peak = self.reserved = self.free = self.total = self.outside = 0
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self.allocated, self.peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()

@@ -10,15 +10,20 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tracer.command_line import replace_process
 from tracer.null_gpu.cards import MAX_DEVICES, Card
 from tracer.null_gpu.errors import NullGpuError
 from tracer.units import GIB, format_bytes
 
+if TYPE_CHECKING:
+    import torch
+
 CUPTI_VERSION = 0x4E554C4C
 """The version of CUPTI that the null GPU answers (sources/profiler.c); torch.profiler writes it into each trace."""
 _NODE = "NULL_GPU_NODE"
+_PHASE_BYTES = 64  # PHASE in sources/node.c
 # Python, torch and its libraries, threads' stacks.
 _OF_THE_PROGRAM_BYTES = 24 * GIB
 
@@ -58,6 +63,31 @@ def index_on_node(device: int) -> int:
 def num_other_processes() -> int:
     """How many processes that this one, on the null GPU, has started have begun to use a GPU so far."""
     return int(ctypes.CDLL(None).null_gpu_other_processes())
+
+
+def held_bytes(device: torch.device) -> int:
+    """What this process, on the null GPU, holds of a device now, CUDA's context included."""
+    library = ctypes.CDLL(None)
+    library.null_gpu_held_bytes.restype = ctypes.c_uint64
+    return int(library.null_gpu_held_bytes(device.index))
+
+
+def set_phase(name: str) -> None:
+    """Have it known in which phase this process, on the null GPU, is from now on."""
+    ctypes.CDLL(None).null_gpu_set_phase(name.encode())
+
+
+def peak_holders(device: int) -> Iterator[tuple[int, int, str]]:
+    """Yield the processes of the run that held memory of a device when all together held the most.
+
+    Yields:
+        The process, the bytes that it held, and its phase then; empty where it was in none.
+    """
+    size_bytes, phase = ctypes.c_uint64(), ctypes.create_string_buffer(_PHASE_BYTES)
+    ask, number = ctypes.CDLL(None).null_gpu_peak_holder, 0
+    while process := ask(device, number, ctypes.byref(size_bytes), phase):
+        yield process, size_bytes.value, phase.value.decode(errors="replace")
+        number += 1
 
 
 def taken_bytes() -> dict[int, int]:

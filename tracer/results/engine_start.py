@@ -33,15 +33,6 @@ class StartStage(StrEnum):
         return stages[min(stages.index(self) + 1, len(stages) - 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class SleepCall:
-    """A call of an engine's sleep mode, and what it gave back of the card."""
-
-    call: str  # Such as sleep(1) or wake_up(['weights'])
-    freed_bytes: int  # Given back to the card; below zero where memory was taken again
-    free_bytes: int  # Of the card, after it
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMemory:
     """Memory of one worker of an engine on its card, as far as the worker came."""
@@ -74,7 +65,6 @@ class WorkerMemory:
     is_out_of_memory: bool = False
     num_batches: int = 0  # Batches of requests that have run after the start-up
     served_bytes: int = 0  # Allocated at most for these batches beside the rest, or for those of the warm-up
-    sleep_calls: tuple[SleepCall, ...] = ()  # In order, after the start-up
 
     @property
     def limit_bytes(self) -> int:

@@ -64,10 +64,9 @@ def read_reports(folder: Path) -> EngineStart | None:
 
 
 def _worker(values: dict[str, Any]) -> WorkerMemory:
-    from tracer.results.engine_start import SleepCall, WorkerMemory
+    from tracer.results.engine_start import WorkerMemory
 
-    calls = tuple(SleepCall(**call) for call in values.pop("sleep_calls"))
-    return WorkerMemory(**values, sleep_calls=calls)
+    return WorkerMemory(**values)
 
 
 def _read(path: Path) -> dict[str, Any]:

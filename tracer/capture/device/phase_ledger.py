@@ -1,4 +1,4 @@
-"""Reads what a process holds of its GPU where its phases begin and end: the outermost `record_function` regions."""
+"""Reads what a process holds of its GPU where its phases begin and end: its `record_function` regions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import FrameType, TracebackType
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import torch
 
@@ -30,14 +30,17 @@ _MOST_PHASES: Final = 1000
 class PhaseLedger:
     """Follows the phases of this process within a block: `with PhaseLedger("train.py") as ledger:`.
 
-    In a forked child it does nothing.
+    A phase has all that is held in it, in phases inside of it too. In a forked child it does nothing.
     """
+
+    is_followed: ClassVar[bool] = False  # Whether a ledger follows this process now
 
     def __init__(
         self,
         name: str,
         *,
         held_bytes: Callable[[torch.device], int | None] | None = None,
+        entered: Callable[[str], None] = lambda name: None,
         ended: Callable[[PhaseLedger], None] = lambda ledger: None,
     ) -> None:
         """Set up; nothing is looked at before the block.
@@ -45,28 +48,33 @@ class PhaseLedger:
         Args:
             name: Of the process, such as its script.
             held_bytes: Returns what this process holds of a device; by default what is used of it, by whomever.
+            entered: Called with the name of the innermost phase; empty outside of any.
             ended: Called after a phase that was looked at.
         """
         self._name, self._held_bytes, self._ended = name, held_bytes or _used_bytes, ended
+        self._entered = entered
         self.fault: Exception | None = None  # Of this class, which has ended the ledger
         self._phases: dict[tuple[str, int], PhaseMemory] = {}
         self._num_begun = Counter({BETWEEN: 1})
         self._thread = threading.get_ident()
-        self._open: list[int] = []  # `id()` of the regions that are open, of which the first is the phase
-        self._visit: _Visit | None = None
+        self._open: dict[int, _Visit | None] = {}  # By `id()` of a region, outermost first; None is not looked at
+        self._between: _Visit | None = None
+        self._device: torch.device | None = None  # Whose peaks have been set back
         self._stop: Callable[[], None] = lambda: None
         self._forget_forks: Callable[[], object] = lambda: None
 
     @property
     def phases(self) -> ProcessPhases:
         """Return the phases so far, in order of their first time, and last what is between them."""
+        begun = [*self._num_begun]
         found = [replace(each, num_times=self._num_begun[each.name]) for each in self._phases.values()]
-        phases = sorted(found, key=lambda phase: phase.name == BETWEEN)
+        phases = sorted(found, key=lambda phase: (phase.name == BETWEEN, begun.index(phase.name)))
         return ProcessPhases(os.getpid(), self._name, tuple(phases))
 
     def __enter__(self) -> Self:
         """Look at regions that are opened from now on."""
-        self._visit = _Visit(BETWEEN, self._levels)
+        PhaseLedger.is_followed = True
+        self._between = _Visit(BETWEEN)
         self._stop = on_regions(self._opened, self._closed)
         self._forget_forks = in_forked_child(self._leave)
         return self
@@ -75,25 +83,23 @@ class PhaseLedger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Add the phase that is under way, as where memory ran out in it, and look no longer."""
-        self._guarded(self._end_visit)
+        self._guarded(self._end_all)
         self._leave()
 
     def _leave(self) -> None:
-        self._visit = None
+        PhaseLedger.is_followed = False
+        self._open, self._between = {}, None
         self._stop()
         self._forget_forks()
 
     def _opened(self, region: Any, frame: FrameType) -> None:
-        if threading.get_ident() != self._thread or not _is_of_program(frame):
-            return
-        self._open.append(id(region))
-        self._guarded(self._note if len(self._open) > 1 else partial(self._begin_phase, str(region.name)))
+        if threading.get_ident() == self._thread and _is_of_program(frame):
+            self._open[id(region)] = None
+            self._guarded(partial(self._begin, id(region), str(region.name)))
 
     def _closed(self, region: Any) -> None:
-        if threading.get_ident() != self._thread or id(region) not in self._open:
-            return
-        self._open.remove(id(region))
-        self._guarded(self._note if self._open else self._end_phase)
+        if threading.get_ident() == self._thread and id(region) in self._open:
+            self._guarded(partial(self._end, id(region)))
 
     def _guarded(self, look: Callable[[], None]) -> None:
         """Look; a fault of our own ends the ledger, and never the program."""
@@ -103,73 +109,108 @@ class PhaseLedger:
             self.fault = fault
             self._leave()
 
-    def _begin_phase(self, name: str) -> None:
+    def _begin(self, region: int, name: str) -> None:
         self._num_begun[name] += 1
         is_looked_at = self._num_begun[name] <= _ALL_OF_FIRST or self._num_begun[name] % _SELDOM == 0
         if not is_looked_at or len(self._num_begun) > _MOST_PHASES or _is_capturing():
-            self._visit = None
+            self._between = None  # it would have what this phase holds
             return
-        self._end_visit()
-        self._visit = _Visit(name, self._levels)
+        self._look()
+        if self._between is not None:
+            self._add(self._between)
+            self._between = None
+        self._open[region] = _Visit(name, self._levels())
+        self._entered(name)
 
-    def _end_phase(self) -> None:
-        if self._visit is not None:
-            self._end_visit()
+    def _end(self, region: int) -> None:
+        visit = self._open[region]
+        if visit is None:
+            del self._open[region]
+            return
+        self._look()
+        del self._open[region]
+        self._add(visit)
+        self._entered(next((each.name for each in reversed(self._open.values()) if each is not None), ""))
+        if not self._open:
             self._num_begun[BETWEEN] += 1
-            self._visit = _Visit(BETWEEN, self._levels)
-            self._ended(self)
+            self._between = _Visit(BETWEEN, self._levels())
+        self._ended(self)
 
-    def _note(self) -> None:
-        """Look within a phase: an engine may wake and fall asleep in it."""
-        if self._visit is not None and not _is_capturing():
-            self._visit.note(self._levels)
+    def _end_all(self) -> None:
+        self._look()
+        for visit in (*self._open.values(), self._between):
+            if visit is not None:
+                self._add(visit)
 
-    def _end_visit(self) -> None:
-        if self._visit is None or (memory := self._visit.end(self._levels)) is None:
+    def _look(self) -> None:
+        """Tell each phase that is open what is held now, and the peaks since the last look."""
+        device, levels = _device(), self._levels()
+        if device is None or levels is None:
             return
-        key = memory.name, memory.device
-        known = self._phases.get(key)
-        self._phases[key] = memory if known is None else known.followed_by(memory)
+        is_same = self._device in (None, device)
+        peaks = [
+            PEAKS.peak_bytes(device.index, f"{part}_bytes") if is_same else 0 for part in ("allocated", "reserved")
+        ]
+        for visit in (*self._open.values(), self._between):
+            if visit is not None:
+                visit.add(device, levels, Levels(*peaks))
+        PEAKS.reset(device.index)
+        self._device = device
 
-    def _levels(self, device: torch.device) -> Levels | None:
-        counters = read_counters(device)
-        held = self._held_bytes(device)
+    def _add(self, visit: _Visit) -> None:
+        if (memory := visit.memory()) is not None:
+            key = memory.name, memory.device
+            known = self._phases.get(key)
+            self._phases[key] = memory if known is None else known.followed_by(memory)
+
+    def _levels(self) -> Levels | None:
+        if (device := _device()) is None:
+            return None
+        counters, held = read_counters(device), self._held_bytes(device)
         if counters is None or held is None:
             return None
         return Levels(counters.allocated_bytes, counters.reserved_bytes, held)
 
 
-_Read = Callable[[torch.device], Levels | None]
-_MOST_NOTES: Final = 64
-"""Moments within one time of a phase that are looked at."""
-
-
 class _Visit:
-    """One time of a phase, on the device that is current when it begins, or where none has begun, when it ends."""
+    """One time of a phase, on the device that is current in it."""
 
-    def __init__(self, name: str, read: _Read) -> None:
-        self._name = name
-        self._device = _device()
-        level = read(self._device) if self._device is not None else Levels()
-        self._levels = [level] if level is not None else []
-        if self._device is not None:
-            PEAKS.reset(self._device.index)
+    def __init__(self, name: str, levels: Levels | None = None) -> None:
+        """Begin.
 
-    def note(self, read: _Read) -> None:
-        """Look in between."""
-        if self._device is not None and len(self._levels) < _MOST_NOTES and (level := read(self._device)) is not None:
-            self._levels.append(level)
+        Args:
+            levels: Now; None where CUDA has not begun.
+        """
+        self.name = name
+        self._device: torch.device | None = None
+        self._peak = Levels()
+        self._levels = [levels or Levels()]
 
-    def end(self, read: _Read) -> PhaseMemory | None:
-        """Return the memory of this time; None where there was no device."""
-        device = self._device or _device()
-        level = read(device) if device is not None else None
-        if device is None or level is None:
-            return None
-        allocated, reserved = (PEAKS.peak_bytes(device.index, f"{part}_bytes") for part in ("allocated", "reserved"))
-        return PhaseMemory.of_visit(
-            self._name, device.index, [*self._levels, level], Levels(allocated, reserved, level.held_bytes)
+    def add(self, device: torch.device, levels: Levels, peak: Levels) -> None:
+        """Add a look at a moment in it, or at its end, and the peaks since the look before."""
+        self._device = device
+        # Of many looks inside, as at regions in it, few are kept: those with the most, and the last.
+        self._levels = [*self._levels[:1], *_largest(self._levels[1:]), levels]
+        self._peak = Levels(
+            max(self._peak.allocated_bytes, peak.allocated_bytes), max(self._peak.reserved_bytes, peak.reserved_bytes)
         )
+
+    def memory(self) -> PhaseMemory | None:
+        """Return the memory of this time, which has ended; None where there was no device."""
+        if self._device is None:
+            return None
+        return PhaseMemory.of_visit(self.name, self._device.index, self._levels, self._peak)
+
+
+def _largest(levels: list[Levels]) -> list[Levels]:
+    """Return, for each part that counts in a phase's memory, the moment with the most of it."""
+    parts: tuple[Callable[[Levels], int], ...] = (
+        lambda level: level.allocated_bytes,
+        lambda level: level.reserved_bytes,
+        lambda level: level.held_bytes,
+        lambda level: level.held_bytes - level.reserved_bytes,
+    )
+    return list(dict.fromkeys(max(levels, key=part) for part in parts)) if levels else []
 
 
 def _device() -> torch.device | None:

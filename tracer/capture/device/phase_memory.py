@@ -94,3 +94,26 @@ class ProcessPhases:
     def has_phases(self) -> bool:
         """Whether its program has any, beside what is between them."""
         return any(phase.name != BETWEEN for phase in self.phases)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process at the moment when all processes together held the most of a GPU."""
+
+    process: int  # Its number
+    name: str  # Such as its script; empty where it is not known
+    bytes: int
+    phase: str  # Its phase then; empty where it was in none
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPeak:
+    """The most that the processes of a run held of a GPU at once."""
+
+    device: int  # Number of the GPU
+    holders: tuple[Holder, ...]  # The largest first
+
+    @property
+    def held_bytes(self) -> int:
+        """All of it."""
+        return sum(holder.bytes for holder in self.holders)

@@ -216,7 +216,10 @@ def on_regions(opened: Callable[[Any, FrameType], None], closed: Callable[[Any],
 
     def entered(region: Any) -> Any:
         if is_on:
-            opened(region, sys._getframe(1))
+            frame = sys._getframe(1)
+            while frame.f_code is entered.__code__ and frame.f_back is not None:  # of another call of `on_regions`
+                frame = frame.f_back
+            opened(region, frame)
         return enter(region)
 
     def left(region: Any, *error: Any) -> Any:

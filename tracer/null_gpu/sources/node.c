@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define ROWS 256
+#define PHASE 64
 #define NAME "null-gpu-node"
 #define VARIABLE "NULL_GPU_NODE"
 /* The byte that is locked while rows change; those behind it are the rows'. */
@@ -22,11 +23,19 @@ typedef struct {
   pid_t process; /* 0 for none */
   bool is_started[MAX_DEVICES];
   size_t used[MAX_DEVICES];
+  char phase[PHASE];
 } Row;
+/* What a process held of a card when all together held the most. */
+typedef struct {
+  pid_t process; /* 0 behind the last one */
+  size_t bytes;
+  char phase[PHASE];
+} Holder;
 /* Devices are numbered as on the node, whatever CUDA_VISIBLE_DEVICES says. */
 typedef struct {
   size_t peak[MAX_DEVICES]; /* the most that all held at once, contexts included */
-  int processes;            /* how many have had a row */
+  Holder holders[MAX_DEVICES][ROWS + 1];
+  int processes; /* how many have had a row */
   Row rows[ROWS];
 } Node;
 
@@ -126,9 +135,19 @@ static size_t sum_of_others(int index) {
   }
   return sum;
 }
+/* Rows of processes that are gone have been cleared by `sum_of_others`. */
 static void set_peak(int index, size_t others) {
   size_t now = others + held_bytes(own, index);
-  if (now > node->peak[index]) node->peak[index] = now;
+  if (now <= node->peak[index]) return;
+  node->peak[index] = now;
+  Holder *next = node->holders[index];
+  for (int i = 0; i < ROWS; i++) {
+    const Row *row = &node->rows[i];
+    if (!row->process || !held_bytes(row, index)) continue;
+    *next = (Holder){.process = row->process, .bytes = held_bytes(row, index)};
+    memcpy(next++->phase, row->phase, PHASE);
+  }
+  next->process = 0;
 }
 static int index_of(int device) { return config()->visible[device]; }
 
@@ -175,6 +194,29 @@ EXPORT uint64_t null_gpu_peak_bytes(int device) {
   uint64_t peak = node->peak[index_of(device)];
   leave();
   return peak;
+}
+/* What this process holds of a device now, its context included. */
+EXPORT uint64_t null_gpu_held_bytes(int device) {
+  if (device < 0 || device >= config()->count) return 0;
+  if (!enter()) return is_started(device) ? memory_peak_bytes(device) + card_of(device)->context : 0;
+  uint64_t bytes = held_bytes(own, index_of(device));
+  leave();
+  return bytes;
+}
+/* The phase that this process is in from now on; its name is cut to what a row has room for. */
+EXPORT void null_gpu_set_phase(const char *name) {
+  if (!enter()) return;
+  snprintf(own->phase, PHASE, "%s", name);
+  leave();
+}
+/* A process that held memory of a device when all together held the most, by number; its number, or 0 behind the last. */
+EXPORT int null_gpu_peak_holder(int device, int number, uint64_t *bytes, char phase[PHASE]) {
+  if (device < 0 || device >= config()->count || number < 0 || number > ROWS || !enter()) return 0;
+  Holder holder = node->holders[index_of(device)][number];
+  leave();
+  *bytes = holder.bytes;
+  memcpy(phase, holder.phase, PHASE);
+  return holder.process;
 }
 /* How many other processes of the run have begun to use a device so far. */
 EXPORT int null_gpu_other_processes(void) {

@@ -1,0 +1,58 @@
+"""Phases of all processes of a run: each writes what it has seen into a folder, and the first reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from tracer.capture.device.phase_ledger import PhaseLedger
+from tracer.capture.device.phase_memory import GpuPeak, Holder, PhaseMemory, ProcessPhases
+from tracer.exporters.files import write_json
+from tracer.null_gpu import process
+from tracer.null_gpu.cards import MAX_DEVICES
+
+
+def ledger_of_process(name: str, folder: Path | None = None) -> PhaseLedger:
+    """Return a ledger of this process, which on the null GPU tells its own memory from that of others.
+
+    Args:
+        folder: Where it writes after each phase; None for a process that reads its ledger itself.
+    """
+
+    def write(ledger: PhaseLedger) -> None:
+        if folder is not None:
+            write_json(folder / f"phases-{os.getpid()}.json", asdict(ledger.phases))
+
+    if not process.is_active():
+        return PhaseLedger(name, ended=write)
+    return PhaseLedger(name, held_bytes=process.held_bytes, entered=process.set_phase, ended=write)
+
+
+def read_phases(folder: Path) -> list[ProcessPhases]:
+    """Return what other processes have written."""
+    return [_of(path) for path in sorted(folder.glob("phases-*.json"))]
+
+
+def _of(path: Path) -> ProcessPhases:
+    values = json.loads(path.read_text("utf-8"))
+    phases = tuple(PhaseMemory(**phase) for phase in values["phases"])
+    return ProcessPhases(int(values["process"]), str(values["name"]), phases)
+
+
+def gpu_peaks(processes: Sequence[ProcessPhases]) -> tuple[GpuPeak, ...]:
+    """Return, on the null GPU, the most of each GPU, where several processes held it; none on a real one."""
+    if not process.is_active():
+        return ()
+    names = {each.process: each.name for each in processes}
+    found = []
+    for device in range(MAX_DEVICES):
+        holders = [
+            Holder(number, names.get(number, ""), size_bytes, phase)
+            for number, size_bytes, phase in process.peak_holders(device)
+        ]
+        if len(holders) > 1:
+            found.append(GpuPeak(device, tuple(sorted(holders, key=lambda holder: -holder.bytes))))
+    return tuple(found)
