@@ -9,9 +9,14 @@ import pytest
 from tests.allocator.recorded import MIB
 from tests.allocator.recording_allocator import RecordingAllocator
 from tests.analysis.snapshots.allocator_samples import explain
+from tests.snapshot.dumps import frame
 from tracer.allocator.blocks import Block
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.analysis.snapshots.first_changes import FirstChange
+
+TORCH = "/x/site-packages/torch"
+BACKWARD = [frame("torch::autograd::Engine::evaluate_function(x)", "??", 0)]
+MODULE_CALL = frame("_call_impl", f"{TORCH}/nn/modules/module.py", 1)
 
 
 class Recorded:
@@ -49,3 +54,47 @@ class Recorded:
         first = explain(self.snapshot()).first
         assert first is not None
         return {change.cause: change for change in first.changes}
+
+
+def line(number: int, function: str = "main", file: str = "/home/me/train.py") -> dict[str, Any]:
+    return frame(function, file, number)
+
+
+def layer(number: int, caller: int = 3) -> list[dict[str, Any]]:
+    """A line of a model's forward, called by a line of the program."""
+    return [line(number, "forward", "/home/me/model.py"), MODULE_CALL, line(caller)]
+
+
+def linear(number: int, caller: int = 3) -> list[dict[str, Any]]:
+    return [frame("forward", f"{TORCH}/nn/modules/linear.py", 9), MODULE_CALL, *layer(number, caller)]
+
+
+LOADING = [frame("restore_location", f"{TORCH}/serialization.py", 5), line(1)]
+MOVING = [frame("_apply", f"{TORCH}/nn/modules/module.py", 5), line(2)]
+STEP = [frame("step", f"{TORCH}/optim/adam.py", 5), line(5)]
+STATE = [frame("_init_group", f"{TORCH}/optim/adam.py", 4), *STEP]
+SECOND_STATE = [frame("_init_group", f"{TORCH}/optim/adam.py", 6), *STEP]
+FOREACH = [frame("_multi_tensor_adam", f"{TORCH}/optim/adam.py", 9), *STEP]
+
+
+def train(program: Recorded, *, forward: int = 4, size: int = 10) -> None:
+    """A step that ends where it began."""
+    batch = program.make(size, [line(2)])
+    kept = [program.make(size, layer(7)) for _ in range(forward)]
+    gradient = program.make(size, BACKWARD)
+    for block in [*kept, gradient, batch]:
+        program.free(block, BACKWARD)
+    program.free(program.make(1, STEP), STEP)
+
+
+def backward_of(program: Recorded, number: int) -> None:
+    """Parameters of 10 MiB each, a forward pass, and the first gradients."""
+    for _ in range(number):
+        program.make(10, MOVING)
+    for block in [program.make(10, layer(7)) for _ in range(number)]:
+        program.free(block, BACKWARD)
+        program.make(10, [frame("torch::autograd::AccumulateGrad::apply(x)", "??", 0), *BACKWARD])
+
+
+def first(program: Recorded) -> FirstChange:
+    return next(iter(program.changes().values()))

@@ -6,8 +6,7 @@ import json
 
 from tests.allocator.recorded import GIB
 from tests.analysis.snapshots.allocator_samples import fragmented
-from tests.analysis.snapshots.recorded_program import Recorded
-from tests.analysis.snapshots.test_causes import layer, line, train
+from tests.analysis.snapshots.recorded_program import Recorded, layer, line, train
 from tracer.analysis.snapshots.allocator_finding import NO_HISTORY, Explanation, explain_allocator, explanation_of
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.exporters.json_documents.snapshot import snapshot_json

@@ -1,0 +1,343 @@
+"""Why a step takes as much as it does: for each cause a program of a few blocks, what is said, what it comes to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.allocator.recorded import MIB
+from tests.analysis.snapshots.allocator_samples import explain
+from tests.analysis.snapshots.recorded_program import (
+    BACKWARD,
+    FOREACH,
+    MODULE_CALL,
+    MOVING,
+    SECOND_STATE,
+    STATE,
+    STEP,
+    TORCH,
+    Recorded,
+    backward_of,
+    first,
+    layer,
+    line,
+    linear,
+    train,
+)
+from tests.snapshot.dumps import frame
+from tracer.analysis.snapshots.findings import replay_snapshot
+from tracer.analysis.snapshots.first_changes import first_changes
+from tracer.analysis.snapshots.modelled import model_device
+from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
+from tracer.snapshot.load import snapshot_in_memory
+
+
+def test_the_logits_and_their_copies() -> None:
+    """100 MiB of logits, and 200 for each of two copies in full precision, the second of which fails."""
+    program = Recorded(capacity=480)
+    program.make(20, MOVING)
+    program.make(10, [line(2)])
+    program.make(10, linear(7))
+    program.make(10, linear(8))
+    program.make(100, linear(9))
+    program.make(200, [line(4)])
+    program.fail(200, [line(5)])
+    change = first(program)
+    assert change.cause == "logits"
+    assert "The logits (100.00 MiB)" in change.sentence and "200.00 MiB more were asked for" in change.sentence
+
+
+def test_a_layer_as_large_as_the_others_makes_no_logits() -> None:
+    program = Recorded(capacity=380)
+    for number in (7, 8, 9):
+        program.make(100, linear(number))
+    program.fail(100, [line(5)])
+    assert "logits" not in program.changes()
+
+
+def test_the_first_step_of_an_optimizer_and_its_temporaries() -> None:
+    program = Recorded(capacity=240)
+    program.make(40, MOVING)
+    program.free(program.make(40, layer(7)), BACKWARD)
+    program.make(40, BACKWARD)
+    for _ in range(2):
+        program.make(40, STATE)
+    program.make(40, FOREACH)
+    program.fail(60, FOREACH)
+    change = first(program)
+    assert change.cause == "optimizer temporaries"
+    assert "the optimizer's first step, which makes its state (80.00 MiB" in change.sentence
+    assert "fused=True" in change.words
+
+
+def test_attention_as_a_matrix() -> None:
+    """By the name of the function: 64 MiB of scores and of weights, beside layers of 4."""
+    scores = [line(20, "eager_attention", "/home/me/model.py"), *layer(8)]
+    program = Recorded(capacity=240)
+    for _ in range(3):
+        program.make(4, linear(7))
+    for _ in range(3):
+        program.make(64, scores)
+    program.fail(64, scores)
+    change = first(program)
+    assert change.cause == "attention matrix"
+    assert "192.00 MiB in 3 blocks" in change.sentence
+    assert "scaled_dot_product_attention" in change.words
+
+
+def test_a_batch_that_is_longer_than_all_before() -> None:
+    """Lines that made 10 MiB in three steps make 60."""
+    program = Recorded(capacity=340)
+    for _ in range(3):
+        train(program)
+    program.make(60, [line(2)])
+    for _ in range(4):
+        program.make(60, layer(7))
+    program.fail(60, layer(7))
+    change = first(program)
+    assert change.cause == "long batch"
+    assert "blocks 6 times as large, 300.00 MiB in 5 blocks" in change.sentence
+
+
+def test_memory_that_streams_keep_for_themselves() -> None:
+    program = Recorded()
+    for stream in range(5):
+        program.free(program.make(50, [line(2)], stream=stream), [line(2)])
+    change = first(program)
+    assert change.cause == "stranded in streams"
+    assert (change.reserved_before_bytes, change.reserved_bytes) == (250 << 20, 50 << 20)
+
+
+def decoder(number: int, caller: int = 3) -> list[dict[str, Any]]:
+    """A line of a layer's forward, which the model's forward calls in a loop."""
+    inner = line(number, "forward", "/home/me/layers.py")
+    return [inner, MODULE_CALL, *layer(20, caller)]
+
+
+def test_parts_that_repeat_are_checkpointed() -> None:
+    """Eight calls of a layer keep 3 x 10 MiB each; of seven a checkpoint keeps the last block: 140 MiB fewer."""
+    program = Recorded(capacity=300)
+    program.make(10, [line(2)])
+    for _ in range(8):
+        for number in (7, 8, 9):
+            program.make(10, decoder(number))
+    program.fail(100, [line(4)])
+    change = first(program)
+    assert change.cause == "repeated parts" and change.num_served == 1
+    assert change.allocated_before_bytes - change.allocated_bytes >= 40 << 20  # of the peak with what is then served
+    assert change.sentence.startswith("8 calls of forward (/home/me/layers.py:7) keep their activations for backward")
+    assert "140.00 MiB in 14 blocks" in change.sentence
+    assert "torch.utils.checkpoint" in change.words
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "named"),
+    [
+        ("layers.py", "class Decoder:\n    def forward(self, x):\n" + "        x = x + 1\n" * 9, "Decoder"),
+        ("layers.py", "class Decoder(:\n", "forward"),
+        ("layers.py", "(" * 100_000, "forward"),
+        ("missing.py", None, "forward"),
+    ],
+)
+def test_a_part_has_the_name_of_its_class_where_its_source_is_here(
+    name: str, text: str | None, named: str, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    if text is not None:
+        file.write_text(text, "utf-8")
+    program = Recorded(capacity=300)
+    for _ in range(8):
+        for number in (7, 8, 9):
+            program.make(10, [line(number, "forward", str(file)), MODULE_CALL, *layer(20)])
+    program.fail(100, [line(4)])
+    assert first(program).sentence.startswith(f"8 calls of {named} ({file}:7)")
+
+
+def test_the_layers_of_a_public_library_have_a_switch() -> None:
+    program = Recorded(capacity=300)
+    library = "/x/site-packages/transformers/models/llama/modeling_llama.py"
+    for _ in range(8):
+        for number in (7, 8, 9):
+            program.make(10, [line(number, "forward", library), MODULE_CALL, *layer(20)])
+    program.fail(100, [line(4)])
+    assert first(program).words.startswith("call model.gradient_checkpointing_enable()")
+
+
+def test_a_single_request_that_nothing_leaves_room_for() -> None:
+    program = Recorded(capacity=200)
+    program.make(10, [line(2)])
+    program.fail(320, [line(3)])
+    change = first(program)
+    assert change.cause == "one request" and change.num_served == 1
+    assert "train.py:3 is what does not fit: 320.00 MiB" in change.sentence
+    assert "2 parts" in change.words
+
+
+@pytest.mark.parametrize(("fraction", "parts"), [(0.25, "4 parts"), (None, "64 parts")])
+def test_a_single_request_that_a_limit_of_the_process_refuses(fraction: float | None, parts: str) -> None:
+    """The device had 1,590 MiB free, of which a quarter of 1,600 is for the process; or nobody knows how much."""
+    program = Recorded(capacity=400)
+    program.make(10, [line(2)])
+    program.fail(1000, [line(3)])
+    recorded = program.snapshot()
+    recorded["device_traces"][0][-1]["device_free"] = 1590 * MIB
+    if fraction is not None:
+        recorded["allocator_settings"] = {"per_process_memory_fraction": fraction}
+    (change, *_) = explain(recorded).first.changes  # type: ignore[union-attr]
+    assert (change.cause, change.num_served) == ("one request", 1)
+    assert parts in change.words
+
+
+@pytest.mark.parametrize("source", ["targets = F.one_hot(labels, 150)", "targets = labels.float()"])
+def test_one_hot_labels_by_the_source_of_their_line(source: str, tmp_path: Path) -> None:
+    """Of int64, and of float32 beside them; a line that makes as much of anything else is named as a line."""
+    file = tmp_path / "train.py"
+    file.write_text(source, "utf-8")
+    program = Recorded(capacity=300)
+    program.make(40, [line(9)])
+    program.make(200, [line(1, file=str(file))])
+    program.fail(100, [line(1, file=str(file))])
+    causes = program.changes()
+    assert ("one-hot labels" in causes) == ("one_hot" in source)
+    if change := causes.get("one-hot labels"):
+        assert "200.00 MiB in 1 block" in change.sentence and "100.00 MiB more" in change.sentence
+        assert change.num_served == 1
+
+
+def test_a_call_of_the_model_with_more_than_the_training_has() -> None:
+    """The same lines of the model, called by another line of the program."""
+    program = Recorded(capacity=400)
+    for _ in range(3):
+        train(program)
+    program.make(30, [line(12)])
+    for _ in range(2):
+        program.make(80, layer(7, caller=13))
+    program.fail(240, layer(7, caller=13))
+    change = first(program)
+    assert change.cause == "long batch"
+    assert change.sentence.startswith("The call of the model at /home/me/train.py:13 is larger than those before")
+    assert "smaller batches there" in change.words
+
+
+def test_the_state_of_a_first_step_that_is_still_to_come() -> None:
+    """Ten gradients of 10 MiB; of 200 MiB of state 110 are there, and in one piece there is room for 80 more."""
+    program = Recorded(capacity=420)
+    backward_of(program, 10)
+    between = []
+    for number in range(11):
+        between.append(program.make(8, STEP))
+        program.make(10, STATE if number % 2 == 0 else SECOND_STATE)
+    for block in between:
+        program.free(block, STEP)
+    program.fail(50, SECOND_STATE)
+    found = program.changes()
+    assert "110.00 MiB of 200.00 MiB are there" in found["optimizer state"].sentence
+    assert next(iter(found)) == "optimizer state"
+
+
+def test_a_first_step_makes_its_own_state_and_none_of_a_model_trained_before() -> None:
+    """Of an earlier model 20 MiB of weights and 40 of state; of 60 MiB of state of this one 40 are there."""
+    program = Recorded(capacity=240)
+    program.make(20, MOVING)
+    for at in range(3):
+        train(program, size=2)
+        if at == 0:
+            program.make(20, STATE)
+            program.make(20, STATE)
+    backward_of(program, 3)
+    for frames in (STATE, SECOND_STATE, STATE, SECOND_STATE):
+        program.make(10, frames)
+    program.fail(120, STATE)
+    found = program.changes()
+    assert "40.00 MiB of 60.00 MiB are there" in found["optimizer state"].sentence
+    assert "40.00 MiB of optimizer state" in found["other models"].sentence
+
+
+@pytest.mark.parametrize(
+    ("num_calls", "kept"),
+    [
+        (20, "114.00 MiB in 38 blocks (/home/me/model.py:7), some 6.00 MiB each,"),
+        (2, "6.00 MiB in 2 blocks (/home/me/model.py:7) of the first,"),
+    ],
+)
+def test_calls_of_a_line_that_makes_blocks_of_several_sizes(num_calls: int, kept: str) -> None:
+    """Each call of a cell makes 4, 2 and 2 MiB by one line: all but the last pass the last 2 MiB on."""
+    cell = [frame("forward", f"{TORCH}/nn/modules/rnn.py", 9), MODULE_CALL, *layer(7)]
+    program = Recorded(capacity=10 * num_calls)
+    for _ in range(num_calls):
+        for size in (4, 2, 2):
+            program.make(size, cell)
+    program.fail(3 * num_calls, layer(8))
+    change = first(program)
+    assert change.cause == "repeated parts" and change.sentence.startswith(
+        f"{num_calls} parts that are alike, of the model called at"
+    )
+    assert kept in change.sentence
+
+
+@pytest.mark.parametrize(("num_units", "is_whole"), [(1, True), (8, False)])
+def test_fsdp_that_gathers_the_whole_model_at_once(num_units: int, is_whole: bool) -> None:
+    """In each of two steps; where blocks are sharded on their own, each is let go of before the next is gathered."""
+    gathering = [frame("_alloc_padded_unsharded_flat_param", f"{TORCH}/distributed/fsdp/_flat_param.py", 9), *layer(7)]
+    program = Recorded(capacity=180 if is_whole else 140)
+    for _ in range(10):
+        program.make(4, MOVING)
+    for _ in range(2):
+        program.free(program.make(1, layer(6)), [line(3)])
+        for number in range(num_units):
+            unit = program.make(80 if is_whole else 40, gathering)
+            program.make(1, layer(8))
+            if number + 1 < num_units:
+                program.free(unit, [line(3)])
+        kept = program.make(1, layer(8))
+        program.free(kept, BACKWARD)
+        program.free(unit, BACKWARD)
+    unit = program.make(80 if is_whole else 40, gathering)
+    program.fail(70, layer(9))
+    assert ("gathered whole" in program.changes()) == is_whole
+
+
+@pytest.mark.parametrize("has_graph", [True, False])
+def test_a_graph_that_a_backward_made(has_graph: bool) -> None:
+    """Of 4 blocks of 10 MiB autograd lets go as of what it saved, where they are no gradients that a variable keeps."""
+    release = [frame("torch::autograd::generated::MmBackward0::release_variables()", "??", 0), *BACKWARD]
+    program = Recorded(capacity=210)
+    for _ in range(2):
+        program.make(3, MOVING)
+    train(program)
+    for _ in range(4):
+        program.make(10, layer(7))
+    made = [program.make(10, BACKWARD) for _ in range(4)]
+    program.free(program.make(1, BACKWARD), BACKWARD)
+    program.make(10, layer(8))
+    program.fail(130, layer(9))
+    for block in made:
+        program.free(block, release if has_graph else [line(9)])
+    changes = program.changes()
+    assert ("graph of a gradient" in changes) == has_graph
+    if has_graph:
+        change = changes["graph of a gradient"]
+        assert change.num_served == 1 and "40.00 MiB in 4 blocks" in change.sentence
+        assert "call backward() for each term of the loss" in change.words
+
+
+@pytest.mark.parametrize("asked_at", [7, 9])
+def test_float64_in_half_the_size_and_the_request_only_where_its_line_makes_it(asked_at: int) -> None:
+    """Half of 40 MiB gives 20 back: 30 MiB more are served where the request is halved, too."""
+    program = Recorded(capacity=85)
+    for _ in range(2):
+        program.make(20, layer(7))
+    program.make(30, layer(8))
+    program.fail(50, layer(asked_at))
+    replayed = replay_snapshot(snapshot_in_memory(program.snapshot()))
+    (device,) = replayed.devices
+    lives = device.replay.lives
+    addresses = frozenset(lives.addr[lives.requested_bytes == 20 * MIB].tolist())
+    objects = ObjectsAtFailure(is_evaluating=False, is_training=True, untrained=frozenset(), float64=addresses)
+    first = first_changes(replayed, device, model_device(device), objects=objects)
+    assert first is not None
+    found = [change for change in first.changes if change.cause == "float64"]
+    assert [change.num_served for change in found] == ([1] if asked_at == 7 else [])
+    assert all("40.00 MiB in 2 blocks" in change.sentence for change in found)
