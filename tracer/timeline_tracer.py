@@ -1,8 +1,8 @@
 """TimelineTracer, the on_trace_ready callback: reads what the profiler recorded, and explains it after the last step.
 
-What the profiler holds of a cycle takes some 2.5 KB an event, and is read into columns, about 0.2 KB an event, as soon
-as the cycle has ended: kept until the end, as many cycles would be in memory as were recorded. The analysis runs when
-the profiler stops.
+What the profiler holds of a cycle takes ten times the memory of the columns that it is read into as soon as the cycle
+has ended: kept until the end, as many cycles would be in memory as were recorded. The analysis runs when the profiler
+stops.
 """
 
 from __future__ import annotations

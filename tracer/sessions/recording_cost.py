@@ -16,8 +16,8 @@ recording has added, which is 5 seconds a step."""
 MOST_READING_S: Final = 5.0
 """Time of a processor for reading a cycle, behind which no other one is recorded."""
 MOST_EVENTS: Final = 400_000
-"""Events that are recorded in all: torch keeps some 2.6 KB of each until its cycle is read, and each takes some 15 us
-of a processor until it is in the files. A step of 2,000 modules and their AdamW has 240,000."""
+"""Events that are recorded in all: torch keeps each until its cycle is read, and each takes some 15 us of a processor
+until it is in the files. A step of 2,000 modules and their AdamW has 240,000."""
 _MOST_SHARE: Final = 0.5
 """Of the step itself: what steps differ by anyway."""
 _NUM_STEPS_TO_BEGIN: Final = 1  # slower than all others, unless it is the only one that is not recorded
