@@ -121,6 +121,8 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
         [
             ({"role": Role.WORKSPACE, **BEFORE, "has_tensor": False}, Kind.WORKSPACE),
             ({"role": Role.WORKSPACE, **FORWARD, "has_tensor": False}, Kind.WORKSPACE),
+            # As large as a tensor that an operator uses, which NEARLY has.
+            ({"role": Role.WORKSPACE, **FORWARD, "used_by_backward": True, "has_tensor": False}, Kind.WORKSPACE),
         ],
     ),
     (Evidence.DATA_FLOW, [({**BEFORE, "category": Category.PARAMETER, "names_no_parameter": True}, Kind.PARAMETER)]),
@@ -500,15 +502,6 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "freed": (NONE, *Phase),
     "category": tuple(Category),
 }
-
-
-def test_what_an_operator_saw_as_a_tensor_is_no_librarys_workspace() -> None:
-    """As large as one, and found where no tensor of Python's lay any more."""
-    block = {"role": Role.WORKSPACE, **FORWARD, "used_by_backward": True}
-    assert classified(block, {**block, "has_tensor": False}) == [
-        (Kind.ACTIVATION, Evidence.SAVED),
-        (Kind.WORKSPACE, Evidence.LIBRARYS),
-    ]
 
 
 def drawn_blocks() -> list[dict[str, Any]]:
