@@ -107,6 +107,7 @@ def test_a_global_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_attribute_of_a_class() -> None:
     class Keeper:
         shared = (tensor(),)
+        other = ("two of one kind are no reason to clear a class",)
 
     assert only([place(Keeper.shared[0])]).path == "Keeper.shared[0]"
 

@@ -52,15 +52,15 @@ def _steps(way: Way, graph: ReferenceGraph) -> list[_Step]:
         elif type(inner) is types.CellType and type(holder) is tuple:
             steps.append(_Step("", None))
         else:
-            steps.append(_step(holder, inner, joined([step.text for step in steps])))
+            steps.append(_step(holder, inner, [step.text for step in steps]))
     return steps
 
 
-def _step(holder: Any, inner: Any, before: str) -> _Step:
+def _step(holder: Any, inner: Any, before: list[str]) -> _Step:
     kind, text = type(holder), link(holder, inner)
     if issubclass(kind, (*_UNCHANGING, type)):
         return _Step(text, None)
-    is_attribute = text == IN_DICT or before.endswith((IN_DICT, *OF_MODULES))
+    is_attribute = text == IN_DICT or before[-1:] == [IN_DICT] or joined(before).endswith(OF_MODULES)
     if issubclass(kind, list | set | deque) or (
         issubclass(kind, dict) and not is_attribute and _has_more_like(holder, inner)
     ):
