@@ -62,7 +62,7 @@ def test_anything_else_is_a_script(script: str, arguments: list[str], is_module:
 def test_the_screen_answers_in_24_lines_and_its_rows_sum(capsys: pytest.CaptureFixture[str]) -> None:
     start = engine_start([READY], cache_tokens=442_160, concurrency=53.97)
     with screen() as console:
-        print_engine(start, console, command="vllm serve m")
+        print_engine(start, console, command="vllm serve m", computed=False)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24
     assert lines[1] == ("vLLM 1, m: KV cache of 54.00 GiB, 442,160 tokens: 54.0 requests of 8,192 tokens at once.")
@@ -72,11 +72,23 @@ def test_the_screen_answers_in_24_lines_and_its_rows_sum(capsys: pytest.CaptureF
     assert lines[-1] == "Start it with: vllm serve m"
 
 
+@pytest.mark.parametrize(
+    ("num_workers", "computed", "is_said"), [(2, False, True), (1, False, False), (2, True, False)]
+)
+def test_nccl_is_said_not_to_be_counted_on_several_null_gpus(
+    capsys: pytest.CaptureFixture[str], num_workers: int, computed: bool, is_said: bool
+) -> None:
+    workers = [replace(READY, num_workers=num_workers, rank=rank) for rank in range(num_workers)]
+    with screen() as console:
+        print_engine(engine_start(workers, cache_tokens=1, concurrency=1.0), console, command="", computed=computed)
+    assert ("NCCL is not counted" in capsys.readouterr().out) is is_said
+
+
 def test_a_command_that_does_not_start_is_printed_with_the_first_change(capsys: pytest.CaptureFixture[str]) -> None:
     failed = replace(READY, stage=StartStage.PROFILE, request_bytes=64 * GIB, cache_bytes=0, cache_tokens=None)
     start = engine_start([failed], cache_tokens=None, concurrency=None, failure="ValueError")
     with screen() as console:
-        print_engine(start, console, command="vllm serve m --max-model-len 8192 --enforce-eager")
+        print_engine(start, console, command="vllm serve m --max-model-len 8192 --enforce-eager", computed=False)
     out = capsys.readouterr().out
     assert "vLLM 1, m: does not start." in out
     assert out.splitlines()[-1] == "Start it with: vllm serve m --enforce-eager --max-model-len 6896"

@@ -209,4 +209,4 @@ def tell_engine(
         if as_json:
             print_json(document, console)
         else:
-            print_engine(start, console, command=words)
+            print_engine(start, console, command=words, computed=computed)
