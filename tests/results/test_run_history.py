@@ -60,7 +60,10 @@ def test_a_history_tells_the_lines_that_pinned_host_memory() -> None:
         )
     ]  # fmt: skip
     history = RunHistory(snapshot([], host_segments=[segment(BASE, 16 * MIB, blocks)]))
-    assert [(line.site.line, line.bytes, line.count) for line in history.pinned] == [(9, 3 * MIB, 1), (7, 2 * MIB, 2)]
+    assert [(line.site.line, line.bytes, line.count) for line in history.pinned] == [
+        (9, 3 * MIB, 1),
+        (7, 2 * MIB, 2),
+    ]
     assert RunHistory(None).pinned == RunHistory(snapshot([])).pinned == ()
 
 

@@ -13,7 +13,7 @@ from tracer.errors import SnapshotError
 
 if TYPE_CHECKING:
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
-    from tracer.analysis.snapshots.findings import PinnedLine
+    from tracer.analysis.snapshots.causes.pinned_memory import PinnedLine
     from tracer.analysis.snapshots.first_changes import FirstChanges
     from tracer.analysis.snapshots.job import HeldOnDevice
     from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
@@ -120,13 +120,23 @@ class RunHistory:
         return self._first[1]
 
     @cached_property
+    def _pinned(self) -> tuple[tuple[PinnedLine, ...], str]:
+        if self.columns is None:
+            return (), ""
+        from tracer.analysis.snapshots.causes.pinned_memory import pinned_memory
+
+        found = pinned_memory(self.columns)
+        return found.lines, found.cause
+
+    @property
     def pinned(self) -> tuple[PinnedLine, ...]:
         """Pinned host memory at the end of the recording, by line, the largest first; empty before torch 2.15."""
-        if self.columns is None:
-            return ()
-        from tracer.analysis.snapshots.findings import pinned_lines
+        return self._pinned[0]
 
-        return pinned_lines(self.columns)
+    @property
+    def pinned_cause(self) -> str:
+        """Who pins host memory and what to change, where it is much; else empty."""
+        return self._pinned[1]
 
     def held(self, own: int) -> tuple[HeldOnDevice, ...]:
         """The most that the process reserves of each device, with lines; empty where it has memory of one device alone.

@@ -553,7 +553,8 @@ class ProfileSession(Session):
     def notes(self) -> tuple[str, ...]:
         """Sentences on what could not be observed."""
         findings = self._found()
-        sentences = [*self.run_history.notes, *self._hooks.refused]
+        host = filter(None, [self.run_history.pinned_cause])
+        sentences = [*host, *self.run_history.notes, *self._hooks.refused]
         if (fault := self._compile_watch.fault) is not None:
             sentences.append(
                 "What torch.compile generated could not be read, so its memory has the name of its region: "

@@ -49,6 +49,26 @@ def test_the_logits_and_their_copies() -> None:
     assert "The logits (100.00 MiB)" in change.sentence and "200.00 MiB more were asked for" in change.sentence
 
 
+def test_logits_of_several_calls_that_a_loop_goes_over_row_by_row() -> None:
+    """The reference's call is another line's, and of modules with hooks: it is a call, too. 100 and 4 x 25 of 230."""
+    program = Recorded()
+    hook = frame("inner", f"{TORCH}/nn/modules/module.py", 2)
+    for hooks, caller in (([hook], 21), ([], 22)):
+        calls = [MODULE_CALL, *hooks, line(9, "log_probabilities"), line(caller)]
+        made = [
+            program.make(
+                size, [frame("forward", f"{TORCH}/nn/modules/linear.py", 9), MODULE_CALL, *hooks, place, *calls]
+            )
+            for size, place in ((10, line(7, "forward")), (10, line(8, "forward")), (100, line(9, "forward")))
+        ]
+        rows = [program.make(25, [line(14, "log_probabilities"), line(caller)]) for _ in range(4)]
+        for block in (*made, *rows):
+            program.free(block, [line(20)])
+    change = first(program)
+    assert change.cause == "logits"
+    assert "The logits (100.00 MiB) and what is made of them fill 200.00 MiB in 5 blocks" in change.sentence
+
+
 def test_a_layer_as_large_as_the_others_makes_no_logits() -> None:
     program = Recorded(capacity=380)
     for number in (7, 8, 9):

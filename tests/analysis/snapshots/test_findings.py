@@ -260,13 +260,6 @@ def test_pinned_host_memory_has_rows_by_line(tmp_path: Path) -> None:
     assert "Pinned host memory at the end" in printed(finding) and "data.py:3" in printed(finding)
 
 
-@pytest.mark.parametrize(("size", "is_much"), [(1 << 29, True), (1 << 20, False)])
-def test_much_pinned_memory_has_its_remedies(size: int, is_much: bool, tmp_path: Path) -> None:
-    blocks = [block(BASE, size, frames=FORWARD)]
-    finding = explain_snapshot(load(tmp_path / "s", snapshot([], host_segments=[segment(BASE, 1 << 30, blocks)])))
-    assert any("512.00 MiB of the host's memory are pinned" in note for note in finding.notes) == is_much
-
-
 def test_what_was_there_before_and_is_not_known_is_called_from_before(tmp_path: Path) -> None:
     end = [segment(BASE, 8 * MIB, [block(BASE, 3 * MIB), block(BASE + 4 * MIB, MIB)])]
     device = explain(tmp_path / "s", [entry("alloc", BASE + 4 * MIB, MIB, frames=FORWARD)], end)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tracer.analysis.kinds import Kind
+from tracer.analysis.snapshots.causes.pinned_memory import PinnedLine, pinned_memory
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
 from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.analysis.snapshots.kind_finder import HeldNow, KindFinder, ReplayedDevice, kind_finders
 from tracer.analysis.snapshots.oom import MAX_EXPLAINED, OutOfMemory, explain_ooms
 from tracer.analysis.snapshots.peak import Peak, find_peak, never_freed
-from tracer.analysis.snapshots.sites import Site, Sites
-from tracer.arrays import grouped
+from tracer.analysis.snapshots.sites import Sites
 from tracer.errors import SnapshotError
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Snapshot
@@ -25,7 +25,6 @@ from tracer.units import format_bytes, some
 _UNEVEN = 2
 _MAX_NAMED = 7
 _LEAST_RING = 1000
-_MUCH_PINNED = 256 << 20
 """Entries: people ask for thousands."""
 _STATES_AND_PARAMETERS = 2
 
@@ -53,21 +52,12 @@ class DeviceFinding:
 
 
 @dataclass(frozen=True, slots=True)
-class PinnedLine:
-    """Blocks of pinned host memory."""
-
-    site: Site
-    bytes: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
 class SnapshotFinding:
     """A snapshot, explained device by device; devices without any memory or entry are left out."""
 
     devices: tuple[DeviceFinding, ...]
     notes: tuple[str, ...]
-    pinned: tuple[PinnedLine, ...] = ()  # Pinned host memory at the end, by the line that asked for it, largest first
+    pinned: tuple[PinnedLine, ...] = ()  # Pinned host memory at the end
 
     @property
     def failed_first(self) -> tuple[DeviceFinding, ...]:
@@ -126,25 +116,9 @@ def replay_snapshot(
 def explain_replayed(replayed: ReplayedSnapshot) -> SnapshotFinding:
     """Explain the devices of a replayed snapshot, in their order."""
     devices = tuple(map(_explain_device, replayed.devices))
-    pinned = pinned_lines(replayed.snapshot, replayed.sites)
-    notes = (*imbalance(devices), *_snapshot_notes(replayed.snapshot), *_pinned_note(pinned))
-    return SnapshotFinding(devices, notes, pinned)
-
-
-def pinned_lines(snapshot: Snapshot, sites: Sites | None = None) -> tuple[PinnedLine, ...]:
-    """Pinned host memory that is in use when a snapshot is taken, by line, the largest first."""
-    lines = grouped([snapshot.pinned.stack.astype(np.int64)], (sites or Sites(snapshot.stacks)).site)
-    found = map(PinnedLine, lines.keys, lines.sums(snapshot.pinned.size), lines.counts())
-    return tuple(sorted(found, key=lambda line: -line.bytes))
-
-
-def _pinned_note(pinned: Sequence[PinnedLine]) -> Iterator[str]:
-    """Remedies of much pinned host memory, which no change on the device lowers."""
-    if (total_bytes := sum(line.bytes for line in pinned)) >= _MUCH_PINNED:
-        yield (
-            f"{format_bytes(total_bytes)} of the host's memory are pinned: fewer workers of a DataLoader, a smaller "
-            "prefetch_factor or pin_memory=False take less of it. torch keeps freed pinned memory for later."
-        )
+    pinned = pinned_memory(replayed.snapshot, replayed.sites)
+    notes = (*imbalance(devices), *_snapshot_notes(replayed.snapshot), *filter(None, [pinned.cause]))
+    return SnapshotFinding(devices, notes, pinned.lines)
 
 
 def _explain_device(device: ReplayedDevice) -> DeviceFinding:

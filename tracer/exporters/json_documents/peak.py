@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
     from tracer.analysis.profiles.findings import GraphPool
     from tracer.analysis.profiles.peak import PeakReport
-    from tracer.analysis.snapshots.findings import PinnedLine
+    from tracer.analysis.snapshots.causes.pinned_memory import PinnedLine
     from tracer.analysis.snapshots.first_changes import FirstChanges
     from tracer.capture.recording import Recording
     from tracer.capture.run_origin import RunOrigin

@@ -11,7 +11,7 @@ from tracer.exporters.page.model import Cell, FileCell, Section, Table
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
-    from tracer.analysis.snapshots.findings import PinnedLine
+    from tracer.analysis.snapshots.causes.pinned_memory import PinnedLine
     from tracer.analysis.snapshots.first_changes import FirstChange, FirstChanges
     from tracer.analysis.snapshots.groups import SnapshotRow
     from tracer.analysis.snapshots.oom import OutOfMemory

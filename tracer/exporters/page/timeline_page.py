@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from tracer.analysis.aligned_curves import MemoryCurve
     from tracer.analysis.peak_diff import PeakChange, PeakDiff
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
-    from tracer.analysis.snapshots.findings import PinnedLine
+    from tracer.analysis.snapshots.causes.pinned_memory import PinnedLine
     from tracer.analysis.snapshots.first_changes import FirstChanges
     from tracer.analysis.times.findings import TraceTimes
     from tracer.analysis.times.step_times import StepTimes

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tracer.analysis.kinds import BEFORE_RECORDING, meaning_of
-from tracer.analysis.snapshots.findings import DeviceFinding, PinnedLine, SnapshotFinding
+from tracer.analysis.snapshots.causes.pinned_memory import PinnedLine
+from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
 from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.analysis.snapshots.moments import Between, Moments, StepLevel, entry_words
 from tracer.analysis.snapshots.oom import OutOfMemory, distinct_failures

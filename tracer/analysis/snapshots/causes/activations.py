@@ -237,6 +237,8 @@ _TIMES: Final = 2
 _SIZES: Final = (0.5, 1.0, 2.0)
 """Of the logits: a copy in fewer or more bits, a log-softmax, a gradient."""
 _LEAST_PERCENT: Final = 25
+_LEAST_ROWS: Final = 2
+"""Of a batch, whose logits are gone over in a loop."""
 
 
 def logits(case: Case) -> Iterator[Cause]:
@@ -245,8 +247,9 @@ def logits(case: Case) -> Iterator[Cause]:
     made = np.flatnonzero((lives.begin > BEFORE) & (lives.begin <= case.last_entry))
     of_loss = made[_is_of_loss(case)[made]]
     size = _size_of_logits(case)
-    alike = made[_is_alike(case, lives.requested_bytes[made], size) & ~case.stays[made]] if size else of_loss[:0]
-    rows = np.union1d(of_loss, alike)
+    passing = made[~case.stays[made]] if size else of_loss[:0]
+    alike = passing[_is_alike(case, lives.requested_bytes[passing], size)]
+    rows = np.union1d(np.union1d(of_loss, alike), _row_by_row(case, passing, size))
     held = case.held(rows)
     asks = bool(size) and bool(_is_alike(case, np.array([case.asked_bytes]), size).all())
     asks |= bool(case.stacks.with_one_of([*map(_is_cross_entropy, case.frames)])[case.asked_stack])
@@ -308,6 +311,15 @@ def _size_of_logits(case: Case) -> int:
     mine = mine[np.argsort(case.lives.begin[mine])]
     *others, last = case.lives.requested_bytes[mine].tolist()
     return last if others and last >= _TIMES * max(others) else 0
+
+
+def _row_by_row(case: Case, passing: Ints, size: int) -> Ints:
+    """Blocks that a line makes of the logits one row of the batch after the other, and that are there together."""
+    line = np.stack([case.stack[passing].astype(np.int64), case.lives.requested_bytes[passing]])
+    _, of_line = np.unique(line, axis=1, return_inverse=True)
+    of_line = of_line.reshape(-1)
+    number = np.bincount(of_line[np.isin(passing, case.in_use)], minlength=len(passing))[of_line]
+    return passing[(number >= _LEAST_ROWS) & _is_alike(case, number * case.lives.requested_bytes[passing], size)]
 
 
 def _is_alike(case: Case, size: Ints, of: int) -> Bools:

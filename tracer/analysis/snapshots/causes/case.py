@@ -61,6 +61,7 @@ class Cause:
 
 
 _LEAST_PERCENT: Final = 1
+MODULES: Final = "nn/modules/module.py"
 _SAFETENSORS: Final = "/safetensors/torch.py"
 
 
@@ -140,14 +141,18 @@ class Case:
 
     @cached_property
     def _inner(self) -> Ints:
-        """For every stack a number of its frames inside of the model that is called; of all, where none is [stacks]."""
+        """For every stack a number of its frames inside of the model that is called; of all, where none is [stacks].
+
+        Without those of torch's that call a module: others where it has hooks, as while a profiler records.
+        """
         numbers = Interned()
         is_call = [is_module_call(frame) for frame in self.frames]
+        is_around = [torch_file(frame) == MODULES for frame in self.frames]
         inner = np.zeros(len(self.stacks), np.int64)
         for stack in range(len(self.stacks)):
             frames = [number for number in self.stacks.frame_ids(stack) if is_python(self.frames[number])]
             depth = max((at for at, number in enumerate(frames) if is_call[number]), default=len(frames))
-            inner[stack] = numbers[tuple(frames[:depth])]
+            inner[stack] = numbers[tuple(number for number in frames[:depth] if not is_around[number])]
         return inner
 
     @cached_property
@@ -227,7 +232,7 @@ class Case:
         rows = rows[np.argsort(self.lives.begin[rows], kind="stable")]
         known, first = np.unique(call[rows], return_index=True)
         head = np.full(len(lines), -1)
-        head[known] = self.stack[rows[first]]
+        head[known] = self.inner_stack[rows[first]]
         _, earliest = np.unique(lines[known], return_index=True)
         of_line = dict(zip(lines[known[earliest]].tolist(), head[known[earliest]].tolist(), strict=True))
         begins = np.append(True, lines[1:] != lines[:-1])[: len(lines)]

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
+from tracer.analysis.snapshots.causes.case import MODULES, Case, Cause, GivesUp
 from tracer.analysis.snapshots.causes.source import class_around
 from tracer.analysis.snapshots.changed_requests import with_earlier_frees
 from tracer.analysis.snapshots.frames import is_python, torch_file
@@ -22,7 +22,6 @@ from tracer.snapshot.columns import Frame
 from tracer.units import format_bytes
 
 _LEAST_PARTS: Final = 2
-_MODULES: Final = "nn/modules/module.py"
 _MOST_TIMES: Final = 8
 """That one line makes a block in a call of a part."""
 _UNEVEN: Final = 0.1
@@ -98,11 +97,11 @@ def _parts(case: Case) -> dict[_Part, dict[int, int]]:
 def _around(frames: list[Frame]) -> Iterator[tuple[_Part, int]]:
     """The parts of a model that a stack is in, the outermost first, each with its line."""
     outer = [frame for frame in reversed(frames) if is_python(frame)]
-    inside = itertools.dropwhile(lambda frame: torch_file(frame) != _MODULES, outer)
+    inside = itertools.dropwhile(lambda frame: torch_file(frame) != MODULES, outer)
     caller, is_called = ("", 0), False
     for frame in inside:
         file = torch_file(frame)
-        if file == _MODULES:
+        if file == MODULES:
             is_called = True
             continue
         if is_called or file is None:
