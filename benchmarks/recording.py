@@ -14,7 +14,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def measured(name: str, folder: Path) -> list[str]:
     with_trace = record(name)
     columns = kept_run_columns(with_trace)
     trace_bytes = columns.pop("trace.packed").nbytes
-    kept = KeptRun(**{field: getattr(with_trace, field) for field in KeptRun.__slots__ if field != "trace"})
+    kept = replace(with_trace, trace=None)
     path = folder / f"{name}.npz"
     save = fastest(lambda: save_kept_run(path, kept))
     load = fastest(lambda: load_kept_run(path))

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tracer.capture.objects.known_storages import KnownStorages
-from tracer.capture.objects.parameter_origins import Parameter
 from tracer.capture.recording import Recording
-from tracer.capture.run_origin import RunOrigin
+from tracer.capture.run_origin import RunFacts
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode
 from tracer.capture.sources.operator_lines import source_text
 from tracer.capture.sources.source_files import is_user_code
 from tracer.capture.sources.source_line import SourceLine
 
 if TYPE_CHECKING:
-    from tracer.capture.device.phase_timings import PhaseTimings
     from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
     from tracer.capture.profiler.profiler_trace import ProfilerTrace
-    from tracer.capture.values_read import ValuesRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +59,15 @@ class KeptWaste:
     held_at: SourceLine | None  # The line that put it there; None where it was not known
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KeptRun:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class KeptRun(RunFacts):
     """Observations of a run, without conclusions."""
 
     cycles: tuple[KeptCycle, ...]  # Cycles with memory on the device, in order; none if not one step was recorded
-    device: str  # The device that is explained, as `str(torch.device)` writes it
-    known: KnownStorages  # Objects that were observed
-    module_names: Mapping[int, str]  # Dotted names of the model's modules by `id()`
     snapshot: dict[str, Any] | None  # The allocator's own, on CUDA; elsewhere None
-    parameters: tuple[Parameter, ...]  # The model's, with the lines that constructed them
-    timings: PhaseTimings | None  # Timings of the timing pass; None if there was none
-    unused_parameters: tuple[str, ...] | None  # Names of parameters without gradient; None where it was not looked at
-    losses: tuple[float, ...]  # One per step
-    num_steps: int  # Steps that ended
     failure: tuple[str, ...]  # What ended the run early, in the lines that were shown; none if nothing did
     ran_out_of_memory: bool  # Whether that was for want of memory
     notes: tuple[str, ...]  # Sentences on what could not be observed
-    settings: Mapping[str, object]  # What the run was made with, by name
-    origin: RunOrigin  # When, where and with what it was made
     sources: tuple[SourceFile, ...]  # Every file that the recordings and the parameters name
     trace: KeptTrace | None = None  # The profiler's own; None if it was not asked for
     # What torch.compile made of the user's code, with the source of every generated file.
@@ -89,7 +75,6 @@ class KeptRun:
     # The peak of the same run without compilation, as its peak.json has it; None where it was not made.
     eager: dict[str, Any] | None = None
     waste: tuple[KeptWaste, ...] = ()  # What nobody needed of the peak: who held it cannot be asked again
-    values_read: ValuesRead | None = None  # What the program read of a device that computes nothing; None on any other
     at_failure: ObjectsAtFailure | None = None  # What objects told when memory ran out; None where it did not
     # What CUDA graphs work in, as peak.json has it: captures are not recorded in cycles.
     graph_pools: tuple[dict[str, Any], ...] = ()

@@ -1,12 +1,20 @@
-"""When, where and with what a run was made."""
+"""When, where and with what a run was made, and what was observed of it beside its recording."""
 
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
+from tracer.capture.objects.known_storages import KnownStorages
 from tracer.command_line import this_command
+
+if TYPE_CHECKING:
+    from tracer.capture.device.phase_timings import PhaseTimings
+    from tracer.capture.objects.parameter_origins import Parameter
+    from tracer.capture.values_read import ValuesRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +50,26 @@ class RunOrigin:
             device_name=devices.device_name(torch.device(device)),
             caveat=caveat,
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class RunFacts:
+    """What is the same in a run's results and in its kept recording."""
+
+    device: str = "cpu"  # The device that the run is about, as `str(torch.device)` writes it
+    known: KnownStorages = field(default_factory=KnownStorages.empty)  # Objects that were observed
+    module_names: Mapping[int, str] = field(default_factory=dict)  # Dotted names of the model's modules by `id()`
+    parameters: tuple[Parameter, ...] = ()  # The model's, with the lines that constructed them
+    timings: PhaseTimings | None = None  # Timings of the timing pass; None if there was none
+    # Names of parameters without gradient; None where it was not looked at.
+    unused_parameters: tuple[str, ...] | None = None
+    losses: tuple[float, ...] = ()  # One per step
+    num_steps: int = 0  # Steps that ended
+    settings: Mapping[str, object] = field(default_factory=dict)  # What the run was made with, by name
+    origin: RunOrigin = field(default_factory=RunOrigin.here)  # When, where and with what it was made
+    values_read: ValuesRead | None = None  # What the program read of a device that computes nothing; None on any other
+
+    @property
+    def run_facts(self) -> dict[str, Any]:
+        """These by name."""
+        return {field.name: getattr(self, field.name) for field in fields(RunFacts)}

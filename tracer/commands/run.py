@@ -104,8 +104,8 @@ def run(
             _check_advise(on, apply)
         if _answers_trial(on, script):
             return
-        advise_job = partial(_advise_job, str(on.on), script, save_dir)
-        run_ranks(on, save_dir, quiet=screen.quiet, then=advise_job if advise else None)
+        advise_job = (lambda job: _advise(job.devices, str(on.on), script, save_dir, job)) if advise else None
+        run_ranks(on, save_dir, quiet=screen.quiet, then=advise_job)
         devices = start_on(on.on) if on.on is not None else None
         if device is not None:
             check_device(device)
@@ -289,10 +289,6 @@ def _advise(devices: Devices, card: str, script: Script, save_dir: Path, job: Jo
 
     told_alone(devices, script, job=job, save_dir=save_dir)
     say(f"Next: {program_name()} fit --on {card} {shlex.join(script.words)} finds the fewest with which it fits.")
-
-
-def _advise_job(card: str, script: Script, save_dir: Path, job: Job) -> None:
-    _advise(job.devices, card, script, save_dir, job)
 
 
 @contextmanager

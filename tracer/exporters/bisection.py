@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console
 
 from tracer.analysis.peak_diff import PeakDiff, SavedPeak, diff_peaks
-from tracer.command_line import this_command
 from tracer.exporters.json_documents.header import json_header
 from tracer.exporters.json_documents.peak import diff_device
 from tracer.exporters.screen.diff import print_peak_diffs
@@ -65,7 +64,7 @@ def bisection_json(found: Bisection) -> dict[str, Any]:
     """Return the JSON of a bisection; docs/files.md describes its keys."""
     diff = found.diff
     return {
-        **json_header("bisect", _VERSION, torch=None, command=this_command(), computed=False),
+        **json_header("bisect", _VERSION, computed=False),
         "point": found.point,
         "first_bad": found.bad,
         "last_good": found.good,

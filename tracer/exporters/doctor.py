@@ -54,9 +54,10 @@ def _summary(report: DoctorReport) -> Iterator[str]:
 def doctor_json(report: DoctorReport) -> dict[str, Any]:
     """All of it, as values for JSON; docs/files.md describes them."""
     torch = report.about.get("torch")
-    header = json_header("doctor", VERSION, torch=str(torch) if torch else None, command=None, computed=report.computed)
+    header = json_header("doctor", VERSION, torch=str(torch) if torch else None, computed=report.computed)
     return {
         **header,
+        "command": None,
         "counts": {status.value: len(report.with_status(status)) for status in Status},
         "about": public(report.about) | {"environment": public_environment()},
         "installed": [_values(check) for check in report.installed],

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from tracer.command_line import this_command
 from tracer.exporters.json_documents.header import json_header
 from tracer.exporters.screen.text import print_rows, say
 from tracer.results.engine_start import EngineStart, StartStage, WorkerMemory, replaced_options
@@ -128,7 +127,7 @@ def engine_json(start: EngineStart, *, command: str, computed: bool) -> dict[str
         computed: Whether a real GPU computed.
     """
     return {
-        **json_header("engine", VERSION, torch=None, command=this_command(), computed=computed),
+        **json_header("engine", VERSION, computed=computed),
         "engine_command": command or None,
         "fits": start.fits,
         "limit": start.limit,

@@ -12,7 +12,6 @@ from typing import Any, Final
 from rich.console import Console
 
 from tracer.capture.device.phase_memory import GpuPeak, PhaseMemory, ProcessPhases
-from tracer.command_line import this_command
 from tracer.exporters.json_documents.header import json_header
 from tracer.exporters.screen.text import print_rows
 from tracer.units import format_bytes, some
@@ -51,7 +50,7 @@ def _row(phase: PhaseMemory, has_unmapped: bool) -> tuple[str, ...]:
 def phases_json(processes: Sequence[ProcessPhases], peaks: Sequence[GpuPeak] = (), *, computed: bool) -> dict[str, Any]:
     """Return the document of a run's phases."""
     return {
-        **json_header("phases", VERSION, torch=None, command=this_command(), computed=computed),
+        **json_header("phases", VERSION, computed=computed),
         "processes": [
             {"process": each.process, "name": each.name, "phases": list(map(_values, each.phases))}
             for each in processes

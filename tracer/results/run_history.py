@@ -89,30 +89,20 @@ class RunHistory:
         device: str,
         objects: ObjectsAtFailure | None = None,
     ) -> FailedAllocation | None:
-        """The last allocation that a device of this one's type had no memory for, explained.
-
-        It is read as memory_snapshot.pkl would be, so that the file tells the same.
-        """
+        """The last allocation that a device of this one's type had no memory for, explained."""
         from tracer.analysis.profiles.failed_allocation import failed_allocation
-        from tracer.snapshot.load import snapshot_in_memory
 
         if self.device_out_of_memory is None:
             return None
         kind = device.partition(":")[0]
 
         def explained() -> FailedAllocation | None:
-            labelled = self.labelled(findings, known)
-            columns = self.columns if labelled is self.snapshot else snapshot_in_memory(labelled or {})
-            assert columns is not None
-            return failed_allocation(columns, findings, known, objects, device_type=kind)
+            return failed_allocation(self._as_written(findings, known), findings, known, objects, device_type=kind)
 
         return self._or_note(explained)
 
     def first_changes(self, findings: Findings, known: KnownStorages) -> FirstChanges | None:
-        """Return the first changes to try against the largest peak, replayed; None if the history is of another peak.
-
-        It is read as memory_snapshot.pkl would be, so that the file tells the same.
-        """
+        """The first changes to try against the largest peak, replayed; None if the history is of another peak."""
         if self.columns is None:
             return None
         if self._first is None or self._first[0] is not findings:
@@ -157,18 +147,24 @@ class RunHistory:
         from tracer.analysis.snapshots.findings import replay_snapshot
         from tracer.analysis.snapshots.first_changes import first_changes
         from tracer.analysis.snapshots.modelled import model_device
-        from tracer.snapshot.load import snapshot_in_memory
 
-        labelled = self.labelled(findings, known)
-        columns = self.columns if labelled is self.snapshot else snapshot_in_memory(labelled or {})
-        assert columns is not None
         index = int(findings.device.partition(":")[2] or 0)
-        replayed = replay_snapshot(columns, device=index, held=last_seen(known, findings.device))
+        written = self._as_written(findings, known)
+        replayed = replay_snapshot(written, device=index, held=last_seen(known, findings.device))
         (device,) = replayed.devices
         peak_bytes = findings.worst.peak.peak_bytes
         if abs(int(device.replay.requested_bytes.max()) - peak_bytes) > _SAME_PEAK * peak_bytes:
             return None
         return first_changes(replayed, device, model_device(device))
+
+    def _as_written(self, findings: Findings | None, known: KnownStorages) -> Snapshot:
+        """The columns of what memory_snapshot.pkl has, so that the file tells the same."""
+        from tracer.snapshot.load import snapshot_in_memory
+
+        labelled = self.labelled(findings, known)
+        columns = self.columns if labelled is self.snapshot else snapshot_in_memory(labelled or {})
+        assert columns is not None
+        return columns
 
     def _or_note(self, answer: Callable[[], _Answer]) -> _Answer | None:
         try:

@@ -12,8 +12,7 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.caveats import compared_with_eager
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.waste import Waste
-from tracer.capture.objects.known_storages import KnownStorages
-from tracer.capture.run_origin import RunOrigin
+from tracer.capture.run_origin import RunFacts
 from tracer.capture.sources.project_files import ProjectFiles
 from tracer.capture.sources.source_files import is_package_code, is_user_code
 from tracer.errors import MissingPackageError
@@ -26,49 +25,34 @@ if TYPE_CHECKING:
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
     from tracer.analysis.snapshots.first_changes import FirstChanges
     from tracer.analysis.times.findings import TraceTimes
-    from tracer.capture.device.phase_timings import PhaseTimings
-    from tracer.capture.objects.parameter_origins import Parameter
     from tracer.capture.profiler.profiler_trace import ProfilerTrace
-    from tracer.capture.values_read import ValuesRead
     from tracer.changes.recommendation import AdviceReport
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class RunResults:
+class RunResults(RunFacts):
     """Everything that a run brought to light."""
 
     findings: Findings | None  # Findings of the recorded cycles; None if not one step was recorded
-    timings: PhaseTimings | None = None  # Timings of the timing pass; None if there was none
     # The allocator's own, on CUDA; elsewhere one without a snapshot.
     history: RunHistory = field(default_factory=lambda: RunHistory(None))
-    known: KnownStorages = field(default_factory=KnownStorages.empty)
-    # Names of parameters without gradient; None where it was not looked at.
-    unused_parameters: tuple[str, ...] | None = None
-    losses: tuple[float, ...] = ()  # One per step
-    num_steps: int = 0
     failure: Failure | None = None  # What ended the run early, or None
-    settings: Mapping[str, object] = field(default_factory=dict)  # What the run was made with, by name
     notes: tuple[str, ...] = ()  # Sentences on what could not be measured
-    parameters: tuple[Parameter, ...] = ()  # The model's, with the lines that constructed them
     project_root: Path | None = None  # The folder from which reports name files
     # What the device had no memory for, explained; None where the allocator's history has none.
     failed_allocation: FailedAllocation | None = None
     # The profiler's own, of the cycle with the largest peak; None if it was not asked for.
     trace: ProfilerTrace | None = None
-    module_names: Mapping[int, str] = field(default_factory=dict)  # Dotted names of the model's modules by `id()`
-    origin: RunOrigin = field(default_factory=RunOrigin.here)  # When, where and with what the run was made
     # What the user's project calls each file, None for those that are not of it; None where that is to be asked of the
     # disk.
     project_names: Mapping[str, str | None] | None = None
     # Source of the files that a kept recording has; None where it is to be read from the disk.
     source_texts: Mapping[str, str | None] | None = None
     times: TraceTimes | None = None  # Where the time of the device went; None where nothing that was read tells
-    device: str = "cpu"  # The device that the run is about, as `str(torch.device)` writes it
     keep_recording: bool = False  # Whether recording.npz is wanted
     eager: SavedPeak | None = None  # The peak of the same run without compilation; None where it was not made
     advice: AdviceReport | None = None  # What would lower the peak; None where nobody asked
     waste: tuple[Waste, ...] = ()  # What the peak held that nobody needs, the largest first
-    values_read: ValuesRead | None = None  # What the program read of a device that computes nothing; None on any other
     is_predicted: bool = False  # Whether nothing has run: the results are of a rehearsal
     verdict: str = ""  # What a prediction says of the card, in a sentence; empty for a run
 

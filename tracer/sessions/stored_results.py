@@ -30,23 +30,14 @@ def kept_run(results: RunResults) -> KeptRun:
     if findings is not None and results.trace is not None:
         trace = KeptTrace(next(n for n, cycle in enumerate(cycles) if cycle is findings.worst), results.trace)
     return KeptRun(
+        **results.run_facts,
         cycles=tuple(KeptCycle(cycle.recording, cycle.is_whole) for cycle in cycles),
-        device=results.device,
-        known=results.known,
-        module_names=results.module_names,
         snapshot=results.snapshot,
         num_later=results.history.num_later,
-        parameters=results.parameters,
-        timings=results.timings,
-        unused_parameters=results.unused_parameters,
-        losses=results.losses,
-        num_steps=results.num_steps,
         failure=tuple(failure_lines(results)),
         ran_out_of_memory=failure is not None and failure.out_of_memory,
         at_failure=None if failed is None else failed.objects,
         notes=tuple(note for note in results.notes if note not in results.history.notes),
-        settings=results.settings,
-        origin=results.origin,
         sources=_sources(results),
         trace=trace,
         compiled=findings.compiled if findings is not None else NOTHING_COMPILED,
@@ -55,7 +46,6 @@ def kept_run(results: RunResults) -> KeptRun:
             KeptWaste(waste.kind.name, waste.bytes, waste.count, waste.line, waste.path, waste.variable, waste.held_at)
             for waste in results.waste
         ),
-        values_read=results.values_read,
         graph_pools=tuple(map(asdict, findings.graph_pools if findings is not None else ())),
     )
 
@@ -80,24 +70,14 @@ def results_of(run: KeptRun) -> RunResults:
     if run.ran_out_of_memory:
         failed = history.failed_allocation(findings, run.known, run.device, run.at_failure)
     return RunResults(
+        **run.run_facts,
         findings=findings,
-        timings=run.timings,
         history=history,
-        known=run.known,
-        unused_parameters=run.unused_parameters,
-        losses=run.losses,
-        num_steps=run.num_steps,
-        failure=None,
-        settings=run.settings,
         notes=(*notes, *history.notes),
-        parameters=run.parameters,
         failed_allocation=failed,
         trace=run.trace.trace if run.trace is not None and is_same else None,
-        module_names=run.module_names,
-        origin=run.origin,
         project_names={source.path: source.project_name for source in run.sources},
         source_texts={source.path: source.text for source in run.sources},
-        device=run.device,
         eager=None if run.eager is None else saved_peak_from(Document(run.eager, RECORDING)),
         waste=tuple(
             Waste(
@@ -111,7 +91,6 @@ def results_of(run: KeptRun) -> RunResults:
             )
             for waste in run.waste
         ),
-        values_read=run.values_read,
     )
 
 

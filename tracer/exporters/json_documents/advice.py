@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from tracer.changes.recommendation import AdviceReport
-from tracer.command_line import this_command
 from tracer.errors import UsageError
 from tracer.exporters.document import Document, Source, read_document
 from tracer.exporters.files import write_json
@@ -22,7 +21,7 @@ VERSION = 1
 def advice_values(report: AdviceReport, *, computed: bool) -> dict[str, Any]:
     """All of it, as values for JSON; docs/files.md describes them."""
     return {
-        **json_header("advice", VERSION, torch=torch.__version__, command=this_command(), computed=computed),
+        **json_header("advice", VERSION, torch=torch.__version__, computed=computed),
         **record_values(report),
         "fits": report.fits if report.target_bytes is not None else None,
         "not_tried": [{"change": change, "reason": reason} for change, reason in report.not_tried],
@@ -43,7 +42,7 @@ _HINT = "Name the fit.json that `fit --save-dir` wrote, or the changes themselve
 def fit_values(report: FitReport) -> dict[str, Any]:
     """All of it, as values for JSON; docs/files.md describes them."""
     return {
-        **json_header("fit", _FIT_VERSION, torch=torch.__version__, command=this_command(), computed=False),
+        **json_header("fit", _FIT_VERSION, torch=torch.__version__, computed=False),
         "device": report.device,
         "usable_bytes": report.usable_bytes,
         "script": list(report.script),

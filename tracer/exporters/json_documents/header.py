@@ -7,14 +7,13 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from tracer.analysis.kinds import Kind
+from tracer.command_line import this_command
 
 UNITS = {"*bytes": "bytes", "*_us": "microseconds", "*time_us": "microseconds since 1970-01-01 UTC"}
 """Of keys by what they end in; the longer ending decides. Other numbers are counts."""
 
 
-def json_header(
-    name: str, version: int, *, torch: str | None, command: str | None, computed: bool | None = None
-) -> dict[str, Any]:
+def json_header(name: str, version: int, *, torch: str | None = None, computed: bool | None = None) -> dict[str, Any]:
     """A document's first keys; docs/files.md describes them.
 
     Args:
@@ -25,7 +24,7 @@ def json_header(
         "format": f"torch-timeline {name}",
         "version": version,
         "torch": torch,
-        "command": command,
+        "command": this_command(),
         "computed": computed,
         "units": dict(UNITS),
     }

@@ -8,7 +8,6 @@ from typing import Any
 
 from tracer.analysis.peak_diff import PeakChange
 from tracer.analysis.snapshots.job import JobFinding, RankPeak
-from tracer.command_line import this_command
 from tracer.exporters.json_documents.header import json_header
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.null_gpu.nccl_buffers import NcclBuffers
@@ -23,7 +22,7 @@ def job_json(finding: JobFinding) -> dict[str, Any]:
     """Return the JSON of a job's finding; docs/files.md describes it."""
     difference = finding.difference
     return {
-        **json_header("job", VERSION, torch=None, command=this_command()),
+        **json_header("job", VERSION),
         "worst_rank": finding.worst.name if finding.worst is not None else None,
         "typical_rank": finding.typical.name if finding.typical is not None else None,
         "missing": list(finding.missing),

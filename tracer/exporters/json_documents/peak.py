@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracer.analysis.peak_row import PeakRow
-from tracer.command_line import this_command
 from tracer.errors import SnapshotError
 from tracer.exporters.json_documents.header import json_header
 from tracer.units import MIB, NS_PER_US
@@ -60,9 +59,9 @@ def peak_document(
             NAME,
             VERSION,
             torch=None if origin is None else origin.torch,
-            command=None if origin is None else origin.command,
             computed=None if origin is None else origin.computed,
         ),
+        "command": None if origin is None else origin.command,
         "device": peak.device,
         "peak_bytes": peak.peak_bytes,
         "allocator_peak_bytes": peak.allocator_peak_bytes,
@@ -192,7 +191,7 @@ _DIFF_VERSION = 1
 
 def peak_diffs_json(diffs: Sequence[PeakDiff], *, before: str, after: str) -> dict[str, Any]:
     """Two peaks, device by device; the changes of each list sum to the change of the peak."""
-    header = json_header("diff", _DIFF_VERSION, torch=None, command=this_command())
+    header = json_header("diff", _DIFF_VERSION)
     devices = [diff_device(diff) for diff in diffs]
     return {**header, "before": before, "after": after, "devices": devices}
 

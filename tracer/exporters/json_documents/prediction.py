@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from tracer.capture.sources.source_line import SourceLine
-from tracer.command_line import this_command
 from tracer.exporters.json_documents.header import json_header
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.results.prediction import LargestSize, Prediction, TableRow
@@ -22,7 +21,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
     sizes, results = prediction.need, prediction.results
     peak = results.findings.worst.peak if results.findings is not None else None
     document: dict[str, Any] = {
-        **json_header("prediction", VERSION, torch=torch.__version__, command=this_command(), computed=False),
+        **json_header("prediction", VERSION, torch=torch.__version__, computed=False),
         "method": prediction.engine,
         "device": results.device,
         "peak_allocated_bytes": sizes.peak_allocated_bytes,

@@ -13,7 +13,6 @@ from tracer.analysis.snapshots.moments import Moments
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.reserved import Reserved
 from tracer.analysis.snapshots.what_if import WhatIf
-from tracer.command_line import this_command
 from tracer.exporters.json_documents.header import json_header, json_value, record_values
 
 VERSION = 1
@@ -37,7 +36,7 @@ def snapshot_json(
     worst = finding.worst
     return {
         # A snapshot does not say which torch made it.
-        **json_header("snapshot", VERSION, torch=None, command=this_command()),
+        **json_header("snapshot", VERSION),
         "file": file,
         "notes": list(finding.notes),
         "pinned": json_value(finding.pinned),

@@ -9,7 +9,6 @@ from typing import Any
 from tracer.analysis.times.findings import TraceTimes, cause
 from tracer.analysis.times.ranks import JobTimes, RankRow
 from tracer.analysis.times.step_times import StepTimes
-from tracer.command_line import this_command
 from tracer.exporters.json_documents.header import json_header
 from tracer.exporters.json_documents.peak import peak_document
 from tracer.results.trace_report import TraceReport
@@ -23,7 +22,7 @@ def trace_json(report: TraceReport) -> dict[str, Any]:
     """Return the JSON of a trace; docs/files.md describes it."""
     computed = False if report.is_of_null_gpu else None
     return {
-        **json_header("trace", VERSION, torch=None, command=this_command(), computed=computed),
+        **json_header("trace", VERSION, computed=computed),
         "file": report.file,
         "rank": report.rank,
         "notes": list(report.notes),
@@ -75,7 +74,7 @@ def trace_job_json(job: JobTimes) -> dict[str, Any]:
     """Return the JSON of several ranks beside each other."""
     slowest = job.slowest
     return {
-        **json_header("trace job", VERSION, torch=None, command=this_command()),
+        **json_header("trace job", VERSION),
         "slowest": None if slowest is None else slowest.times.name,
         "compared_collectives": job.num_compared,
         "left_out_collectives": job.num_left_out,

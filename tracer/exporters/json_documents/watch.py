@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from tracer.command_line import this_command
 from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.header import json_header, record_values
 from tracer.exporters.json_documents.snapshot import oom_values
@@ -26,7 +25,7 @@ def write_watch_json(report: WatchReport, path: Path) -> None:
 def watch_values(report: WatchReport) -> dict[str, Any]:
     """The fields that docs/files.md describes."""
     return {
-        **json_header("watch", VERSION, torch=torch.__version__, command=this_command(), computed=not report.caveat),
+        **json_header("watch", VERSION, torch=torch.__version__, computed=not report.caveat),
         "device": report.device,
         "event": _event(report.event, report),
         "events": [_event(event, report) for event in report.events],

@@ -79,10 +79,6 @@ def _checkpointed(device: torch.device) -> Workload:
     return workload
 
 
-def _attention(backend: SDPBackend) -> AbstractContextManager[Any]:
-    return sdpa_kernel(backend)
-
-
 PROGRAMS: tuple[DoctorTraining, ...] = (
     DoctorTraining("convolution network", partial(_shipped, "resnet")),
     DoctorTraining("transformer", partial(_shipped, "gpt")),
@@ -95,7 +91,10 @@ PROGRAMS: tuple[DoctorTraining, ...] = (
     DoctorTraining("compiled", partial(_shipped, "gpt"), "with a GPU", is_compiled=True),
     *(
         DoctorTraining(
-            f"{name} attention", partial(_encoder, amp="bfloat16"), "on a real GPU", around=partial(_attention, backend)
+            f"{name} attention",
+            partial(_encoder, amp="bfloat16"),
+            "on a real GPU",
+            around=partial(sdpa_kernel, backend),
         )
         for name, backend in (
             ("flash", SDPBackend.FLASH_ATTENTION),
