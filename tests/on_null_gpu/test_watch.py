@@ -21,7 +21,7 @@ def line_of(function: str) -> int:
     return next(at for at, line in enumerate(text, 1) if line.startswith(f"def {function}(")) + 1
 
 
-@pytest.mark.parametrize("num_steps", [100, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_steps", [200, pytest.param(2000, marks=pytest.mark.slow)])
 def test_a_leak_of_a_mebibyte_a_step_is_named_with_line_holder_growth_and_end(
     elsewhere: Elsewhere, num_steps: int
 ) -> None:
