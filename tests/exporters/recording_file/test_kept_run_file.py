@@ -119,6 +119,14 @@ def test_shapes_of_more_elements_than_a_number_has_are_read() -> None:
     assert results_of(kept_run_from(huge)).findings is not None
 
 
+def test_storages_of_several_shapes_are_refused() -> None:
+    columns = columns_of("cpu")
+    num_shapes = np.diff(columns["cycle0.shapes.set_ends"], prepend=0)
+    shapes = np.full_like(columns["cycle0.keys.shape"], np.flatnonzero(num_shapes > 1)[0])
+    with pytest.raises(RecordingError, match="no shape, or several"):
+        kept_run_from(Columns(columns | {"cycle0.keys.shape": shapes}))
+
+
 def test_a_later_version_is_refused_by_its_number() -> None:
     with pytest.raises(RecordingError, match="of format version 2, and this program reads up to 1") as caught:
         kept_run_from(with_run(version=2))

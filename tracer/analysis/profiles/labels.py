@@ -133,8 +133,8 @@ def _joined(
 def _labelled_segment(segment: Mapping[str, Any], block_at: Mapping[int, int], labels: Labels) -> dict[str, Any]:
     """The viewer shows of a block from before the history what its segment says of it."""
     blocks = []
-    for block in segment["blocks"]:
-        row = block_at.get(block["address"]) if block["state"] == "active_allocated" else None
+    for block in segment.get("blocks") or ():
+        row = block_at.get(block.get("address")) if block.get("state") == "active_allocated" else None
         frames = block.get("frames", ())
         blocks.append(block if row is None else {**block, "frames": labels.stack(row, frames)})
     return {**segment, "blocks": blocks}

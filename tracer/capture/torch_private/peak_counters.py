@@ -65,15 +65,15 @@ class PeakCounters:
 
 
 def _counters(stats: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], dict[str, int]]]:
-    """Yield the counters that have a peak: most are of three pools, some, as `oversize_segments`, of none."""
+    """Yield the counters that have a peak: most are of three pools, some, as `oversize_segments`, of none.
+
+    Those of private pools, which lie deeper, are left as they are.
+    """
     for name, values in stats.items():
-        if isinstance(values, Mapping):
-            pools: Mapping[str, Any] = (
-                {"": values}
-                if _PEAK in values
-                else {pool: counter for pool, counter in values.items() if isinstance(counter, Mapping)}
-            )
-            yield from (((name, pool), pools[pool]) for pool in pools if _PEAK in pools[pool])
+        pools = values if isinstance(values, Mapping) and _PEAK not in values else {"": values}
+        for pool, counter in pools.items():
+            if isinstance(counter, Mapping) and _PEAK in counter:
+                yield (name, pool), counter  # type: ignore[misc]
 
 
 def _raise_to(kept: _Peaks, peaks: _Peaks) -> None:

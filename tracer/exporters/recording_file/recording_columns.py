@@ -276,6 +276,7 @@ def recording_from(columns: Columns, prefix: str, *, num_events: int) -> Recordi
         num_events=num_events,
         kernels=reader.table("kernels", Kernels) if has_kernels else None,
     )
+    _check_keys(recording)
     _check_allocations(recording.allocations)
     _check_flow(recording.flow)
     return recording
@@ -343,6 +344,12 @@ class _TableReader:
 
 def _pieces(ends: Ints) -> Iterator[tuple[int, int]]:
     return zip([0, *ends.tolist()], ends.tolist(), strict=False)
+
+
+def _check_keys(recording: Recording) -> None:
+    """The shape of a storage is that of a tensor."""
+    if any(len(recording.shapes[row]) != 1 for row in set(recording.keys.shape.tolist()) - {-1}):
+        raise RecordingError("Storages of the recording have no shape, or several.", hint=DAMAGED)
 
 
 def _check_allocations(allocations: Allocations) -> None:
