@@ -37,8 +37,13 @@ ON_NULL_GPU = {
 def pytest_configure(config: pytest.Config) -> None:
     share_compiled()
     share_servers()
-    # A shell has what it runs in the background ignore both.
-    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    # A shell has what it runs in the background ignore the first two, and nohup the last.
+    default = signal.SIG_DFL
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGQUIT, default),
+        (signal.SIGHUP, default),
+    ):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
     if getattr(config.option, "dist", "no") == "no":  # this process runs tests

@@ -17,6 +17,7 @@ from tracer.arrays import Ints
 PROOFS: Final[tuple[Rule, ...]] = (
     Rule(Evidence.WORKSPACE_STACK, Kind.WORKSPACE, ("in_workspace",)),
     Rule(Evidence.OPTIMIZER_STATE_STACK, Kind.OPTIMIZER_STATE, ("in_state_setup",)),
+    Rule(Evidence.ACCUMULATE_GRAD_STACK, Kind.GRADIENT, ("in_accumulate",)),
     Rule(
         Evidence.FREED_BY_ZERO_GRAD,
         Kind.GRADIENT,

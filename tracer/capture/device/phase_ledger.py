@@ -74,9 +74,9 @@ class PhaseLedger:
     def __enter__(self) -> Self:
         """Look at regions that are opened from now on."""
         PhaseLedger.is_followed = True
-        self._between = _Visit(BETWEEN)
         self._stop = on_regions(self._opened, self._closed)
         self._forget_forks = in_forked_child(self._leave)
+        self._guarded(self._start)
         return self
 
     def __exit__(
@@ -85,6 +85,11 @@ class PhaseLedger:
         """Add the phase that is under way, as where memory ran out in it, and look no longer."""
         self._guarded(self._end_all)
         self._leave()
+
+    def _start(self) -> None:
+        """Begin between phases, whose peaks are none from before."""
+        self._look()
+        self._between = _Visit(BETWEEN, self._levels())
 
     def _leave(self) -> None:
         PhaseLedger.is_followed = False
