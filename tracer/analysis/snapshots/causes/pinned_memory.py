@@ -58,12 +58,9 @@ def _cause(snapshot: Snapshot) -> str:
     total_bytes = int(snapshot.pinned.size.sum())
     if total_bytes < _MUCH_BYTES:
         return ""
-    sums: dict[str, int] = {}
-    for stack, size in zip(snapshot.pinned.stack.tolist(), snapshot.pinned.size.tolist(), strict=True):
-        maker = _maker(snapshot.stacks[stack])
-        sums[maker] = sums.get(maker, 0) + size
-    makers = sorted((maker for maker in sums if sums[maker] >= _LEAST_SHARE * total_bytes), key=lambda of: -sums[of])
-    parts = "; ".join(f"{format_bytes(sums[maker])} by {maker}" for maker in makers)
+    makers = grouped([snapshot.pinned.stack.astype(np.int64)], lambda stack: _maker(snapshot.stacks[stack]))
+    sums = sorted(zip(makers.sums(snapshot.pinned.size), makers.keys, strict=True), reverse=True)
+    parts = "; ".join(f"{format_bytes(size)} by {maker}" for size, maker in sums if size >= _LEAST_SHARE * total_bytes)
     return f"{format_bytes(total_bytes)} of the host's memory are pinned, {parts}. torch keeps what is freed."
 
 
