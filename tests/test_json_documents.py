@@ -235,7 +235,7 @@ def test_every_key_of_a_whole_job_is_described(file: Path, tmp_path: Path) -> No
 
 
 def test_phases_of_a_run() -> None:
-    phase = PhaseMemory.of_visit("train", 0, [Levels(1, 2, 3), Levels(1, 2, 3)], peak=Levels(2, 2))
+    phase = PhaseMemory.of_visit("train", 0, [Levels(1, 2, 3, 1), Levels(1, 2, 3, 1)], peak=Levels(2, 2))
     document = phases_json([ProcessPhases(1, "train.py", (phase,))], computed=False)
     check_header(document, "phases", "phases.json")
     (process,) = document["processes"]

@@ -56,6 +56,27 @@ def reset_within() -> tuple[PhaseMemory, int, int]:
     return ledger.phases.phases[0], first_bytes, later_bytes
 
 
+def sleep() -> tuple[PhaseMemory, PhaseMemory]:
+    """An engine reserves 64 MiB and sleeps, when 60 MiB of them are not on the device; 10 MiB outside of torch stay.
+
+    Returns:
+        The phase in which it sleeps, and that of a training step meanwhile.
+    """
+    mapped_bytes = 0
+    with PhaseLedger("colocated.py", held_bytes=lambda _: mapped_bytes + 10 * MIB) as ledger:
+        with record_function("sleep"):
+            weights = _block(64)
+            mapped_bytes = 64 * MIB
+            with record_function("still awake"):
+                pass
+            mapped_bytes = 4 * MIB
+        with record_function("train"):
+            pass
+        del weights
+    asleep, _, train = ledger.phases.phases[:3]
+    return asleep, train
+
+
 def train_and_fork() -> list[str]:
     """Torch opens regions around an optimizer's step, which others look at, too; a forked child has none."""
     model = nn.Linear(8, 8, device="cuda")

@@ -35,5 +35,11 @@ def test_a_program_that_resets_torchs_peaks_finds_them_so_and_its_phases_keep_th
     assert first_bytes == later_bytes == 32 * MIB
 
 
+def test_what_is_outside_of_torch_stays_while_an_engine_sleeps(elsewhere: Elsewhere) -> None:
+    sleep, train = elsewhere(jobs_phases.sleep)
+    assert (sleep.outside_bytes, sleep.unmapped_bytes, sleep.held_bytes) == (10 * MIB, 0, 74 * MIB)
+    assert (train.outside_bytes, train.unmapped_bytes, train.held_bytes) == (10 * MIB, 60 * MIB, 14 * MIB)
+
+
 def test_regions_of_torch_itself_are_no_phases(elsewhere: Elsewhere) -> None:
     assert elsewhere(jobs_phases.train_and_fork) == [BETWEEN]

@@ -118,6 +118,7 @@ def run(
     from tracer.sessions.folder import SessionFolder
     from tracer.sessions.phase_reports import ledger_of_process
     from tracer.sessions.termination import Termination
+    from tracer.sessions.trl_phases import trl_phases
 
     ended = _Ending(script.arguments)
     make_profile = _profile_maker(
@@ -135,7 +136,7 @@ def run(
         termination.watch()
         # Here, since each call between a script and the interpreter is a frame of every stack that is recorded.
         with engine_reports() as reports:
-            with ended, ledger_of_process(Path(script.path).name) as ledger:
+            with ended, trl_phases(), ledger_of_process(Path(script.path).name) as ledger:
                 tell = partial(tell_reports, reports, save_dir, quiet=screen.quiet, computed=devices is None)
                 ended.succeeded = run_script(
                     profile, script, quiet=screen.quiet, is_answer=ended.is_answer, before_answer=tell

@@ -60,6 +60,7 @@ class PhaseLedger:
         self._open: dict[int, _Visit | None] = {}  # By `id()` of a region, outermost first; None is not looked at
         self._between: _Visit | None = None
         self._device: torch.device | None = None  # Whose peaks have been set back
+        self._outside_bytes: Counter[torch.device] = Counter()  # At the last look
         self._stop: Callable[[], None] = lambda: None
         self._forget_forks: Callable[[], object] = lambda: None
 
@@ -174,7 +175,11 @@ class PhaseLedger:
         counters, held = read_counters(device), self._held_bytes(device)
         if counters is None or held is None:
             return None
-        return Levels(counters.allocated_bytes, counters.reserved_bytes, held)
+        outside_bytes = held - counters.reserved_bytes
+        if outside_bytes < 0:  # not all that is reserved is mapped, as while an engine sleeps; CUDA's context stays
+            outside_bytes = self._outside_bytes[device]
+        self._outside_bytes[device] = outside_bytes
+        return Levels(counters.allocated_bytes, counters.reserved_bytes, held, outside_bytes)
 
 
 class _Visit:
@@ -213,7 +218,7 @@ def _largest(levels: list[Levels]) -> list[Levels]:
         lambda level: level.allocated_bytes,
         lambda level: level.reserved_bytes,
         lambda level: level.held_bytes,
-        lambda level: level.held_bytes - level.reserved_bytes,
+        lambda level: level.outside_bytes,
     )
     return list(dict.fromkeys(max(levels, key=part) for part in parts)) if levels else []
 

@@ -16,6 +16,7 @@ class Levels:
     allocated_bytes: int = 0
     reserved_bytes: int = 0
     held_bytes: int = 0  # On the device, CUDA's context included
+    outside_bytes: int = 0  # Of it what is not torch's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ class PhaseMemory:
         beginning and at the end, and a peak of 15 reserved: 17 held.
 
         Args:
-            levels: At its beginning, at its end, and at moments in between, in order.
+            levels: At its beginning, at moments in between, and at its end, in order.
             peak: Peaks of the allocator's counters in it; what is held is not read.
         """
         reserved = max(level.reserved_bytes for level in levels)
@@ -64,7 +65,7 @@ class PhaseMemory:
             num_times=1,
             allocated_bytes=max(peak.allocated_bytes, *(level.allocated_bytes for level in levels)),
             reserved_bytes=most_reserved,
-            outside_bytes=max(0, *(level.held_bytes - level.reserved_bytes for level in levels)),
+            outside_bytes=max(level.outside_bytes for level in levels),
             held_bytes=max(level.held_bytes for level in levels) + most_reserved - reserved,
             begin_bytes=levels[0].held_bytes,
             end_bytes=levels[-1].held_bytes,
