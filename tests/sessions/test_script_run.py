@@ -18,7 +18,7 @@ from torch import nn
 from tests.truth.isolate import value_in_fresh_process
 from tracer.errors import TracerError
 from tracer.sessions.schedule import Schedule
-from tracer.sessions.script_run import Alive, ScriptProfile
+from tracer.sessions.script_run import Alive, CountedSteps, ScriptProfile
 from tracer.sessions.training_profile import TrainingProfile
 from tracer.sessions.voices import ScriptVoice
 
@@ -156,6 +156,55 @@ def calls_at_a_step() -> tuple[int, int]:
 def test_looking_for_optimizers_in_a_recorded_step_is_hardly_in_the_recording() -> None:
     num_calls, num_objects = value_in_fresh_process(calls_at_a_step)
     assert num_calls < 0.05 * num_objects
+
+
+def compiled_ahead_of_time() -> tuple[list[float], int]:
+    """As vLLM compiles an engine's model, without guards, in a script that trains another: its outputs, and steps."""
+    from torch._dynamo.aot_compile_types import SerializableCallable
+
+    class Graph(SerializableCallable):
+        def __init__(self, graph: Any) -> None:
+            self._graph = graph
+
+        def __call__(self, *inputs: Any) -> Any:
+            return self._graph(*inputs)
+
+        @classmethod
+        def serialize_compile_artifacts(cls, fn: Any) -> bytes:
+            return b""
+
+        @classmethod
+        def deserialize_compile_artifacts(cls, data: bytes) -> Any:
+            raise NotImplementedError
+
+    engine, inputs = nn.Linear(2, 1), torch.zeros(1, 2)
+    nn.init.ones_(engine.bias)
+    no_guards: dict[str, Any] = {"guard_filter_fn": lambda guards: [False for _ in guards]}
+
+    def backend(graph: Any, _: Any) -> Any:
+        return Graph(graph)
+
+    def call(given: torch.Tensor) -> Any:
+        return engine(given)
+
+    compiled: Any = torch.compile(call, fullgraph=True, backend=backend, options=no_guards)
+    with ScriptProfile(CountedSteps.of) as profile:
+        with torch.no_grad():
+            generate = compiled.aot_compile(((inputs,), {}))
+            outputs = [generate(inputs).item()]
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(2):
+            model(inputs).sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                outputs.append(generate(inputs).item())
+        assert isinstance(profile.session, CountedSteps)
+        return outputs, profile.session.num_steps_done
+
+
+def test_code_that_is_compiled_ahead_of_time_has_nothing_of_ours_in_it() -> None:
+    assert value_in_fresh_process(compiled_ahead_of_time) == ([1.0, 1.0, 1.0], 2)
 
 
 def steps_by_hand() -> dict[str, int]:

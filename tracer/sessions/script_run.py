@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -446,8 +447,24 @@ def _hook_modules(called: Callable[[nn.Module, Any], None]) -> Callable[[], None
     # At the end: a script's own filters come before, and are left as they are.
     heed = ignore(r"Using `torch\.compile\(module\)` when there are global hooks", is_last=True)
     handle = register_module_forward_pre_hook(called)
+    is_removed = False
+
+    @contextmanager
+    def left_out() -> Iterator[None]:
+        nonlocal handle
+        handle.remove()
+        try:
+            yield
+        finally:
+            if not is_removed:
+                handle = register_module_forward_pre_hook(called)
+
+    leave_out_no_longer = torch_compile.around_ahead_of_time(left_out)
 
     def remove() -> None:
+        nonlocal is_removed
+        is_removed = True
+        leave_out_no_longer()
         handle.remove()
         heed()
 

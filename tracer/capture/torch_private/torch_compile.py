@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType
 from typing import Any
 
@@ -28,6 +29,30 @@ def on_compile_start(callback: Callable[[], None]) -> Callable[[], None]:
 
     callback_handler.register_start_callback(begin)
     return lambda: callback_handler.remove_start_callback(begin)
+
+
+def around_ahead_of_time(block: Callable[[], AbstractContextManager[None]]) -> Callable[[], None]:
+    """Have a block around each compilation by `aot_compile`, as vLLM's are, whose beginning torch tells nobody.
+
+    Its code stays as it is, though hooks that it contains have been removed since: vLLM leaves the guards out.
+    """
+    from torch._dynamo import aot_compile
+
+    original: Any = aot_compile.aot_compile_fullgraph
+    is_on = True
+
+    def aot_compile_fullgraph(*args: Any, **options: Any) -> Any:
+        with block() if is_on else nullcontext():
+            return original(*args, **options)
+
+    def end() -> None:
+        nonlocal is_on
+        is_on = False
+        if aot_compile.aot_compile_fullgraph is aot_compile_fullgraph:
+            aot_compile.aot_compile_fullgraph = original
+
+    aot_compile.aot_compile_fullgraph = aot_compile_fullgraph
+    return end
 
 
 def leave_uncompiled(functions: Iterable[FunctionType]) -> None:
