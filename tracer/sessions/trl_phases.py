@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from torch.profiler import record_function
 
@@ -48,13 +49,14 @@ class _Finder:
 
 
 def _open_regions(context: Any) -> None:
-    """Have each `with` block of a class of trl's be a region, which it keeps meanwhile."""
+    """Have each `with` block of a class of trl's be a region."""
     enter, leave = context.__enter__, context.__exit__
+    regions: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     @functools.wraps(enter)
     def entered(block: Any) -> Any:
-        block._region = record_function(f"trl: {block.name}")
-        block._region.__enter__()
+        regions[block] = record_function(f"trl: {block.name}")
+        regions[block].__enter__()
         return enter(block)
 
     @functools.wraps(leave)
@@ -62,6 +64,6 @@ def _open_regions(context: Any) -> None:
         try:
             return leave(block, *error)
         finally:
-            block._region.__exit__(*error)
+            regions.pop(block).__exit__(*error)
 
     context.__enter__, context.__exit__ = entered, left
