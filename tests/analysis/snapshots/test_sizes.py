@@ -96,6 +96,8 @@ def test_what_a_step_has_let_go_of_counts_too() -> None:
         ([5, 5, 6, 6], False),  # each twice: one may be the other's momentum
         ([5] * 3 + [6] * 9, False),  # parameters and two states
         ([5] * 3 + [6] * 9 + [8], False),  # one of a kind says nothing
+        ([900] * 8 + [800] * 4 + [2] * 5, False),  # four copies, and one more small block
+        ([900] * 48 + [800] * 24 + [2] * 25 + [7000] * 2, True),  # norms, an embedding and a head
     ],
 )
 def test_sizes_that_repeat_together_are_copies(sizes: list[int], is_one: bool) -> None:

@@ -21,6 +21,7 @@ _SHARE_THAT_MATTERS = 0.01
 _SHARE_OF_LARGEST = 1 / 64
 # Large blocks for each layer: with gradients or state there are two or more, for a part of the calls fewer than one.
 _FEW_PER_LAYER, _MANY_PER_LAYER = 0.7, 1.5
+_MAX_EMBEDDINGS = 2  # Of one model: the embedding, and the head of its size
 NOTHING: Final = np.zeros(0, dtype=np.int64)
 
 
@@ -93,7 +94,9 @@ def is_one_set(size: Ints, staying: Ints, num_layers: float) -> Bools:
     """Which blocks have a size that occurs as one model's weights do, without copies as gradients or state.
 
     A model has about as many large blocks as it calls layers of one weight. Where no such calls are seen, sizes have to
-    say it: copies make every size occur a multiple of times, and sizes that occur once say nothing.
+    say it: copies make every size occur a multiple of times, and sizes that occur once say nothing. One more small
+    block breaks the multiple, so small sizes say it only beside a large one that is there at most twice, as an
+    embedding and a head are.
 
     Args:
         staying: Sizes of those that were there before and are never freed.
@@ -105,7 +108,8 @@ def is_one_set(size: Ints, staying: Ints, num_layers: float) -> Bools:
         return np.zeros(len(size), dtype=np.bool_)
     is_large = sizes >= _SHARE_OF_LARGEST * sizes[repeats].max()
     ratio = count[is_large].sum() / num_layers if num_layers else 0.0
-    is_per_layer = _FEW_PER_LAYER < ratio < _MANY_PER_LAYER if num_layers else np.gcd.reduce(count[repeats]) == 1
+    may_say = repeats if (is_large & (count <= _MAX_EMBEDDINGS)).any() else repeats & is_large
+    is_per_layer = _FEW_PER_LAYER < ratio < _MANY_PER_LAYER if num_layers else np.gcd.reduce(count[may_say]) == 1
     return has_size_of(size, sizes[repeats & is_per_layer])
 
 
