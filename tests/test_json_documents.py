@@ -20,7 +20,7 @@ from tests.results.test_engine_start import READY
 from tests.snapshot.dumps import write
 from tests.trace import chrome
 from tracer.analysis.peak_row import PeakRow
-from tracer.capture.device.phase_memory import Levels, PhaseMemory, ProcessPhases
+from tracer.capture.device.phase_memory import MemoryLevels, PhaseMemory, ProcessPhases
 from tracer.capture.values_read import LeftOut, ValueRead, ValuesRead
 from tracer.changes.recommendation import AdviceReport, Recommendation, UnneededMemory
 from tracer.exporters.bisection import Bisection, bisection_json
@@ -235,7 +235,9 @@ def test_every_key_of_a_whole_job_is_described(file: Path, tmp_path: Path) -> No
 
 
 def test_phases_of_a_run() -> None:
-    phase = PhaseMemory.of_visit("train", 0, [Levels(1, 2, 3, 1), Levels(1, 2, 3, 1)], peak=Levels(2, 2))
+    phase = PhaseMemory.of_visit(
+        "train", 0, [MemoryLevels(1, 2, 3, 1), MemoryLevels(1, 2, 3, 1)], peak=MemoryLevels(2, 2)
+    )
     document = phases_json([ProcessPhases(1, "train.py", (phase,))], computed=False)
     check_header(document, "phases", "phases.json")
     (process,) = document["processes"]

@@ -48,7 +48,7 @@ _NEARLY = 0.6
 _SUM = "aten.add.Tensor"
 
 
-class Holder(StrEnum):
+class HeldBy(StrEnum):
     """By which object a storage is held, in the order in which one is chosen."""
 
     PARAMETER = "PARAMETER"
@@ -110,7 +110,7 @@ class Alive:
     """A block at an instant that was kept: what is true of it then, and whether it is a gradient or state later."""
 
     bytes: int
-    holder: Holder | None
+    holder: HeldBy | None
     name: str | None
     packed: bool
     phase: Phase
@@ -542,11 +542,11 @@ class Bookkeeper:
         own = [("", self.program.model)] if self.program.model is not None else []
         return [*own, *self.program.others.items()]
 
-    def _holders(self) -> dict[int, tuple[Holder, str | None]]:
+    def _holders(self) -> dict[int, tuple[HeldBy, str | None]]:
         """By which object each storage is held now."""
-        found: dict[int, tuple[Holder, str | None]] = {}
+        found: dict[int, tuple[HeldBy, str | None]] = {}
 
-        def put(holder: Holder, name: str | None, value: object) -> None:
+        def put(holder: HeldBy, name: str | None, value: object) -> None:
             for storage in storages_in(value):
                 found.setdefault(storage._cdata, (holder, name))
 
@@ -557,17 +557,17 @@ class Bookkeeper:
             parameters += [("", each) for opt in self.program.optimizers for each in _parameters_of(opt)]  # type: ignore[misc]
             parameters += [("", each) for each in self.program.parameters]  # type: ignore[misc]
             for name, parameter in parameters:
-                put(Holder.PARAMETER, name, parameter)
+                put(HeldBy.PARAMETER, name, parameter)
             for name, parameter in parameters:
-                put(Holder.GRADIENT, name, parameter.grad)
+                put(HeldBy.GRADIENT, name, parameter.grad)
         for _, model in self._models():
             for name, buffer in model.named_buffers():
-                put(Holder.BUFFER, name, buffer)
+                put(HeldBy.BUFFER, name, buffer)
         for optimizer in self.program.optimizers:
-            put(Holder.OPTIMIZER_STATE, None, optimizer.state)
+            put(HeldBy.OPTIMIZER_STATE, None, optimizer.state)
         if self.program.batch is not None:
             for storage in self.program.batch.storages():
-                found.setdefault(storage._cdata, (Holder.INPUT, None))
+                found.setdefault(storage._cdata, (HeldBy.INPUT, None))
         return found
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.truth.bookkeeper import Alive, Bookkeeper, Holder, Phase
+from tests.truth.bookkeeper import Alive, Bookkeeper, HeldBy, Phase
 from tests.truth.isolate import in_fresh_process
 from tests.truth.program import Batch, Program
 from tests.truth.running import Effects
@@ -59,11 +59,11 @@ def test_holders_and_what_is_kept_for_backward() -> None:
     after_forward = max(there, key=lambda each: each.bytes).blocks
     weight = 8 * 16 * 4
     assert {block.holder: block.bytes for block in after_forward if block.holder is not None} == {
-        Holder.PARAMETER: weight,
-        Holder.GRADIENT: weight,
-        Holder.BUFFER: 64,
-        Holder.OPTIMIZER_STATE: weight,
-        Holder.INPUT: 128,
+        HeldBy.PARAMETER: weight,
+        HeldBy.GRADIENT: weight,
+        HeldBy.BUFFER: 64,
+        HeldBy.OPTIMIZER_STATE: weight,
+        HeldBy.INPUT: 128,
     }
     (kept,) = (block for block in after_forward if block.packed and block.holder is None and block.step == 1)
     assert (kept.bytes, kept.module, kept.phase, kept.op) == (256, "_Scaled", Phase.FORWARD, "aten.tanh.default")

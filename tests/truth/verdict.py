@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.truth.bookkeeper import Alive, Holder, Instant, Phase
+from tests.truth.bookkeeper import Alive, HeldBy, Instant, Phase
 from tests.truth.catalogue import entry_of
 from tests.truth.isolate import in_fresh_process
 from tests.truth.program import Entry, Provable
@@ -27,7 +27,7 @@ from tests.truth.running import (
 )
 from tests.truth.sentences import false_sentences
 
-HELD = frozenset(holder.value for holder in Holder)
+HELD = frozenset(holder.value for holder in HeldBy)
 ACTIVATION, WORKSPACE, COMMUNICATION = "ACTIVATION", "WORKSPACE", "COMMUNICATION"
 # What operators make for torch to keep for a library, whatever a graph keeps of it meanwhile.
 _LIBRARYS = ("aten._cudnn_init_dropout_state.default",)
@@ -258,9 +258,9 @@ def proven_kind(block: Alive, *, knows_batch: bool = True) -> str | None:
     if block.holder is not None:
         return block.holder.value
     if block.becomes_gradient and block.phase is not Phase.BEFORE:
-        return Holder.GRADIENT.value
+        return HeldBy.GRADIENT.value
     if block.becomes_state and block.phase is Phase.OPTIMIZER:
-        return Holder.OPTIMIZER_STATE.value
+        return HeldBy.OPTIMIZER_STATE.value
     if not knows_batch and block.from_nothing and block.phase is Phase.OTHER:
         return None
     return ACTIVATION if block.packed and block.phase is not Phase.BEFORE else None
@@ -268,7 +268,7 @@ def proven_kind(block: Alive, *, knows_batch: bool = True) -> str | None:
 
 def _is_anothers(block: Alive) -> bool:
     """Whether it is held, and not just while a module has its gathered parameters in the place of its own."""
-    return block.holder is not None and (block.holder is not Holder.PARAMETER or block.phase is Phase.BEFORE)
+    return block.holder is not None and (block.holder is not HeldBy.PARAMETER or block.phase is Phase.BEFORE)
 
 
 def kinds(claimed: Iterable[tuple[int, str]], alive: Iterable[Alive], *, knows_batch: bool) -> Share:
@@ -284,7 +284,7 @@ def kinds(claimed: Iterable[tuple[int, str]], alive: Iterable[Alive], *, knows_b
     number_told = Counter[int]()
     for (size, _), number in told.items():
         number_told[size] += number
-    false_of_others = _FALSE_OF_OTHERS if knows_batch else _FALSE_OF_OTHERS - {Holder.INPUT.value}
+    false_of_others = _FALSE_OF_OTHERS if knows_batch else _FALSE_OF_OTHERS - {HeldBy.INPUT.value}
     total = Share()
     for size in {size for size, _ in true}:
         sure = {kind: true[size, kind] for kind in (*HELD, ACTIVATION, WORKSPACE, COMMUNICATION) if true[size, kind]}

@@ -54,7 +54,7 @@ class RunOrigin:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class RunFacts:
-    """What is the same in a run's results and in its kept recording."""
+    """The facts that a run's results and its kept recording have in common."""
 
     device: str = "cpu"  # The device that the run is about, as `str(torch.device)` writes it
     known: KnownStorages = field(default_factory=KnownStorages.empty)  # Objects that were observed

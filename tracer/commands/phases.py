@@ -1,4 +1,4 @@
-"""What a run says of the phases of its programs, beside the answer on its peak."""
+"""Prints memory by phase after a run, and writes phases.json."""
 
 from __future__ import annotations
 

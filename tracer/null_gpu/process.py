@@ -66,7 +66,7 @@ def num_other_processes() -> int:
 
 
 def held_bytes(device: torch.device) -> int:
-    """What this process, on the null GPU, holds of a device now, CUDA's context included."""
+    """Bytes that this process holds of a null GPU now, CUDA's context included."""
     library = ctypes.CDLL(None)
     library.null_gpu_held_bytes.restype = ctypes.c_uint64
     return int(library.null_gpu_held_bytes(device.index))

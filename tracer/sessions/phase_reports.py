@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tracer.capture.device.phase_ledger import PhaseLedger
-from tracer.capture.device.phase_memory import GpuPeak, Holder, PhaseMemory, ProcessPhases
+from tracer.capture.device.phase_memory import GpuHolder, GpuPeak, PhaseMemory, ProcessPhases
 from tracer.exporters.files import write_json
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import MAX_DEVICES
@@ -50,7 +50,7 @@ def gpu_peaks(processes: Sequence[ProcessPhases]) -> tuple[GpuPeak, ...]:
     found = []
     for device in range(MAX_DEVICES):
         holders = [
-            Holder(number, names.get(number, ""), size_bytes, phase)
+            GpuHolder(number, names.get(number, ""), size_bytes, phase)
             for number, size_bytes, phase in process.peak_holders(device)
         ]
         if len(holders) > 1:

@@ -15,7 +15,7 @@ import torch
 
 from tracer.capture.device.devices import device_memory
 from tracer.capture.device.memory_counters import read_counters
-from tracer.capture.device.phase_memory import BETWEEN, Levels, PhaseMemory, ProcessPhases
+from tracer.capture.device.phase_memory import BETWEEN, MemoryLevels, PhaseMemory, ProcessPhases
 from tracer.capture.forked_child import in_forked_child
 from tracer.capture.torch_private.peak_counters import PEAKS
 from tracer.capture.torch_private.torch_profiler import on_regions
@@ -159,7 +159,7 @@ class PhaseLedger:
         ]
         for visit in (*self._open.values(), self._between):
             if visit is not None:
-                visit.add(device, levels, Levels(*peaks))
+                visit.add(device, levels, MemoryLevels(*peaks))
         PEAKS.reset(device.index)
         self._device = device
 
@@ -169,7 +169,7 @@ class PhaseLedger:
             known = self._phases.get(key)
             self._phases[key] = memory if known is None else known.followed_by(memory)
 
-    def _levels(self) -> Levels | None:
+    def _levels(self) -> MemoryLevels | None:
         if (device := _device()) is None:
             return None
         counters, held = read_counters(device), self._held_bytes(device)
@@ -179,13 +179,13 @@ class PhaseLedger:
         if outside_bytes < 0:  # not all that is reserved is mapped, as while an engine sleeps; CUDA's context stays
             outside_bytes = self._outside_bytes[device]
         self._outside_bytes[device] = outside_bytes
-        return Levels(counters.allocated_bytes, counters.reserved_bytes, held, outside_bytes)
+        return MemoryLevels(counters.allocated_bytes, counters.reserved_bytes, held, outside_bytes)
 
 
 class _Visit:
     """One time of a phase, on the device that is current in it."""
 
-    def __init__(self, name: str, levels: Levels | None = None) -> None:
+    def __init__(self, name: str, levels: MemoryLevels | None = None) -> None:
         """Begin.
 
         Args:
@@ -193,15 +193,15 @@ class _Visit:
         """
         self.name = name
         self._device: torch.device | None = None
-        self._peak = Levels()
-        self._levels = [levels or Levels()]
+        self._peak = MemoryLevels()
+        self._levels = [levels or MemoryLevels()]
 
-    def add(self, device: torch.device, levels: Levels, peak: Levels) -> None:
+    def add(self, device: torch.device, levels: MemoryLevels, peak: MemoryLevels) -> None:
         """Add a look at a moment in it, or at its end, and the peaks since the look before."""
         self._device = device
         # Of many looks inside, as at regions in it, few are kept: those with the most, and the last.
         self._levels = [*self._levels[:1], *_largest(self._levels[1:]), levels]
-        self._peak = Levels(
+        self._peak = MemoryLevels(
             max(self._peak.allocated_bytes, peak.allocated_bytes), max(self._peak.reserved_bytes, peak.reserved_bytes)
         )
 
@@ -212,9 +212,9 @@ class _Visit:
         return PhaseMemory.of_visit(self.name, self._device.index, self._levels, self._peak)
 
 
-def _largest(levels: list[Levels]) -> list[Levels]:
+def _largest(levels: list[MemoryLevels]) -> list[MemoryLevels]:
     """Return, for each part that counts in a phase's memory, the moment with the most of it."""
-    parts: tuple[Callable[[Levels], int], ...] = (
+    parts: tuple[Callable[[MemoryLevels], int], ...] = (
         lambda level: level.allocated_bytes,
         lambda level: level.reserved_bytes,
         lambda level: level.held_bytes,

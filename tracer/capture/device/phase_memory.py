@@ -10,7 +10,7 @@ BETWEEN: Final = "(between phases)"
 
 
 @dataclass(frozen=True, slots=True)
-class Levels:
+class MemoryLevels:
     """Memory of a process on a device at one moment, in bytes."""
 
     allocated_bytes: int = 0
@@ -47,7 +47,7 @@ class PhaseMemory:
         return self.reserved_bytes + self.outside_bytes - self.held_bytes
 
     @classmethod
-    def of_visit(cls, name: str, device: int, levels: list[Levels], peak: Levels) -> Self:
+    def of_visit(cls, name: str, device: int, levels: list[MemoryLevels], peak: MemoryLevels) -> Self:
         """Return the memory of one time.
 
         Memory that is reserved and freed between two moments was on the device, too: 10 reserved and 12 held at the
@@ -98,7 +98,7 @@ class ProcessPhases:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class GpuHolder:
     """A process at the moment when all processes together held the most of a GPU."""
 
     process: int  # Its number
@@ -112,7 +112,7 @@ class GpuPeak:
     """The most that the processes of a run held of a GPU at once."""
 
     device: int  # Number of the GPU
-    holders: tuple[Holder, ...]  # The largest first
+    holders: tuple[GpuHolder, ...]  # The largest first
 
     @property
     def held_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""What the allocator's history tells the pages of a run and of a snapshot: failures, what to try, pinned memory."""
+"""Sections that the pages of a run and of a snapshot share: failures, changes to try first, pinned memory."""
 
 from __future__ import annotations
 
