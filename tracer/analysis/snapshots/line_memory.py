@@ -7,7 +7,7 @@ import numpy as np
 from tracer.analysis.line_memory import BlocksOfLines, FreedPlace, LineMemory, line_memory_of
 from tracer.analysis.snapshots.frames import is_python
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
-from tracer.arrays import Bools, Ints, at
+from tracer.arrays import Ints, at
 from tracer.capture.sources.source_line import SourceLine
 from tracer.snapshot.columns import Stacks
 
@@ -26,8 +26,9 @@ def line_memory(device: ReplayedDevice, file: str) -> tuple[LineMemory, ...]:
     forward, where that is certain. Bytes are requested bytes. A relative path that the file's ends in is the file's, as
     that of a script is in the script itself and absolute in its functions.
     """
-    lives, kinds, trace = device.replay.lives, device.kinds, device.state.trace
-    line_of_stack = _innermost_lines(device.snapshot.stacks, file)
+    lives, kinds, trace, stacks = device.replay.lives, device.kinds, device.state.trace, device.snapshot.stacks
+    line_of_stack = _innermost_lines(stacks, file)
+    is_labelled = stacks.with_one_of([frame.name.startswith("backward of ") for frame in stacks.frames])  # By a tracer
     forward = kinds.backward_lines.forward_stacks(np.arange(len(lives)))
     line = line_of_stack[np.where(forward >= 0, forward, lives.stack)]
     block = np.flatnonzero(line >= 0)
@@ -38,7 +39,7 @@ def line_memory(device: ReplayedDevice, file: str) -> tuple[LineMemory, ...]:
         size_bytes=lives.requested_bytes[block],
         made_at=lives.begin[block],
         freed_at=freed_at,
-        is_of_backward=kinds.facts.in_backward[block] | _is_labelled(device.snapshot.stacks)[lives.stack[block]],
+        is_of_backward=kinds.facts.in_backward[block] | is_labelled[lives.stack[block]],
         freed_phase=np.where(freed_at < len(trace), _phases(device, np.maximum(free_entry, 0)), -1),
         freed_line=np.where(free_entry >= 0, line_of_stack[at(trace.stack, free_entry, 0)], -1),
     )
@@ -67,11 +68,3 @@ def _innermost_lines(stacks: Stacks, file: str) -> Ints:
     lines = np.full(len(stacks), -1, np.int64)
     lines[np.repeat(np.arange(len(stacks)), np.diff(stacks.offset))[place[::-1]]] = line[place[::-1]]
     return lines
-
-
-def _is_labelled(stacks: Stacks) -> Bools:
-    """Whether each stack is a line of forward that a tracer gave to a block of backward [stacks]."""
-    of_frame = np.array([frame.name.startswith("backward of ") for frame in stacks.frames] or [False])
-    is_labelled = np.zeros(len(stacks), np.bool_)
-    is_labelled[np.repeat(np.arange(len(stacks)), np.diff(stacks.offset))[of_frame[stacks.frame_of]]] = True
-    return is_labelled
