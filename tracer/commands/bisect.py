@@ -126,15 +126,18 @@ class _Environments:
     """Versions of a package, or changes between two files of requirements."""
 
     point: str
-    names: Sequence[str]
-    requirements: Sequence[Sequence[str]]  # Of each, lines of a file of requirements
+    requirements: Mapping[str, Sequence[str]]  # By name, lines of a file of requirements
+
+    @property
+    def names(self) -> Sequence[str]:
+        return list(self.requirements)
 
     def run(self, index: int, words: Sequence[str]) -> Ended:
         from tracer.sessions.jobs.child_processes import Ended
         from tracer.sessions.trials.package_versions import python_with
 
         try:
-            python = python_with(self.requirements[index])
+            python = python_with(self.requirements[self.names[index]])
         except TracerError as error:
             return Ended(1, f"Error: {error}")
         return _run([str(python), *program(), *words], dict(os.environ), None)
@@ -178,17 +181,15 @@ def _commits(commits: str, folder: Path) -> _Commits:
 
 
 def _versions(between: str) -> _Environments:
-    from tracer.sessions.trials.package_versions import Versions
+    from tracer.sessions.trials.package_versions import versions_between
 
-    names = Versions.parse(between).requirements
-    return _Environments("version", names, [[name] for name in names])
+    return _Environments("version", {version: [version] for version in versions_between(between)})
 
 
 def _changes(old: Path, new: Path) -> _Environments:
     from tracer.sessions.trials.requirement_files import changes_between
 
-    changes = changes_between(old, new)
-    return _Environments("change", changes.names, changes.requirements)
+    return _Environments("change", changes_between(old, new))
 
 
 @dataclass

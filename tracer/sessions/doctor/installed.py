@@ -22,6 +22,7 @@ from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.process import is_active
 from tracer.null_gpu.toolchain import find_toolchain, read_torch, torch_build, torch_folder
 from tracer.results.doctor import Outcome, failed, passed, skipped
+from tracer.sessions.trials.package_versions import normal_name
 from tracer.units import MIB, format_bytes
 from tracer.user_cache.builds import user_cache
 from tracer.working_folder import working_folder
@@ -275,7 +276,7 @@ def _wanted_by_extras() -> Iterator[tuple[str, str, str]]:
     for requirement in requirements:
         match = re.match(r"([\w.-]+)\s*>=\s*([\d.]+)\s*;.*extra == ['\"](\w+)", requirement)
         if match is not None:
-            yield _normal(match[1]), match[2], match[3]
+            yield normal_name(match[1]), match[2], match[3]
 
 
 def cuda_packages() -> Outcome:
@@ -318,7 +319,7 @@ def torch_pins() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:
         requirements = []
     found = (re.match(r"(nvidia-[\w.-]+?)\s*==\s*([\d.]+)\s*(?:;|$)", requirement) for requirement in requirements)
-    return {_normal(match[1]): match[2] for match in found if match is not None}
+    return {normal_name(match[1]): match[2] for match in found if match is not None}
 
 
 def _installed() -> dict[str, str]:
@@ -326,12 +327,8 @@ def _installed() -> dict[str, str]:
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         if name := distribution.metadata["Name"]:
-            found.setdefault(_normal(name), distribution.version)
+            found.setdefault(normal_name(name), distribution.version)
     return found
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 INSTALLED: dict[str, Callable[[], Outcome]] = {

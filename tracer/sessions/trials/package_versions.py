@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -21,33 +20,23 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _BETWEEN = re.compile(r"(?P<package>[A-Za-z0-9._-]+(?:\[[\w,.-]+\])?)==(?P<versions>[\w.!+-]+(?:,[\w.!+-]+)+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Versions:
-    """Versions of one package in order, the first of them good."""
+def versions_between(text: str) -> tuple[str, ...]:
+    """Return requirements in order, the first of them good: `grows==1.9`, `grows==1.10`, ... of `grows==1.9,2.0`.
 
-    package: str
-    versions: tuple[str, ...]
+    Two versions are the ends, more are all that are tried.
 
-    @staticmethod
-    def parse(text: str) -> Versions:
-        """Read `transformers==4.56,4.57`: two versions are the ends, more are all that are tried.
-
-        Raises:
-            UsageError: It is written in another way.
-            TracerError: uv is missing, or finds no versions between the two.
-        """
-        found = _BETWEEN.fullmatch(text.replace(" ", ""))
-        if found is None:
-            raise UsageError(
-                f"{text!r} does not name a package and two versions.", hint="Write --between transformers==4.56,4.57."
-            )
-        package, versions = found["package"], tuple(found["versions"].split(","))
-        return Versions(package, versions if len(versions) > 2 else _all_between(package, *versions))
-
-    @property
-    def requirements(self) -> tuple[str, ...]:
-        """Return `transformers==4.56` of each."""
-        return tuple(f"{self.package}=={version}" for version in self.versions)
+    Raises:
+        UsageError: It is written in another way.
+        TracerError: uv is missing, or finds no versions between the two.
+    """
+    found = _BETWEEN.fullmatch(text.replace(" ", ""))
+    if found is None:
+        raise UsageError(
+            f"{text!r} does not name a package and two versions.", hint="Write --between transformers==4.56,4.57."
+        )
+    package, versions = found["package"], found["versions"].split(",")
+    tried = versions if len(versions) > 2 else _all_between(package, *versions)
+    return tuple(f"{package}=={version}" for version in tried)
 
 
 def python_with(requirements: Sequence[str]) -> Path:
@@ -94,21 +83,30 @@ def _make(folder: Path, requirements: Sequence[str], installed: Sequence[str]) -
 def package_name(requirement: str) -> str | None:
     """Return the normal name of the package that a line names, as `flash-attn` of `Flash_Attn[x]>=2`; None if none."""
     found = _NAME.match(requirement)
-    return None if found is None else re.sub(r"[-_.]+", "-", found[0]).lower()
+    return None if found is None else normal_name(found[0])
+
+
+def normal_name(package: str) -> str:
+    """Return the spelling of a package's name in which names are compared.
+
+    Source:
+        packaging.python.org, "Names and normalization".
+    """
+    return re.sub(r"[-_.]+", "-", package).lower()
 
 
 def _installed() -> list[str]:
     """Return this process's packages as `name==version`, without those that no index has, such as editable ones."""
     public = (one for one in distributions() if one.read_text("direct_url.json") is None and "+" not in one.version)
-    return sorted({f"{one.name.lower().replace('_', '-')}=={one.version}" for one in public})
+    return sorted({f"{normal_name(one.name)}=={one.version}" for one in public})
 
 
-def _all_between(package: str, first: str, last: str) -> tuple[str, ...]:
+def _all_between(package: str, first: str, last: str) -> list[str]:
     """Return the two versions and those between them, from the newest down."""
     versions = [last]
     while len(versions) < _MOST_VERSIONS and (below := _newest(f"{package}>{first},<{versions[0]}")) is not None:
         versions.insert(0, below)
-    return (first, *versions)
+    return [first, *versions]
 
 
 def _newest(requirement: str) -> str | None:

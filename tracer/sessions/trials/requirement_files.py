@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, requires
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -18,35 +18,10 @@ _INDEXES: Final = ("--index-url", "--extra-index-url", "--find-links", "-i ", "-
 _HINT: Final = "Name two files such as pip freeze prints: a package and its version on each line."
 
 
-@dataclass(frozen=True, slots=True)
-class RequirementChanges:
-    """The packages that two files name differently, in an order in which what a package needs changes before it."""
+def changes_between(old: Path, new: Path) -> dict[str, tuple[str, ...]]:
+    """Return the lines to install for the old file and after each change from it to the new one, by its name.
 
-    old_file: str
-    packages: tuple[str, ...]
-    old: Mapping[str, tuple[str, ...]]  # Lines of each package; none where the file does not name it
-    new: Mapping[str, tuple[str, ...]]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the old file and the changes: `old.txt`, `transformers==4.57 (was transformers==4.56)`."""
-        old, new = ({name: " ".join(lines) for name, lines in file.items()} for file in (self.old, self.new))
-        changes = (f"{new.get(name, f'no {name}')} (was {old.get(name, 'not named')})" for name in self.packages)
-        return (self.old_file, *changes)
-
-    @property
-    def requirements(self) -> tuple[tuple[str, ...], ...]:
-        """Return the lines to install for the old file and after each change."""
-        return tuple(self._mixed(count) for count in range(len(self.packages) + 1))
-
-    def _mixed(self, num_changed: int) -> tuple[str, ...]:
-        files = (self.new if at < num_changed else self.old for at in range(len(self.packages)))
-        lines = [line for name, file in zip(self.packages, files, strict=True) for line in file.get(name, ())]
-        return (*(option for option in self.new if option.startswith(_INDEXES)), *lines)
-
-
-def changes_between(old: Path, new: Path) -> RequirementChanges:
-    """Read two files of requirements.
+    A change is named `transformers==4.57 (was transformers==4.56)`, and follows those of packages that it needs.
 
     Raises:
         TracerError: A file cannot be read, a line names no package, or the files name the same.
@@ -57,7 +32,14 @@ def changes_between(old: Path, new: Path) -> RequirementChanges:
         raise TracerError(f"{old} and {new} name the same packages and versions.", hint=_HINT)
     if (line := next((line for line in packages if line.startswith("-")), None)) is not None:
         raise TracerError(f"One of the files alone has the line {line!r}, which names no package.", hint=_HINT)
-    return RequirementChanges(str(old), tuple(_needed_first(sorted(packages))), before, after)
+    indexes = [option for option in after if option.startswith(_INDEXES)]
+    lines = {package: before.get(package, ()) for package in _needed_first(sorted(packages))}
+    changes = {str(old): (*indexes, *chain(*lines.values()))}
+    for package, was in list(lines.items()):
+        lines[package] = after.get(package, ())
+        name = f"{' '.join(lines[package]) or f'no {package}'} (was {' '.join(was) or 'not named'})"
+        changes[name] = (*indexes, *chain(*lines.values()))
+    return changes
 
 
 def _lines(path: Path) -> dict[str, tuple[str, ...]]:
