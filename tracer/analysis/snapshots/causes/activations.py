@@ -11,6 +11,7 @@ import numpy as np
 
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
+from tracer.analysis.snapshots.causes.source import source_at
 from tracer.analysis.snapshots.changed_requests import with_earlier_frees, with_smaller_blocks, without_blocks
 from tracer.analysis.snapshots.frames import is_python
 from tracer.analysis.snapshots.groups import group_lives
@@ -77,7 +78,7 @@ def _is_attention(case: Case, stack: int) -> bool:
     site = case.sites.site(stack)
     frames = [frame for frame in case.stacks[stack] if is_python(frame)][:4]
     names = " ".join(f"{frame.name} {PurePath(frame.file).name}" for frame in frames)
-    return bool(_ATTENTION.search(f"{names} {case.source_at(site)}"))
+    return bool(_ATTENTION.search(f"{names} {source_at(site)}"))
 
 
 def long_batch(case: Case) -> Iterator[Cause]:

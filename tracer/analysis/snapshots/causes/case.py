@@ -5,12 +5,11 @@ Shapes: blocks of the device, as its `Lives` have them [lives].
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Final
 
 import numpy as np
@@ -326,12 +325,6 @@ class Case:
     def frames(self) -> tuple[Frame, ...]:
         """All distinct frames."""
         return self.stacks.frames
-
-    def source_at(self, site: Site) -> str:
-        """A line of the program, where its file is on this machine; else empty."""
-        if site.file is None or not site.file.endswith(".py") or not Path(site.file).is_file():
-            return ""
-        return linecache.getline(site.file, site.line or 0).strip()
 
     @cached_property
     def last_learning(self) -> int:

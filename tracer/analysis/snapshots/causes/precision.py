@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
+from tracer.analysis.snapshots.causes.source import source_at
 from tracer.analysis.snapshots.changed_requests import with_smaller_blocks
 from tracer.units import format_bytes
 
@@ -40,7 +41,7 @@ def float64(case: Case) -> Iterator[Cause]:
 def one_hot(case: Case) -> Iterator[Cause]:
     """Labels with a number for each class, where the source of the line that makes them is here."""
     stacks = np.unique([*case.stack[case.in_use].tolist(), case.asked_stack])
-    makes = [stack for stack in stacks.tolist() if _ONE_HOT.search(case.source_at(case.sites.site(stack)))]
+    makes = [stack for stack in stacks.tolist() if _ONE_HOT.search(source_at(case.sites.site(stack)))]
     rows = np.flatnonzero(np.isin(case.stack, makes))
     held, asked = case.held(rows), case.asked_bytes * (case.asked_stack in makes)
     if (case.bytes(held) + asked) * 100 < _LEAST_PERCENT * case.in_use_bytes:

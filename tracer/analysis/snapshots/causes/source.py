@@ -6,10 +6,11 @@ The path is a recording's, which anybody may have made: what is no source file o
 from __future__ import annotations
 
 import ast
+import linecache
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeGuard
 
 from tracer.analysis.snapshots.sites import Site
 
@@ -19,14 +20,24 @@ _LEARNING: Final = ("backward", "manual_backward", "grad")
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-@cache
-def tree_of(file: str) -> ast.Module | None:
-    """A file's syntax tree; None where it is not here or cannot be parsed."""
-    path = Path(file)
+def source_at(site: Site) -> str:
+    """A line's text; empty where its file is not here."""
+    return linecache.getline(site.file, site.line or 0).strip() if _is_here(site.file) else ""
+
+
+def _is_here(file: str | None) -> TypeGuard[str]:
     try:
-        if path.suffix != ".py" or not path.is_file() or path.stat().st_size > _MOST_SOURCE_BYTES:
-            return None
-        return ast.parse(path.read_bytes())
+        path = Path(file or "")
+        return path.suffix == ".py" and path.is_file() and path.stat().st_size <= _MOST_SOURCE_BYTES
+    except (OSError, ValueError):
+        return False
+
+
+@cache
+def _tree_of(file: str | None) -> ast.Module | None:
+    """A file's syntax tree; None where it is not here or cannot be parsed."""
+    try:
+        return ast.parse(Path(file).read_bytes()) if _is_here(file) else None
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -39,7 +50,7 @@ def class_around(file: str, line: int) -> str:
 @cache
 def _classes_of(file: str) -> tuple[tuple[str, int, int], ...]:
     """Name, first and last line of each class of a file, the innermost first."""
-    tree = tree_of(file)
+    tree = _tree_of(file)
     nodes = ast.walk(tree) if tree is not None else ()
     classes = [(at.name, at.lineno, at.end_lineno or at.lineno) for at in nodes if isinstance(at, ast.ClassDef)]
     return tuple(sorted(classes, key=lambda of: of[2] - of[1]))
@@ -47,7 +58,7 @@ def _classes_of(file: str) -> tuple[tuple[str, int, int], ...]:
 
 def is_in_except(file: str, tried: int, line: int) -> bool:
     """Whether a line lies in the `except` of a `try` around another one; by their order where no source tells."""
-    if (tree := tree_of(file)) is None:
+    if (tree := _tree_of(file)) is None:
         return line > tried
     return any(
         _holds(node.body, tried) and any(_holds(handler.body, line) for handler in node.handlers)
@@ -64,7 +75,7 @@ def reaches_backward_behind(site: Site) -> bool:
     value does.
     """
     line = site.line or 0
-    if site.file is None or (tree := tree_of(site.file)) is None:
+    if (tree := _tree_of(site.file)) is None:
         return False
     body = _function_around(tree, line)
     end = _end_of_loop(body, line)
@@ -95,7 +106,7 @@ def updates_itself(site: Site) -> bool:
     Such a variable holds one value, unless a graph holds those before; a list that is joined to itself holds all.
     """
     line = site.line or 0
-    if site.file is None or (tree := tree_of(site.file)) is None:
+    if (tree := _tree_of(site.file)) is None:
         return False
     lines = (at for at in _statements(_function_around(tree, line)) if at.lineno <= line <= (at.end_lineno or 0))
     return any(_reads_own_target(statement) for statement in lines)
