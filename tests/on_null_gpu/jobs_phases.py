@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch.profiler import record_function
 
+from tracer.capture.device import phase_ledger
 from tracer.capture.device.phase_ledger import PhaseLedger
 from tracer.capture.device.phase_memory import PhaseMemory, ProcessPhases
 from tracer.capture.torch_private.torch_profiler import OpenRegions
@@ -54,6 +56,20 @@ def reset_within() -> tuple[PhaseMemory, int, int]:
             _block(16)
         later_bytes = torch.accelerator.max_memory_allocated()
     return ledger.phases.phases[0], first_bytes, later_bytes
+
+
+def name_each_step() -> tuple[ProcessPhases, list[str]]:
+    """Each step has a name of its own, of which three are followed, and trains in it; it takes 1 MiB more each time.
+
+    Returns:
+        The phases, and the names of the innermost ones as they were entered and left.
+    """
+    entered: list[str] = []
+    with patch.object(phase_ledger, "_MOST_PHASES", 4), PhaseLedger("steps.py", entered=entered.append) as ledger:
+        for number in range(1, NUM_STEPS + 1):
+            with record_function(f"step {number}"), record_function("train"):
+                _block(number)
+    return ledger.phases, entered
 
 
 def sleep() -> tuple[PhaseMemory, PhaseMemory]:

@@ -35,6 +35,15 @@ def test_a_program_that_resets_torchs_peaks_finds_them_so_and_its_phases_keep_th
     assert first_bytes == later_bytes == 32 * MIB
 
 
+def test_a_name_for_each_step_costs_no_other_phase_its_place(elsewhere: Elsewhere) -> None:
+    found, entered = elsewhere(jobs_phases.name_each_step)
+    assert [phase.name for phase in found.phases] == ["step 1", "train", "step 2", "step 3", BETWEEN]
+    train = found.phases[1]
+    # Of 40 times the first 32 are looked at.
+    assert (train.num_times, train.allocated_bytes) == (jobs_phases.NUM_STEPS, 32 * MIB)
+    assert entered[-4:] == ["step 40", "train", "step 40", ""]
+
+
 def test_what_is_outside_of_torch_stays_while_an_engine_sleeps(elsewhere: Elsewhere) -> None:
     sleep, train = elsewhere(jobs_phases.sleep)
     assert (sleep.outside_bytes, sleep.unmapped_bytes, sleep.held_bytes) == (10 * MIB, 0, 74 * MIB)

@@ -57,7 +57,7 @@ class PhaseLedger:
         self._phases: dict[tuple[str, int], PhaseMemory] = {}
         self._num_begun = Counter({BETWEEN: 1})
         self._thread = threading.get_ident()
-        self._open: dict[int, _Visit | None] = {}  # By `id()` of a region, outermost first; None is not looked at
+        self._open: dict[int, _Visit] = {}  # By `id()` of a region, outermost first
         self._between: _Visit | None = None
         self._device: torch.device | None = None  # Whose peaks have been set back
         self._outside_bytes: Counter[torch.device] = Counter()  # At the last look
@@ -67,9 +67,9 @@ class PhaseLedger:
     @property
     def phases(self) -> ProcessPhases:
         """Return the phases so far, in order of their first time, and last what is between them."""
-        begun = [*self._num_begun]
+        order = {name: number for number, name in enumerate(self._num_begun)} | {BETWEEN: len(self._num_begun)}
         found = [replace(each, num_times=self._num_begun[each.name]) for each in self._phases.values()]
-        phases = sorted(found, key=lambda phase: (phase.name == BETWEEN, begun.index(phase.name)))
+        phases = sorted(found, key=lambda phase: order[phase.name])
         return ProcessPhases(os.getpid(), self._name, tuple(phases))
 
     def __enter__(self) -> Self:
@@ -89,8 +89,11 @@ class PhaseLedger:
 
     def _start(self) -> None:
         """Begin between phases, whose peaks are none from before."""
-        self._look()
-        self._between = _Visit(BETWEEN, self._levels())
+        self._begin_between(self._look())
+
+    def _begin_between(self, levels: MemoryLevels | None) -> None:
+        self._between = _Visit(BETWEEN)
+        self._between.begin(levels)
 
     def _leave(self) -> None:
         PhaseLedger.is_followed = False
@@ -100,8 +103,8 @@ class PhaseLedger:
 
     def _opened(self, region: Any, frame: FrameType) -> None:
         if threading.get_ident() == self._thread and _is_of_program(frame):
-            self._open[id(region)] = None
-            self._guarded(partial(self._begin, id(region), str(region.name)))
+            self._open[id(region)] = visit = _Visit(str(region.name))
+            self._guarded(partial(self._begin, visit))
 
     def _closed(self, region: Any) -> None:
         if threading.get_ident() == self._thread and id(region) in self._open:
@@ -115,31 +118,35 @@ class PhaseLedger:
             self.fault = fault
             self._leave()
 
-    def _begin(self, region: int, name: str) -> None:
-        self._num_begun[name] += 1
-        is_looked_at = self._num_begun[name] <= _ALL_OF_FIRST or self._num_begun[name] % _SELDOM == 0
-        if not is_looked_at or len(self._num_begun) > _MOST_PHASES or _is_capturing():
+    def _begin(self, visit: _Visit) -> None:
+        self._entered(visit.name)
+        if not self._is_looked_at(visit.name) or _is_capturing():
             self._between = None  # it would have what this phase holds
             return
-        self._look()
+        levels = self._look()
         if self._between is not None:
             self._add(self._between)
             self._between = None
-        self._open[region] = _Visit(name, self._levels())
-        self._entered(name)
+        visit.begin(levels)
+
+    def _is_looked_at(self, name: str) -> bool:
+        """Count one more time of a phase, and return whether to look at it."""
+        if name not in self._num_begun and len(self._num_begun) > _MOST_PHASES:
+            return False
+        self._num_begun[name] += 1
+        return self._num_begun[name] <= _ALL_OF_FIRST or self._num_begun[name] % _SELDOM == 0
 
     def _end(self, region: int) -> None:
         visit = self._open[region]
-        if visit is None:
-            del self._open[region]
-            return
-        self._look()
+        levels = self._look() if visit.is_looked_at else None
         del self._open[region]
+        self._entered(next((each.name for each in reversed(self._open.values())), ""))
+        if not visit.is_looked_at:
+            return
         self._add(visit)
-        self._entered(next((each.name for each in reversed(self._open.values()) if each is not None), ""))
         if not self._open:
             self._num_begun[BETWEEN] += 1
-            self._between = _Visit(BETWEEN, self._levels())
+            self._begin_between(levels)
         self._ended(self)
 
     def _end_all(self) -> None:
@@ -148,20 +155,20 @@ class PhaseLedger:
             if visit is not None:
                 self._add(visit)
 
-    def _look(self) -> None:
-        """Tell each phase that is open what is held now, and the peaks since the last look."""
-        device, levels = _device(), self._levels()
-        if device is None or levels is None:
-            return
-        is_same = self._device in (None, device)
-        peaks = [
-            PEAKS.peak_bytes(device.index, f"{part}_bytes") if is_same else 0 for part in ("allocated", "reserved")
-        ]
+    def _look(self) -> MemoryLevels | None:
+        """Tell each phase that is open what is held now, and the peaks since the last look; None before CUDA begins."""
+        if (device := _device()) is None or (levels := self._levels(device)) is None:
+            return None
+        peak = MemoryLevels()
+        if self._device in (None, device):
+            peaks = (PEAKS.peak_bytes(device.index, counter) for counter in ("allocated_bytes", "reserved_bytes"))
+            peak = MemoryLevels(*peaks)
         for visit in (*self._open.values(), self._between):
-            if visit is not None:
-                visit.add(device, levels, MemoryLevels(*peaks))
+            if visit is not None and visit.is_looked_at:
+                visit.add(device, levels, peak)
         PEAKS.reset(device.index)
         self._device = device
+        return levels
 
     def _add(self, visit: _Visit) -> None:
         if (memory := visit.memory()) is not None:
@@ -169,9 +176,7 @@ class PhaseLedger:
             known = self._phases.get(key)
             self._phases[key] = memory if known is None else known.followed_by(memory)
 
-    def _levels(self) -> MemoryLevels | None:
-        if (device := _device()) is None:
-            return None
+    def _levels(self, device: torch.device) -> MemoryLevels | None:
         counters, held = read_counters(device), self._held_bytes(device)
         if counters is None or held is None:
             return None
@@ -185,42 +190,32 @@ class PhaseLedger:
 class _Visit:
     """One time of a phase, on the device that is current in it."""
 
-    def __init__(self, name: str, levels: MemoryLevels | None = None) -> None:
-        """Begin.
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_looked_at = False
+        self._device: torch.device | None = None
+        self._first = self._most = self._last = self._peak = MemoryLevels()
+
+    def begin(self, levels: MemoryLevels | None) -> None:
+        """Look at it from now on.
 
         Args:
             levels: Now; None where CUDA has not begun.
         """
-        self.name = name
-        self._device: torch.device | None = None
-        self._peak = MemoryLevels()
-        self._levels = [levels or MemoryLevels()]
+        self.is_looked_at = True
+        self._first = self._most = levels or MemoryLevels()
 
     def add(self, device: torch.device, levels: MemoryLevels, peak: MemoryLevels) -> None:
         """Add a look at a moment in it, or at its end, and the peaks since the look before."""
         self._device = device
-        # Of many looks inside, as at regions in it, few are kept: those with the most, and the last.
-        self._levels = [*self._levels[:1], *_largest(self._levels[1:]), levels]
-        self._peak = MemoryLevels(
-            max(self._peak.allocated_bytes, peak.allocated_bytes), max(self._peak.reserved_bytes, peak.reserved_bytes)
-        )
+        self._most, self._last = self._most.at_most(levels), levels
+        self._peak = self._peak.at_most(peak)
 
     def memory(self) -> PhaseMemory | None:
         """Return the memory of this time, which has ended; None where there was no device."""
         if self._device is None:
             return None
-        return PhaseMemory.of_visit(self.name, self._device.index, self._levels, self._peak)
-
-
-def _largest(levels: list[MemoryLevels]) -> list[MemoryLevels]:
-    """Return, for each part that counts in a phase's memory, the moment with the most of it."""
-    parts: tuple[Callable[[MemoryLevels], int], ...] = (
-        lambda level: level.allocated_bytes,
-        lambda level: level.reserved_bytes,
-        lambda level: level.held_bytes,
-        lambda level: level.outside_bytes,
-    )
-    return list(dict.fromkeys(max(levels, key=part) for part in parts)) if levels else []
+        return PhaseMemory.of_visit(self.name, self._device.index, [self._first, self._most, self._last], self._peak)
 
 
 def _device() -> torch.device | None:

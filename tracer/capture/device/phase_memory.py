@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Final, Self
 
 BETWEEN: Final = "(between phases)"
@@ -17,6 +17,10 @@ class MemoryLevels:
     reserved_bytes: int = 0
     held_bytes: int = 0  # On the device, CUDA's context included
     outside_bytes: int = 0  # Of it what is not torch's
+
+    def at_most(self, other: MemoryLevels) -> MemoryLevels:
+        """Return the larger of each part."""
+        return MemoryLevels(*map(max, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
