@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tracer.changes.script_changes import ALLOCATOR_SETTINGS
 from tracer.commands.common import refuse, was_given
 from tracer.commands.script import Script, no_card_named, run_script
+from tracer.commands.workload_options import FNO_ONLY
 from tracer.errors import Terminated, TracerError, UsageError
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu import process
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 _OF_MODELS = ("model", "model_input", "model_arg", "hf_config", "batch_size", "tokens", "lora", "optimizer")
 _OF_SEARCHES = ("largest_batch", "largest_tokens", "largest_image", "table")
 _OF_SCRIPTS = ("module", "steps", "batches")
-_OF_THE_FNO = ("in_channels", "out_channels", "hidden_channels", "data_size", "n_modes", "n_layers", "data", "spectrum")
 
 
 def check(options: PredictOptions) -> Devices | None:
@@ -75,7 +75,7 @@ def _check_cpu(options: PredictOptions) -> None:
 
 
 def _check_fno(options: PredictOptions) -> None:
-    if not any(was_given(options.context, option) for option in _OF_THE_FNO):
+    if not any(was_given(options.context, option) for option in FNO_ONLY):
         raise UsageError(
             "What is to be predicted? Neither a model nor a script is named.",
             hint="Name a script, --model package.module:factory or --hf-config config.json; with --n-modes 32, say, it "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracer.commands.annotated import file_named
+from tracer.commands.annotated import Annotate, annotate_recording
 from tracer.commands.browser import Open, opened, pages_of
 from tracer.commands.common import check_outputs, errors_for_people, not_said
 from tracer.commands.options import option
@@ -34,10 +34,7 @@ def report(
         list[str],
         option("Write only this output: peak-json, memory-report, ... Repeatable.", OUTPUTS, metavar="<name>"),
     ] = [],  # noqa: B006
-    annotate: Annotated[
-        Path | None,
-        option("Only print this source file, with the bytes that its lines allocated.", OUTPUTS, metavar="<file>"),
-    ] = None,
+    annotate: Annotate = None,
     speedscope: Annotated[
         Path | None,
         option("Only write the stacks of the peak, for speedscope.app.", OUTPUTS, metavar="<path>"),
@@ -52,7 +49,7 @@ def report(
         file = recording_path(recording)
         folder = save_dir or file.parent
         if annotate is not None:
-            _print_annotated(file, annotate)
+            annotate_recording(file, annotate)
             return
         if speedscope is not None:
             _write_speedscope(file, speedscope)
@@ -87,28 +84,6 @@ def _written_again(
     # A script goes on behind the steps that were recorded.
     print_results(results, console, top=top, num_steps=None if "script" in results.settings else results.num_steps)
     return not any(file.has_failed for file in written)
-
-
-def _print_annotated(recording: Path, wanted: Path) -> None:
-    """Print a file that the recording names, with the bytes of its lines."""
-    from tracer.analysis.profiles.line_memory import line_memory
-    from tracer.exporters.annotated_source import annotate, has_changed
-    from tracer.exporters.recording_file.kept_run_file import load_kept_run
-    from tracer.exporters.screen.annotated import print_annotated
-    from tracer.sessions.stored_results import results_of
-
-    results = results_of(load_kept_run(recording))
-    if results.findings is None:
-        raise RecordingError("The recording has no memory to annotate with.", hint="Record a whole step.")
-    cycle = results.findings.worst
-    memory = line_memory(cycle, results.known)
-    name = file_named(wanted, tuple(dict.fromkeys(one.at.file for one in memory)))
-    text = results.source_of(name)
-    with screen() as console:
-        file = annotate(name, [one for one in memory if one.at.file == name], text)
-        print_annotated(file, cycle.peak.peak_bytes, console)
-    if text is not None and has_changed(name, text):
-        say(f"Note: {name} has changed since; what is printed is what ran.")
 
 
 def _write_speedscope(recording: Path, path: Path) -> None:

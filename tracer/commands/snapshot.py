@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracer.commands.annotated import file_named
+from tracer.commands.annotated import Annotate, annotate_snapshot
 from tracer.commands.browser import Open, opened, page_to_open
 from tracer.commands.common import THRESHOLD_EXCEEDED, check_outputs, errors_for_people, say_all, snapshot_path
 from tracer.commands.options import number, option
@@ -21,7 +21,6 @@ from tracer.exporters.screen.next_commands import after_job, after_snapshot
 from tracer.exporters.screen.terminal import print_json, screen
 from tracer.sessions.termination import FilesInTurn
 from tracer.snapshot.load import load_snapshot
-from tracer.working_folder import working_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,10 +96,7 @@ def snapshot(
     sqlite: Annotated[
         Path | None, option("Also write the memory report of that device.", OUTPUTS, metavar="<path>")
     ] = None,
-    annotate: Annotated[
-        Path | None,
-        option("Only print this source file, with the bytes that its lines allocated.", OUTPUTS, metavar="<file>"),
-    ] = None,
+    annotate: Annotate = None,
     dask: Annotated[
         str | None,
         option("Read a job's recordings on the workers of this Dask scheduler.", QUESTIONS, metavar="<address>"),
@@ -122,7 +118,7 @@ def snapshot(
     with errors_for_people():
         _refuse_addresses(file)
         if annotate is not None:
-            _print_annotated(file[0], annotate, device)
+            annotate_snapshot(file[0], annotate, device)
             return
         with screen(is_shown=as_json or not quiet) as console:
             shown = show_snapshot(
@@ -145,28 +141,6 @@ def snapshot(
             say_all(_next(shown, file[0], has_page=html is not None))
     if not shown.runs:
         raise typer.Exit(THRESHOLD_EXCEEDED)
-
-
-def _print_annotated(path: Path, wanted: Path, index: int | None) -> None:
-    """Print a source file as it lies here, with the bytes that its lines allocated on the worst device."""
-    from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
-    from tracer.analysis.snapshots.line_memory import files_of, line_memory
-    from tracer.exporters.annotated_source import annotate, text_on_disk
-    from tracer.exporters.screen.annotated import print_annotated
-
-    snapshot = load_snapshot(snapshot_path(path))
-    name = file_named(wanted, files_of(snapshot.stacks))
-    replayed = replay_snapshot(snapshot, device=index)
-    shown = explain_replayed(replayed).worst
-    if shown is None:
-        raise SnapshotError(f"{path} has no device with memory to annotate with.")
-    device = replayed.devices[shown]
-    text = text_on_disk(working_folder() / wanted)
-    file = annotate(name, line_memory(device, name), text, missing="Its source is not here: name the path of the file.")
-    with screen() as console:
-        print_annotated(file, int(device.replay.requested_bytes[device.replay.peak_entry + 1]), console)
-    if text is not None:
-        say_all([f"Note: the source is {wanted} as it is here now; the snapshot has the lines of {name}."])
 
 
 def _answer_job(

@@ -89,7 +89,7 @@ class WorkloadOptions:
         """Make sure that the options make sense, alone and together; `context` knows which of them the user wrote."""
         options = self._fno_settings()
         if self.is_users:
-            refuse(context, _FNO_ONLY, "without --model")
+            refuse(context, FNO_ONLY, "without --model")
             return
         refuse(context, _MODEL_ONLY, "with --model")
         try:
@@ -126,7 +126,7 @@ class WorkloadOptions:
 
     def _fno_settings(self) -> dict[str, Any]:
         """Arguments of `FnoSettings`."""
-        settings = {name: getattr(self, name) for name in ("batch_size", *_FNO_ONLY, "seed")}
+        settings = {name: getattr(self, name) for name in ("batch_size", *FNO_ONLY, "seed")}
         return settings | {name: _numbers(name, settings[name]) for name in ("data_size", "n_modes")}
 
     def _step_settings(self) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class PredictedWorkload(WorkloadOptions):
         return built
 
 
-_FNO_ONLY = ("in_channels", "out_channels", "hidden_channels", "data_size", "n_modes", "n_layers", "data", "spectrum")
+FNO_ONLY = ("in_channels", "out_channels", "hidden_channels", "data_size", "n_modes", "n_layers", "data", "spectrum")
 _STEP_ONLY = ("optimizer", "loss", "amp", "accumulate", "checkpoint", "inference", "lora")
 _MODEL_ONLY = ("model_arg", "model_input", *_STEP_ONLY)
 
