@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.analysis.snapshots.sizes import most_at_once
-from tracer.arrays import Bools, Grouped, Ints
+from tracer.arrays import Bools, Grouped, Ints, grouped
 from tracer.capture.sources.source_line import SourceLine
 
 # Phase and line in which memory is freed; None where it is not, or no Python code did.
@@ -80,10 +80,7 @@ def _own_peaks(blocks: BlocksOfLines, num_lines: int) -> list[int]:
 
 def _freed(blocks: BlocksOfLines, place: Callable[[int, int], FreedPlace]) -> dict[int, FreedPlace]:
     """For each line the place in which most of its bytes were freed."""
-    columns = np.stack([blocks.line, blocks.freed_phase, blocks.freed_line])
-    places, number = np.unique(columns, axis=1, return_inverse=True)
-    held = np.zeros(places.shape[1], np.int64)
-    np.add.at(held, number.reshape(-1), blocks.size_bytes)
+    places = grouped([blocks.line, blocks.freed_phase, blocks.freed_line], lambda *of: of)
+    by_bytes = sorted(zip(places.sums(blocks.size_bytes), places.keys, strict=True))
     # The last place of each line is the one with the most bytes.
-    order = np.lexsort((held, places[0]))
-    return {line: place(phase, at) for line, phase, at in places[:, order].T.tolist()}
+    return {line: place(phase, at) for _, (line, phase, at) in by_bytes}

@@ -17,7 +17,7 @@ from tracer.analysis.snapshots.frames import is_python
 from tracer.analysis.snapshots.groups import group_lives
 from tracer.analysis.snapshots.sites import NO_FRAMES, Site
 from tracer.analysis.snapshots.stack_facts import Fact, has
-from tracer.arrays import Bools, Ints, at
+from tracer.arrays import Bools, Ints, at, grouped
 from tracer.snapshot.columns import Frame
 from tracer.snapshot.replay import BEFORE
 from tracer.snapshot.stacks import NO_STACK
@@ -238,8 +238,6 @@ _TIMES: Final = 2
 _SIZES: Final = (0.5, 1.0, 2.0)
 """Of the logits: a copy in fewer or more bits, a log-softmax, a gradient."""
 _LEAST_PERCENT: Final = 25
-_LEAST_ROWS: Final = 2
-"""Of a batch, whose logits are gone over in a loop."""
 
 
 def logits(case: Case) -> Iterator[Cause]:
@@ -249,10 +247,10 @@ def logits(case: Case) -> Iterator[Cause]:
     of_loss = made[_is_of_loss(case)[made]]
     size = _size_of_logits(case)
     passing = made[~case.stays[made]] if size else of_loss[:0]
-    alike = passing[_is_alike(case, lives.requested_bytes[passing], size)]
+    alike = passing[_is_alike(lives.requested_bytes[passing], size)]
     rows = np.union1d(np.union1d(of_loss, alike), _row_by_row(case, passing, size))
     held = case.held(rows)
-    asks = bool(size) and bool(_is_alike(case, np.array([case.asked_bytes]), size).all())
+    asks = bool(size) and bool(_is_alike(np.array([case.asked_bytes]), size).all())
     asks |= bool(case.stacks.with_one_of([*map(_is_cross_entropy, case.frames)])[case.asked_stack])
     filled = case.bytes(held) + asks * case.asked_bytes
     if not len(rows) or len(held) + asks < 2 or filled * 100 < _LEAST_PERCENT * case.in_use_bytes:
@@ -314,16 +312,15 @@ def _size_of_logits(case: Case) -> int:
     return last if others and last >= _TIMES * max(others) else 0
 
 
-def _row_by_row(case: Case, passing: Ints, size: int) -> Ints:
+def _row_by_row(case: Case, passing: Ints, of: int) -> Ints:
     """Blocks that a line makes of the logits one row of the batch after the other, and that are there together."""
-    line = np.stack([case.stack[passing].astype(np.int64), case.lives.requested_bytes[passing]])
-    _, of_line = np.unique(line, axis=1, return_inverse=True)
-    of_line = of_line.reshape(-1)
-    number = np.bincount(of_line[np.isin(passing, case.in_use)], minlength=len(passing))[of_line]
-    return passing[(number >= _LEAST_ROWS) & _is_alike(case, number * case.lives.requested_bytes[passing], size)]
+    size = case.lives.requested_bytes[passing]
+    by_line = grouped([case.stack[passing], size], lambda *line: line)
+    together = np.array(by_line.sums(size * np.isin(passing, case.in_use)), np.int64)
+    return passing[_is_alike(together[by_line.of_row], of)]
 
 
-def _is_alike(case: Case, size: Ints, of: int) -> Bools:
+def _is_alike(size: Ints, of: int) -> Bools:
     """Which sizes are those of copies of the logits."""
     is_alike: Bools = np.logical_or.reduce([np.abs(size - times * of) <= 0.01 * of for times in _SIZES])
     return is_alike

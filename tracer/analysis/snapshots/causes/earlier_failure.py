@@ -12,6 +12,7 @@ from tracer.analysis.snapshots.causes.case import Case, Cause
 from tracer.analysis.snapshots.causes.source import is_in_except
 from tracer.analysis.snapshots.changed_requests import with_earlier_frees
 from tracer.analysis.snapshots.frames import is_python, is_users
+from tracer.analysis.snapshots.sizes import NOTHING
 from tracer.analysis.snapshots.stack_facts import Fact, has
 from tracer.arrays import Ints
 from tracer.snapshot.actions import Action
@@ -22,7 +23,6 @@ _MOST_FAILURES: Final = 20
 """Looked at: a program may catch its failures forever."""
 _KEPT_PERCENT: Final = 90
 """Of what the call of a model held as it failed: without a traceback nothing keeps the most of it."""
-_NONE: Final[Ints] = np.zeros(0, np.int64)
 
 
 def held_by_traceback(case: Case) -> Iterator[Cause]:
@@ -37,9 +37,9 @@ def held_by_traceback(case: Case) -> Iterator[Cause]:
             "leave the `except` block before trying again (set a flag there, retry behind it), and keep no exception"
         )
     else:
-        left = [(rows, entry) for entry in earlier if len(rows := _left_behind(case, entry))]
-        rows, first = np.unique(np.concatenate([rows for rows, _ in left] or [_NONE]), return_index=True)
-        entry = np.concatenate([np.full(len(rows), entry + 1) for rows, entry in left] or [_NONE])[first]
+        left = [(NOTHING, 0), *((_left_behind(case, entry), entry) for entry in earlier)]
+        rows, first = np.unique(np.concatenate([rows for rows, _ in left]), return_index=True)
+        entry = np.concatenate([np.full(len(rows), entry + 1) for rows, entry in left])[first]
         why = "as long as its exception is kept"
         change = "keep the exception's text (str(error)) in place of the exception, which holds its traceback"
     if not case.is_much(rows, percent=_LEAST_PERCENT):
@@ -72,13 +72,13 @@ def _left_behind(case: Case, failure: int) -> Ints:
     before = made[lives.begin[made] < failure]
     later = np.flatnonzero(np.isin(trace.action[failure + 1 :], (Action.ALLOC, Action.OOM)))
     if not len(before) or not len(later) or not has(case.sites.facts[trace.stack[failure]], Fact.MODULE_FORWARD):
-        return _NONE
+        return NOTHING
     mine = made[call[made] == call[before].max()]
     there = mine[(lives.begin[mine] < failure) & (lives.end[mine] > failure)]
     goes_on = bool((lives.begin[mine] > failure).any())
     goes_on |= _users(case, int(trace.stack[failure + 1 + later[0]])) == _users(case, int(trace.stack[failure]))
     is_kept = len(there) > 0 and case.is_share(case.held(there), of=there, percent=_KEPT_PERCENT)
-    return _of_attempt(case, failure) if is_kept and not goes_on else _NONE
+    return _of_attempt(case, failure) if is_kept and not goes_on else NOTHING
 
 
 def _handles(case: Case, before: int) -> bool:

@@ -236,10 +236,9 @@ def _times_before(case: Case, rows: Ints) -> int:
         return 0
     _, of_size = np.unique(size, return_inverse=True)
     count, before = np.bincount(of_size), np.bincount(of_size, is_before)
-    number = int(np.gcd.reduce(count))
     are_even = bool((before * len(rows) == count * is_before.sum()).all())
-    is_long = number >= _LEAST_ITERATIONS and is_before.sum() * number >= 2 * len(rows)
-    return number if are_even and is_long else 0
+    number = int(np.gcd.reduce(count))
+    return number if are_even and is_before.sum() * number >= 2 * len(rows) else 0
 
 
 def _grown_lines(case: Case, rows: Ints, iteration: Ints, number: int) -> Bools:

@@ -82,8 +82,6 @@ def reaches_backward_behind(site: Site) -> bool:
     names: set[str] = set()
     for statement in _statements(body):
         parts = _own_expressions(statement)
-        if (statement.end_lineno or 0) < line:
-            continue
         if not (_is_at(parts, line) or names & set(_names(_read_by(statement)))):
             names.difference_update(_given_anew(statement))
             continue
