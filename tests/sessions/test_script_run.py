@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from tests.truth.isolate import value_in_fresh_process
+from tracer.changes.applied import AppliedChanges
 from tracer.errors import TracerError
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import Alive, CountedSteps, ScriptProfile
@@ -159,7 +160,10 @@ def test_looking_for_optimizers_in_a_recorded_step_is_hardly_in_the_recording() 
 
 
 def compiled_ahead_of_time() -> tuple[list[float], int]:
-    """As vLLM compiles an engine's model, without guards, in a script that trains another: its outputs, and steps."""
+    """As vLLM compiles an engine's model, without guards, in a script that trains another: its outputs, and steps.
+
+    A change of the script is chosen with its first call.
+    """
     from torch._dynamo.aot_compile_types import SerializableCallable
 
     class Graph(SerializableCallable):
@@ -188,7 +192,7 @@ def compiled_ahead_of_time() -> tuple[list[float], int]:
         return engine(given)
 
     compiled: Any = torch.compile(call, fullgraph=True, backend=backend, options=no_guards)
-    with ScriptProfile(CountedSteps.of) as profile:
+    with AppliedChanges((), choose=lambda: ("checkpoint",)), ScriptProfile(CountedSteps.of) as profile:
         with torch.no_grad():
             generate = compiled.aot_compile(((inputs,), {}))
             outputs = [generate(inputs).item()]

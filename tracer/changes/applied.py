@@ -10,9 +10,9 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from tracer.capture.objects.call_hooks import hook_every_module
 from tracer.changes.hooks import Hooks, Reached
 from tracer.changes.kinds import all_kinds
 from tracer.changes.script_changes import SCRIPT_CHANGES
@@ -64,7 +64,7 @@ class AppliedChanges:
         if self._choose is None:
             self._register()
         else:
-            self._until_chosen.callback(register_module_forward_pre_hook(self._before_first_call).remove)
+            self._until_chosen.callback(hook_every_module(self._before_first_call))
         return self
 
     def decide(self) -> None:
@@ -99,8 +99,7 @@ class AppliedChanges:
     def _register(self) -> None:
         self._around = self._with("before_call", "after_call")
         if self._is_on_modules():
-            self._end.callback(register_module_forward_pre_hook(self._before_call).remove)
-            self._end.callback(register_module_forward_hook(self._after_call, always_call=True).remove)
+            self._end.callback(hook_every_module(self._before_call, self._after_call))
         self._end.callback(register_optimizer_step_post_hook(self._after_step).remove)
         for hooks in self.hooks.values():
             self._end.enter_context(hooks.entered())

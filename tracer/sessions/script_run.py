@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tracer.capture.device.allocator_history import recorded_from_start
 from tracer.capture.device.devices import is_accelerator
 from tracer.capture.forked_child import in_forked_child
 from tracer.capture.graph_captures import GRAPH_CAPTURES
-from tracer.capture.ignored_warnings import ignore
-from tracer.capture.objects.call_hooks import remove_hooks
+from tracer.capture.objects.call_hooks import hook_every_module, remove_hooks
 from tracer.capture.objects.frozen_objects import FROZEN
 from tracer.capture.objects.live_tensors import objects_of
 from tracer.capture.objects.model_names import names_of
@@ -180,7 +177,7 @@ class ScriptProfile:
     def __enter__(self) -> Self:
         """Look out for models and steps."""
         self._forget_forks = in_forked_child(self._leave_to_parent)
-        self._unhook_modules = _hook_modules(self._called)
+        self._unhook_modules = hook_every_module(self._called)
         self._origins.__enter__()
         # It may stay when something is compiled: torch breaks the graph at an optimizer's step, in front of its hooks.
         stepped = torch.compiler.disable(self._optimizer_stepped)  # type: ignore[no-untyped-call]
@@ -356,7 +353,7 @@ class ScriptProfile:
         elif not self._ends_at_next_call:
             self._ends_at_next_call, self._are_all_counted = True, False
             self._unhook_modules()
-            self._unhook_modules = _hook_modules(self._called_behind_backward)
+            self._unhook_modules = hook_every_module(self._called_behind_backward)
 
     def _called_behind_backward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if running_node() is None:  # else a checkpoint's
@@ -437,38 +434,6 @@ class ScriptProfile:
 
 def _nothing() -> None:
     """No-op."""
-
-
-def _hook_modules(called: Callable[[nn.Module, Any], None]) -> Callable[[], None]:
-    """Have it called before any module's call; torch warns of that where a model is compiled, and it is not the user's.
-
-    What is returned removes it; more than once does no harm.
-    """
-    # At the end: a script's own filters come before, and are left as they are.
-    heed = ignore(r"Using `torch\.compile\(module\)` when there are global hooks", is_last=True)
-    handle = register_module_forward_pre_hook(called)
-    is_removed = False
-
-    @contextmanager
-    def left_out() -> Iterator[None]:
-        nonlocal handle
-        handle.remove()
-        try:
-            yield
-        finally:
-            if not is_removed:
-                handle = register_module_forward_pre_hook(called)
-
-    leave_out_no_longer = torch_compile.around_ahead_of_time(left_out)
-
-    def remove() -> None:
-        nonlocal is_removed
-        is_removed = True
-        leave_out_no_longer()
-        handle.remove()
-        heed()
-
-    return remove
 
 
 class Alive:

@@ -7,14 +7,17 @@ None is ever part of what pickle or a copy sees of a model or an optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from tracer.capture.ignored_warnings import ignore
 from tracer.capture.objects.hooks_beside import hook_after_call, hook_call, hook_step
 from tracer.capture.objects.weak_references import alive, weak_reference
 from tracer.capture.torch_private import torch_compile, torch_modules
@@ -166,6 +169,47 @@ def _outside_compiled_code(model: nn.Module) -> list[nn.Module]:
     """The model, and what torch.compile has put around it, whose hooks run outside the compiled code."""
     wrappers = torch_compile.compiled_wrappers(model)
     return wrappers if torch_compile.reads_hooks_in_compiled_code(model) else [model, *wrappers]
+
+
+def hook_every_module(
+    before: Callable[[nn.Module, Any], None], after: Callable[[nn.Module, Any, Any], Any] | None = None
+) -> Callable[[], None]:
+    """Have functions called around any module's call, outside of code that is compiled ahead of time.
+
+    torch warns of such hooks where a model is compiled; these are not the user's.
+
+    Returns:
+        A function that removes them; more than once does no harm.
+    """
+    # At the end: a script's own filters come before, and are left as they are.
+    heed = ignore(r"Using `torch\.compile\(module\)` when there are global hooks", is_last=True)
+    registered = ExitStack()
+    is_on = True
+
+    def register() -> None:
+        registered.callback(register_module_forward_pre_hook(before).remove)
+        if after is not None:
+            registered.callback(register_module_forward_hook(after, always_call=True).remove)
+
+    @contextmanager
+    def left_out() -> Iterator[None]:
+        registered.close()
+        try:
+            yield
+        finally:
+            if is_on:
+                register()
+
+    def remove() -> None:
+        nonlocal is_on
+        is_on = False
+        leave_out_no_longer()
+        registered.close()
+        heed()
+
+    register()
+    leave_out_no_longer = torch_compile.around_ahead_of_time(left_out)
+    return remove
 
 
 _LEFT: list[Callable[[], None]] = []
