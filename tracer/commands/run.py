@@ -146,17 +146,15 @@ def run(
         say_all(notes() if not screen.quiet else ())
         if devices is not None:
             _say_if_elsewhere(profile)
-    if ended.out_of_memory and devices is not None and RankPlace.here() is None and not screen.quiet:
-        _say_need(devices.card.usable_bytes)
-    if advise and devices is not None and RankPlace.here() is None:  # of a job all ranks together
-        with errors_for_people():
-            _advise(devices, str(on.on), script, save_dir)
-            if watch and not ended.succeeded:
-                say("Note: Each trial ran the first steps alone: what grows later is not in it.")
-    if ended.own_end is not None and (ended.own_end.code or not profile.is_incomplete):
-        raise ended.own_end
-    if not ended.succeeded or profile.is_incomplete:
-        raise typer.Exit(1)
+    if devices is not None and RankPlace.here() is None:  # of a job all ranks together
+        if ended.out_of_memory and not screen.quiet:
+            _say_need(devices.card.usable_bytes)
+        if advise:
+            with errors_for_people():
+                _advise(devices, str(on.on), script, save_dir)
+                if watch and not ended.succeeded:
+                    say("Note: Each trial ran the first steps alone: what grows later is not in it.")
+    ended.end_command(is_incomplete=profile.is_incomplete)
 
 
 def _answers_trial(on: OnOptions, script: Script) -> bool:
@@ -240,6 +238,13 @@ class _Ending:
             say(f"Hint: {BEFORE_SCRIPT}")
         self.own_end = error
         return True
+
+    def end_command(self, *, is_incomplete: bool) -> None:
+        """End as the script did; with 1 if it failed or its recording is incomplete."""
+        if self.own_end is not None and (self.own_end.code or not is_incomplete):
+            raise self.own_end
+        if not self.succeeded or is_incomplete:
+            raise typer.Exit(1)
 
 
 def _say_if_elsewhere(profile: ScriptProfile) -> None:
