@@ -8,11 +8,14 @@ import pytest
 
 from tests.allocator.recorded import MIB
 from tests.allocator.recording_allocator import RecordingAllocator
-from tests.analysis.snapshots.allocator_samples import explain
 from tests.snapshot.dumps import frame
 from tracer.allocator.blocks import Block
 from tracer.allocator.reserving import OutOfMemoryError
-from tracer.analysis.snapshots.first_changes import FirstChange
+from tracer.analysis.snapshots.findings import replay_snapshot
+from tracer.analysis.snapshots.first_changes import FirstChange, first_changes
+from tracer.analysis.snapshots.modelled import model_device
+from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
+from tracer.snapshot.load import snapshot_in_memory
 
 TORCH = "/x/site-packages/torch"
 BACKWARD = [frame("torch::autograd::Engine::evaluate_function(x)", "??", 0)]
@@ -49,11 +52,24 @@ class Recorded:
             row["frames"] = frames
         return objects
 
-    def changes(self) -> dict[str, FirstChange]:
+    def changes(self, objects: ObjectsAtFailure | None = None) -> dict[str, FirstChange]:
         """By their causes."""
-        first = explain(self.snapshot()).first
-        assert first is not None
-        return {change.cause: change for change in first.changes}
+        return changes_in(self.snapshot(), objects)
+
+
+def changes_in(recording: Any, objects: ObjectsAtFailure | None = None) -> dict[str, FirstChange]:
+    """By their causes, the first one first."""
+    replayed = replay_snapshot(snapshot_in_memory(recording))
+    (device,) = replayed.devices
+    found = first_changes(replayed, device, model_device(device), objects=objects)
+    assert found is not None
+    return {change.cause: change for change in found.changes}
+
+
+def objects_of(
+    *, is_evaluating: bool = False, is_training: bool = False, float64: frozenset[int] = frozenset()
+) -> ObjectsAtFailure:
+    return ObjectsAtFailure(is_evaluating, is_training, untrained=frozenset(), float64=float64)
 
 
 def line(number: int, function: str = "main", file: str = "/home/me/train.py") -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.analysis.snapshots.allocator_samples import explain
 from tests.analysis.snapshots.recorded_program import (
     BACKWARD,
     LOADING,
@@ -17,9 +16,11 @@ from tests.analysis.snapshots.recorded_program import (
     STEP,
     TORCH,
     Recorded,
+    changes_in,
     first,
     layer,
     line,
+    objects_of,
     train,
 )
 from tests.snapshot.dumps import frame
@@ -27,6 +28,7 @@ from tracer.allocator.blocks import Block
 from tracer.analysis.snapshots.causes.case import Case
 from tracer.analysis.snapshots.causes.copies import copies_of_weights
 from tracer.analysis.snapshots.findings import replay_snapshot
+from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
 from tracer.snapshot.load import snapshot_in_memory
 
 
@@ -79,31 +81,38 @@ def test_results_of_iterations_before_the_recording(kept: int) -> None:
         for block in segment["blocks"]:
             block["frames"] = frames.get(block["address"], [])
     del recording["device_traces"][0][: begins[4]]
-    (change, *_) = explain(recording).first.changes  # type: ignore[union-attr]
+    change = next(iter(changes_in(recording).values()))
     assert (change.cause == "results kept") is bool(kept)
     assert not kept or "each of 5 iterations left 30.00 MiB, 150.00 MiB in 5 blocks" in change.sentence
 
 
+FUNCTIONAL = frame("functional_call", f"{TORCH}/_functorch/functional_call.py", 9)
+
+
 @pytest.mark.parametrize(
-    ("learns", "words"),
+    ("learns", "objects", "words"),
     [
-        ("sum(losses).backward()", "call backward() for each part of a batch"),
-        ("print(losses)", "evaluate under `with torch.no_grad():`; in a training,"),
+        ("sum(losses).backward()", None, "call backward() for each part of a batch"),
+        ("print(losses)", None, "evaluate under `with torch.no_grad():`; in a training,"),
+        ("print(losses)", objects_of(is_training=True), "keep loss.item() in place of the loss"),
+        ("print(losses)", objects_of(is_evaluating=True), "evaluate under `with torch.no_grad():`, and keep"),
     ],
 )
-def test_graphs_that_one_backward_behind_the_loop_needs(learns: str, words: str, tmp_path: Path) -> None:
-    """Nothing learned so far: whether it is a training is in the source."""
+def test_graphs_that_one_backward_behind_the_loop_needs(
+    learns: str, objects: ObjectsAtFailure | None, words: str, tmp_path: Path
+) -> None:
+    """Nothing learned so far: whether it is a training is in the source, or the program's objects tell."""
     script = tmp_path / "train.py"
     script.write_text(f"losses = []\nfor x in data:\n    losses.append(loss(model(x)))\n{learns}\n")
     program = Recorded(capacity=420)
     for _ in range(8):
         program.free(program.make(1, [line(2)]), [line(2)])
         for number in range(4):
-            program.make(10, [*layer(7 + number)[:2], line(3, "<module>", str(script))])
+            program.make(10, [*layer(7 + number)[:2], FUNCTIONAL, line(3, "<module>", str(script))])
     program.fail(110, [line(2)])
-    change = first(program)
-    assert change.cause == "graphs kept"
-    assert change.words.startswith(words)
+    found = program.changes(objects)
+    assert next(iter(found)) == ("gradients in evaluation" if objects and objects.is_evaluating else "graphs kept")
+    assert found["graphs kept"].words.startswith(words)
 
 
 def test_data_that_is_loaded_before_the_first_call_of_a_model_is_no_growth() -> None:
@@ -187,6 +196,29 @@ def test_a_validation_with_gradients() -> None:
     assert "torch.no_grad()" in change.words
 
 
+@pytest.mark.parametrize(
+    ("behind", "is_evaluating", "is_found"),
+    [
+        ("print(losses)", False, True),
+        ("sum(losses).backward()", False, False),
+        ("sum(losses).backward()", True, True),
+    ],
+)
+def test_calls_whose_backward_comes_behind_their_loop_are_no_evaluation(
+    behind: str, is_evaluating: bool, is_found: bool, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"for x in data:\n    losses.append(loss(model(x)))\n{behind}\n")
+    program = Recorded(capacity=320)
+    train(program, forward=9)
+    for _ in range(2):
+        for _ in range(10):
+            program.make(12, [*layer(7)[:2], line(2, "<module>", str(script))])
+    program.fail(200, [line(14)])
+    found = program.changes(objects_of(is_evaluating=is_evaluating))
+    assert ("gradients in evaluation" in found) is is_found
+
+
 def test_the_first_forward_of_a_training_is_no_evaluation() -> None:
     program = Recorded(capacity=220)
     program.make(10, [line(2)])
@@ -196,22 +228,27 @@ def test_the_first_forward_of_a_training_is_no_evaluation() -> None:
     assert "gradients in evaluation" not in program.changes()
 
 
+DECODE = line(206, "_decode", "/x/site-packages/diffusers/models/autoencoders/autoencoder_kl.py")
+
+
 @pytest.mark.parametrize(
-    ("caller", "is_inference"),
+    ("callers", "is_training", "is_inference"),
     [
-        (line(206, "_decode", "/x/site-packages/diffusers/models/autoencoders/autoencoder_kl.py"), True),
-        (line(3), False),  # the program calls the whole, as a training does
+        ([DECODE, line(3)], False, True),
+        ([DECODE, line(3)], True, False),
+        ([line(3)], False, False),  # the program calls the whole, as a training does
     ],
 )
-def test_a_first_call_of_a_decoder_by_its_library_is_an_inference(caller: dict[str, Any], is_inference: bool) -> None:
+def test_a_first_call_of_a_decoder_by_its_library_is_an_inference(
+    callers: list[dict[str, Any]], is_training: bool, is_inference: bool
+) -> None:
     program = Recorded(capacity=220)
-    inner = [line(7, "forward", "/x/site-packages/diffusers/models/autoencoders/vae.py"), MODULE_CALL]
-    decoding = [*inner, caller, *([line(3)] if is_inference else ())]
+    decoding = [line(7, "forward", "/x/site-packages/diffusers/models/autoencoders/vae.py"), MODULE_CALL, *callers]
     program.make(10, [line(2)])
     for _ in range(20):
         program.make(10, decoding)
     program.fail(20, decoding)
-    changes = program.changes()
+    changes = program.changes(objects_of(is_training=is_training))
     assert "decoding at full size" in changes
     assert next(iter(changes)) == ("gradients in evaluation" if is_inference else "decoding at full size")
 
@@ -294,38 +331,35 @@ def test_what_a_traceback_holds(tmp_path: Path) -> None:
     assert "200.00 MiB in 5 blocks" in change.sentence
 
 
-@pytest.mark.parametrize("is_kept", [True, False])
-def test_what_a_kept_exception_holds(is_kept: bool) -> None:
+@pytest.mark.parametrize(
+    ("failed_at", "num_kept", "then", "again", "is_held"),
+    [
+        (layer(7), 5, None, MOVING, True),
+        (layer(7), 2, None, MOVING, False),  # the exception is gone, and something else keeps a part
+        ([line(4)], 5, None, MOVING, False),  # no call of the model ended
+        (layer(7), 5, layer(8), STEP, False),  # a layer caught it and takes another way
+        (layer(7), 5, None, layer(7), False),  # a library asks again for less
+    ],
+)
+def test_what_a_kept_exception_holds(
+    failed_at: list[dict[str, Any]],
+    num_kept: int,
+    then: list[dict[str, Any]] | None,
+    again: list[dict[str, Any]],
+    is_held: bool,
+) -> None:
     """An attempt of five blocks fails in its forward, and the next one fails as it makes its model."""
-    program = Recorded(capacity=210)
+    program = Recorded(capacity=225)
     blocks = [program.make(40, layer(7)) for _ in range(5)]
-    program.fail(40, layer(7))
-    for block in [] if is_kept else blocks:
+    program.fail(40, failed_at)
+    for block in blocks[num_kept:]:
         program.free(block, [line(4)])
-    program.fail(20 if is_kept else 300, MOVING)
+    if then is not None:
+        program.make(20, then)
+    program.fail(40 if num_kept == 5 else 200, again)
     found = program.changes()
-    assert ("held by a traceback" in found) is is_kept
-    assert not is_kept or "str(error)" in first(program).words
-
-
-def test_a_forward_that_goes_on_after_a_failure_holds_nothing() -> None:
-    """A layer that catches a failure and takes another way; the optimizer runs out of memory later."""
-    program = Recorded(capacity=210)
-    for _ in range(3):
-        program.make(40, layer(7))
-    program.fail(120, layer(7))
-    program.make(40, layer(8))
-    program.fail(120, STEP)
-    assert "held by a traceback" not in program.changes()
-
-
-def test_a_library_that_asks_again_for_less_holds_nothing() -> None:
-    program = Recorded(capacity=210)
-    for _ in range(5):
-        program.make(40, layer(7))
-    program.fail(40, layer(7))
-    program.fail(20, layer(7))
-    assert "held by a traceback" not in program.changes()
+    assert ("held by a traceback" in found) is is_held
+    assert not is_held or "str(error)" in first(program).words
 
 
 def test_a_setting_is_not_first_where_memory_grows() -> None:

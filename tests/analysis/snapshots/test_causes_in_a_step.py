@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.allocator.recorded import MIB
-from tests.analysis.snapshots.allocator_samples import explain
 from tests.analysis.snapshots.recorded_program import (
     BACKWARD,
     FOREACH,
@@ -20,18 +19,15 @@ from tests.analysis.snapshots.recorded_program import (
     TORCH,
     Recorded,
     backward_of,
+    changes_in,
     first,
     layer,
     line,
     linear,
+    objects_of,
     train,
 )
 from tests.snapshot.dumps import frame
-from tracer.analysis.snapshots.findings import replay_snapshot
-from tracer.analysis.snapshots.first_changes import first_changes
-from tracer.analysis.snapshots.modelled import model_device
-from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
-from tracer.snapshot.load import snapshot_in_memory
 
 
 def test_the_logits_and_their_copies() -> None:
@@ -205,7 +201,7 @@ def test_a_single_request_that_a_limit_of_the_process_refuses(fraction: float | 
     recorded["device_traces"][0][-1]["device_free"] = 1590 * MIB
     if fraction is not None:
         recorded["allocator_settings"] = {"per_process_memory_fraction": fraction}
-    (change, *_) = explain(recorded).first.changes  # type: ignore[union-attr]
+    change = next(iter(changes_in(recorded).values()))
     assert (change.cause, change.num_served) == ("one request", 1)
     assert parts in change.words
 
@@ -347,17 +343,9 @@ def test_a_graph_that_a_backward_made(has_graph: bool) -> None:
 def test_float64_in_half_the_size_and_the_request_only_where_its_line_makes_it(asked_at: int) -> None:
     """Half of 40 MiB gives 20 back: 30 MiB more are served where the request is halved, too."""
     program = Recorded(capacity=85)
-    for _ in range(2):
-        program.make(20, layer(7))
+    addresses = frozenset(program.make(20, layer(7)).address for _ in range(2))
     program.make(30, layer(8))
     program.fail(50, layer(asked_at))
-    replayed = replay_snapshot(snapshot_in_memory(program.snapshot()))
-    (device,) = replayed.devices
-    lives = device.replay.lives
-    addresses = frozenset(lives.addr[lives.requested_bytes == 20 * MIB].tolist())
-    objects = ObjectsAtFailure(is_evaluating=False, is_training=True, untrained=frozenset(), float64=addresses)
-    first = first_changes(replayed, device, model_device(device), objects=objects)
-    assert first is not None
-    found = [change for change in first.changes if change.cause == "float64"]
-    assert [change.num_served for change in found] == ([1] if asked_at == 7 else [])
-    assert all("40.00 MiB in 2 blocks" in change.sentence for change in found)
+    change = program.changes(objects_of(is_training=True, float64=addresses)).get("float64")
+    assert (change is not None) == (asked_at == 7)
+    assert change is None or (change.num_served == 1 and "40.00 MiB in 2 blocks" in change.sentence)
