@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import torch
 
+from tracer.capture.device.devices import cuda_device
+from tracer.capture.device.memory_counters import Counters, read_counters
 from tracer.capture.device.phase_ledger import PhaseLedger
 from tracer.exporters.files import write_json
 from tracer.results.engine_start import GRAPHS, StartStage, WorkerMemory
@@ -125,13 +127,13 @@ class _WorkerReport:
 
         @functools.wraps(original)
         def measured(*arguments: Any, **options: Any) -> Any:
-            known, before = self._report, _Levels()
+            known, before = self._report, _counters()
             try:
                 result = original(*arguments, **options)
             except Exception as error:
                 self._failed(error, part)
                 raise
-            ended(before, _Levels(), result, (*arguments, *options.values()))
+            ended(before, _counters(), result, (*arguments, *options.values()))
             if self._report is not known:
                 self._write()
             return result
@@ -167,7 +169,7 @@ class _WorkerReport:
             self._update(failure=_words_of(error), failed_in=part, is_out_of_memory=any(map(is_out_of_memory, causes)))
             self._write()
 
-    def _started(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
+    def _started(self, before: Counters, after: Counters, result: Any, arguments: tuple[Any, ...]) -> None:
         """Begin the report: the device is chosen, and the runner is there."""
         worker, config = self._worker, self._worker.vllm_config
         parallel, scheduler = config.parallel_config, config.scheduler_config
@@ -178,7 +180,7 @@ class _WorkerReport:
             num_workers=int(parallel.world_size) * int(parallel.data_parallel_size),
             tensor_parallel=int(parallel.tensor_parallel_size),
             device=torch.cuda.get_device_name(),
-            total_bytes=after.total,
+            total_bytes=torch.cuda.mem_get_info()[1],
             utilization=float(config.cache_config.gpu_memory_utilization),
             context_tokens=int(config.model_config.max_model_len),
             batched_tokens=int(scheduler.max_num_batched_tokens),
@@ -190,65 +192,59 @@ class _WorkerReport:
         self._around(runner, "profile_run", self._batch_profiled)
         self._around(runner, "capture_model", self._graphs_captured, GRAPHS)
 
-    def _weights_loaded(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
+    def _weights_loaded(self, before: Counters, after: Counters, result: Any, arguments: tuple[Any, ...]) -> None:
         """The runner counts the model alone; its own buffers, such as those of the sampler, are made meanwhile."""
         counted = getattr(getattr(self._worker, "model_runner", None), "model_memory_usage", None)
-        weights_bytes = int(counted) if counted else after.allocated - before.allocated
+        weights_bytes = int(counted) if counted else after.allocated_bytes - before.allocated_bytes
         self._update(stage=StartStage.WEIGHTS.value, weights_bytes=weights_bytes)
 
-    def _batch_profiled(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
+    def _batch_profiled(self, before: Counters, after: Counters, result: Any, arguments: tuple[Any, ...]) -> None:
         """Torch's peak begins right before the profiled batch: vLLM resets it there."""
-        self._update(activation_bytes=after.peak - after.allocated)
+        self._update(activation_bytes=after.peak_bytes - after.allocated_bytes)
 
-    def _profiled(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
+    def _profiled(self, before: Counters, after: Counters, result: Any, arguments: tuple[Any, ...]) -> None:
         assert self._report is not None
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
         self._update(
             stage=StartStage.PROFILE.value,
             available_bytes=int(result),
-            other_bytes=after.reserved - self._report.weights_bytes,
-            outside_bytes=after.outside,
+            other_bytes=after.reserved_bytes - self._report.weights_bytes,
+            outside_bytes=total_bytes - free_bytes - after.reserved_bytes,
         )
 
-    def _spec_given(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
+    def _spec_given(self, before: Counters, after: Counters, result: Any, arguments: tuple[Any, ...]) -> None:
         """Add up what one request of the longest length needs in each layer."""
         config = self._worker.vllm_config
         needed = [spec.max_memory_usage_bytes(config) for spec in (result or {}).values()]
         self._update(request_bytes=sum(needed) if needed else None)
 
-    def _cache_made(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
+    def _cache_made(self, before: Counters, after: Counters, result: Any, arguments: tuple[Any, ...]) -> None:
         cache_tokens = None
         if arguments and len(groups := getattr(arguments[0], "kv_cache_groups", [])) == 1:
             cache_tokens = int(arguments[0].num_blocks) * int(groups[0].kv_cache_spec.block_size)
-        taken = after.allocated - before.allocated
+        taken = after.allocated_bytes - before.allocated_bytes
         self._update(stage=StartStage.CACHE.value, cache_bytes=taken, cache_tokens=cache_tokens)
 
-    def _graphs_captured(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
+    def _graphs_captured(self, before: Counters, after: Counters, result: Any, arguments: tuple[Any, ...]) -> None:
         """The runner empties torch's cache first, and returns by how much less of the card is free after it."""
         self._update(graphs_bytes=int(result or 0))
 
-    def _ready(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
+    def _ready(self, before: Counters, after: Counters, result: Any, arguments: tuple[Any, ...]) -> None:
         self._update(stage=StartStage.READY.value)
 
-    def _batch_run(self, before: _Levels, after: _Levels, result: Any, arguments: tuple[Any, ...]) -> None:
+    def _batch_run(self, before: Counters, after: Counters, result: Any, arguments: tuple[Any, ...]) -> None:
         """Torch's peak is that of the warm-up and of all batches since: the KV cache was not there before."""
         if self._report is not None and self._report.stage == StartStage.READY:
-            self._update(num_batches=self._report.num_batches + 1, served_bytes=after.peak - after.allocated)
+            self._update(
+                num_batches=self._report.num_batches + 1, served_bytes=after.peak_bytes - after.allocated_bytes
+            )
 
 
-class _Levels:
-    """Levels of memory of the current device; zeros where none has been started."""
-
-    __slots__ = ("allocated", "free", "outside", "peak", "reserved", "total")
-
-    def __init__(self) -> None:
-        """Read them."""
-        self.allocated = self.peak = self.reserved = self.free = self.total = self.outside = 0
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            self.allocated, self.peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
-            self.reserved = torch.cuda.memory_reserved()
-            self.free, self.total = torch.cuda.mem_get_info()
-            self.outside = self.total - self.free - self.reserved
+def _counters() -> Counters:
+    """Return the counters of the current device; zeros where none has been started."""
+    device = cuda_device()
+    return (read_counters(device) if device is not None else None) or Counters(0, 0, 0, 0, 0, 0)
 
 
-_Ended = Callable[[_Levels, _Levels, Any, tuple[Any, ...]], None]
-"""Called with the levels before and after a call, its result and its arguments, those by name last."""
+_Ended = Callable[[Counters, Counters, Any, tuple[Any, ...]], None]
+"""Called with the counters before and after a call, its result and its arguments, those by name last."""

@@ -49,6 +49,11 @@ def with_index(device: torch.device) -> torch.device:
     return torch.device(device.type, index)
 
 
+def cuda_device() -> torch.device | None:
+    """Return the CUDA device that this process uses now; it is not started for that."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+
 def device_in_use() -> torch.device | None:
     """The current accelerator, if its allocator has handed out anything in this process; it is not started for that."""
     accelerator = torch.accelerator.current_accelerator()

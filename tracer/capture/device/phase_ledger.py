@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, Self
 
 import torch
 
-from tracer.capture.device.devices import device_memory
+from tracer.capture.device.devices import cuda_device, device_memory
 from tracer.capture.device.memory_counters import read_counters
 from tracer.capture.device.phase_memory import BETWEEN, MemoryLevels, PhaseMemory, ProcessPhases
 from tracer.capture.forked_child import in_forked_child
@@ -157,7 +157,7 @@ class PhaseLedger:
 
     def _look(self) -> MemoryLevels | None:
         """Tell each phase that is open what is held now, and the peaks since the last look; None before CUDA begins."""
-        if (device := _device()) is None or (levels := self._levels(device)) is None:
+        if (device := cuda_device()) is None or (levels := self._levels(device)) is None:
             return None
         peak = MemoryLevels()
         if self._device in (None, device):
@@ -216,11 +216,6 @@ class _Visit:
         if self._device is None:
             return None
         return PhaseMemory.of_visit(self.name, self._device.index, [self._first, self._most, self._last], self._peak)
-
-
-def _device() -> torch.device | None:
-    """Return the CUDA device that this process uses now; it is not started for that."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
 
 def _used_bytes(device: torch.device) -> int | None:
