@@ -206,12 +206,13 @@ def test_code_that_is_installed_from_the_repository_comes_from_the_worktree(
     assert here.import_path(tree) == os.pathsep.join([str(tree / "src"), "/somewhere"])
 
 
-def _wheel(folder: Path, version: str, name: str = "grows") -> None:
-    """A package that needs nothing, of one module."""
+def _wheel(folder: Path, version: str, name: str = "grows", needs: Sequence[str] = ()) -> None:
+    """A package of one module."""
+    about = "".join(f"Requires-Dist: {needed}\n" for needed in needs)
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         wheel.writestr(f"{name}.py", f"VERSION = {version!r}\n")
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{about}")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: a\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
 
@@ -242,6 +243,25 @@ def test_an_environment_has_the_version_and_all_else_of_this_one(wheels: None, m
     assert shown.stdout.split() == ["1.10", numpy.__file__], shown.stderr
     monkeypatch.setattr("tracer.sessions.trials.package_versions._make", None)  # it is kept
     assert python_with(["grows==1.10"]) == python
+
+
+@needs_uv
+def test_needed_packages_keep_their_version_where_they_can(
+    wheels: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tracer.sessions.trials.package_versions._installed", lambda: ["grows==1.9", "same==1.0"])
+    for name, version in (("same", "1.0"), ("same", "2.0"), ("torch", "0.1")):
+        _wheel(tmp_path, version, name)
+    _wheel(tmp_path, "3.0", needs=("same", "torch"))
+    _wheel(tmp_path, "4.0", needs=("same>=2",))
+
+    def packages(requirement: str) -> list[str]:
+        folder = python_with([requirement]).parent.parent
+        return sorted(path.stem for path in folder.glob("lib/python*/site-packages/*.dist-info"))
+
+    assert packages("grows==3.0") == ["grows-3.0", "same-1.0"]
+    assert packages("grows==4.0") == ["grows-4.0", "same-2.0"]
+    assert packages("torch==0.1") == ["torch-0.1"]
 
 
 @needs_uv
