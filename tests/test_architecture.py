@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Room: rooms that it may import, besides itself. The first room that a module's name starts with is its own.
 _BASE = {"tracer.arrays", "tracer.block_sizes", "tracer.errors", "tracer.units", "tracer.collector",
-         "tracer.command_line", "tracer.nested", "tracer.user_cache", "tracer.working_folder"}  # fmt: skip
+         "tracer.command_line", "tracer.loaded_modules", "tracer.nested", "tracer.user_cache",
+         "tracer.working_folder"}  # fmt: skip
 _RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator", "tracer.trace"}
 _MEANS = {*_RECORDS, "tracer.analysis"}
 _NULL_GPU = {"tracer.null_gpu", "tracer.null_gpu.job", "tracer.null_gpu.values"}
@@ -31,12 +32,19 @@ ROOMS: dict[str, set[str]] = {
     "tracer.units": set(),
     "tracer.collector": set(),
     "tracer.command_line": set(),
+    "tracer.loaded_modules": set(),
     "tracer.nested": set(),
     "tracer.working_folder": set(),
     "tracer.user_cache": set(),
     "tracer.null_gpu.values": {"tracer.capture", "tracer.errors", "tracer.null_gpu", "tracer.units"},
     "tracer.null_gpu.job": {"tracer.capture", "tracer.command_line", "tracer.errors", "tracer.null_gpu"},
-    "tracer.null_gpu": {"tracer.command_line", "tracer.errors", "tracer.units", "tracer.user_cache"},
+    "tracer.null_gpu": {
+        "tracer.command_line",
+        "tracer.errors",
+        "tracer.loaded_modules",
+        "tracer.units",
+        "tracer.user_cache",
+    },
     "tracer.workloads": _BASE,
     "tracer.capture": _BASE,
     "tracer.snapshot": _BASE,

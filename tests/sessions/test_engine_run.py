@@ -58,7 +58,8 @@ def test_the_first_measured_engine_makes_the_folder_of_reports_for_this_user_alo
     program = (
         f"import logging, sys; sys.path.insert(0, {str(tmp_path)!r}); "
         "from tracer.integrations.vllm import register; register(); register(); "
-        "logging.getLogger('vllm').warning('KV cache size: 1,024 tokens')"
+        "logging.getLogger('vllm').warning('KV cache size: 1,024 tokens'); "
+        "from vllm.v1.worker.worker_base import WorkerBase; assert WorkerBase.__init__.__wrapped__"
     )
     with engine_reports() as reports:
         assert not reports.exists()

@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +19,7 @@ from tracer.capture.device.devices import cuda_device
 from tracer.capture.device.memory_counters import Counters, read_counters
 from tracer.capture.device.phase_ledger import PhaseLedger
 from tracer.exporters.files import write_json
+from tracer.loaded_modules import when_loaded
 from tracer.results.engine_start import GRAPHS, StartStage, WorkerMemory
 from tracer.results.failure import is_out_of_memory
 from tracer.sessions.phase_reports import ledger_of_process
@@ -42,8 +42,10 @@ def report_to(folder: Path) -> None:
     logger.addHandler(_EngineWords(folder))
     if not PhaseLedger.is_followed:  # else this is the process of the script that `run` follows
         ledger_of_process(f"vLLM, {multiprocessing.current_process().name}", folder).__enter__()
-    worker_class = import_module("vllm.v1.worker.worker_base").WorkerBase
-    follow_workers(worker_class, folder, f"vLLM {version('vllm')}")
+    when_loaded(
+        "vllm.v1.worker.worker_base",
+        lambda module: follow_workers(module.WorkerBase, folder, f"vLLM {version('vllm')}"),
+    )
 
 
 class _EngineWords(logging.Handler):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import os
 import shutil
 import stat
@@ -19,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from tracer.loaded_modules import when_loaded
 from tracer.null_gpu.process import is_active
 
 LOCK: Final = ".null-gpu-lock"
@@ -61,15 +61,11 @@ def begin(folder: Path, aside: Iterable[Path], in_place: Iterable[Path], first_r
 
 def redirect_safetensors() -> None:
     """Have safetensors write where `begin` says: it renames its files by system calls of its own."""
-    if _library() is None or importlib.util.find_spec("safetensors") is None:
-        return
-    with suppress(ImportError):
-        _redirect_safetensors()
+    if _library() is not None:
+        when_loaded("safetensors", _redirect_safetensors)
 
 
-def _redirect_safetensors() -> None:
-    import safetensors
-
+def _redirect_safetensors(safetensors: Any) -> None:
     original = safetensors.serialize_file
     if hasattr(original, "__wrapped__"):
         return

@@ -29,12 +29,13 @@ from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.capture.torch_private import torch_profiler, torch_tensors
 from tracer.collector import paused_gc
 from tracer.errors import RecordingError
+from tracer.loaded_modules import on_import
 from tracer.results.failure import is_out_of_memory
 from tracer.results.null_run import caveat_of
 from tracer.results.run_history import RunHistory
 from tracer.sessions.first_step import FirstStep, only_the_first
 from tracer.sessions.observations import Observations, has_closure
-from tracer.sessions.recording_cost import LoadedModules, RecordingCost
+from tracer.sessions.recording_cost import RecordingCost
 from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule
 from tracer.sessions.session import Session, fault_text, warn_at_users_line
 from tracer.sessions.unneeded_memory import find_held_waste
@@ -148,7 +149,7 @@ class ProfileSession(Session):
         self._at_failure: ObjectsAtFailure | None = None
         self._cost = RecordingCost(schedule.num_active_steps * schedule.num_repeats)
         self._has_enough = False
-        self._loaded = LoadedModules(self._is_loading_module)
+        self._stop_imports: Callable[[], None] = lambda: None
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
         """Return the hooks that tell of optimizers' steps."""
@@ -173,7 +174,7 @@ class ProfileSession(Session):
         self._compile_watch.start()
         GRAPH_CAPTURES.start()
         FROZEN.start()
-        self._loaded.start()
+        self._stop_imports = on_import(self._is_loading_module)
         self._hooks.start()
         self._cycle_begins(is_recorded=self._action_after(0) in _RECORDING)
         (self._first or self._profiler).__enter__()
@@ -231,7 +232,7 @@ class ProfileSession(Session):
         else:
             self._make_way(num_more_steps=int(self.schedule.is_apart))
 
-    def _is_loading_module(self) -> None:
+    def _is_loading_module(self, name: str, path: object = None, target: object = None) -> None:
         # The only step of a program is recorded whatever it costs.
         if self._is_recording and not self._records_first and threading.get_ident() == self._thread:
             with self._never_the_loops_fault():
@@ -279,7 +280,7 @@ class ProfileSession(Session):
         self._guarded(self._compile_watch.stop)
         self._guarded(GRAPH_CAPTURES.stop)
         self._guarded(FROZEN.stop)
-        self._guarded(self._loaded.stop)
+        self._guarded(self._stop_imports)
         self._guarded(self.history.stop)
         self._guarded(self._quiet.close)
         self._guarded(self._observed.storages.stop)
@@ -290,7 +291,7 @@ class ProfileSession(Session):
             self._first.stop()
         self._of_parent, self._profiler = self._profiler, None
         self._hooks.stop()
-        self._loaded.stop()
+        self._stop_imports()
         self._compile_watch.stop()
         self._quiet.close()
         self._observed.storages.stop()

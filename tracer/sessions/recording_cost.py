@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from tracer.units import some
@@ -148,24 +145,3 @@ class RecordingCost:
             return True
         self._num_dropped += 1
         return self._num_dropped <= _MOST_DROPPED
-
-
-class LoadedModules:
-    """A finder of modules, before all others, that finds none."""
-
-    def __init__(self, is_loading: Callable[[], None]) -> None:
-        """Set up; nothing is asked."""
-        self._is_loading = is_loading
-
-    def start(self) -> None:
-        """Begin to tell."""
-        sys.meta_path.insert(0, self)
-
-    def stop(self) -> None:
-        """End it; more than once does no harm."""
-        with suppress(ValueError):
-            sys.meta_path.remove(self)
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Tell of a module, as `importlib` asks; other finders find it."""
-        self._is_loading()

@@ -1,0 +1,64 @@
+"""Modules that Python loads: who is told of them, and changes of other people's modules as soon as they are loaded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.machinery import ModuleSpec
+from itertools import dropwhile
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+
+def on_import(find_spec: Callable[..., ModuleSpec | None]) -> Callable[[], None]:
+    """Have a function asked for each module that is imported, before Python's own finders.
+
+    Args:
+        find_spec: Called as a finder's `find_spec`; where it returns None, the other finders are asked.
+
+    Returns:
+        A function that ends it; more than once does no harm.
+    """
+    finder: Any = SimpleNamespace(find_spec=find_spec)
+    sys.meta_path.insert(0, finder)
+
+    def end() -> None:
+        with suppress(ValueError):  # a script may set the list anew
+            sys.meta_path.remove(finder)
+
+    return end
+
+
+def when_loaded(name: str, change: Callable[[Any], None]) -> Callable[[], None]:
+    """Change a module as soon as it is loaded, or now if it is loaded already.
+
+    Returns:
+        A function that ends the waiting; more than once does no harm.
+    """
+    if (loaded := sys.modules.get(name)) is not None:
+        change(loaded)
+        return lambda: None
+
+    def find_spec(asked: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if asked != name:
+            return None
+        _, *others = dropwhile(lambda finder: getattr(finder, "find_spec", None) is not find_spec, sys.meta_path)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            _follow(spec.loader, change)
+        return spec
+
+    return on_import(find_spec)
+
+
+def _follow(loader: Any, change: Callable[[Any], None]) -> None:
+    """Have a module changed after a loader has executed it."""
+    execute = loader.exec_module
+
+    def executed(module: ModuleType) -> None:
+        execute(module)
+        change(module)
+
+    loader.exec_module = executed
