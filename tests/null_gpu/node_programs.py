@@ -78,10 +78,14 @@ def kills(number: str) -> None:
 
 def forks() -> None:
     """A fork of a process that has taken memory is a trial: it takes nothing of its parent, which goes on."""
+    held = ctypes.CDLL(None).null_gpu_held_bytes
+    held.restype = ctypes.c_uint64
     assert take(45 * GIB)
-    before = free_bytes()
+    before, held_before = free_bytes(), held(0)
     if (child := os.fork()) == 0:
-        os._exit(not take(30 * GIB))
+        pointer = take(30 * GIB)
+        ctypes.CDLL(None).cudaFree(ctypes.c_void_p(pointer))
+        os._exit(not pointer or held(0) != held_before)
     assert os.waitpid(child, 0)[1] == 0
     assert free_bytes() == before and take(30 * GIB)
 

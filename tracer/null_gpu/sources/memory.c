@@ -638,5 +638,9 @@ EXPORT cudaError_t cudaIpcCloseMemHandle(void *pointer) {
 
 /* ---- for Python ---- */
 EXPORT uint64_t null_gpu_used_bytes(int device) { return device >= 0 && device < MAX_DEVICES ? places[device].used : 0; }
+/* With the context. */
+EXPORT uint64_t null_gpu_held_bytes(int device) {
+  return is_started(device) ? places[device].used + card_of(device)->context : 0;
+}
 EXPORT uint64_t null_gpu_pinned_bytes(void) { return places[PLACE_HOST].used; }
 EXPORT uint64_t null_gpu_managed_bytes(void) { return places[PLACE_MANAGED].used; }

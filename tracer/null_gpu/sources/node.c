@@ -195,14 +195,6 @@ EXPORT uint64_t null_gpu_peak_bytes(int device) {
   leave();
   return peak;
 }
-/* What this process holds of a device now, its context included. */
-EXPORT uint64_t null_gpu_held_bytes(int device) {
-  if (device < 0 || device >= config()->count) return 0;
-  if (!enter()) return is_started(device) ? memory_peak_bytes(device) + card_of(device)->context : 0;
-  uint64_t bytes = held_bytes(own, index_of(device));
-  leave();
-  return bytes;
-}
 /* The phase that this process is in from now on; its name is cut to what a row has room for. */
 EXPORT void null_gpu_set_phase(const char *name) {
   if (!enter()) return;
