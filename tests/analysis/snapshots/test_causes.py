@@ -84,10 +84,10 @@ def test_results_of_iterations_before_the_recording(
         program.free(passing, [line(2)])
     program.fail(180 if before else 300, [line(2)])
     recording = program.snapshot()
-    frames = {row["addr"]: row["frames"] for row in recording["device_traces"][0] if row["action"] == "alloc"}
+    known = {row["addr"]: row["frames"] for row in recording["device_traces"][0] if row["action"] == "alloc"}
     for segment in recording["segments"]:
         for block in segment["blocks"]:
-            block["frames"] = frames.get(block["address"], [])
+            block["frames"] = known.get(block["address"], [])
     del recording["device_traces"][0][: begins[4]]
     found = changes_in(recording)
     assert any(change.sentence.startswith("Memory grows") for change in found.values()) is is_growth

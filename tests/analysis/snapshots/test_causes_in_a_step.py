@@ -57,7 +57,10 @@ def test_logits_of_several_calls_that_a_loop_goes_over_row_by_row() -> None:
             )
             for size, place in ((10, line(7, "forward")), (10, line(8, "forward")), (100, line(9, "forward")))
         ]
-        rows = [program.make(25, [line(14, "log_probabilities"), line(caller)]) for _ in range(4)]
+        frames = [line(14, "log_probabilities"), line(caller)]
+        for _ in range(2):
+            program.free(program.make(25, frames), [line(14)])
+        rows = [program.make(25, frames) for _ in range(4)]
         for block in (*made, *rows):
             program.free(block, [line(20)])
     change = first(program)
@@ -103,18 +106,33 @@ def test_attention_as_a_matrix() -> None:
     assert "scaled_dot_product_attention" in change.words
 
 
-def test_a_batch_that_is_longer_than_all_before() -> None:
-    """Lines that made 10 MiB in three steps make 60."""
+HOOKS = [frame("inner", f"{TORCH}/nn/modules/module.py", 2), MODULE_CALL]
+
+
+def test_blocks_outside_of_modules_that_are_larger_than_all_before() -> None:
+    program = Recorded(capacity=340)
+    for _ in range(3):
+        train(program)
+        program.free(program.make(20, [line(9)]), [line(9)])
+    program.make(200, [line(9)])
+    program.fail(200, [line(9)])
+    assert program.changes()["long batch"].words.startswith("make these in parts")
+
+
+@pytest.mark.parametrize("frames", [layer(7), [layer(7)[0], *HOOKS, line(3)]])
+def test_a_batch_that_is_longer_than_all_before(frames: list[dict[str, Any]]) -> None:
+    """Lines that made 10 MiB in three steps make 60, also in modules that have hooks by now."""
     program = Recorded(capacity=340)
     for _ in range(3):
         train(program)
     program.make(60, [line(2)])
     for _ in range(4):
-        program.make(60, layer(7))
-    program.fail(60, layer(7))
+        program.make(60, frames)
+    program.fail(60, frames)
     change = first(program)
     assert change.cause == "long batch"
     assert "blocks 6 times as large, 300.00 MiB in 5 blocks" in change.sentence
+    assert change.words.startswith("limit the length (or size) of a sample")
 
 
 def test_memory_that_streams_keep_for_themselves() -> None:
@@ -154,6 +172,7 @@ def test_parts_that_repeat_are_checkpointed() -> None:
         ("layers.py", "class Decoder:\n    def forward(self, x):\n" + "        x = x + 1\n" * 9, "Decoder"),
         ("layers.py", "class Decoder(:\n", "forward"),
         ("layers.py", "(" * 100_000, "forward"),
+        ("layers.py", "class Decoder:\n" + "    x = 1\n" * (1 << 19), "forward"),  # larger than any source
         ("missing.py", None, "forward"),
     ],
 )

@@ -33,6 +33,9 @@ BLOCKS = "for x in data:\n    out = model(x)\n    with lock:\n        kept = out
         (f"def one():\n    out = model(x)\n    return out\n\n\n{SUM}", 2, False),
         (BLOCKS, 2, True),
         (f"{SUM.replace('total.backward', 'out = model(y)~out.backward')}".replace("~", "\n"), 3, False),
+        ("while data:\n    out = model(x)\n    out.backward()\n", 2, False),
+        ("for x in data:\n    out = model(x)\ndef later():\n    out.backward()\n", 2, False),
+        ("for x in data:\n    out = model(x)\nself.manual_backward(out)\n", 2, True),
         ("this is no source", 1, False),
     ],
 )
