@@ -421,8 +421,8 @@ _READ = [m for m in MODULES if room_of(m) in ("tracer.snapshot", "tracer.allocat
 WITHOUT_TORCH = {
     "snapshots": ([*_READ, *(m for m in MODULES if m.startswith("tracer.analysis.snapshots."))],
                   "tracer.capture.recording"),
-    "traces": ([f"tracer.{name}" for name in ("results.trace_report", "exporters.screen.trace")]
-               + ["tracer.exporters.json_documents.trace"], "torch"),
+    "traces": ([f"tracer.{name}" for name in ("results.trace_report", "exporters.trace_times", "commands.trace")],
+               "torch"),
     "commands": ([f"tracer.commands.{name}" for name in ("profile", *Program.summaries)], "numpy"),
 }  # fmt: skip
 

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from tests.trace import chrome
 from tracer.errors import RecordingError
-from tracer.exporters.screen.trace import print_trace
+from tracer.exporters.trace_times import print_trace
 from tracer.results.trace_report import explain_trace
 
 ABSOLUTE_US = 1_608_722_576_381_804

@@ -76,13 +76,11 @@ def trace(
 
         report = explain_trace(path, device=device, command=this_command())
         succeeded = write_files(report, wanted, save_dir, quiet=quiet)
-        if as_json:
-            from tracer.exporters.json_documents.trace import trace_json
+        from tracer.exporters.trace_times import print_trace, trace_json
 
+        if as_json:
             print_json(trace_json(report), console)
         else:
-            from tracer.exporters.screen.trace import print_trace
-
             print_trace(report, console, top=top)
     if not succeeded:
         raise typer.Exit(1)
@@ -106,13 +104,11 @@ def _show_job(paths: Sequence[Path], console: Console, *, device: str | None, as
     job = explain_traces(paths, device=device)
     if not job.rows:
         raise RecordingError(f"None of {len(paths):,} files can be read: {job.problems[0][1]}")
-    if as_json:
-        from tracer.exporters.json_documents.trace import trace_job_json
+    from tracer.exporters.trace_times import print_trace_job, trace_job_json
 
+    if as_json:
         print_json(trace_job_json(job), console)
     else:
-        from tracer.exporters.screen.trace import print_trace_job
-
         print_trace_job(job, console)
 
 
