@@ -58,6 +58,24 @@ def test_memory_from_before_that_stays_is_not_freed(tmp_path: Path) -> None:
     assert line_memory(device, MODEL_FILE) == (LineMemory(SourceLine(MODEL_FILE, 7), 300, 0, 300, None, None),)
 
 
+def test_backward_counts_on_its_operations_line_and_a_step_frees(tmp_path: Path) -> None:
+    operation = frame("torch::autograd::VariableType::(anonymous namespace)::mm(at::Tensor const&)", "??", 0)
+    trace = [
+        entry("alloc", C, MIB, frames=IN_STEP),  # Before it a forward may have begun
+        *freed(C, MIB, frames=IN_STEP),
+        entry("alloc", A, 2 * MIB, frames=[MALLOC, operation, MODEL, MAIN]),
+        entry("alloc", B, MIB, frames=BACKWARD),
+        entry("alloc", D, MIB, frames=BACKWARD),
+        *freed(A, 2 * MIB, frames=IN_STEP),
+        entry("alloc", C, MIB // 4, frames=IN_STEP),
+    ]
+    end = [segment(A, 64 * MIB, [block(B, MIB), block(C, MIB // 4), block(D, MIB)])]
+    (device,) = replay_snapshot(load(tmp_path / "s", snapshot(trace, end))).devices
+    assert line_memory(device, MODEL_FILE) == (
+        LineMemory(SourceLine(MODEL_FILE, 7), 4 * MIB, 2 * MIB, 4 * MIB, "optimizer", None),
+    )
+
+
 def test_a_script_has_two_paths_and_a_tracers_label_says_backward(tmp_path: Path) -> None:
     script = frame("<module>", "train.py", 25)
     labelled = [frame("gradient in backward", "<explained as gradient>", 0), frame("backward of main", TRAIN_FILE, 70)]
