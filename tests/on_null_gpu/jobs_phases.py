@@ -93,11 +93,28 @@ def sleep() -> tuple[PhaseMemory, PhaseMemory]:
     return asleep, train
 
 
+def change_device() -> list[PhaseMemory]:
+    """A block of 256 MiB on the second device comes and goes, and a phase after that ends on this device."""
+    with PhaseLedger("moves.py") as ledger:
+        with record_function("first"), torch.cuda.device(1):
+            _block(256)
+        with record_function("second"):
+            torch.cuda.set_device(1)
+    torch.cuda.set_device(0)
+    return [phase for phase in ledger.phases.phases if phase.name == "second"]
+
+
 def train_and_fork() -> list[str]:
     """Torch opens regions around an optimizer's step, which others look at, too; a forked child has none."""
     model = nn.Linear(8, 8, device="cuda")
     optimizer = torch.optim.AdamW(model.parameters())
-    with PhaseLedger("trains.py") as ledger:
+    num_ended = 0
+
+    def count(ledger: PhaseLedger) -> None:
+        nonlocal num_ended
+        num_ended += 1
+
+    with PhaseLedger("trains.py", ended=count) as ledger:
         regions = OpenRegions()
         regions.start()
         model(torch.ones(8, 8, device="cuda")).sum().backward()
@@ -106,7 +123,7 @@ def train_and_fork() -> list[str]:
         if not (child := os.fork()):
             with record_function("of the child"):
                 pass
-            os._exit(len(ledger.phases.phases))
+            os._exit(num_ended)
         _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     return [phase.name for phase in ledger.phases.phases]

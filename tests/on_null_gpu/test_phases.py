@@ -50,5 +50,10 @@ def test_what_is_outside_of_torch_stays_while_an_engine_sleeps(elsewhere: Elsewh
     assert (train.outside_bytes, train.unmapped_bytes, train.held_bytes) == (10 * MIB, 60 * MIB, 14 * MIB)
 
 
+def test_a_phase_has_no_peak_of_a_device_from_before_it_moved_there(elsewhere: Elsewhere) -> None:
+    (second,) = elsewhere(jobs_phases.change_device)
+    assert (second.device, second.allocated_bytes, second.cached_bytes) == (1, 0, 256 * MIB)
+
+
 def test_regions_of_torch_itself_are_no_phases(elsewhere: Elsewhere) -> None:
     assert elsewhere(jobs_phases.train_and_fork) == [BETWEEN]
