@@ -330,6 +330,7 @@ def test_requirements_change_after_what_they_need(tmp_path: Path, monkeypatch: p
         ("a==1", "a==1", "name the same packages"),
         ("a==1\n-r more.txt", "a==2", "'-r more.txt', which names no package"),
         ("a==1", "./folder", "'./folder', which names no package"),
+        ("a==1", "https://example.org/a.whl", "a.whl', which names no package"),
         ("a==1", None, "cannot be read"),
     ],
 )

@@ -16,7 +16,7 @@ from tracer.user_cache.builds import build_once, digest_of, user_cache
 from tracer.user_cache.private_folders import how_others_write
 
 _MOST_VERSIONS = 1000
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?=\s*(?:$|[\[(@;=<>!~]))")
 _BETWEEN = re.compile(r"(?P<package>[A-Za-z0-9._-]+(?:\[[\w,.-]+\])?)==(?P<versions>[\w.!+-]+(?:,[\w.!+-]+)+)")
 
 
