@@ -11,13 +11,16 @@ _taken: list[ctypes.c_void_p] = []
 
 
 def set_as_new() -> None:
-    """Nothing allocated by anybody, the first device current, no history."""
+    """Nothing allocated by anybody, counters and peaks at zero, the first device current, no history."""
     torch.cuda.memory._record_memory_history(None)
     torch.cuda.set_device(0)
     gc.collect()
     for device in range(torch.cuda.device_count()):
         torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
+    for device in range(torch.cuda.device_count()):
+        torch.cuda.reset_peak_memory_stats(device)
+        torch.cuda.reset_accumulated_memory_stats(device)
     while _taken:
         assert ctypes.CDLL(None).cudaFree(_taken.pop()) == 0
 
