@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -128,13 +129,19 @@ _GENERATED_FILE = re.compile(
 _REGION = re.compile(r"^Torch-Compiled Region(?:: .+)?$")
 _PYTHON_FILE = re.compile(r"\.pyx?$|^<(?!explained as ).+>$|^<eval_with_key>\.|^/tmp/ipykernel")
 _GRAPH_LETTERS: Final = 8
+_MOST_FILES: Final = 4096  # Remembered: millions of frames have a few hundred files
 # Our own label on top of a stack, see exporters/memory_snapshot.py; no code has run there.
 LABEL: Final = re.compile(r"^<explained as (\w+)>$")
 
 
 def is_python(frame: Frame) -> bool:
     """Whether a frame is a line of Python."""
-    return bool(_PYTHON_FILE.search(frame.file))
+    return _is_python_file(frame.file)
+
+
+@lru_cache(maxsize=_MOST_FILES)
+def _is_python_file(file: str) -> bool:
+    return bool(_PYTHON_FILE.search(file))
 
 
 def is_label(frame: Frame) -> bool:
@@ -144,7 +151,12 @@ def is_label(frame: Frame) -> bool:
 
 def torch_file(frame: Frame) -> str | None:
     """The file's path below `torch/`, with slashes, if it is one of torch's own."""
-    match = _TORCH_FILE.search(frame.file)
+    return _path_below_torch(frame.file)
+
+
+@lru_cache(maxsize=_MOST_FILES)
+def _path_below_torch(file: str) -> str | None:
+    match = _TORCH_FILE.search(file)
     return (match.group(1) or match.group(2)).replace("\\", "/") if match else None
 
 
