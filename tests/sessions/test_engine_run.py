@@ -49,6 +49,17 @@ def test_an_engine_that_fails_at_once_is_quoted_from_a_file_in_a_new_folder(tmp_
     assert "Traceback" in output.read_text("utf-8")
 
 
+def test_an_option_that_the_engine_refuses_is_quoted_with_what_is_wrong(tmp_path: Path) -> None:
+    """Pydantic says it in the line below its error, here behind the name of the process as vLLM prints it."""
+    printed = (
+        "(APIServer pid=1) pydantic.ValidationError: 1 validation error for ModelConfig\n"
+        "(APIServer pid=1)   Value error, no such dtype [type=value_error, input_value=ArgsKwargs(()), input_type=X]\n"
+        "(APIServer pid=1)     For further information visit example.org\n"
+    )
+    with pytest.raises(TracerError, match=r"ValidationError: 1 validation error for ModelConfig: no such dtype\nHint"):
+        run_engine([sys.executable, "-c", f"raise SystemExit({printed!r})"], tmp_path / "engine.txt")
+
+
 def test_the_first_measured_engine_makes_the_folder_of_reports_for_this_user_alone(tmp_path: Path) -> None:
     worker = tmp_path / "vllm" / "v1" / "worker" / "worker_base.py"
     worker.parent.mkdir(parents=True)

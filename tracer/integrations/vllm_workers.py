@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from tracer.capture.device.device_blocks import private_pool_bytes
 from tracer.capture.device.devices import cuda_device
 from tracer.capture.device.memory_counters import Counters, read_counters
 from tracer.capture.device.phase_ledger import PhaseLedger
@@ -107,6 +108,7 @@ class _WorkerReport:
         """Put itself around the worker's methods, which vLLM's executors call by name."""
         self._worker, self._folder, self._engine = worker, folder, engine
         self._report: WorkerMemory | None = None
+        self._pool_bytes = 0  # Of private pools, before CUDA graphs are captured
         self._around(worker, "init_device", self._started)
         self._around(worker, "load_model", self._weights_loaded)
         self._around(worker, "determine_available_memory", self._profiled)
@@ -225,11 +227,16 @@ class _WorkerReport:
         if arguments and len(groups := getattr(arguments[0], "kv_cache_groups", [])) == 1:
             cache_tokens = int(arguments[0].num_blocks) * int(groups[0].kv_cache_spec.block_size)
         taken = after.allocated_bytes - before.allocated_bytes
+        self._pool_bytes = private_pool_bytes(torch.cuda.current_device())
         self._update(stage=StartStage.CACHE.value, cache_bytes=taken, cache_tokens=cache_tokens)
 
     def _graphs_captured(self, before: Counters, after: Counters, result: Any, arguments: tuple[Any, ...]) -> None:
-        """The runner empties torch's cache first, and returns by how much less of the card is free after it."""
-        self._update(graphs_bytes=int(result or 0))
+        """Take what the runner says, by how much less of the card is free, or the graphs' pools if they have more.
+
+        VLLM 0.11 does not empty torch's cache first: what the capture gives back of it is taken off its figure.
+        """
+        pool_bytes = private_pool_bytes(torch.cuda.current_device()) - self._pool_bytes
+        self._update(graphs_bytes=max(int(result or 0), pool_bytes))
 
     def _ready(self, before: Counters, after: Counters, result: Any, arguments: tuple[Any, ...]) -> None:
         self._update(stage=StartStage.READY.value)

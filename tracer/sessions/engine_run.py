@@ -28,6 +28,8 @@ OUTPUT: Final = "engine.txt"
 """What the engine printed, in the folder of the results."""
 _LOOK_EVERY_S: Final = 0.5
 _ERROR: Final = re.compile(r"\b\w*Error: .+")
+# Pydantic's: what is wrong stands in the line below, which begins with the process and ends with what was given.
+_INVALID: Final = re.compile(r"(validation errors? for \w+)\n.*?  (?:Value error, )?(\S.*?) \[type=.*")
 
 
 @contextmanager
@@ -150,7 +152,8 @@ def _wait(process: subprocess.Popen[bytes], folder: Path, *, is_server: bool) ->
 
 def _last_line(output: Path) -> str:
     """Return the last line that an engine printed which says an error, else its last line."""
-    lines = [line.strip() for line in output.read_text("utf-8", "replace").splitlines() if line.strip()]
+    printed = _INVALID.sub(r"\1: \2", output.read_text("utf-8", "replace"))
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
     found = (_ERROR.search(line) for line in lines if "See root cause above" not in line)
     errors = [match[0] for match in found if match is not None]
     return (errors or lines or ["it printed nothing"])[-1]

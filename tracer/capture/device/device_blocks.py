@@ -38,7 +38,7 @@ def device_blocks(device: torch.device, *, bucket_bytes: Collection[int] = ()) -
     if device.type != "cuda" or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return DeviceBlocks()
     segments = [segment for segment in _segments() if segment["device"] == device.index]
-    private = [segment for segment in segments if tuple(segment.get("segment_pool_id", _DEFAULT_POOL)) != _DEFAULT_POOL]
+    private = _private(segments)
     in_use = [(address, block) for address, block in _blocks(segments) if block["state"] == "active_allocated"]
     # A bucket may be as large as a workspace, of which there are one or two.
     wanted = workspace_sizes(device).difference(bucket_bytes) if are_workspaces_kept() else set()
@@ -64,12 +64,14 @@ class PoolBytes:
 
 def used_in_private_pools(device_index: int) -> frozenset[int]:
     """Addresses of blocks of private pools of a CUDA device that are in use."""
-    private = [
-        segment
-        for segment in _segments()
-        if segment["device"] == device_index and tuple(segment.get("segment_pool_id", _DEFAULT_POOL)) != _DEFAULT_POOL
-    ]
+    private = _private(segment for segment in _segments() if segment["device"] == device_index)
     return frozenset(address for address, block in _blocks(private) if block["state"] == "active_allocated")
+
+
+def private_pool_bytes(device_index: int) -> int:
+    """Bytes that are reserved for all private pools of a CUDA device, such as those of CUDA graphs."""
+    private = _private(segment for segment in _segments() if segment["device"] == device_index)
+    return sum(int(segment["total_size"]) for segment in private)
 
 
 def pool_bytes(device_index: int, pools: Collection[tuple[int, int]]) -> dict[tuple[int, int], PoolBytes]:
@@ -84,6 +86,10 @@ def pool_bytes(device_index: int, pools: Collection[tuple[int, int]]) -> dict[tu
                 before.allocated_bytes + int(segment["allocated_size"]),
             )
     return sums
+
+
+def _private(segments: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [segment for segment in segments if tuple(segment.get("segment_pool_id", _DEFAULT_POOL)) != _DEFAULT_POOL]
 
 
 def _segments() -> Any:
