@@ -86,6 +86,23 @@ LLAMA_8B = _config("Llama", "llama", 4096, 14336, 32, 32, 8, 128256)
 _LLAMA_70B = _config("Llama", "llama", 8192, 28672, 80, 64, 8, 128256)
 _QWEN2_7B = _config("Qwen2", "qwen2", 3584, 18944, 28, 28, 4, 152064)
 _QWEN3_8B = _config("Qwen3", "qwen3", 4096, 12288, 36, 32, 8, 151936, head_dim=128, max_position_embeddings=40960)
+_QWEN2_SMALL = _config(
+    "Qwen2", "qwen2", 896, 4864, 24, 14, 2, 151936, max_position_embeddings=32768, tie_word_embeddings=True
+)  # fmt: skip
+_QWEN1_5_MOE = _config(
+    "Qwen2Moe", "qwen2_moe", 2048, 5632, 24, 16, 16, 151936, max_position_embeddings=8192, moe_intermediate_size=1408,
+    shared_expert_intermediate_size=5632, num_experts=60, num_experts_per_tok=4, norm_topk_prob=False,
+    decoder_sparse_step=1, use_sliding_window=False,
+)  # fmt: skip
+_QWEN3_MOE = _config(
+    "Qwen3Moe", "qwen3_moe", 2048, 6144, 48, 32, 4, 151936, head_dim=128, max_position_embeddings=40960,
+    moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8, norm_topk_prob=True, decoder_sparse_step=1,
+    mlp_only_layers=[],
+)  # fmt: skip
+_FP8_BLOCKS = {
+    "quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+                            "modules_to_not_convert": ["lm_head"]}
+}  # fmt: skip
 _PHI_2 = _config(
     "Phi", "phi", 2560, 10240, 32, 32, 32, 51200, torch_dtype="float16", max_position_embeddings=2048,
     partial_rotary_factor=0.4, layer_norm_eps=1e-05, hidden_act="gelu_new", qk_layernorm=False,
@@ -127,6 +144,25 @@ def _planner(
     return Published(name, _PLANNER, "0.19.0", card, config, command, *measured)
 
 
+_EXPERIENCE: Final = "github.com/lyell0710/vllmExperience"
+
+
+def _experience(
+    name: str, config: Mapping[str, Any], measured: tuple[float, float, int], options: str, gpus: int = 1
+) -> Published:
+    """Return a row of vllmExperience.
+
+    Args:
+        measured: GiB of weights and of the KV cache, and its tokens.
+    """
+    parallel = f" --gpu-memory-utilization 0.88 --tensor-parallel-size {gpus}" if gpus > 1 else ""
+    card, (weights_gib, cache_gib, tokens) = "rtx-4090" if gpus == 1 else f"{gpus}xrtx-4090", measured
+    return Published(
+        name, _EXPERIENCE, "0.25.1", card, config, options + parallel, weights_gib, None, cache_gib, tokens,
+        estimates_graphs=True,
+    )  # fmt: skip
+
+
 ROWS: Final = (
     _planner("llama-3.1-8b", LLAMA_8B, (14.99, 1.89, 58.11, 476_016)),
     _planner("llama-3.1-8b kv-fp8", LLAMA_8B, (14.99, 1.89, 58.11, 952_032), "--kv-cache-dtype fp8"),
@@ -138,20 +174,8 @@ ROWS: Final = (
     _planner("qwen2.5-7b fp8", _QWEN2_7B | _FP8, (8.14, 2.21, 64.64, 1_210_304)),
     _planner("qwen2.5-7b tp2", _QWEN2_7B, (7.12, 2.21, 63.84, 2_390_592), gpus=2),
     _planner("qwen3-8b", _QWEN3_8B, (15.27, 2.21, 57.50, 418_688)),
-    _planner(
-        "qwen3-30b-a3b",
-        _config("Qwen3Moe", "qwen3_moe", 2048, 6144, 48, 32, 4, 151936, head_dim=128, max_position_embeddings=40960,
-                moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8, norm_topk_prob=True,
-                decoder_sparse_step=1, mlp_only_layers=[]),
-        (56.88, 2.68, 15.41, 168_288),
-    ),
-    _planner(
-        "qwen1.5-moe-a2.7b",
-        _config("Qwen2Moe", "qwen2_moe", 2048, 5632, 24, 16, 16, 151936, max_position_embeddings=8192,
-                moe_intermediate_size=1408, shared_expert_intermediate_size=5632, num_experts=60, num_experts_per_tok=4,
-                norm_topk_prob=False, decoder_sparse_step=1, use_sliding_window=False),
-        (26.67, 2.47, 45.83, 250_304),
-    ),
+    _planner("qwen3-30b-a3b", _QWEN3_MOE, (56.88, 2.68, 15.41, 168_288)),
+    _planner("qwen1.5-moe-a2.7b", _QWEN1_5_MOE, (26.67, 2.47, 45.83, 250_304)),
     _planner(
         "mixtral-8x7b tp2",
         _config("Mixtral", "mixtral", 4096, 14336, 32, 32, 8, 32000, max_position_embeddings=32768,
@@ -218,10 +242,63 @@ ROWS: Final = (
         14.2488, None, 24.83, 464_848,
     ),
     Published(
-        "qwen3-0.6b l40s", "github.com/opendatahub-io/llm-d-playbooks, 08-benchmarking", "0.12", "l40s",
+        "qwen3-0.6b l40s", "github.com/opendatahub-io/llm-d-playbooks, 08-benchmarking", "0.11.2", "l40s",
         _config("Qwen3", "qwen3", 1024, 3072, 28, 16, 8, 151936, head_dim=128, max_position_embeddings=40960,
                 tie_word_embeddings=True),
         "--max-model-len 16000 --max-num-batched-tokens 2048 --max-num-seqs 256", 1.12, None, 37.42, 350_304,
+    ),
+    Published(
+        "qwen3-8b a100 0.19", "github.com/dariustanrd/tokenkaki", "0.19.1", "a100-40gb", _QWEN3_8B, "",
+        15.27, None, 19.36, 140_960,
+    ),
+    Published(
+        "qwen2.5-72b tp4 l40s", "github.com/gnosia93/eks-agentic-ai", "0.19.0", "4xl40s",
+        _config("Qwen2", "qwen2", 8192, 29568, 80, 64, 8, 152064, max_position_embeddings=32768),
+        "--max-model-len 8192 --tensor-parallel-size 4", 33.98, None, 5.11, 67_024,
+    ),
+    Published(
+        "granite-4.0-micro fp8 l40s", "github.com/IBM/CodeEngine, tutorials/inferencing", "0.11.0", "l40s",
+        _config("GraniteMoeHybrid", "granitemoehybrid", 2560, 8192, 40, 40, 8, 100352, num_local_experts=0,
+                num_experts_per_tok=0, shared_intermediate_size=8192, layer_types=["attention"] * 40,
+                attention_multiplier=0.015625, position_embedding_type="rope", mamba_n_heads=80, mamba_d_head=64,
+                mamba_expand=2, mamba_d_state=256, mamba_d_conv=4, mamba_n_groups=1, mamba_chunk_size=256,
+                mamba_conv_bias=True, mamba_proj_bias=False, normalization_function="rmsnorm", **_GRANITE),
+        "--quantization fp8 --no-enable-prefix-caching --max-num-batched-tokens 8192 --max-num-seqs 256",
+        3.4244, None, 35.34, 463_136,
+    ),
+    Published(
+        "exaone-4.0-32b fp8 l40s", "github.com/skn21-final-1team/modelling", "0.11.0", "l40s",
+        _config("Exaone4", "exaone4", 5120, 27392, 64, 40, 8, 102400, head_dim=128, sliding_window=4096,
+                sliding_window_pattern="LLLG", layer_types=(["sliding_attention"] * 3 + ["full_attention"]) * 16,
+                rope_theta=1000000, rope_scaling={"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+                **_FP8_BLOCKS),
+        "--max-model-len 4096 --enforce-eager --gpu-memory-utilization 0.95", 30.9891, None, 10.31, 42_224,
+    ),
+    _experience("qwen2-7b rtx-4090", _QWEN2_7B, (14.29, 7.0, 131_152), "--max-model-len 16384"),
+    _experience(
+        "qwen2.5-0.5b rtx-4090", _QWEN2_SMALL, (0.93, 15.22, 1_330_240),
+        "--max-model-len 2048 --enforce-eager --gpu-memory-utilization 0.7",
+    ),
+    _experience("qwen2-7b tp2 rtx-4090", _QWEN2_7B, (7.16, 12.93, 484_160), "--max-model-len 8192", gpus=2),
+    _experience(
+        "qwen1.5-moe-a2.7b tp2 rtx-4090", _QWEN1_5_MOE, (13.39, 6.97, 76_160),
+        "--max-model-len 8192 --enable-expert-parallel", gpus=2,
+    ),
+    _experience(
+        "qwen3-30b-a3b fp8 tp2 rtx-4090", _QWEN3_MOE | _FP8_BLOCKS, (14.54, 4.09, 89_248),
+        "--max-model-len 8192 --enable-expert-parallel", gpus=2,
+    ),
+    *(
+        Published(
+            f"qwen2.5-0.5b {dtype} gtx-1660", "github.com/fillipeml/qlora-serving-lab, README.md", "0.31.0",
+            "rtx-2060:6GiB", _QWEN2_SMALL,
+            f"--dtype {dtype} --max-model-len 2048 --max-num-seqs 16 --gpu-memory-utilization 0.78 --enforce-eager",
+            weights_gib, None, cache_gib, tokens,
+        )
+        for dtype, weights_gib, cache_gib, tokens in (
+            ("float32", 1.84, 2.55, 111_616), ("float16", 0.92, 3.56, 311_264)
+        )
     ),
 )  # fmt: skip
 
