@@ -324,11 +324,25 @@ def test_requirements_change_after_what_they_need(tmp_path: Path, monkeypatch: p
     }
 
 
+def test_files_that_a_file_of_requirements_includes_are_read(tmp_path: Path) -> None:
+    """Their names are relative to the folder of the file that names them."""
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "more.txt").write_text("b==1\n--requirement=../most.txt  # and others\n")
+    (tmp_path / "most.txt").write_text("c==1\n")
+    (tmp_path / "old.txt").write_text("-r more/more.txt\na==1\n-rmost.txt\n")
+    (tmp_path / "new.txt").write_text("a==1\nb==1\nc==2\n")
+    first, changed = changes_between(tmp_path / "old.txt", tmp_path / "new.txt").items()
+    assert first == (str(tmp_path / "old.txt"), ("c==1",))
+    assert changed == ("c==2 (was c==1)", ("c==2",))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
         ("a==1", "a==1", "name the same packages"),
-        ("a==1\n-r more.txt", "a==2", "'-r more.txt', which names no package"),
+        ("a==1\n-r more.txt", "a==2", "more.txt cannot be read"),
+        ("a==1\n-r old.txt", "a==2", "'-r old.txt', which leads back to that file"),
+        ("a==1\n-c more.txt", "a==2\n-c more.txt", "'-c more.txt', which names no package"),
         ("a==1", "./folder", "'./folder', which names no package"),
         ("a==1", "https://example.org/a.whl", "a.whl', which names no package"),
         ("a==1", None, "cannot be read"),

@@ -98,6 +98,18 @@ def test_a_file_is_printed_with_the_bytes_of_its_lines(kept: Path, tmp_path: Pat
     assert sentence(kept, "--annotate", "/etc/passwd") == "Error: No line of the recording is in /etc/passwd."
 
 
+def test_an_answer_in_the_place_of_files_is_asked_for_alone(kept: Path, tmp_path: Path) -> None:
+    for words in (("--only", "peak-json"), ("--save-dir", tmp_path / "out"), ("--open",), ("--top", "3")):
+        assert sentence(kept, *words, "--annotate", "pieces.py", status=2) == (
+            f"Error: {words[0]} works only without --annotate."
+        )
+        assert sentence(kept, *words, "--speedscope", tmp_path / "s.json", status=2) == (
+            f"Error: {words[0]} works only without --speedscope."
+        )
+    both = sentence(kept, "--speedscope", tmp_path / "s.json", "--annotate", "pieces.py", status=2)
+    assert both == "Error: --speedscope works only without --annotate." and names_in(tmp_path) == set()
+
+
 def test_what_ended_the_run_is_told(tmp_path: Path) -> None:
     failing = Pieces(before=raising(ValueError("no such batch"), piece="forward", step=2))
     save_kept_run(tmp_path / "recording.npz", kept_run(run_profile(failing, schedule=Schedule(0, 1, 1, 2))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import tempfile
 from collections.abc import Mapping
@@ -138,11 +137,11 @@ def _worst_of(job: Job, *, quiet: bool) -> SavedPeak:
 
 
 def _hand_on(peak: SavedPeak, folder: Path) -> None:
+    from tracer.exporters.files import write_json
     from tracer.exporters.json_documents.peak import saved_peak_document
 
     place = RankPlace.here()
-    name = f"{place.rank if place is not None else 0}.json"
-    (folder / name).write_text(json.dumps(saved_peak_document(peak)), encoding="utf-8")
+    write_json(folder / f"{place.rank if place is not None else 0}.json", saved_peak_document(peak))
 
 
 def _write(baseline: Path, peaks: Mapping[str, SavedPeak], name: str, peak: SavedPeak, *, quiet: bool) -> None:

@@ -76,8 +76,13 @@ def refuse(context: typer.Context, parameters: Iterable[str], where: str, *, hin
     """
     for parameter in parameters:
         if _source(context, parameter) == "COMMANDLINE":
-            name = parameter.removeprefix("model_") if parameter == "model_input" else parameter.replace("_", "-")
-            raise UsageError(f"--{name} works only {where}.", hint=hint)
+            raise UsageError(f"{_spelled(context, parameter)} works only {where}.", hint=hint)
+
+
+def _spelled(context: typer.Context, parameter: str) -> str:
+    """Return an option as the command line has it, such as `--json` of `as_json`."""
+    (names,) = (option.opts for option in context.command.params if option.name == parameter)
+    return max(names, key=len)
 
 
 def check_outputs(outputs: Iterable[Path], read: Iterable[Path], *, hint: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +11,6 @@ from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
 from tracer.commands.predict_on import script_trial
 from tracer.commands.script import Script
 from tracer.null_gpu.job.place import RankPlace
-from tracer.null_gpu.writes import own_files
 
 if TYPE_CHECKING:
     from tracer.sessions.trials.trial_memory import TrialMemory
@@ -62,10 +60,10 @@ def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Scr
 
 
 def _leave(answer: dict[str, Any], memory: TrialMemory, folder: Path) -> None:
+    from tracer.exporters.files import write_json
     from tracer.sessions.trials.trial_channel import answer_name, history_name
 
     place = RankPlace.here()
     rank = place.rank if place is not None else 0
     memory.write(folder / history_name(rank))
-    with own_files():
-        (folder / answer_name(rank)).write_text(json.dumps(answer), "utf-8")
+    write_json(folder / answer_name(rank), answer)

@@ -10,7 +10,7 @@ import typer
 
 from tracer.commands.annotated import Annotate, annotate_recording
 from tracer.commands.browser import Open, opened, pages_of
-from tracer.commands.common import check_outputs, errors_for_people, not_said
+from tracer.commands.common import check_outputs, errors_for_people, not_said, refuse
 from tracer.commands.options import option
 from tracer.commands.run_options import NUM_ROWS, Quiet, Top
 from tracer.commands.usage import OUTPUTS
@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 
     from tracer.results.run_results import RunResults
 
+_OF_FILES = ("save_dir", "only", "open_", "top")
+"""Options of the files of a run, which --annotate and --speedscope take the place of."""
+
 
 def report(
+    context: typer.Context,
     recording: Annotated[Path, typer.Argument(help="A --save-dir with a recording.npz, or that file.")],
     save_dir: Annotated[
         Path | None, option("Folder for the files; by default the recording's.", OUTPUTS, metavar="<path>")
@@ -46,6 +50,10 @@ def report(
     """Write any output of a run again from its kept recording, also elsewhere and with a later version."""
     tell = not_said if quiet else say
     with errors_for_people():
+        if annotate is not None:
+            refuse(context, ("speedscope", *_OF_FILES), "without --annotate")
+        if speedscope is not None:
+            refuse(context, _OF_FILES, "without --speedscope")
         file = recording_path(recording)
         folder = save_dir or file.parent
         if annotate is not None:

@@ -12,7 +12,7 @@ import typer
 
 from tracer.commands.annotated import Annotate, annotate_snapshot
 from tracer.commands.browser import Open, opened, page_to_open
-from tracer.commands.common import THRESHOLD_EXCEEDED, check_outputs, errors_for_people, say_all, snapshot_path
+from tracer.commands.common import THRESHOLD_EXCEEDED, check_outputs, errors_for_people, refuse, say_all, snapshot_path
 from tracer.commands.options import number, option
 from tracer.commands.run_options import AsJson, Quiet, Top
 from tracer.commands.usage import ALLOCATOR, DEVICE, OUTPUTS, QUESTIONS
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 
 SQLITE_READERS = "sqlite3, or Skyline's readers"
+_NOT_ANNOTATED = (
+    *("at", "between", "before_oom", "settings", "search_settings", "gpu_memory"),
+    *("html", "open_", "sqlite", "as_json", "top"),
+)
+"""Options of the answer that --annotate takes the place of."""
 _OTHER_FILE = "Name another file with --html or --sqlite."
 
 
@@ -109,7 +114,7 @@ def snapshot(
 
     Several recordings are the ranks of a job: which are alike, which are odd, and what the worst one has more.
     """
-    html = page_to_open(html, is_opened=open_)
+    html = page_to_open(html, is_opened=open_ and annotate is None)
     context.with_resource(opened([html] if html else [], is_wanted=open_))
     if is_job(file):
         about_one = {"sqlite": sqlite, "between": between, "gpu-memory": gpu_memory, "annotate": annotate}
@@ -118,6 +123,7 @@ def snapshot(
     with errors_for_people():
         _refuse_addresses(file)
         if annotate is not None:
+            refuse(context, _NOT_ANNOTATED, "without --annotate")
             annotate_snapshot(file[0], annotate, device)
             return
         with screen(is_shown=as_json or not quiet) as console:

@@ -16,7 +16,7 @@ import torch
 from tracer.capture.device import devices
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import error_words
-from tracer.exporters.files import remove, write_atomically
+from tracer.exporters.files import remove, write_atomically, write_json
 from tracer.null_gpu import process
 from tracer.null_gpu.job.place import RankPlace
 from tracer.results.failure import is_out_of_memory
@@ -360,7 +360,7 @@ def read_some(job_folder: Path, ranks: Collection[int], world_size: int) -> Rank
 def write_ranks(summary: RanksSummary, save_dir: Path) -> None:
     """Write ranks.txt and ranks.json."""
     write_atomically(save_dir / RANKS_TEXT, summary_text(summary))
-    write_atomically(save_dir / RANKS_JSON, json.dumps(_as_json(summary), indent=1) + "\n")
+    write_json(save_dir / RANKS_JSON, _as_json(summary))
 
 
 def read_ranks(save_dir: Path, world_size: int, *, run: str, store: RankStore | None = None) -> RanksSummary:
@@ -492,7 +492,7 @@ def leave_failure(error: BaseException) -> None:
         at.file if at is not None else None,
         at.line if at is not None else 0,
     )
-    _failure_path(place.folder, place.rank).write_text(json.dumps(asdict(failure)), encoding="utf-8")
+    write_json(_failure_path(place.folder, place.rank), asdict(failure))
 
 
 def failure_left(folder: Path, rank: int) -> RankFailure | None:

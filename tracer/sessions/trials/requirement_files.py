@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, requires
 from itertools import chain
 from pathlib import Path
@@ -14,6 +14,8 @@ from tracer.sessions.trials.package_versions import package_name
 
 _HASH: Final = re.compile(r"\s--hash=\S+")
 _COMMENT: Final = re.compile(r"(?:^|\s)#.*")
+_INCLUDED: Final = re.compile(r"(?:-r|--requirement)[ =]?(?P<file>.+)")
+_CONSTRAINTS: Final = ("-c", "--constraint")
 _INDEXES: Final = ("--index-url", "--extra-index-url", "--find-links", "-i ", "-f ", "--pre")
 _HINT: Final = "Name two files such as pip freeze prints: a package and its version on each line."
 
@@ -44,19 +46,35 @@ def changes_between(old: Path, new: Path) -> dict[str, tuple[str, ...]]:
 
 def _lines(path: Path) -> dict[str, tuple[str, ...]]:
     """Return the lines of each package, by its normal name; of an option, such as an index, by itself."""
+    lines: dict[str, tuple[str, ...]] = {}
+    for line in _with_included(path, ()):
+        name = line if line.startswith("-") else package_name(line)
+        if name is None or line.startswith(_CONSTRAINTS):
+            raise TracerError(f"{path} has the line {line!r}, which names no package.", hint=_HINT)
+        lines[name] = tuple(dict.fromkeys((*lines.get(name, ()), line)))
+    return lines
+
+
+def _with_included(path: Path, outer: tuple[Path, ...]) -> Iterator[str]:
+    """Yield the lines of a file, in the place of `-r more.txt` those of that file.
+
+    Args:
+        path: Of the file; the names in it are relative to its folder.
+        outer: Files whose lines lead to it.
+    """
     try:
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
     except (OSError, UnicodeDecodeError) as error:
         raise TracerError(f"{path} cannot be read: {error}.", hint=_HINT) from None
-    lines: dict[str, tuple[str, ...]] = {}
     for whole in text.splitlines():
         line = " ".join(_HASH.sub("", _COMMENT.sub("", whole)).split())
-        name = line if line.startswith("-") else package_name(line)
-        if line and name is None:
-            raise TracerError(f"{path} has the line {line!r}, which names no package.", hint=_HINT)
-        if name:
-            lines[name] = (*lines.get(name, ()), line)
-    return lines
+        included = _INCLUDED.fullmatch(line)
+        if included is None:
+            yield from filter(None, [line])
+        elif (inner := (path.parent / included["file"].strip()).resolve()) in (*outer, path.resolve()):
+            raise TracerError(f"{path} has the line {line!r}, which leads back to that file.", hint=_HINT)
+        else:
+            yield from _with_included(inner, (*outer, path.resolve()))
 
 
 def _needed_first(packages: Sequence[str]) -> list[str]:
