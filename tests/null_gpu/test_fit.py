@@ -70,6 +70,10 @@ def test_each_change_alone_says_what_it_saves(tmp_path: Path) -> None:
     assert flops[""] == flops["bf16"] == flops["8-bit-state"] == 47 * layer and flops["checkpoint"] == 55 * layer
     # Two averages of 16 weights of 2,048 x 512 x 4 bytes; the peak is in backward.
     assert "128.00 MiB less at the peak" in found["state-on-host"]
+    pinned = {"".join(trial["apply"]): trial["pinned_bytes"] for trial in report["trials"]}
+    assert pinned["state-on-host"] - pinned[""] == 128 << 20
+    lines = done.stdout.splitlines()
+    assert lines[lines.index(found["state-on-host"]) + 1] == "  The host then holds 128.00 MiB more, in pinned memory."
     # Hidden tensors and blocks' inputs, 8 x (128 + 32) MiB, but for what one block's backward brings back.
     assert "1.08 GiB less at the peak" in found["saved-on-host"]
     # Of 2 x 4 bytes for each of 16 x 2,048 x 512 weights, 2 x 2 and 2 x (1 + 4/256) are left; biases stay as they are.

@@ -40,6 +40,7 @@ def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Scr
             "steps": counted.num_steps,
             "growth": counted.growth_bytes,
             "flops": counted.flops,
+            "pinned": counted.pinned_bytes,
             "notes": applied.notes,
         }
 

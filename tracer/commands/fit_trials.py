@@ -198,6 +198,7 @@ def _of_worst(worst: int, ranks: Mapping[int, dict[str, Any]], job: NullJob | No
         beside_bytes=_beside_bytes(worst, job),
         nccl=nccl,
         flops=values["flops"],
+        pinned_bytes=max(rank["pinned"] for rank in ranks.values()),
         built_bytes=values["allocated"] if values["built"] is None else values["built"],
         num_steps=values["steps"],
         growth_bytes=values["growth"],

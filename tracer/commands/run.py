@@ -112,6 +112,9 @@ def run(
     if devices is not None and not screen.quiet:
         say_where(devices)
     say_all(script.notes if not screen.quiet else ())
+    from tracer.capture.checkpoint_loads import loads_followed
+    from tracer.capture.device.host_follower import host_followed
+    from tracer.commands.host import tell_host
     from tracer.commands.phases import tell_phases
     from tracer.exporters.files import check_folder
     from tracer.sessions.engine_run import engine_reports
@@ -127,7 +130,15 @@ def run(
     here, closed = on_null_gpu(on, save_dir, quiet=screen.quiet), closing(Termination())
     if inference and devices is not None:
         run_engines_in_one_process()
-    with errors_for_people(), kept_import_path(), here, _made(changes) as notes, closed as termination:
+    with (
+        errors_for_people(),
+        kept_import_path(),
+        host_followed(),
+        loads_followed(),
+        here,
+        _made(changes) as notes,
+        closed as termination,
+    ):
         steps = (schedule.of_calls() if inference else schedule).schedule()
         check_folder(save_dir)
         folder = SessionFolder(save_dir)
@@ -143,6 +154,7 @@ def run(
                 )
             quiet = screen.quiet or not folder.is_of_first_rank
             tell_phases(ledger, reports, folder.path, quiet=quiet, computed=devices is None)
+            tell_host(folder.path, quiet=quiet, computed=devices is None)
         say_all(notes() if not screen.quiet else ())
         if devices is not None:
             _say_if_elsewhere(profile)

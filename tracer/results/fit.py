@@ -49,6 +49,7 @@ class FitTrial:
     # Number of the step, from 0, in which memory ran out on the card; -1 before the first, None where it did not.
     failed_in: int | None = None
     failed_at_bytes: int = 0  # Allocated when memory ran out on the card
+    pinned_bytes: int = 0  # Most host memory that the process, or a rank of a job, had pinned at once
     explanation: Explanation | None = None  # Why memory ran out on the card, or grows; of the script as it is
 
     @property

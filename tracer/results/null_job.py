@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from tracer.capture.device.host_peak import HostPeak, LoadedFile
 from tracer.capture.sources.source_line import SourceLine
 from tracer.null_gpu.cards import CONTEXT_BYTES, Devices
 from tracer.null_gpu.nccl_buffers import NcclBuffers
@@ -32,6 +33,8 @@ class RankRun:
     lines: Mapping[int, SourceLine] = field(default_factory=dict)  # [B] Line that holds most of each; where known
     # The GPU on which it ran again with less memory, and what others take of it; None where it did not.
     crowded: tuple[int, int] | None = None
+    host: HostPeak | None = None  # Host memory with that of processes that it has started; None where not followed
+    loads: tuple[LoadedFile, ...] = ()  # Files that it loaded whole into host memory
 
 
 @dataclass(frozen=True, slots=True)

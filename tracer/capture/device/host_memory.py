@@ -69,6 +69,18 @@ def pinned_bytes() -> tuple[int, int] | None:
     return None if used_bytes is None or held_bytes is None else (int(used_bytes), int(held_bytes))
 
 
+def pinned_peak_bytes() -> int:
+    """Return the most host memory that torch's caching allocator has pinned at once; 0 where CUDA has not begun.
+
+    Source: `torch.cuda.host_memory_stats`.
+    """
+    stats = getattr(torch.cuda, "host_memory_stats", None)
+    if stats is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return 0
+    figures = stats()
+    return int(figures.get("allocated_bytes.peak", figures.get("segment_bytes.peak", 0)))
+
+
 _MAPS = "/proc/self/maps"
 _LIBRARY = ".so"
 _NO_FILES = ("/dev/", "/memfd:", "/SYSV")

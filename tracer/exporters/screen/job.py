@@ -12,6 +12,7 @@ from rich.console import Console
 from tracer.analysis.kinds import words_of
 from tracer.analysis.peak_diff import PeakDiff
 from tracer.analysis.snapshots.job import JobFinding, RankGroup, RankPeak
+from tracer.exporters.host import host_sentences
 from tracer.exporters.screen.diff import print_peak_diffs
 from tracer.exporters.screen.paths import behind
 from tracer.exporters.screen.text import print_rows, say
@@ -167,7 +168,9 @@ def job_words(job: NullJob) -> list[str]:
         )
     elif len(job.runs) > 1:
         lines.append("All that ran have the same peak, to the byte.")
-    return [*lines, *of_card(job), *guest_sentences(job.gpus)]
+    hosts = {run.rank: run.host for run in job.runs if run.host is not None}
+    loads, num_on_node = {run.rank: run.loads for run in job.runs}, min(job.per_node, job.devices.count)
+    return [*lines, *of_card(job), *guest_sentences(job.gpus), *host_sentences(hosts, loads, num_on_node)]
 
 
 def of_card(job: NullJob) -> Iterator[str]:

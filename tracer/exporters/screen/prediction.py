@@ -13,7 +13,7 @@ from tracer.exporters.screen.text import print_rows, say
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.results.fit import FitTrial
 from tracer.results.null_run import CAVEAT
-from tracer.units import format_bytes, format_range, some
+from tracer.units import MIB, format_bytes, format_range, some
 
 if TYPE_CHECKING:
     from tracer.results.prediction import BatchesRead, LargestSize, OutOfMemoryAt, Prediction, TableCell, TableRow
@@ -36,9 +36,9 @@ def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None
         left = _left(trial, usable_bytes)
         does = "fits narrowly," if _is_narrow(trial, usable_bytes) else "fits"
         came = f"{does} with {left} left" if left[0].isdigit() else f"fits{left}"
-        return f"{what}: {sizes}; {came}.", *_growth(trial, usable_bytes), *_notes(trial)
+        return f"{what}: {sizes}; {came}.", *_growth(trial, usable_bytes), *_pinned(trial, base), *_notes(trial)
     if trial.failed_in is None:
-        return f"{what}: needs {sizes}; {_missing(trial, usable_bytes)}.", *_notes(trial)
+        return f"{what}: needs {sizes}; {_missing(trial, usable_bytes)}.", *_pinned(trial, base), *_notes(trial)
     rank = "" if trial.worst_rank is None else f"rank {trial.worst_rank:,} is "
     line = f"{what}: {rank}out of memory {_failed_where(trial)}, with {format_bytes(trial.failed_at_bytes)} allocated."
     return line, *need_words(trial, usable_bytes), *_notes(trial)
@@ -63,6 +63,15 @@ def _sizes(trial: FitTrial) -> str:
 
 def _notes(trial: FitTrial) -> list[str]:
     return [f"  {note}" for note in trial.notes]
+
+
+def _pinned(trial: FitTrial, base: FitTrial | None) -> list[str]:
+    """Return a sentence on what a change has the host hold; none where that is no more than of the script as it is."""
+    more_bytes = trial.pinned_bytes - base.pinned_bytes if base is not None else 0
+    if more_bytes < MIB:
+        return []
+    whose = " for each rank of a node" if trial.ranks else ""
+    return [f"  The host then holds {format_bytes(more_bytes)} more{whose}, in pinned memory."]
 
 
 def _failed_where(trial: FitTrial) -> str:

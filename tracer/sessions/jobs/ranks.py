@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tracer.capture.checkpoint_loads import loaded_files
 from tracer.capture.device import devices
+from tracer.capture.device.host_peak import HostPeak, LoadedFile
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import error_words
 from tracer.exporters.files import remove, write_atomically, write_json
@@ -23,6 +25,7 @@ from tracer.results.failure import is_out_of_memory
 from tracer.results.files import RANK_JSON, RANKS_JSON, RANKS_TEXT
 from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
+from tracer.sessions.host_memory import host_peak
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
@@ -122,6 +125,8 @@ class RankMessage:
     finding: str = ""  # What its recorder has found, a sentence; empty where that is nothing
     place: tuple[int, int] = (0, 0)  # Number of its node, and its own on that node
     held: tuple[GpuPart, ...] = ()  # Its memory on each GPU
+    host: HostPeak | None = None  # Host memory with that of processes that it has started; None where not followed
+    loads: tuple[LoadedFile, ...] = ()  # Files that it loaded whole into host memory
 
     @classmethod
     def parsed(cls, text: str) -> RankMessage:
@@ -133,7 +138,9 @@ class RankMessage:
         """
         values = json.loads(text)
         held = tuple(GpuPart(**part) for part in values.pop("held", ()))
-        return cls(**values | {"held": held, "place": tuple(values.get("place", (0, 0)))})
+        host = HostPeak.of_values(found) if (found := values.pop("host", None)) is not None else None
+        loads = tuple(LoadedFile(**file) for file in values.pop("loads", ()))
+        return cls(**values | {"held": held, "host": host, "loads": loads, "place": tuple(values.get("place", (0, 0)))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +185,14 @@ class RanksSummary:
                 holding = Holding(rank.index, part.is_own, part.reserved_bytes, line=part.source_line)
                 sums.setdefault(places[part.gpu], []).append(holding)
         return sums_of(sums)
+
+    @property
+    def nodes(self) -> tuple[tuple[RankMessage, ...], ...]:
+        """Ranks of each node, in order of the nodes."""
+        nodes: dict[int, list[RankMessage]] = {}
+        for rank in self.ranks:
+            nodes.setdefault(rank.place[0], []).append(rank)
+        return tuple(tuple(nodes[node]) for node in sorted(nodes))
 
     def differences(self) -> dict[str, tuple[int, int]]:
         """Smallest and largest bytes of each category that is not the same on all ranks, the widest first.
@@ -260,6 +275,8 @@ def peak_of(rank: Rank, results: RunResults) -> RankMessage:
             out_of_memory=out_of_memory,
             place=rank.place,
             held=held_by(rank, results.history),
+            host=host_peak(),
+            loads=loaded_files(),
         )
     peak = results.findings.worst.peak
     return RankMessage(
@@ -274,6 +291,8 @@ def peak_of(rank: Rank, results: RunResults) -> RankMessage:
         out_of_memory=out_of_memory,
         place=rank.place,
         held=held_by(rank, results.history),
+        host=host_peak(),
+        loads=loaded_files(),
     )
 
 
@@ -411,6 +430,7 @@ def _as_json(summary: RanksSummary) -> dict[str, Any]:
 
 def summary_text(summary: RanksSummary) -> str:
     """Peak per rank, the worst, the spread, and what differs by category."""
+    from tracer.exporters.host import host_sentences
     from tracer.exporters.screen.job import gpu_sentences
 
     lines = ["Peak memory of each rank:", "-------------------------"]
@@ -427,6 +447,9 @@ def summary_text(summary: RanksSummary) -> str:
     lines += ["", *_difference_lines(summary)]
     if sums := gpu_sentences(summary.gpus):
         lines += ["", *sums]
+    for ranks in summary.nodes:
+        hosts = {rank.index: rank.host for rank in ranks if rank.host is not None}
+        lines += ["", *host_sentences(hosts, {rank.index: rank.loads for rank in ranks}, len(hosts))]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -465,6 +488,8 @@ def peak_of_watched(rank: Rank, report: WatchReport, *, has_ended: bool) -> Rank
         finding=finding,
         place=rank.place,
         held=held_by(rank),
+        host=host_peak(),
+        loads=loaded_files(),
     )
 
 

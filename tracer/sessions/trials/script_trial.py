@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from tracer.capture.device.host_memory import pinned_peak_bytes
 from tracer.capture.torch_private.torch_dispatch import watched
 from tracer.capture.torch_private.torch_modules import leave_unfilled
 from tracer.changes.flops import flops_of
@@ -146,6 +147,7 @@ class ScriptSizes:
     num_steps: int  # How many have ended
     growth_bytes: int  # By how much more each of the last ones left in use; 0 where memory does not grow
     flops: int | None  # Floating point operations of a step; None where it is not known
+    pinned_bytes: int = 0  # Most host memory that was pinned at once
 
 
 def script_sizes(
@@ -205,6 +207,7 @@ def script_sizes(
         num_steps=steps.num_steps,
         growth_bytes=steps.growth_bytes if known else 0,  # a script that has ended by itself grows no more
         flops=flops.flops,
+        pinned_bytes=pinned_peak_bytes(),
     )
 
 
