@@ -67,10 +67,12 @@ class NullJob:
         if any(run.out_of_memory for run in self.runs):
             return False
         gpu, card_bytes = self.fullest, self.devices.card.memory_bytes
-        if gpu is None or self.status:
+        if gpu is None:
             return None
         if gpu.least_bytes - gpu.cached_bytes > card_bytes:
             return False
+        if self.status:
+            return None
         # A rank that ran again beside all that others take at least is known to fit there.
         is_served = gpu.most_bytes <= card_bytes or (self._was_asked_again(gpu) and not gpu.nccl.most_bytes)
         return True if is_served else None

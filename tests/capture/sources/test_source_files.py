@@ -78,6 +78,17 @@ def test_what_cannot_be_found_stays_as_it_is_and_is_nobodys(name: str) -> None:
     assert not is_user_code(name)
 
 
+def test_a_script_that_is_called_by_a_path_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("work", "sub"):
+        (tmp_path / name).mkdir()
+    for script in (tmp_path / "train.py", tmp_path / "work" / "sub.py"):
+        script.write_text("")
+    monkeypatch.chdir(tmp_path / "work")
+    forget_files()
+    assert whole_path("../train.py") == str(tmp_path / "train.py") and is_user_code("../train.py")
+    assert whole_path("../work/sub.py") == str(tmp_path / "work" / "sub.py")
+
+
 def test_a_folder_is_not_a_file(on_path: Path) -> None:
     assert whole_path("mine") == "mine"
 

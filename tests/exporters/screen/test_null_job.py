@@ -176,3 +176,15 @@ def test_what_a_node_holds_of_its_host_and_the_file_that_every_rank_loads() -> N
         "torch.load(..., mmap=True) has it there once.",
     ]
     assert not any("loads" in line for line in job_words(job(first, replace(last, loads=()))))
+
+
+def test_a_rank_that_ends_by_another_error_is_told_and_what_is_known_to_be_too_much_does_not_fit() -> None:
+    guest = {0: 70 * GIB + CONTEXT_BYTES, 1: CONTEXT_BYTES}
+    fault = RankRun(1, 1, 9.0, failure="RuntimeError: no such file", line=SourceLine("train.py", 7), taken=guest)
+    own = {0: 9 * GIB + CONTEXT_BYTES}
+    found = job(replace(FIRST, taken=own), fault)
+    words = job_words(found)
+    assert "Rank 1 ended before a step was recorded: RuntimeError: no such file (train.py:7)." in words
+    assert not any("same peak" in line for line in words)
+    assert found.fits is False and any(line.endswith("It does not fit.") for line in words)
+    assert job(replace(FIRST, taken=own), replace(fault, taken={0: GIB})).fits is None

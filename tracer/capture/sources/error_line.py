@@ -7,8 +7,7 @@ from pathlib import Path
 
 import torch
 
-from tracer.capture.sources.notebook_cells import cell_name
-from tracer.capture.sources.source_files import is_user_code
+from tracer.capture.sources.source_files import is_user_code, whole_path
 from tracer.capture.sources.source_line import SourceLine
 
 _OUTSIDE = (Path(torch.__file__).resolve().parent, Path(__file__).resolve().parents[2])
@@ -25,7 +24,7 @@ def error_line(error: BaseException) -> SourceLine | None:
     if isinstance(error, SyntaxError) and error.filename is not None and error.lineno is not None:
         return SourceLine(error.filename, error.lineno)
     frames = [
-        SourceLine(cell_name(frame.f_code.co_filename) or frame.f_code.co_filename, line)
+        SourceLine(whole_path(frame.f_code.co_filename), line)
         for frame, line in traceback.walk_tb(error.__traceback__)
         if not frame.f_globals.get("__tracebackhide__")
     ]

@@ -73,6 +73,9 @@ def _whole_path(file_name: str) -> str:
     if file_name.startswith("<") or Path(file_name).is_absolute():
         return file_name
     found = [str(prefix / file_name) for prefix in _prefixes() if (prefix / file_name).is_file()]
+    # A script that is called by a path, such as `../train.py`, has that in its frames.
+    called = os.path.abspath(working_folder() / file_name)  # noqa: PTH100 - links are left alone, as above
+    found += [called] if called not in found and Path(called).is_file() else []
     if len(found) > 1:  # the same name in several folders: the file that has run
         places = _places_of_loaded_files(len(sys.modules))
         found.sort(key=lambda path: places.get(path, len(places)))

@@ -166,8 +166,13 @@ def job_words(job: NullJob) -> list[str]:
         lines.append(
             f"Rank {least.rank:,} has {format_bytes(worst.peak_bytes - least.peak_bytes)} less: {_apart(worst, least)}."
         )
-    elif len(job.runs) > 1:
+    elif len(job.runs) > 1 and all(run.peak_bytes is not None for run in job.runs):
         lines.append("All that ran have the same peak, to the byte.")
+    lines += [
+        f"Rank {run.rank:,} ended before a step was recorded: {without_gpu(run.failure)}{behind(run.line)}."
+        for run in job.runs
+        if run.peak_bytes is None and run.failure
+    ]
     hosts = {run.rank: run.host for run in job.runs if run.host is not None}
     loads, num_on_node = {run.rank: run.loads for run in job.runs}, min(job.per_node, job.devices.count)
     return [*lines, *of_card(job), *guest_sentences(job.gpus), *host_sentences(hosts, loads, num_on_node)]
