@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from pathlib import Path
 
 import pytest
 
-from tests.elsewhere import Elsewhere
 from tests.null_gpu.started import ROOT, needs_null_gpu
 from tests.on_null_gpu import jobs_doctor
 from tests.processes import run_python
+from tests.truth.isolate import Elsewhere
 from tracer.null_gpu.cards import devices_of
 from tracer.null_gpu.process import environment
 
@@ -40,9 +39,5 @@ def test_nothing_fails_and_the_report_has_every_answer(card: str | None, tmp_pat
 
 @pytest.mark.parametrize("card", OTHER_CARDS)
 def test_what_a_card_decides_is_well_on_others(card: str) -> None:
-    process = Elsewhere(environment([devices_of(card).card]), gc.collect)
-    try:
-        found = process(jobs_doctor.answers, DECIDED_BY_CARDS)
-    finally:
-        process.close()
+    found = Elsewhere(environment([devices_of(card).card]))(jobs_doctor.answers, DECIDED_BY_CARDS)
     assert {name: status for name, (status, _, _) in found.items()} == dict.fromkeys(DECIDED_BY_CARDS, "PASS")

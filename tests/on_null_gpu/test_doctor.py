@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.elsewhere import Elsewhere
 from tests.on_null_gpu import jobs_doctor as jobs
+from tests.truth.isolate import Elsewhere
 
 ASKED = ["torch's parts", "card", "allocator", "history", "profiler", "LSTM", "fused", "lines and kinds",
          "out of memory", "watch", "files", "CUDA graph", "times", "kernels", "context", "DDP", "CUDA copies",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.elsewhere import Elsewhere
 from tests.on_null_gpu import jobs_engines
 from tests.on_null_gpu.jobs_engines import MIB
+from tests.truth.isolate import Elsewhere
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.results.engine_start import GRAPHS, StartStage
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.elsewhere import Elsewhere
 from tests.on_null_gpu import jobs_graphs
 from tests.on_null_gpu.jobs_graphs import BATCH, WIDTH, Make, Told
+from tests.truth.isolate import Elsewhere
 from tracer.capture.torch_private.torch_cuda import are_workspaces_kept
 from tracer.sessions.schedule import Schedule
 

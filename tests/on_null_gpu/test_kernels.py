@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.elsewhere import Elsewhere
 from tests.on_null_gpu import jobs_kernels as jobs
+from tests.truth.isolate import Elsewhere
 
 
 def test_each_operator_has_what_it_launched(elsewhere: Elsewhere) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.elsewhere import Elsewhere
 from tests.on_null_gpu import jobs_phases
 from tests.on_null_gpu.jobs_phases import MIB
+from tests.truth.isolate import Elsewhere
 from tracer.capture.device.phase_memory import BETWEEN
 from tracer.null_gpu.cards import CONTEXT_BYTES
 

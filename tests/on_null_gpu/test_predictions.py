@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.elsewhere import Elsewhere
 from tests.on_null_gpu import jobs_predictions
 from tests.on_null_gpu.jobs_predictions import MIB
+from tests.truth.isolate import Elsewhere
 from tracer.commands.workload_options import PredictedWorkload
 
 LAYERS = PredictedWorkload(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.elsewhere import Elsewhere
 from tests.on_null_gpu import jobs_served
+from tests.truth.isolate import Elsewhere
 
 
 def test_a_cache_that_the_program_froze_is_a_kv_cache(elsewhere: Elsewhere) -> None:

@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
-from tests.elsewhere import Elsewhere
 from tests.on_null_gpu import jobs_sessions
 from tests.on_null_gpu.jobs_sessions import Told
+from tests.truth.isolate import Elsewhere
 from tracer.errors import Terminated
 
 MIB = 1 << 20

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.elsewhere import Elsewhere
 from tests.on_null_gpu import jobs_snapshots
+from tests.truth.isolate import Elsewhere
 
 KIB = 1 << 10
 

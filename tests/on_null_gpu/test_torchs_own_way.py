@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.elsewhere import Elsewhere
 from tests.on_null_gpu import jobs_predictions
 from tests.on_null_gpu.jobs_predictions import TORCHS_OWN_WAY
+from tests.truth.isolate import Elsewhere
 from tracer.capture.torch_private.torch_cuda import are_workspaces_kept
 from tracer.commands.workload_options import PredictedWorkload
 

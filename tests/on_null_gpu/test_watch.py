@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.elsewhere import Elsewhere
 from tests.on_null_gpu import jobs_watch
+from tests.truth.isolate import Elsewhere
 from tracer.capture.torch_private.torch_cuda import are_workspaces_kept
 
 MIB = 1 << 20

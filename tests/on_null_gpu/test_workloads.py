@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.elsewhere import Elsewhere
 from tests.on_null_gpu import jobs_workloads
 from tests.training_steps import ONE_OF_EACH, WORKLOADS
+from tests.truth.isolate import Elsewhere
 
 NAMES = [pytest.param(name, marks=() if name in ONE_OF_EACH else pytest.mark.slow) for name in sorted(WORKLOADS)]
 

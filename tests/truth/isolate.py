@@ -6,14 +6,16 @@ import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from tests.processes import call
 from tracer.null_gpu.process import is_active
 
+P = ParamSpec("P")
 T = TypeVar("T")
 # Nothing here takes so long; what hangs is a defect that has to be seen as one.
 _LIMIT_S = 300.0
@@ -29,9 +31,12 @@ class Returned(Generic[T]):
     error: str | None
 
 
-def in_fresh_process(function: Callable[..., T], *arguments: Any) -> Returned[T]:
+def in_fresh_process(
+    function: Callable[..., T], *arguments: Any, variables: Mapping[str, str] = _ENVIRONMENT
+) -> Returned[T]:
     """Call it elsewhere; arguments and value are pickled."""
-    process, connection = call(_work, function, arguments, variables=_ENVIRONMENT, is_on_null_gpu=is_active())
+    on_null_gpu = is_active() or "NULL_GPU_COUNT" in variables
+    process, connection = call(_work, function, arguments, variables=variables, is_on_null_gpu=on_null_gpu)
     try:
         if not connection.poll(_LIMIT_S):
             process.kill()
@@ -45,11 +50,24 @@ def in_fresh_process(function: Callable[..., T], *arguments: Any) -> Returned[T]
         connection.close()
 
 
-def value_in_fresh_process(function: Callable[..., T], *arguments: Any) -> T:
+def value_in_fresh_process(
+    function: Callable[..., T], *arguments: Any, variables: Mapping[str, str] = _ENVIRONMENT
+) -> T:
     """Call it elsewhere and return what it returns; a test fails where it raises."""
-    returned = in_fresh_process(function, *arguments)
+    returned = in_fresh_process(function, *arguments, variables=variables)
     assert returned.error is None, returned.error
     return returned.value  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Calls each function in a fresh process with these variables of its environment."""
+
+    variables: Mapping[str, str]
+
+    def __call__(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+        """Return what it returns there."""
+        return value_in_fresh_process(partial(function, *arguments, **options), variables=self.variables)
 
 
 def _work(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

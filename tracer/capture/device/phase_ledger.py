@@ -89,6 +89,7 @@ class PhaseLedger:
 
     def _start(self) -> None:
         """Begin between phases, whose peaks are none from before."""
+        PEAKS.follow()
         self._begin_between(self._look())
 
     def _begin_between(self, levels: MemoryLevels | None) -> None:

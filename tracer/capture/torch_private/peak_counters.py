@@ -18,8 +18,8 @@ _RESETTERS: Final = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"
 class PeakCounters:
     """Resets the peak counters at moments of its own, which the program does not notice.
 
-    torch has one set of them. From the first `reset` on, the functions of torch that read them return the larger of
-    the counter and its peak before each reset here; a reset by the program is one for both.
+    torch has one set of them. From `follow` on, the functions of torch that read them return the larger of the counter
+    and its peak before each reset here; a reset by the program is one for both.
     """
 
     def __init__(self) -> None:
@@ -27,10 +27,14 @@ class PeakCounters:
         self._own: dict[int, _Peaks] = {}
         self._original: dict[str, Callable[..., Any]] = {}
 
-    def reset(self, device: int) -> None:
-        """Begin a new stretch for `peak_bytes`."""
+    def follow(self) -> None:
+        """Notice resets by the program from now on, also before CUDA begins."""
         if not self._original:
             self._put_around_torchs()
+
+    def reset(self, device: int) -> None:
+        """Begin a new stretch for `peak_bytes`."""
+        self.follow()
         _raise_to(self._of_program.setdefault(device, {}), self._peaks(device))
         self._own.pop(device, None)
         self._original[_RESETTERS[0]](device)
