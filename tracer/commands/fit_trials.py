@@ -279,7 +279,8 @@ def _run_ranks(job: Job, *, is_limited: bool) -> tuple[tuple[str, ...], NullJob]
     from tracer.sessions.jobs.run_ranks import run_job
 
     said: list[str] = []
-    done = run_job(job, None, tell=said.append, is_first_seen=False, is_limited=is_limited)
+    # A trial that fits says how much is left for NCCL.
+    done = run_job(job, None, tell=said.append, is_first_seen=False, is_limited=is_limited, beside_most_nccl=False)
     return (_said([line[2:] for line in said if line.startswith("  ")]) if done.status else ()), done
 
 

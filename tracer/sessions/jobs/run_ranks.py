@@ -80,6 +80,7 @@ def run_job(
     tell: Callable[[str], None],
     is_first_seen: bool = True,
     is_limited: bool = True,
+    beside_most_nccl: bool = True,
 ) -> NullJob:
     """Start the running command again as each rank: the first alone and seen, the others side by side and in files.
 
@@ -90,6 +91,7 @@ def run_job(
         is_first_seen: Whether what the first one prints on stdout is printed.
         is_limited: Whether memory ends where the card's does: a rank of a GPU that is full with what others take of it
             runs again then.
+        beside_most_nccl: Whether NCCL's buffers are then as large as they were ever seen; else as small.
     """
     if wrong := [rank for rank in job.ranks or () if not 0 <= rank < job.world_size]:
         raise UsageError(
@@ -115,7 +117,7 @@ def run_job(
         has_trained = any(run.peak_bytes is not None for run in ran)
         is_distributed = bool(groups_left(folder, first)) or not has_trained
         answer = NullJob(job.devices, job.per_node, ran, is_distributed)
-        if is_limited and (again := run.where_full(answer)) is not None:
+        if is_limited and (again := run.where_full(answer, beside_most_nccl=beside_most_nccl)) is not None:
             summary = read_some(folder, ranks, job.world_size)
             again = _with_results(again, folder, summary)
             answer = replace(answer, runs=tuple(_again(ran, again) for ran in answer.runs))
@@ -194,7 +196,7 @@ class _JobRun:
                 self.job.processes.end()
                 raise
 
-    def where_full(self, answer: NullJob) -> RankRun | None:
+    def where_full(self, answer: NullJob, *, beside_most_nccl: bool) -> RankRun | None:
         """Run a rank again whose GPU is full with what others take of it: torch says where that ends, if it does.
 
         Others are the ranks whose own GPU it is not, and NCCL. Of the ranks that have memory on the GPU, the one that
@@ -206,12 +208,15 @@ class _JobRun:
         if any(run.out_of_memory or run.status for run in answer.runs):
             return None
         gpu, again = answer.fullest, None
-        if gpu is None or gpu.most_bytes <= self.job.devices.card.memory_bytes:
+        if gpu is None:
+            return None
+        sum_bytes = gpu.most_bytes if beside_most_nccl else gpu.least_bytes
+        if sum_bytes <= self.job.devices.card.memory_bytes:
             return None
         for holding in (*gpu.guests, *filter(None, [gpu.own])):
             if holding.is_assumed:
                 continue
-            others_bytes = gpu.most_bytes - holding.bytes
+            others_bytes = sum_bytes - holding.bytes
             others = format_bytes(others_bytes)
             self.tell(f"GPU {gpu.index} is full. So rank {holding.rank} runs again, beside {others} of others there.")
             (rank_folder(self.folder, holding.rank) / RANK_JSON).unlink(missing_ok=True)
