@@ -20,6 +20,7 @@ from tests.analysis.snapshots.recorded_program import (
     first,
     layer,
     line,
+    linear,
     objects_of,
     train,
 )
@@ -473,3 +474,129 @@ def test_two_optimizers_that_step_in_turn_make_one_iteration() -> None:
             program.free(program.make(1, step), step)
     program.fail(230, [line(2)])
     assert "each of 8 steps left 20.00 MiB, 160.00 MiB in 16 blocks" in first(program).sentence
+
+
+@pytest.mark.parametrize(
+    ("times", "words"), [(2, "or of their gradients, in twice the bits"), (1, "copies of the weights:")]
+)
+def test_copies_of_weights_by_the_sizes_of_a_line(times: int, words: str) -> None:
+    """Four parameters of two sizes, and a line that makes as many blocks, twice as large where they are wider."""
+    program = Recorded(capacity=220)
+    for size in (10, 20, 10, 20):
+        program.make(size, MOVING)
+    for size in (10, 20, 10, 20):
+        program.make(size * times, [line(4, "copy")])
+    program.fail(110, layer(7))
+    change = first(program)
+    assert change.cause == "copies of weights" and words in change.sentence
+
+
+def test_a_line_of_one_size_makes_no_copies_of_weights() -> None:
+    program = Recorded(capacity=200)
+    for size in (10, 10, 10, 10):
+        program.make(size, MOVING)
+    for _ in range(4):
+        program.make(20, [line(4, "copy")])
+    program.fail(190, layer(7))
+    assert "copies of weights" not in program.changes()
+
+
+@pytest.mark.parametrize(("batch", "kept", "is_data"), [(5, 5, True), (50, 5, False), (5, 60, False)])
+def test_a_set_of_data_before_a_first_backward(batch: int, kept: int, is_data: bool) -> None:
+    """A batch of it is far smaller, and the model keeps less of it than the data is."""
+    program = Recorded(capacity=340)
+    for _ in range(2):
+        program.make(50, [line(4, "load")])
+    program.make(batch, [line(5)])
+    for _ in range(2):
+        program.make(kept, layer(7))
+    program.fail(230, [line(6)])
+    assert ("data on the device" in program.changes()) is is_data
+
+
+@pytest.mark.parametrize(("is_off", "cause"), [(True, "results kept"), (False, "graphs kept")])
+def test_what_hooks_keep_where_gradients_are_off(is_off: bool, cause: str) -> None:
+    """The first layer's result, which training keeps for backward, is freed at once, and two others are kept."""
+    program = Recorded(capacity=420)
+    for _ in range(3):
+        kept = [program.make(10, layer(number)) for number in (7, 8, 9, 10, 7, 8, 9, 10)]
+        gradient = program.make(10, BACKWARD)
+        for block in [*kept, gradient]:
+            program.free(block, BACKWARD)
+        program.free(program.make(1, STEP), STEP)
+    for _ in range(8):
+        batch = program.make(1, [line(5)])
+        layers = [program.make(10, layer(number, caller=4)) for number in (7, 8)]
+        if is_off:
+            program.free(layers[0], layer(8, caller=4))
+        for number in (9, 10):
+            program.make(10, layer(number, caller=4))
+        program.free(batch, [line(5)])
+    program.fail(190, [line(6)])
+    assert first(program).cause == cause
+
+
+RELEASED = frame("torch::autograd::SavedVariable::reset_data()", "??", 0)
+
+
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_a_graph_that_is_dropped_before_each_backward(is_dropped: bool) -> None:
+    """A teacher's, called at line 11: autograd lets go of what it saved as variables do, and not in backward."""
+    program = Recorded(capacity=230)
+    teacher = [line(20, "forward", "/home/me/model.py"), MODULE_CALL, line(11, "forward"), MODULE_CALL, line(3)]
+    student = [line(20, "forward", "/home/me/model.py"), MODULE_CALL, line(12, "forward"), MODULE_CALL, line(3)]
+    for _ in range(3):
+        of_teacher, of_student = ([program.make(10, frames) for _ in range(9)] for frames in (teacher, student))
+        for block in of_teacher:
+            program.free(block, [RELEASED, line(3)] if is_dropped else BACKWARD)
+        gradient = program.make(10, BACKWARD)
+        for block in [*of_student, gradient]:
+            program.free(block, [RELEASED, *BACKWARD])
+        program.free(program.make(1, STEP), STEP)
+    for frames in (teacher, student):
+        for _ in range(9):
+            program.make(10, frames)
+    program.fail(60, student)
+    found = program.changes()
+    assert ("graph of an untrained model" in found) is is_dropped
+    if is_dropped:
+        change = found["graph of an untrained model"]
+        assert change.sentence.startswith("The call at /home/me/train.py:11 keeps 90.00 MiB in 9 blocks")
+
+
+@pytest.mark.parametrize("is_retained", [True, False])
+def test_a_graph_that_backward_retains(is_retained: bool) -> None:
+    """It is there as the next iteration's forward runs, which has its own."""
+    program = Recorded(capacity=260)
+    kept = [program.make(10, layer(7)) for _ in range(9)]
+    gradient = program.make(10, BACKWARD)
+    program.free(gradient, STEP)
+    program.free(program.make(1, STEP), STEP)
+    for block in kept[is_retained * 9 :]:
+        program.free(block, BACKWARD)
+    program.make(10, [line(2)])
+    for _ in range(9):
+        program.make(10, layer(7))
+    program.fail(100 if is_retained else 200, layer(7))
+    found = program.changes()
+    assert ("graph retained" in found) is is_retained
+    if is_retained:
+        assert "90.00 MiB in 9 blocks" in found["graph retained"].sentence
+
+
+CAST = frame("at::autocast::cached_cast(c10::ScalarType, at::Tensor const&, c10::DeviceType)", "??", 0)
+
+
+@pytest.mark.parametrize("has_graph", [False, True])
+def test_what_autocast_keeps_of_the_weights(has_graph: bool) -> None:
+    """Half of 20 MiB for each of 4; where the results stay too, a graph needs both."""
+    program = Recorded(capacity=180)
+    for _ in range(4):
+        program.make(20, MOVING)
+    for number in range(4):
+        program.make(10, [CAST, *linear(7 + number)])
+        result = program.make(8, linear(7 + number))
+        if not has_graph:
+            program.free(result, linear(8 + number))
+    program.fail(100, linear(12))
+    assert ("copies of autocast" in program.changes()) is not has_graph

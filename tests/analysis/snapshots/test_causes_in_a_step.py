@@ -368,3 +368,79 @@ def test_float64_in_half_the_size_and_the_request_only_where_its_line_makes_it(a
     change = program.changes(objects_of(is_training=True, float64=addresses)).get("float64")
     assert (change is not None) == (asked_at == 7)
     assert change is None or (change.num_served == 1 and "40.00 MiB in 2 blocks" in change.sentence)
+
+
+EMBEDDING = [frame("torch::autograd::generated::EmbeddingBackward0::apply(x)", "??", 0), *BACKWARD]
+
+
+@pytest.mark.parametrize(("size", "is_cause"), [(80, True), (10, False)])
+def test_the_gradient_of_a_large_embedding(size: int, is_cause: bool) -> None:
+    program = Recorded(capacity=225)
+    program.make(80, MOVING)
+    program.make(40, layer(7))
+    program.make(size, EMBEDDING)
+    program.fail(100, layer(8))
+    assert ("gradient of an embedding" in program.changes()) is is_cause
+
+
+@pytest.mark.parametrize(("function", "is_cause"), [("/_functorch/vmap.py", True), ("/_functorch/other.py", False)])
+def test_gradients_of_each_sample(function: str, is_cause: bool) -> None:
+    """Of 8 samples: 80 and 40 MiB, as parameters have 10 and 5, where vmap is somewhere in the recording."""
+    program = Recorded(capacity=180)
+    for size in (10, 5):
+        program.make(size, MOVING)
+    program.free(program.make(1, [frame("vmap_impl", f"{TORCH}{function}", 3), line(3)]), [line(3)])
+    program.make(80, BACKWARD)
+    program.fail(90, BACKWARD)
+    program.make(40, BACKWARD)
+    program.fail(80, BACKWARD)
+    found = program.changes()
+    assert ("gradients of samples" in found) is is_cause
+    if is_cause:
+        assert "a gradient for each of 8 samples: 120.00 MiB in 2 blocks" in found["gradients of samples"].sentence
+
+
+def test_logits_that_a_variable_keeps_through_backward() -> None:
+    """100 MiB that only the next iteration lets go of; without them the second backward has what it needs."""
+    program = Recorded(capacity=300)
+    held = None
+    for is_last in (False, True):
+        for number in (7, 8):
+            program.free(program.make(10, linear(number)), BACKWARD)
+        logits = program.make(100, linear(9))
+        if held is not None:
+            program.free(held, [line(3)])
+        loss = program.make(50, [line(4)])
+        gradient = program.make(100 - 50 * is_last, BACKWARD)
+        if is_last:
+            program.fail(120, BACKWARD)
+            break
+        for block in (loss, gradient):
+            program.free(block, BACKWARD)
+        program.free(program.make(1, STEP), STEP)
+        held = logits
+    change = program.changes()["held over the step"]
+    assert "A variable keeps the logits, 100.00 MiB in 1 block" in change.sentence
+    assert change.num_served == 1
+
+
+def test_a_call_that_is_larger_than_those_before_where_no_optimizer_steps() -> None:
+    program = Recorded(capacity=330)
+    for _ in range(2):
+        block = program.make(20, layer(7))
+        program.free(block, [line(4)])
+    program.make(200, layer(7))
+    program.fail(200, layer(7))
+    assert program.changes()["long batch"].words.startswith("call the model with smaller batches there")
+
+
+def test_a_request_beside_what_its_function_has_made_for_it() -> None:
+    """60 MiB asked for, beside as many and a mask of 15 by the same function, of 145 in all."""
+    program = Recorded(capacity=130)
+    program.make(10, [line(2)])
+    for size in (60, 15):
+        program.make(size, [line(9, "distances"), line(3)])
+    program.fail(60, [line(10, "distances"), line(3)])
+    change = first(program)
+    assert change.cause == "one request"
+    assert "beside 75.00 MiB in 2 blocks" in change.sentence

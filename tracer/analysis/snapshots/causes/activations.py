@@ -82,9 +82,12 @@ def _is_attention(case: Case, stack: int) -> bool:
 
 
 def long_batch(case: Case) -> Iterator[Cause]:
-    """The latest iteration is much larger than those before it: line by line, its blocks are."""
+    """The latest iteration is much larger than those before it: line by line, its blocks are.
+
+    Where no optimizer steps, an iteration is a call of a model.
+    """
     lives, starts = case.lives, case.device.kinds.phases.steps[0]
-    starts = starts[starts <= case.entry]
+    starts = starts[starts <= case.entry] if len(starts) else _starts_of_calls(case)[1:]
     if not len(starts):
         return
     step = np.searchsorted(starts, lives.begin, side="right")
@@ -106,7 +109,7 @@ def long_batch(case: Case) -> Iterator[Cause]:
     of_old = {
         case.model_call(row) for row in earlier[case.inner_stack[earlier] == case.inner_stack[held[0]]][:1].tolist()
     }
-    is_other = called is not None and called not in of_old
+    is_other = called is not None and (called not in of_old or not len(case.device.kinds.phases.steps[0]))
     yield Cause(
         "long batch",
         f"{f'The call of the model at {called.file}:{called.line}' if is_other and called else 'This iteration'} is "
@@ -122,6 +125,14 @@ def long_batch(case: Case) -> Iterator[Cause]:
         case.largest_site(held),
         GivesUp.TIME_OR_SIZE,
     )
+
+
+def _starts_of_calls(case: Case) -> Ints:
+    """The entries of the first blocks that calls of models made, up to the moment, in order."""
+    rows = np.flatnonzero((case.calls[0] >= 0) & (case.lives.begin <= case.entry))
+    rows = rows[np.argsort(case.lives.begin[rows])]
+    _, first = np.unique(case.calls[0][rows], return_index=True)
+    return np.sort(case.lives.begin[rows[first]])
 
 
 def decoding_at_full_size(case: Case) -> Iterator[Cause]:
@@ -160,15 +171,36 @@ def variables_over_the_step(case: Case) -> Iterator[Cause]:
     if not len(rows):
         return
     entry = start[next_step[rows]]
+    words = f"Variables keep {some(len(rows), 'block')} over the optimizer's step, into the next iteration."
+    change = "let go of what variables keep over the optimizer's step (del, .item(), .detach())"
+    logits = _logits_held(case, rows)
+    if case.is_much(case.held(logits)):
+        backward, held = case.device.kinds.phases.backwards[0], case.held(logits)
+        behind = np.searchsorted(backward, lives.begin[logits], side="right")
+        logits, behind = logits[behind < len(backward)], behind[behind < len(backward)]
+        others = ~np.isin(rows, logits)
+        rows, entry = np.append(rows[others], logits), np.append(entry[others], backward[behind])
+        words = (
+            f"A variable keeps the logits, {case.words(held)}{case.lines(held)}, through backward and into the next "
+            "iteration, and nothing needs them once the loss is computed."
+        )
+        change = "`del` the logits (the model's output) before loss.backward()"
     if case.is_worth(end=(rows, entry)):
         largest = rows[np.argmax(lives.requested_bytes[rows])]
         yield Cause(
             "held over the step",
-            f"Variables keep {some(len(rows), 'block')} over the optimizer's step, into the next iteration.",
-            "let go of what variables keep over the optimizer's step (del, .item(), .detach())",
+            words,
+            change,
             lambda modelled: with_earlier_frees(modelled, rows, entry),
             case.sites.site(int(lives.stack[largest])),
         )
+
+
+def _logits_held(case: Case, rows: Ints) -> Ints:
+    """Blocks of the lines that made the logits among some blocks: a loss saves what it makes of logits, not them."""
+    is_logits = has(case.facts[rows], Fact.LAYER) & (case.lives.requested_bytes[rows] == _size_of_logits(case))
+    lines = np.unique(case.stack[rows[is_logits]])
+    return np.flatnonzero(np.isin(case.stack, lines) & (case.lives.begin > BEFORE) & (case.lives.begin < case.entry))
 
 
 def _is_freed_by_program(case: Case) -> Bools:

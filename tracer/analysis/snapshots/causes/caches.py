@@ -11,10 +11,12 @@ import numpy as np
 
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
+from tracer.analysis.snapshots.causes.copies import are_copies_of_weights
 from tracer.analysis.snapshots.causes.growth import grown_by_cat
 from tracer.analysis.snapshots.changed_requests import with_smaller_blocks, without_blocks
 from tracer.analysis.snapshots.frames import is_python
 from tracer.analysis.snapshots.stack_facts import Fact, has
+from tracer.arrays import Ints
 from tracer.snapshot.columns import Frame
 from tracer.snapshot.replay import BEFORE
 
@@ -59,11 +61,13 @@ def data_on_device(case: Case) -> Iterator[Cause]:
     """Blocks from before the first call of a model that are there all the time, and of no model."""
     lives = case.lives
     calls = np.flatnonzero(has(case.sites.facts[case.state.trace.stack], Fact.MODULE_FORWARD))
-    if not len(calls) or case.last_learning <= BEFORE:
+    if not len(calls):
         return
     is_data = np.isin(case.kind, (Kind.INPUT, Kind.HELD, Kind.UNKNOWN)) & has(case.facts, Fact.STACK)
-    is_data &= ~has(case.facts, *_MADE_FOR_A_MODEL) & ~case.is_set_up
-    rows = np.flatnonzero(is_data & (lives.begin > BEFORE) & (lives.begin < calls[0]) & (lives.end > case.entry))
+    is_data &= ~has(case.facts, *_MADE_FOR_A_MODEL) & ~case.is_set_up & (lives.begin > BEFORE)
+    rows = np.flatnonzero(is_data & (lives.begin < calls[0]) & (lives.end > case.entry))
+    if are_copies_of_weights(case, rows) or (case.last_learning <= BEFORE and not _are_drawn_from(case, rows)):
+        return
     if not case.is_much(rows, percent=_LEAST_PERCENT):
         return
     yield Cause(
@@ -76,3 +80,21 @@ def data_on_device(case: Case) -> Iterator[Cause]:
         case.largest_site(rows),
         GivesUp.A_LITTLE,
     )
+
+
+_LEAST_DRAWN: Final = 8
+"""Times that the largest block of data is larger than a batch of it."""
+
+
+def _are_drawn_from(case: Case, rows: Ints) -> bool:
+    """Whether a far smaller block follows data before a model's first call, which keeps less than that data is.
+
+    Before a first backward the data may also be what the model is called with.
+    """
+    if not len(rows):
+        return False
+    size = case.lives.requested_bytes
+    inside = case.in_use[case.in_model[case.in_use] & (case.lives.begin[case.in_use] > case.lives.begin[rows].max())]
+    drawn = rows[size[rows] * _LEAST_DRAWN <= size[rows].max()]
+    is_last = bool(len(drawn)) and case.lives.begin[drawn].max() > case.lives.begin[rows[size[rows].argmax()]]
+    return is_last and case.bytes(inside) <= case.bytes(rows)

@@ -19,7 +19,7 @@ from tracer.analysis.snapshots.block_facts import calls_of_models
 from tracer.analysis.snapshots.causes.source import reaches_backward_behind
 from tracer.analysis.snapshots.changed_requests import Changed
 from tracer.analysis.snapshots.findings import ReplayedSnapshot
-from tracer.analysis.snapshots.frames import is_label, is_python, torch_file
+from tracer.analysis.snapshots.frames import is_label, is_python, is_users, torch_file
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.modelled import Modelled
 from tracer.analysis.snapshots.sites import Site, Sites
@@ -314,6 +314,10 @@ class Case:
         callers = frames[inside[-1] + 1 :] if inside else []
         frame = next((frame for frame in callers if torch_file(frame) is None), None)
         return Site(frame.name, frame.file, frame.line) if frame is not None else None
+
+    def own_lines(self, stack: int) -> list[Frame]:
+        """The program's own lines of a stack, outermost first."""
+        return [frame for frame in reversed(self.stacks[stack]) if is_python(frame) and is_users(frame)]
 
     def is_for_later_backward(self, rows: Ints) -> bool:
         """Whether the source says that one backward behind a loop needs what the loop's calls of a model made."""

@@ -13,7 +13,7 @@ from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
 from tracer.analysis.snapshots.changed_requests import with_earlier_frees, with_smaller_blocks, without_blocks
 from tracer.analysis.snapshots.frames import is_python, torch_file
 from tracer.analysis.snapshots.stack_facts import Fact, has
-from tracer.arrays import Bools, Ints
+from tracer.arrays import Bools, Floats, Ints, grouped
 from tracer.snapshot.columns import Frame
 from tracer.units import format_bytes, some
 
@@ -51,19 +51,75 @@ def _of_sizes_in(case: Case, rows: Ints, copies: Ints, each: int = 1) -> Ints:
 
 
 def copies_of_weights(case: Case) -> Iterator[Cause]:
-    """Copies of whole models by copy.deepcopy: an average, a reference, a backup."""
-    is_copy = has(case.facts, Fact.PARAMETER_COPY)
-    rows = case.in_use[is_copy[case.in_use]]
+    """Copies of whole models: by copy.deepcopy, or a line's blocks of the parameters' sizes, in other bits or not."""
+    by_deepcopy = case.in_use[has(case.facts, Fact.PARAMETER_COPY)[case.in_use]]
+    by_sizes, bits = _of_weights_sizes(case)
+    rows = np.union1d(by_deepcopy, by_sizes)
     if not case.is_much(rows, percent=_LEAST_PERCENT):
         return
+    are_wider = case.is_share(by_sizes[bits == _WIDER], of=rows, percent=50)
+    made = "There are" if len(by_sizes) else "copy.deepcopy has made"
+    what = "copies of the weights, or of their gradients, in twice the bits" if are_wider else "copies of the weights"
     yield Cause(
         "copies of weights",
-        f"copy.deepcopy has made further copies of the weights: {case.words(rows)}{case.lines(rows)}.",
-        "keep such copies on the host, or in fewer bits (bfloat16), or free those that are not used in a step",
+        f"{made} further {what}: {case.words(rows)}{case.lines(rows)}.",
+        "train the parameters in float32 under torch.autocast, without a second set, or convert one parameter after "
+        "the other as it is updated"
+        if are_wider
+        else "keep such copies on the host, or in fewer bits (bfloat16), or free those that are not used in a step",
         lambda modelled: without_blocks(modelled, rows),
         case.largest_site(rows),
         GivesUp.A_LITTLE,
     )
+
+
+_WIDER: Final = 2.0
+_BITS: Final = (1.0, _WIDER, 0.5)
+"""Of a copy, as a share of a parameter's: the same, those of float32 for bfloat16, and the reverse."""
+_LEAST_COPIES: Final = 4
+_LEAST_SIZES: Final = 2
+_COVERED: Final = 0.9
+"""Of a line's bytes, that are of the parameters' sizes."""
+_OF_ALL: Final = 0.5
+"""Of the parameters' bytes, that a line has copies of."""
+_NOT_COPIED: Final = (Fact.ENGINE, Fact.OPTIMIZER_STEP, Fact.MODULE_SETUP, Fact.PARAMETER_COPY, Fact.WORKSPACE)
+
+
+def _of_weights_sizes(case: Case) -> tuple[Ints, Floats]:
+    """Blocks of lines that make one for most parameters, of its size, and the bits of each as a share of those."""
+    lives = case.lives
+    is_other = ~case.stays & (case.kind != Kind.GRADIENT) & ~case.in_model & ~case.is_set_up & (lives.stack > 0)
+    rows = case.in_use[(is_other & ~has(case.facts, *_NOT_COPIED))[case.in_use]]
+    is_weight = _is_parameter(case) & ~has(case.facts, Fact.PARAMETER_COPY)
+    weights = Counter(lives.requested_bytes[case.in_use[is_weight[case.in_use]]].tolist())
+    by_line = grouped([lives.stack[rows].astype(np.int64)], case.sites.site)
+    chosen, bits = [rows[:0]], [np.zeros(0)]
+    for number in np.flatnonzero(np.array(by_line.counts()) >= _LEAST_COPIES).tolist():
+        mine = rows[by_line.of_row == number]
+        sizes = Counter(lives.requested_bytes[mine].tolist())
+        share = next((share for share in _BITS if _are_copies(sizes, weights, share)), 0.0)
+        if share:
+            chosen.append(mine)
+            bits.append(np.full(len(mine), share))
+    return np.concatenate(chosen), np.concatenate(bits)
+
+
+def _are_copies(sizes: Counter[int], weights: Counter[int], share: float) -> bool:
+    """Whether nearly all sizes are a share of the weights' sizes, and there is one for most of the weights."""
+    copied = {size: weights[int(size / share)] for size in sizes if weights[int(size / share)]}
+    covered = sum(size * sizes[size] for size in copied)
+    of_weights = sum(size / share * min(sizes[size], count) for size, count in copied.items())
+    return (
+        len(copied) >= _LEAST_SIZES
+        and covered >= _COVERED * sum(size * count for size, count in sizes.items())
+        and of_weights >= _OF_ALL * sum(size * count for size, count in weights.items())
+    )
+
+
+def are_copies_of_weights(case: Case, rows: Ints) -> bool:
+    """Whether some blocks are for the most part copies of weights."""
+    copies = np.union1d(case.in_use[has(case.facts, Fact.PARAMETER_COPY)[case.in_use]], _of_weights_sizes(case)[0])
+    return len(rows) > 0 and case.is_share(np.intersect1d(rows, copies), of=rows, percent=50)
 
 
 def other_models(case: Case) -> Iterator[Cause]:

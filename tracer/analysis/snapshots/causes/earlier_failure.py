@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
@@ -11,12 +11,10 @@ import numpy as np
 from tracer.analysis.snapshots.causes.case import Case, Cause
 from tracer.analysis.snapshots.causes.source import is_in_except
 from tracer.analysis.snapshots.changed_requests import with_earlier_frees
-from tracer.analysis.snapshots.frames import is_python, is_users
 from tracer.analysis.snapshots.sizes import NOTHING
 from tracer.analysis.snapshots.stack_facts import Fact, has
 from tracer.arrays import Ints
 from tracer.snapshot.actions import Action
-from tracer.snapshot.columns import Frame
 
 _LEAST_PERCENT: Final = 10
 _MOST_FAILURES: Final = 20
@@ -76,7 +74,7 @@ def _left_behind(case: Case, failure: int) -> Ints:
     mine = made[call[made] == call[before].max()]
     there = mine[(lives.begin[mine] < failure) & (lives.end[mine] > failure)]
     goes_on = bool((lives.begin[mine] > failure).any())
-    goes_on |= _users(case, int(trace.stack[failure + 1 + later[0]])) == _users(case, int(trace.stack[failure]))
+    goes_on |= case.own_lines(int(trace.stack[failure + 1 + later[0]])) == case.own_lines(int(trace.stack[failure]))
     is_kept = len(there) > 0 and case.is_share(case.held(there), of=there, percent=_KEPT_PERCENT)
     return _of_attempt(case, failure) if is_kept and not goes_on else NOTHING
 
@@ -88,7 +86,7 @@ def _handles(case: Case, before: int) -> bool:
     `except` of a `try` around the first, as far as the source is there to be asked. A library that tries again with
     less, as cuDNN does, asks at the same line.
     """
-    tried, failed = (_users(case, int(case.state.trace.stack[entry])) for entry in (before, case.entry))
+    tried, failed = (case.own_lines(int(case.state.trace.stack[entry])) for entry in (before, case.entry))
     for (caller, callee), (again, other) in zip(pairwise(tried), pairwise(failed), strict=False):
         if (caller.name, caller.file) != (again.name, again.file):
             return False
@@ -96,8 +94,3 @@ def _handles(case: Case, before: int) -> bool:
             is_same_function = (callee.name, callee.file) == (other.name, other.file)
             return is_same_function and is_in_except(caller.file, caller.line, again.line)
     return False
-
-
-def _users(case: Case, stack: int) -> Sequence[Frame]:
-    """The program's own lines of a stack, outermost first."""
-    return [frame for frame in reversed(case.stacks[stack]) if is_python(frame) and is_users(frame)]

@@ -11,14 +11,25 @@ import numpy as np
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.causes.activations import is_of_autoencoder
 from tracer.analysis.snapshots.causes.case import Case, Cause
-from tracer.analysis.snapshots.changed_requests import without_blocks
+from tracer.analysis.snapshots.changed_requests import with_earlier_frees, without_blocks
+from tracer.analysis.snapshots.phases import FAR
+from tracer.analysis.snapshots.sizes import NOTHING
+from tracer.analysis.snapshots.stack_facts import Fact, has
 from tracer.arrays import Bools, Ints
+from tracer.snapshot.actions import Action
 from tracer.snapshot.replay import BEFORE
 
 _LEAST_BLOCKS: Final = 8
 """That a call of the model made: of fewer it is not certain that they are kept for a backward."""
 _KEPT_SHARE: Final = 0.4
 """Of these, at the end of the call: without gradients all but the result, and a cache, is freed on the way."""
+
+
+_MOST: Final = 0.9
+_FREED_SHARE: Final = 0.1
+"""Of all that such calls make."""
+_APART: Final = 0.6
+"""Of what a line's calls keep for a backward, as a share that is dropped."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,19 +65,97 @@ def evaluation_with_gradients(case: Case) -> Iterator[Cause]:
 
 def untrained_graphs(case: Case) -> Iterator[Cause]:
     """Activations kept for a backward that reaches no parameter of an optimizer, such as those of a teacher."""
-    if case.objects is None:
-        return
-    held, rows = case.alike(case.objects.untrained)
+    if case.objects is not None:
+        held, rows = case.alike(case.objects.untrained)
+        by = _by(case, held) if len(held) else ""
+        why = "no optimizer updates the parameters that get gradients by it"
+    else:
+        rows = _dropped(case)
+        held = case.held(rows)
+        by = _apart(case, held) if len(held) else ""
+        why = "in the calls before, it was let go of without a backward through it"
     if not case.is_much(held):
         return
     yield Cause(
         "graph of an untrained model",
-        f"The call{_by(case, held)} keeps {case.words(held)}{case.lines(held)} for a backward pass, and no optimizer "
-        "updates the parameters that get gradients by it.",
+        f"The call{by} keeps {case.words(held)}{case.lines(held)} for a backward pass, and {why}.",
         "call that model under `with torch.no_grad():` (or model.requires_grad_(False))",
         lambda modelled: without_blocks(modelled, rows),
         case.largest_site(held),
     )
+
+
+def retained_graphs(case: Case) -> Iterator[Cause]:
+    """What the graph of a call before still saves, though a backward has been through it."""
+    call, lines = case.calls
+    rows = case.in_use[(call[case.in_use] >= 0) & ~case.stays[case.in_use]]
+    if not len(rows):
+        return
+    calls, size = _calls(case, call, lines), case.lives.requested_bytes
+    made = np.bincount(call[call >= 0], size[call >= 0], len(lines))
+    is_graph = np.bincount(call[rows], minlength=len(lines)) >= _LEAST_BLOCKS
+    is_graph &= (np.bincount(call[rows], size[rows], len(lines)) >= _KEPT_SHARE * made) & calls.kept & calls.learns
+    held = rows[(is_graph & (np.arange(len(lines)) < call[rows].max()))[call[rows]]]
+    if not case.is_much(held):
+        return
+    mine = np.flatnonzero(np.isin(call, np.flatnonzero(calls.kept & calls.learns)) & ~case.stays)
+    over = _end_of_last(case, mine)
+    mine, over = mine[over < case.entry], over[over < case.entry]
+    yield Cause(
+        "graph retained",
+        f"The graph of an iteration before is still there: {case.words(held)}{case.lines(held)}, which backward has "
+        "not let go of (retain_graph=True), and which a loss or an output of it holds.",
+        "call the last backward of each graph without retain_graph=True, or backward() once of the sum of the losses",
+        lambda modelled: with_earlier_frees(modelled, mine, over),
+        case.largest_site(held),
+    )
+
+
+def _end_of_last(case: Case, rows: Ints) -> Ints:
+    """The end of the last backward that began while each block was in use, before the moment; FAR where none did."""
+    phases, lives = case.device.kinds.phases, case.lives
+    runs = phases.backwards if len(phases.backwards.start) else phases.silences
+    last = np.searchsorted(runs.start, np.minimum(lives.end[rows], case.entry)) - 1
+    is_within = (last >= 0) & (np.append(runs.start, -1)[last] > lives.begin[rows])
+    return np.where(is_within, np.append(runs.end, FAR)[last], FAR)
+
+
+def _dropped(case: Case) -> Ints:
+    """Blocks of lines whose blocks autograd saves, and lets go of as a graph is dropped, and never in a backward."""
+    lives, facts = case.lives, case.device.kinds.facts.freed
+    is_over = (lives.free_entry >= 0) & (lives.end <= case.entry) & case.in_model & ~case.stays
+    is_dropped = is_over & has(facts, Fact.RELEASE_SAVED) & ~has(facts, Fact.ENGINE) & ~_as_one_failed(case)
+    size, num_stacks = lives.requested_bytes, len(case.stacks) + 1
+    dropped, whole = (np.bincount(case.stack[of], size[of], num_stacks) for of in (is_dropped, is_over))
+    is_line = dropped > _MOST * whole
+    if not (is_over & has(facts, Fact.ENGINE)).any():
+        return NOTHING  # what is dropped here was kept by retain_graph=True
+    return np.flatnonzero(is_line[case.stack] & case.in_model & ~case.stays & (lives.begin > BEFORE))
+
+
+def _apart(case: Case, rows: Ints) -> str:
+    """The outermost line of the program's in whose calls the graph is for the most part dropped, and not used."""
+    lives, freed = case.lives, case.device.kinds.facts.freed
+    used = np.flatnonzero(case.in_model & ~np.isin(case.stack, case.stack[rows]) & has(freed, Fact.ENGINE))
+    all_rows = np.append(used, np.flatnonzero(np.isin(case.stack, case.stack[rows])))
+    size = np.bincount(case.stack[all_rows], lives.requested_bytes[all_rows])
+    mine = case.own_lines(int(case.stack[rows[np.argmax(lives.requested_bytes[rows])]]))
+    sums = np.zeros((2, len(mine)))
+    dropped = set(case.stack[rows].tolist())
+    for stack in np.flatnonzero(size).tolist():
+        are_shared = [one == other for one, other in zip(mine, case.own_lines(stack), strict=False)]
+        sums[int(stack in dropped), : [*are_shared, False].index(False)] += size[stack]
+    found = np.flatnonzero(sums[1] >= _APART * sums.sum(axis=0))
+    return f" at {mine[found[0]].file}:{mine[found[0]].line}" if len(found) else ""
+
+
+def _as_one_failed(case: Case) -> Bools:
+    """Whether each block was freed right behind a failure, as an exception passed it, before anything was made."""
+    made = np.flatnonzero(case.state.trace.action == Action.ALLOC)
+    failure = np.append(case.failures, np.iinfo(np.int64).max)
+    before = np.append(-1, case.failures)[np.searchsorted(failure, case.lives.free_entry)]
+    is_after: Bools = (before >= 0) & (np.searchsorted(made, before) == np.searchsorted(made, case.lives.free_entry))
+    return is_after
 
 
 def _by(case: Case, rows: Ints) -> str:
@@ -105,6 +194,41 @@ def _are_of_a_part(case: Case, call: Ints, rows: Ints) -> Bools:
     sites = map(case.model_call, rows[first].tolist())
     found[known] = [site is not None and is_of_autoencoder(site) for site in sites]
     return found
+
+
+def frees_what_others_keep(case: Case, rows: Ints) -> bool:
+    """Whether the calls that made some blocks free at once what the same lines keep for a backward in other calls.
+
+    Then gradients are off in these calls, and something else than a graph keeps the blocks, such as a hook.
+    """
+    call, lines = case.calls
+    if not len(lines):
+        return False
+    calls, size = _calls(case, call, lines), case.lives.requested_bytes
+    inside = np.flatnonzero((call >= 0) & ~case.stays)
+    inside = inside[np.lexsort((case.lives.begin[inside], case.inner_stack[inside], call[inside]))]
+    place = _places_in_calls(call[inside], case.inner_stack[inside])
+    learns, stays = calls.learns[call[inside]], case.lives.end[inside] > calls.last[call[inside]]
+    mine = ~learns & np.isin(call[inside], call[rows])
+    (learned, learned_kept), (made, kept) = (
+        [np.bincount(place, size[inside] * chosen) for chosen in (of, of & stays)] for of in (learns, mine)
+    )
+    is_freed = (learned_kept > _MOST * learned) & (kept < (1 - _MOST) * made)
+    return bool(made[is_freed].sum() >= _FREED_SHARE * made.sum() > 0)
+
+
+def _places_in_calls(call: Ints, stack: Ints) -> Ints:
+    """A number for each stack's first block of a call, for its second, and so on, the same in all calls [rows].
+
+    Args:
+        call: Sorted.
+        stack: Sorted within each call.
+    """
+    begins = np.append(True, (np.diff(call) != 0) | (np.diff(stack) != 0))[: len(call)]
+    number = np.arange(len(call))
+    rank = number - np.maximum.accumulate(np.where(begins, number, 0))
+    _, place = np.unique(np.stack([stack, rank]), axis=1, return_inverse=True)
+    return place.reshape(-1)
 
 
 def _calls(case: Case, call: Ints, lines: Ints) -> _Calls:

@@ -24,14 +24,20 @@ from tracer.analysis.snapshots.causes.copies import (
     other_models,
 )
 from tracer.analysis.snapshots.causes.earlier_failure import held_by_traceback
-from tracer.analysis.snapshots.causes.evaluation import evaluation_with_gradients, untrained_graphs
+from tracer.analysis.snapshots.causes.evaluation import (
+    evaluation_with_gradients,
+    retained_graphs,
+    untrained_graphs,
+)
 from tracer.analysis.snapshots.causes.growth import grown_by_cat, growth
 from tracer.analysis.snapshots.causes.optimizer import (
+    gradient_of_embedding,
     gradients_freed_late,
+    gradients_of_samples,
     optimizer_temporaries,
     state_to_come,
 )
-from tracer.analysis.snapshots.causes.precision import float64, one_hot
+from tracer.analysis.snapshots.causes.precision import autocast_copies, float64, one_hot
 from tracer.analysis.snapshots.causes.repeated_parts import repeated_parts
 from tracer.analysis.snapshots.causes.reserving import emptied_cache, fragmentation, one_request, stranded_in_streams
 from tracer.analysis.snapshots.modelled import Modelled
@@ -42,6 +48,8 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     grown_by_cat,
     evaluation_with_gradients,
     untrained_graphs,
+    retained_graphs,
+    autocast_copies,
     checkpoint_left,
     other_models,
     variables_over_the_step,
@@ -49,9 +57,11 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     graph_of_gradient,
     gradients_freed_late,
     one_hot,
+    gradients_of_samples,
     logits,
     optimizer_temporaries,
     state_to_come,
+    gradient_of_embedding,
     attention_matrix,
     decoding_at_full_size,
     copies_of_weights,

@@ -15,6 +15,8 @@ import numpy as np
 
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
+from tracer.analysis.snapshots.causes.copies import are_copies_of_weights
+from tracer.analysis.snapshots.causes.evaluation import frees_what_others_keep
 from tracer.analysis.snapshots.causes.source import updates_itself
 from tracer.analysis.snapshots.changed_requests import Changed, with_earlier_frees, without_blocks
 from tracer.analysis.snapshots.modelled import Modelled
@@ -92,9 +94,17 @@ def growth(case: Case) -> Iterator[Cause]:
             grows="memory grows",
         )
         return
+    inside = grown.rows[case.in_model[grown.rows]]
+    are_copies = are_copies_of_weights(case, grown.rows)
+    kept = "copies of the model's weights" if are_copies else "results"
+    holder = (
+        "a list, a hook or a module"
+        if case.is_share(inside, of=grown.rows, percent=50)
+        else "a list, a buffer or a cache"
+    )
     yield Cause(
         "results kept",
-        f"{left}{case.lines(grown.rows)}: results that a list, a buffer or a cache keeps on the device.",
+        f"{left}{case.lines(grown.rows)}: {kept} that {holder} keeps on the device.",
         "move each result to the host before it is kept (.cpu()), or keep what is needed of it (.item(), .argmax())"
         + _in_its_library(case, grown.rows),
         lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
@@ -264,6 +274,8 @@ def _is_graph(case: Case, grown: Grown) -> bool:
     made = np.isin(iteration, grown.iteration) & (lives.begin > BEFORE) & case.in_model & np.isin(line, line[in_model])
     if _is_of_backward(case, grown.rows):
         return True
+    if frees_what_others_keep(case, grown.rows):
+        return False
     of_graphs = grown.rows[np.isin(case.kind[grown.rows], (Kind.ACTIVATION, Kind.AUTOGRAD_DETAIL))]
     if (
         len(of_graphs) > _GRAPHS_BLOCKS * grown.num_iterations

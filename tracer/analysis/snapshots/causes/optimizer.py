@@ -1,7 +1,8 @@
-"""Blocks that an optimizer makes at its step, and gradients that stay longer than they are needed."""
+"""Blocks that an optimizer makes at its step, and gradients: that stay too long, of a whole table, of each sample."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -11,6 +12,8 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
 from tracer.analysis.snapshots.changed_requests import with_earlier_frees, with_smaller_blocks, without_blocks
 from tracer.analysis.snapshots.frames import is_label, is_python, torch_file
+from tracer.analysis.snapshots.stack_facts import Fact, has
+from tracer.arrays import Ints
 from tracer.snapshot.columns import Frame
 from tracer.units import format_bytes, some
 
@@ -111,3 +114,80 @@ def gradients_freed_late(case: Case) -> Iterator[Cause]:
             "call zero_grad(set_to_none=True) right after the optimizer's step",
             lambda modelled: with_earlier_frees(modelled, rows, end[last[rows]]),
         )
+
+
+_LEAST_PERCENT: Final = 20
+_EMBEDDINGS: Final = ("Embedding", "EmbeddingBag")
+_LOOKED_UP: Final = 1 << 10
+"""By how much less the rows take that a batch has looked up, so little that it does not matter here."""
+
+
+def gradient_of_embedding(case: Case) -> Iterator[Cause]:
+    """Gradients of whole embeddings, of which a batch looks up a few rows."""
+    frames = case.sites.autograd
+    is_one = np.array([name in _EMBEDDINGS for name in frames.names] + [False], np.bool_)[frames.node]
+    rows = np.flatnonzero(is_one[case.lives.stack] & ~case.stays)
+    held, asked = case.held(rows), case.asked_bytes * bool(is_one[case.asked_stack])
+    if (case.bytes(held) + asked) * 100 < _LEAST_PERCENT * case.in_use_bytes:
+        return
+    words = case.words(held) if len(held) else format_bytes(asked)
+    wanted = f", and {format_bytes(asked)} more were asked for" if asked and len(held) else ""
+    yield Cause(
+        "gradient of an embedding",
+        f"An embedding gets a gradient of its whole table, though a batch looks up a few rows: {words}"
+        f"{case.lines(held)}{wanted}.",
+        "make it with sparse=True, and update it with SparseAdam, SGD or Adagrad, which take sparse gradients",
+        lambda modelled: with_smaller_blocks(modelled, rows, _LOOKED_UP, with_last_failure=asked > 0),
+        case.largest_site(held) if len(held) else None,
+        GivesUp.A_LITTLE,
+    )
+
+
+_PER_SAMPLE: Final = re.compile(r"/opacus/grad_sample/|/_functorch/vmap\.py$|/_functorch/apis\.py$|/backpack/")
+_SAMPLES_PARTS: Final = 4
+_LEAST_SAMPLES: Final = 2
+_LEAST_SIZES: Final = 2
+
+
+def gradients_of_samples(case: Case) -> Iterator[Cause]:
+    """Gradients with a row for each sample: as large as a parameter, times the same number for all.
+
+    Only where Opacus, BackPACK or `torch.func.vmap` is in the recording: other blocks may have such sizes, too.
+    """
+    is_named = case.stacks.with_one_of([bool(_PER_SAMPLE.search(frame.file)) for frame in case.frames])
+    if not is_named.any():
+        return
+    made = np.flatnonzero((is_named[case.lives.stack] | has(case.facts, Fact.ENGINE)) & ~case.stays)
+    is_asked = bool(is_named[case.asked_stack]) or bool(has(case.sites.facts[[case.asked_stack]], Fact.ENGINE)[0])
+    size = case.lives.requested_bytes
+    weights = np.unique(size[case.in_use[case.kind[case.in_use] == Kind.PARAMETER]])
+    number = _num_samples(np.append(size[case.held(made)], case.asked_bytes * is_asked), weights)
+    rows, asks = made[np.isin(size[made], weights * number)], is_asked and case.asked_bytes in weights * number
+    held, asked = case.held(rows), case.asked_bytes * asks
+    if number < _LEAST_SAMPLES or (case.bytes(held) + asked) * 100 < _LEAST_PERCENT * case.in_use_bytes:
+        return
+    wanted = f", and {format_bytes(asked)} more were asked for" if asked else ""
+    yield Cause(
+        "gradients of samples",
+        f"Each parameter has a gradient for each of {number:,} samples: {case.words(held)}{case.lines(held)}{wanted}.",
+        f"go over the batch in {_SAMPLES_PARTS} parts, and clip and sum up the gradients of each before the next "
+        "(BatchMemoryManager in Opacus, chunk_size of vmap), or clip without them (ghost clipping)",
+        lambda modelled: with_smaller_blocks(modelled, rows, _SAMPLES_PARTS, with_last_failure=asks),
+        case.largest_site(held) if len(held) else None,
+        GivesUp.A_LITTLE,
+    )
+
+
+def _num_samples(sizes: Ints, weights: Ints) -> int:
+    """By how much most bytes are larger than the weights, of two sizes at least; 0 where by no one number."""
+    best, number = 0, 0
+    for weight in weights[-_MOST_WEIGHTS:].tolist():
+        for times in np.unique(sizes[(sizes > weight) & (sizes % weight == 0)] // weight).tolist():
+            alike = sizes[np.isin(sizes, weights * times)]
+            if len(np.unique(alike)) >= _LEAST_SIZES and int(alike.sum()) > best:
+                best, number = int(alike.sum()), times
+    return number
+
+
+_MOST_WEIGHTS: Final = 8
+"""The largest sizes of weights, by which the number of samples is looked for."""

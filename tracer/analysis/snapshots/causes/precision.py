@@ -1,4 +1,4 @@
-"""Numbers of more bits, or more of them, than what they say needs: float64, and one-hot labels."""
+"""Numbers of more bits, or more of them, than what they say needs: float64, one-hot labels, what autocast has cast."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Final
 
 import numpy as np
 
+from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
 from tracer.analysis.snapshots.causes.source import source_at
-from tracer.analysis.snapshots.changed_requests import with_smaller_blocks
+from tracer.analysis.snapshots.changed_requests import with_earlier_frees, with_smaller_blocks
 from tracer.units import format_bytes
 
 _LEAST_PERCENT: Final = 20
@@ -56,4 +57,38 @@ def one_hot(case: Case) -> Iterator[Cause]:
         lambda modelled: with_smaller_blocks(modelled, rows, _AS_LABELS, with_last_failure=asked > 0),
         case.sites.site(makes[0]),
         GivesUp.A_LITTLE,
+    )
+
+
+_CAST: Final = "at::autocast::cached_cast("
+_CASTS_PERCENT: Final = 10
+_GRAPH_PERCENT: Final = 40
+"""Of what else a call made, that is in use: without a graph most is freed on the way."""
+
+
+def autocast_copies(case: Case) -> Iterator[Cause]:
+    """Parameters that autocast has cast and keeps until it is left, in a call that keeps nothing for a backward.
+
+    Where a backward follows, the graph needs them.
+    """
+    lives = case.lives
+    weights = lives.requested_bytes[case.in_use[case.kind[case.in_use] == Kind.PARAMETER]]
+    is_cast = case.stacks.with_one_of([frame.name.startswith(_CAST) for frame in case.frames])[lives.stack]
+    rows = np.flatnonzero(is_cast & np.isin(lives.requested_bytes * 2, weights) & (lives.begin <= case.entry))
+    rows = rows[np.argsort(lives.begin[rows])]
+    held, call = case.held(rows), case.calls[0]
+    if not case.is_much(held, percent=_CASTS_PERCENT):
+        return
+    others = np.flatnonzero(~is_cast & ~case.stays & (call == call[held].max()) & (lives.begin <= case.entry))
+    if call[held].max() < 0 or case.is_share(case.held(others), of=others, percent=_GRAPH_PERCENT):
+        return
+    unused = np.append(lives.begin[rows[2:]], [case.entry] * 2)[: len(rows)]
+    yield Cause(
+        "copies of autocast",
+        f"torch.autocast keeps what it has cast of the weights until it is left: {case.words(held)}{case.lines(held)}, "
+        "beside the weights themselves.",
+        "enter autocast with cache_enabled=False where nothing is trained, or convert the model once (model.half(), "
+        "model.bfloat16())",
+        lambda modelled: with_earlier_frees(modelled, rows, unused),
+        case.largest_site(held),
     )

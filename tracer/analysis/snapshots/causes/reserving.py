@@ -16,7 +16,11 @@ from tracer.analysis.snapshots.changed_requests import (
     with_smaller_blocks,
 )
 from tracer.analysis.snapshots.fragmentation import fragmentation_after, free_for_process
+from tracer.analysis.snapshots.frames import is_label
 from tracer.analysis.snapshots.modelled import Modelled
+from tracer.analysis.snapshots.sizes import NOTHING
+from tracer.analysis.snapshots.stack_facts import Fact, has
+from tracer.arrays import Ints
 from tracer.block_sizes import segment_size
 from tracer.units import format_bytes, some
 
@@ -26,9 +30,11 @@ _MOST_PARTS: Final = 64
 
 
 def one_request(case: Case) -> Iterator[Cause]:
-    """The request that failed would be most of what is in use."""
-    asked, in_use = case.asked_bytes, case.in_use_bytes - case.asked_bytes
-    if not case.has_failed or asked < _SHARE * case.in_use_bytes:
+    """The request that failed, with what its function has made for it, would be most of what is in use."""
+    asked, made = case.asked_bytes, _made_alike(case) if case.has_failed else NOTHING
+    made_bytes = case.bytes(made)
+    in_use = case.in_use_bytes - asked - made_bytes
+    if not case.has_failed or asked + made_bytes < _SHARE * case.in_use_bytes:
         return
     at = case.device.state, case.device.replay, case.entry
     fraction = recorded_settings(case.replayed.snapshot.settings).per_process_memory_fraction
@@ -39,21 +45,46 @@ def one_request(case: Case) -> Iterator[Cause]:
     if asked <= free_bytes:  # in one piece it would do
         return
     num_parts = 2
-    while asked > num_parts * free_bytes and num_parts < _MOST_PARTS:
+    while asked + made_bytes > num_parts * (free_bytes + made_bytes) and num_parts < _MOST_PARTS:
         num_parts *= 2
     site = case.sites.site(case.asked_stack)
-    rows = np.flatnonzero((case.stack == case.asked_stack) & (case.lives.requested_bytes >= asked))
+    is_same_line = (case.stack == case.asked_stack) & (case.lives.requested_bytes >= asked)
+    rows = np.flatnonzero(is_same_line | np.isin(case.stack, case.stack[made]))
     where = f" at {site.file}:{site.line}" if site.file is not None else ""
+    what = f"{format_bytes(asked)} for a single tensor"
+    beside = f", beside {case.words(made)}{case.lines(made)} that the same function has made" if len(made) else ""
     yield Cause(
         "one request",
-        f"The request{where} is what does not fit: {format_bytes(asked)} for a single tensor, where all else in use "
-        f"comes to {format_bytes(in_use)}.",
+        f"The request{where} is what does not fit: {what}{beside}, where all else in use comes to "
+        f"{format_bytes(in_use)}.",
         f"make it in parts (a loop over {num_parts} parts of its rows, each reduced before the next is made), or make "
         "it smaller: a broadcast of two tensors has every pair of their rows",
         lambda modelled: with_smaller_blocks(modelled, rows, num_parts, with_last_failure=True),
         site if site.file is not None else None,
         GivesUp.TIME_OR_SIZE,
     )
+
+
+_ALIKE: Final = 8
+"""Times that the request is larger, at the most, than a mask or an index made for it."""
+
+
+def _made_alike(case: Case) -> Ints:
+    """Blocks about as large as the request that its function has made outside of modules, such as a mask for it."""
+    function = _function(case, case.asked_stack)
+    size = case.lives.requested_bytes[case.in_use]
+    is_alike = (size * _ALIKE >= case.asked_bytes) & (size <= case.asked_bytes) & ~case.in_model[case.in_use]
+    rows = case.in_use[is_alike & ~case.stays[case.in_use]]
+    if function is None or has(case.sites.facts, Fact.MODULE_FORWARD, Fact.ENGINE)[case.asked_stack]:
+        return NOTHING
+    named = {stack: _function(case, stack) == function for stack in np.unique(case.stack[rows]).tolist()}
+    return rows[np.array([named[stack] for stack in case.stack[rows].tolist()], np.bool_)]
+
+
+def _function(case: Case, stack: int) -> tuple[str, str] | None:
+    """Name and file of the innermost function of the program's in a stack."""
+    frame = next((frame for frame in reversed(case.own_lines(stack)) if not is_label(frame)), None)
+    return (frame.name, frame.file) if frame is not None and frame.name != "<module>" else None
 
 
 _LEAST_PERCENT: Final = 1
