@@ -18,7 +18,7 @@ import main
 
 ROOT = Path(main.__file__).parent
 TEXT = (ROOT / "action.yml").read_text()
-# It writes what it is called with, and ends as a check does that finds growth.
+# It writes what it is called with, and ends as a check does that finds growth, if no other check's answer lies there.
 _FAKE = f"""#!{sys.executable}
 import json, os, sys
 from pathlib import Path
@@ -26,7 +26,7 @@ name = Path(sys.argv[0]).name
 with Path(os.environ["RUNNER_TEMP"], "called").open("a") as file:
     file.write(json.dumps([name, *sys.argv[1:]]) + "\\n")
 if name == "torch-timeline":
-    Path(sys.argv[sys.argv.index("--markdown") + 1]).write_text("### grew\\n")
+    Path(sys.argv[sys.argv.index("--markdown") + 1]).open("x").write("### grew\\n")
     sys.exit(3)
 """
 
@@ -64,6 +64,7 @@ def test_the_check_gets_the_scripts_words(steps: dict[str, dict[str, Any]], tmp_
         "CARD": "8xh100", "BASELINE": "peaks.json", "FAIL_ABOVE": "2%; touch ran",
     }  # fmt: skip
     assert set(inputs) == set(steps["Check"]["env"])
+    (tmp_path / "gpu-memory.md").write_text("of the check of another script\n")
     status, ((name, *words),) = ran(steps["Check"], tmp_path, **inputs)
     assert (status, name) == (3, "torch-timeline") and not (tmp_path / "ran").exists()
     behind = words[words.index("--") + 1 :]

@@ -47,7 +47,7 @@ def _slow(at: SourceLine, number: int, blocks: BlocksOfLines) -> LineMemory:
 
     at_peak = in_use(POSITION)
     freed = Counter[tuple[int, int]]()
-    for block in mine:
+    for block in at_peak or mine:
         freed[int(blocks.freed_phase[block]), int(blocks.freed_line[block])] += size[block]
     ((phase, line), _), *_ = freed.most_common(1)
     return LineMemory(

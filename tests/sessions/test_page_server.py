@@ -71,7 +71,7 @@ def test_dropped_files_have_their_pages_and_a_comparison(server: PageServer, tmp
     assert [(status, answer["name"]) for status, answer in answers] == [
         (200, "s.pickle"),
         (200, "t.json"),
-        (200, "s.pickle"),
+        (200, "s.pickle (2)"),
     ]
     assert asked(server, "GET", "files") == (200, [answer for _, answer in answers])
     titles = [asked(server, "GET", answer["page"])[1].partition("<title>")[2][:40] for _, answer in answers]

@@ -23,7 +23,8 @@ class LineMemory:
     peak_bytes: int  # In use at the run's peak
     backward_bytes: int  # Of these, allocated by backward for operators of this line
     own_peak_bytes: int  # The most that was in use at once
-    freed_in: str | None  # Phase in which most of that was freed; None where most is never freed
+    # Phase in which most of what the peak held was freed, or of all where it held nothing; None where most never is.
+    freed_in: str | None
     freed_at: SourceLine | None  # The line that freed most of it; None where no Python code did
 
 
@@ -56,14 +57,16 @@ def line_memory_of(
     is_at_peak = (blocks.made_at <= position) & (blocks.freed_at > position)
     at_peak_bytes = blocks.size_bytes * is_at_peak
     by_line = Grouped(tuple(lines), blocks.line)
+    peak_bytes = by_line.sums(at_peak_bytes)
     columns = zip(
         by_line.keys,
-        by_line.sums(at_peak_bytes),
+        peak_bytes,
         by_line.sums(at_peak_bytes * blocks.is_of_backward),
         _own_peaks(blocks, len(lines)),
         strict=True,
     )
-    freed = _freed(blocks, place)
+    counted_bytes = np.where(np.array(peak_bytes, np.int64)[blocks.line] > 0, at_peak_bytes, blocks.size_bytes)
+    freed = _freed(blocks, counted_bytes, place)
     found = (LineMemory(*values, *freed[at]) for at, values in enumerate(columns))
     return tuple(sorted(found, key=lambda one: (-one.peak_bytes, -one.own_peak_bytes, one.at)))
 
@@ -78,9 +81,11 @@ def _own_peaks(blocks: BlocksOfLines, num_lines: int) -> list[int]:
     return peaks.tolist()
 
 
-def _freed(blocks: BlocksOfLines, place: Callable[[int, int], FreedPlace]) -> dict[int, FreedPlace]:
-    """For each line the place in which most of its bytes were freed."""
+def _freed(
+    blocks: BlocksOfLines, counted_bytes: Ints, place: Callable[[int, int], FreedPlace]
+) -> dict[int, FreedPlace]:
+    """For each line the place in which most of these bytes were freed [P]."""
     places = grouped([blocks.line, blocks.freed_phase, blocks.freed_line], lambda *of: of)
-    by_bytes = sorted(zip(places.sums(blocks.size_bytes), places.keys, strict=True))
+    by_bytes = sorted(zip(places.sums(counted_bytes), places.keys, strict=True))
     # The last place of each line is the one with the most bytes.
     return {line: place(phase, at) for _, (line, phase, at) in by_bytes}

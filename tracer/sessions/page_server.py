@@ -14,7 +14,7 @@ from contextlib import chdir
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from threading import Lock
 from typing import Any, ClassVar, Final
@@ -120,8 +120,13 @@ class PageServer(ThreadingHTTPServer):
         """
         with self._reading:
             page = self._write(lambda out: self.write_page(self._short(path), out))
-            self.files.append(ReadFile(name, path, page))
+            self.files.append(ReadFile(self._unlike_others(name), path, page))
             return self.shown(len(self.files) - 1)
+
+    def _unlike_others(self, name: str) -> str:
+        """Return a name that no other file has, as `memory_snapshot.pkl (2)`: each run writes a file of that name."""
+        known = {file.name for file in self.files}
+        return next(one for one in chain([name], (f"{name} ({number})" for number in count(2))) if one not in known)
 
     def shown(self, index: int) -> dict[str, object]:
         """Return a file as the script of the page knows it."""

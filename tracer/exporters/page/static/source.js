@@ -4,7 +4,7 @@ const showSources = (files) => {
   if (!files.length) return;
   const most = files.reduce((largest, file) => Math.max(largest, ...file.lines.map((line) => line.bytes ?? 0)), 0);
   section("source", "Source, with the bytes of its lines",
-    el("p", { class: "quiet" }, "What each line allocated and the peak held, also for its backward; the most that it had in use at once; and where most of that was freed."),
+    el("p", { class: "quiet" }, "What each line allocated and the peak held, also for its backward; the most that it had in use at once; and where most of what the peak held was freed."),
     ...files.map((file, index) => sourceFile(file, most, index === 0)));
 };
 
