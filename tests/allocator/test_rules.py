@@ -162,6 +162,19 @@ def test_the_limit_is_held_against_a_whole_segment_even_where_pages_are_mapped()
         take(model, 2)
 
 
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
+def test_when_everything_is_freed_nothing_is_left(conf: str) -> None:
+    model = make(conf)
+    for block in [*take(model, *(0.1 * number for number in range(1, 200)), stream=1), *take(model, 30, 0.5, 3, 30)]:
+        model.free(block)
+    homes = [home for pool in (model.small, model.large) for home in pool.by_stream.values()]
+    assert sum(len(home.blocks) for home in homes) == len(model.heads), "each segment is one free block"
+    model.empty_cache()
+    assert (model.reserved_bytes, model.allocated_bytes, model.requested_bytes, model.heads) == (0, 0, 0, {})
+    assert isinstance(model.driver, PackingDriver) and model.driver.reserved == 0
+    assert not model.pending and not any(home.blocks or home.keys for home in homes)
+
+
 # ---- max_split_size --------------------------------------------------------------------------------------------------
 
 
