@@ -1,11 +1,10 @@
-"""The model as a program meets torch's allocator: other streams, captures of CUDA graphs, counters and a snapshot."""
+"""The model as a program meets torch's allocator: other streams, private pools, and a snapshot."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tests.allocator.captures import Captures
 from tracer.allocator.blocks import DEFAULT_POOL, FREE, PENDING, USED, Block, FreeBlocks, PoolId
 from tracer.allocator.caching_allocator import CachingAllocator
 from tracer.allocator.reserving import OutOfMemoryError, release_cached
@@ -16,14 +15,11 @@ from tracer.block_sizes import SMALL_BYTES, round_size
 
 
 class RecordingAllocator(CachingAllocator):
-    """Records what `snapshot` shows as the trace; methods have the names that torch.cuda gives them.
-
-    Not modelled: the reuse during capture that `graph_capture_record_stream_reuse` allows.
-    """
+    """Records what `snapshot` shows as the trace; methods have the names that torch.cuda gives them."""
 
     def __init__(self, settings: AllocatorSettings | None = None, **options: Any) -> None:
         self.history: list[tuple[str, int, int, int, PoolId]] = []
-        self.captures = Captures()
+        self._pool = DEFAULT_POOL
         super().__init__(settings, **options)
 
     def _record(self, action: str, address: int, size: int, home: FreeBlocks) -> None:
@@ -31,10 +27,7 @@ class RecordingAllocator(CachingAllocator):
 
     def allocate(self, size: int, stream: int = 0, pool: PoolId = DEFAULT_POOL) -> Block:
         """During a capture, from its pool."""
-        if self.pending and not self.captures:
-            for block in self.captures.ended(self.pending):
-                self.complete_free(block)
-        pool = self.captures.pool_for(stream)
+        pool = self._pool
         try:
             block = super().allocate(size, stream, pool)
         except OutOfMemoryError:
@@ -49,7 +42,6 @@ class RecordingAllocator(CachingAllocator):
         """One that other streams use is only pending until `finish` or `synchronize`."""
         if block.streams and block.state is USED:
             self.request_free(block)
-            self.captures.note(block)
             return
         address, requested, home = block.address, block.requested, block.home
         super().free(block)
@@ -64,43 +56,31 @@ class RecordingAllocator(CachingAllocator):
         self._record("free_completed", block.address, block.requested, block.home)
         super().complete_free(block)
 
-    def finish(self, block: Block) -> None:
-        self.captures.forget(block)
-        super().finish(block)
-
     def adjust_reserved(self, change: int, action: str, address: int, home: FreeBlocks) -> None:
         super().adjust_reserved(change, action, address, home)
         self._record(action, address, abs(change), home)
 
     def record_stream(self, block: Block, stream: int) -> None:
         """Note that another stream uses a block too."""
-        if stream == block.home.stream:
-            return
         block.streams = (block.streams or set()) | {stream}
-        self.captures.note(block, stream)
 
     def empty_cache(self) -> None:
         """During a capture only what private pools have left over."""
-        release_cached(self, default_pool=not self.captures)
+        release_cached(self, default_pool=not self.is_capturing)
 
-    def begin_allocate_to_pool(self, pool: PoolId, streams: frozenset[int] | None = None) -> None:
-        """Serve requests of these streams, or of all, from a pool, as during the capture of a CUDA graph."""
+    def begin_allocate_to_pool(self, pool: PoolId) -> None:
+        """Serve requests from a pool, as during the capture of a CUDA graph."""
         self.create_pool(pool)
-        self.captures.begin(pool, streams)
-        self.is_capturing = True
+        self._pool, self.is_capturing = pool, True
 
     def end_allocate_to_pool(self, pool: PoolId) -> None:
-        """End the last such diversion to this pool."""
-        self.captures.end(pool)
-        self.is_capturing = bool(self.captures)
+        """End that."""
+        assert self._pool == pool
+        self._pool, self.is_capturing = DEFAULT_POOL, False
 
     def release_pool(self, pool: PoolId) -> None:
         """One user less; without any, the next `empty_cache` or retry releases the pool's memory."""
         self.private_pools[pool].users -= 1
-
-    def memory_stats(self) -> dict[str, int]:
-        """Counters under the names of `torch.cuda.memory_stats`; of peaks, those that are kept."""
-        return _memory_stats(self)
 
     def snapshot(self) -> dict[str, Any]:
         """The state in the structure of `torch.cuda.memory._snapshot`, with the trace."""
@@ -169,42 +149,3 @@ def _trace_entries(history: Iterable[tuple[str, int, int, int, PoolId]]) -> list
         }
         for number, (action, address, size, stream, pool) in enumerate(history)
     ]
-
-
-def _memory_stats(allocator: AllocatorState) -> dict[str, int]:
-    """Counters as in `torch.cuda.memory_stats`, by pool, counted where they are asked for."""
-    stats = {
-        "num_alloc_retries": allocator.num_retries,
-        "num_ooms": allocator.num_ooms,
-        "max_split_size": allocator.settings.max_split_size or -1,
-        "allocated_bytes.all.peak": allocator.peak_allocated_bytes,
-        "requested_bytes.all.peak": allocator.peak_requested_bytes,
-        "reserved_bytes.all.peak": allocator.peak_reserved_bytes,
-    }
-    found = list(segments(allocator))
-    for name, is_small in (("small_pool", True), ("large_pool", False)):
-        chosen = [blocks for blocks in found if blocks[0].home.pool.is_small == is_small]
-        for key, number in _counted(chosen).items():
-            stats[f"{key}.{name}.current"] = number
-            total = f"{key}.all.current"
-            stats[total] = stats.get(total, 0) + number
-    return stats
-
-
-def _counted(found: Sequence[Sequence[Block]]) -> dict[str, int]:
-    blocks = [block for segment in found for block in segment]
-    used = [block for block in blocks if block.state is USED]
-    active = [block for block in blocks if block.state is not FREE]
-    # torch leaves expandable segments out of these two: their free pages can always be given back.
-    split = [block for block in blocks if block.state is FREE and block.is_split and block.range is None]
-    return {
-        "segment": sum(segment[0].range is None for segment in found),
-        "reserved_bytes": sum(block.size for block in blocks),
-        "allocation": len(used),
-        "allocated_bytes": sum(block.size for block in used),
-        "active": len(active),
-        "active_bytes": sum(block.size for block in active),
-        "requested_bytes": sum(block.requested for block in active),
-        "inactive_split": len(split),
-        "inactive_split_bytes": sum(block.size for block in split),
-    }
