@@ -27,6 +27,7 @@ from tracer.analysis.profiles.allocator_join import reserved_ranges
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.capture.device.allocator_history import record_from_start
 from tracer.capture.torch_private.torch_history import allocator_history_enabled
+from tracer.exporters.screen.profile import headline
 from tracer.exporters.screen.run import failure_lines
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
@@ -359,6 +360,54 @@ def history_from_start() -> tuple[bool, dict[str, int], int]:
     lines = {f"{row.category} {row.line}": row.bytes for row in rows if row.phase == "before recording"}
     del table
     return allocator_history_enabled(torch.device(DEVICES[0])), lines, line
+
+
+def begin_on_the_cpu() -> tuple[str, bool, tuple[str, ...]]:
+    """A model steps on the CPU, then another one on the device: which is explained, has it a history, and the notes."""
+    record_from_start()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        profile_training(nn.Linear(16, 8), save_dir=folder, schedule=Schedule(0, 0, 2, 1)) as session,
+    ):
+        for device in ("cpu", "cuda"):
+            model = nn.Linear(16, 64, device=device)
+            optimizer = torch.optim.Adam(model.parameters())
+            model(torch.randn(32, 16, device=device)).sum().backward()
+            optimizer.step()
+            session.step()
+    findings = session.results.findings
+    assert findings is not None
+    return findings.device, findings.worst.peak.allocator is not None, session.results.notes
+
+
+def train_on_the_cpu(freed: str, device: str | None = None) -> tuple[str, int]:
+    """While a tensor lies on the GPU, or after one that was read.
+
+    Args:
+        freed: When it is: `before`, `within` the step that is recorded, or `behind` it, where no step ends.
+
+    Returns:
+        The headline, and the bytes of the rows.
+    """
+    there = [torch.ones(4, device="cuda")]
+    float(there[0].sum())
+    if freed == "before":
+        there.clear()
+    model = nn.Linear(16, 64)
+    optimizer = torch.optim.Adam(model.parameters())
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        profile_training(model, optimizer, device=device, save_dir=folder, schedule=Schedule(0, 0, 1, 2)) as session,
+    ):
+        model(torch.randn(32, 16)).sum().backward()
+        if freed == "within":
+            there.clear()
+        optimizer.step()
+        session.step()
+        there.clear()
+    findings = session.results.findings
+    assert findings is not None
+    return headline(findings), sum(row.bytes for row in findings.worst.peak.rows)
 
 
 class PythonInBackward(torch.autograd.Function):

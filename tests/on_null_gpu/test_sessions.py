@@ -116,6 +116,22 @@ def test_a_history_that_is_on_from_the_start_ends_with_the_first_session(elsewhe
     assert not is_on and lines[f"HELD {line_of_table}"] == 12800  # 12,345, rounded
 
 
+def test_a_session_that_begins_on_the_cpu_goes_over_to_the_history_of_the_gpu(elsewhere: Elsewhere) -> None:
+    device, has_history, notes = elsewhere(jobs_sessions.begin_on_the_cpu)
+    assert (device, has_history) == ("cuda:0", True)
+    assert not any("does not offer" in note for note in notes)
+
+
+def test_training_on_the_cpu_beside_a_tensor_of_the_gpu_and_after_it(elsewhere: Elsewhere) -> None:
+    """The view of all memory, by which the null GPU reads values, is no memory of the CPU's."""
+    beside, num_bytes = elsewhere(jobs_sessions.train_on_the_cpu, "behind")
+    assert beside.startswith("Peak: 512 B on cuda:0 ") and num_bytes == 512
+    after, num_bytes = elsewhere(jobs_sessions.train_on_the_cpu, "before")
+    assert " on cpu in " in after and 0 < num_bytes < MIB
+    named, num_bytes = elsewhere(jobs_sessions.train_on_the_cpu, "within", device="cuda")
+    assert named.startswith("The recorded steps had no memory on cuda:0.") and num_bytes == 0
+
+
 @pytest.mark.parametrize(
     ("mode", "cause"),
     [

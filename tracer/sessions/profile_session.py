@@ -113,8 +113,7 @@ class ProfileSession(Session):
         self.schedule = replace(schedule, is_apart=True) if steps_are_found else schedule
         self._may_have_one_step = steps_are_found
         self.device_of_failure = self.device
-        self._is_timed = not caveat_of(self.device)
-        self.history = AllocatorHistory(self.device, is_timed=self._is_timed)
+        self.history = AllocatorHistory(self.device, is_timed=not caveat_of(self.device))
         self._observed = Observations(lambda: self._objects, lambda: self._is_recording)
         self.module_names = self._observed.module_names
         self._graph_pools: tuple[LivePool, ...] = ()
@@ -260,9 +259,7 @@ class ProfileSession(Session):
             self._first.stop()
         if error is not None:
             if is_out_of_memory(error):
-                if not self.history.is_offered and (device := recorded_from_start()):  # it began on the CPU, say
-                    self.history = AllocatorHistory(device, is_timed=not caveat_of(device))
-                    self._guarded(self.history.start)
+                self._guarded(self._start_history)
                 self._guarded(lambda: self.history.dump(self._tracer.num_cycles if is_recorded else None))
             self._guarded(lambda: self._look_where_memory_ran_out(error))
             if is_out_of_memory(error):
@@ -492,8 +489,14 @@ class ProfileSession(Session):
         if self.num_steps_done - self._history_since > _MOST_STEPS_OF_HISTORY:
             self.history.stop()
             self._history_since = self.num_steps_done
-        self.history.start()
+        self._start_history()
         self._observe_everything(is_walk=is_recorded)
+
+    def _start_history(self) -> None:
+        """Begin; where the session began on the CPU, go on with the history that is on since the program used CUDA."""
+        if not self.history.is_offered and (device := recorded_from_start()):
+            self.history = AllocatorHistory(device, is_timed=not caveat_of(device))
+        self.history.start()
 
     def _cycle_ended(self, profiler: Any) -> None:
         """The profiler has stopped recording, for now or for good."""
@@ -507,6 +510,7 @@ class ProfileSession(Session):
         self._look_for_meta()
         self._observe_everything(is_walk=is_next_recorded and self._profiler is not None)
         self._graph_pools = GRAPH_CAPTURES.pools(self.device)
+        self._start_history()
         if self.history.is_of_higher_peak:
             self.history.dump(self._tracer.num_cycles - 1)
         if self._is_all_recorded:
@@ -585,9 +589,10 @@ class ProfileSession(Session):
 
     def _lacking(self, findings: Findings | None) -> str | None:
         """Return a sentence on what the device does not offer; None if it lacks nothing."""
-        cycles = findings.cycles if findings is not None else ()
-        has_kernels = not self._is_timed or not cycles or any(cycle.recording.kernels is not None for cycle in cycles)
-        return devices.lacks(self.device_of(findings), has_history=self.history.is_offered, has_kernels=has_kernels)
+        cycles, device = findings.cycles if findings is not None else (), self.device_of(findings)
+        is_timed = not caveat_of(device)
+        has_kernels = not is_timed or not cycles or any(cycle.recording.kernels is not None for cycle in cycles)
+        return devices.lacks(device, has_history=self.history.is_offered, has_kernels=has_kernels)
 
     @property
     def has_recording(self) -> bool:

@@ -223,14 +223,14 @@ def _before_bytes(device: DeviceRecording, foreign: PerEvent[Bool]) -> PerEvent[
 def most_held_bytes(recordings: Sequence[Recording]) -> dict[str, int]:
     """The most that the allocator of each accelerator had handed out in some cycles, by name, largest first.
 
-    The CPU is left out: its counter begins with the recording.
+    The CPU is left out: its counter begins with the recording. So is an accelerator that gave back all that it held.
     """
     most_bytes: dict[str, int] = {}
     for recording in recordings:
         device, total = recording.allocations.device, recording.allocations.total_allocated_bytes
         for index, name in enumerate(recording.devices):
             mine = total[device == index]
-            if name != "cpu" and len(mine):
+            if name != "cpu" and mine.max(initial=0) > 0:
                 most_bytes[name] = max(most_bytes.get(name, 0), int(mine.max()))
     return dict(sorted(most_bytes.items(), key=lambda item: (-item[1], item[0])))
 

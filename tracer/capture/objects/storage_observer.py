@@ -37,6 +37,8 @@ _Row = tuple[int, int, int, int, int, int]
 
 _Found = dict[tuple[int, int], tuple[_Row, torch.UntypedStorage]]
 """By address and the number of the device."""
+_LOWEST_ADDRESS = 1 << 16
+"""Linux leaves the pages below out: what begins there is a view of all memory, as the null GPU has, and no block."""
 _OWNED = (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.OPTIMIZER_STATE, Role.LEAF)
 
 
@@ -106,7 +108,7 @@ class StorageObserver:
         )
         found: _Found = {}
         for row, storage in zip(rows, storages, strict=True):  # without a call: see storage_columns.py
-            place = row[1], row[5]
+            place = row[1] >= _LOWEST_ADDRESS, row[5]
             if row[1] and row[2] and place not in found:
                 found[place] = row, storage
         if is_walk and "cpu" in self._devices:

@@ -77,6 +77,8 @@ def print_peak(
     for line in (headline(findings, num_steps), shorten_paths(why) or None, not_recorded(peak)):
         if line is not None:
             say_wrapped(console, line, style="bold")
+    if not peak.rows:
+        return
     say_wrapped(console, _counts(findings))
     print_parts(peak, console, top, categories=categories)
     if top:
@@ -214,6 +216,10 @@ def _known_otherwise(size_bytes: int, known_bytes: int) -> str:
 def headline(findings: Findings, num_steps: int | None = None) -> str:
     """The answer in one sentence."""
     peak, graph_bytes = findings.worst.peak, findings.graph_bytes
+    if not peak.rows:
+        return (
+            f"The recorded steps had no memory on {peak.device}. Where they train on another device, name it: --device."
+        )
     largest, size_bytes = next(iter(peak.by_category().items()))
     step = f"of {step_words(peak.step, num_steps)}" if peak.step else ""
     when = " ".join(part for part in (f"in {peak.phase}" if peak.phase else "", step) if part)
