@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,9 +78,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def recorded() -> Callable[[str], Recorded]:
     """`recorded(name)`: two cycles of two steps of a workload, recorded at the first request."""
-    from tests.training_steps import record_workload
+    from tests.training_steps import recorded_workload
 
-    return cache(record_workload)
+    return recorded_workload
 
 
 @pytest.fixture

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.training_steps import WORKLOADS, Between, Builder, Recorded, Workload, mlp, mlp_batch, record, training
+from tests.training_steps import Between, Builder, Workload, mlp, mlp_batch, training
 
 REPORT_WORKLOADS: dict[str, Builder] = {}
 
@@ -18,21 +17,6 @@ def case(build: Builder) -> Builder:
     """Enter a builder under its own name."""
     REPORT_WORKLOADS[build.__name__] = build
     return build
-
-
-def build(name: str) -> Workload:
-    """Build a workload of this file or of `tests.training_steps` from its seed."""
-    torch.set_num_threads(2)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return {**WORKLOADS, **REPORT_WORKLOADS}[name]()
-
-
-@cache
-def record_named(name: str) -> Recorded:
-    """Two cycles of two steps of a workload, as `tests.training_steps.record_workload`; recorded once per process."""
-    built = build(name)
-    return Recorded(name, built, tuple(record(built.step, n_cycles=2, n_active=2)), 2)
 
 
 def _pair() -> tuple[Tensor, Tensor]:

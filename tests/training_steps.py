@@ -10,7 +10,7 @@ import gc
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -88,12 +88,23 @@ def record_workload(name: str, *, n_cycles: int = 2, n_active: int = 2) -> Recor
     return Recorded(name, built, tuple(results), n_active)
 
 
+@cache
+def recorded_workload(name: str) -> Recorded:
+    """Two cycles of two steps, recorded once a process."""
+    return record_workload(name)
+
+
 def build_workload(name: str) -> Workload:
-    """Build a workload from its seed, with the two threads that make its kernels the same on every machine."""
+    """Build a workload, also of `tests.report_workloads`, from its seed.
+
+    It has the two threads that make its kernels the same on every machine.
+    """
+    from tests.report_workloads import REPORT_WORKLOADS  # which are made of what is here
+
     torch.set_num_threads(2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return WORKLOADS[name]()
+        return {**WORKLOADS, **REPORT_WORKLOADS}[name]()
 
 
 def record(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.analysis.profiles.test_memory_timeline import cycle
 from tests.test_json_documents import HEADER, keys
-from tests.training_steps import WORKLOADS, Recorded
+from tests.training_steps import ONE_OF_EACH, Recorded
 from tracer.analysis.profiles.allocator_count import CountedParts
 from tracer.analysis.profiles.findings import put_together
 from tracer.analysis.profiles.memory_timeline import Breakdown, breakdown
@@ -97,8 +97,8 @@ def test_the_parser_reads_every_row_and_nothing_else(cycles: list[tuple[list[int
         assert value == pytest.approx(size_bytes / GIB, abs=0.5e-6)
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_on_every_workload_the_parser_reads_it_and_finds_a_peak(
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_on_a_workload_of_each_kind_the_parser_reads_it_and_finds_a_peak(
     name: str, recorded: Callable[[str], Recorded], tmp_path: Path
 ) -> None:
     findings = put_together(recorded(name).cycles)
@@ -163,8 +163,8 @@ def test_the_timing_parser_reads_any_duration(durations: list[float]) -> None:
 # ---- peak.json -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_on_every_workload_the_rows_of_peak_json_sum_to_the_allocators_count(
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_on_a_workload_of_each_kind_the_rows_of_peak_json_sum_to_the_allocators_count(
     name: str, recorded: Callable[[str], Recorded], tmp_path: Path
 ) -> None:
     findings = put_together(recorded(name).cycles)

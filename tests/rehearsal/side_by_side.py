@@ -8,8 +8,7 @@ from functools import cache
 
 import torch
 
-from tests.report_workloads import build
-from tests.training_steps import Workload
+from tests.training_steps import Workload, build_workload
 from tests.truth.isolate import value_in_fresh_process
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
@@ -56,7 +55,7 @@ def as_step_workload(workload: Workload) -> StepWorkload:
 @cache
 def recorded_findings(name: str) -> CycleFindings:
     """Two steps behind the first, by the profiler."""
-    built = as_step_workload(build(name))
+    built = as_step_workload(build_workload(name))
     schedule = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=2, num_repeats=1)
     with ProfileSession(built.model, built.optimizer, device=CPU, schedule=schedule) as session:
         for _ in range(schedule.num_steps):
@@ -69,7 +68,7 @@ def recorded_findings(name: str) -> CycleFindings:
 @cache
 def rehearsed_findings(name: str) -> CycleFindings:
     """The same two steps, rehearsed."""
-    rehearsal = rehearse(as_step_workload(build(name)), device="cpu", num_steps=3, cpu_kernels=CpuKernels())
+    rehearsal = rehearse(as_step_workload(build_workload(name)), device="cpu", num_steps=3, cpu_kernels=CpuKernels())
     return find_in_cycle(rehearsal.recording, known=rehearsal.known, module_names=rehearsal.module_names)
 
 

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tests.exporters.sqlite_reports.test_memory_report import NAMES, findings_of, report
+from tests.exporters.sqlite_reports.test_memory_report import findings_of, report
 from tests.histories import known_of
-from tests.report_workloads import REPORT_WORKLOADS, build, record_named
-from tests.training_steps import WORKLOADS, Workload, mlp, mlp_batch, record
+from tests.report_workloads import REPORT_WORKLOADS
+from tests.training_steps import WORKLOADS, Workload, build_workload, mlp, mlp_batch, record, recorded_workload
 from tracer.analysis.operators.invocations import OpInstances, op_instances
 from tracer.analysis.operators.memory_report import (
     HowSaved,
@@ -34,10 +34,12 @@ from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
 from tracer.capture.sources.source_line import SourceLine
 
+NAMES = [*WORKLOADS, *REPORT_WORKLOADS]
+
 
 @pytest.mark.parametrize("name", NAMES)
 def test_activations_sum_to_what_their_step_saves(name: str) -> None:
-    worst, what = findings_of(record_named(name)).worst, report(name)
+    worst, what = findings_of(recorded_workload(name)).worst, report(name)
     instances = op_instances(worst.recording, worst.attribution)
     saved = saved_activations(worst, instances)
     if what.step is None:
@@ -55,11 +57,11 @@ def test_activations_sum_to_what_their_step_saves(name: str) -> None:
 
 def test_it_is_about_the_last_step_with_forward() -> None:
     what = report("zero_grad_at_end")
-    assert what.step == findings_of(record_named("zero_grad_at_end")).worst.attribution.step_names[-1]
+    assert what.step == findings_of(recorded_workload("zero_grad_at_end")).worst.attribution.step_names[-1]
 
 
 def test_invocations_that_are_known_already_are_not_found_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, findings = report("residual"), findings_of(record_named("residual"))
+    found, findings = report("residual"), findings_of(recorded_workload("residual"))
     instances = op_instances(findings.worst.recording, findings.worst.attribution)
     monkeypatch.setattr("tracer.analysis.operators.memory_report.op_instances", None)
     given = memory_report(findings, instances=instances)
@@ -84,7 +86,7 @@ def test_gradients_are_those_of_the_step_and_not_what_is_left_of_them(name: str)
 
 
 def test_gradients_that_were_observed_decide() -> None:
-    run = record_named("auxiliary_head")
+    run = recorded_workload("auxiliary_head")
     model = run.workload.model
     assert model is not None
     assert report("auxiliary_head").grad_bytes == 0, "four gradients for six parameters: which four cannot be told"
@@ -101,12 +103,11 @@ def test_without_backward_there_are_no_gradients() -> None:
 
 # A graph through which no backward runs saves for nothing; a recording shows nothing of it.
 NO_BACKWARD = {"growing_list", "auxiliary_head"}
-NAMES_saved_tensors = [*WORKLOADS, *REPORT_WORKLOADS]
 
 
 @cache
 def findings(name: str) -> CycleFindings:
-    return find_in_cycle(record_named(name).recordings[0])
+    return find_in_cycle(recorded_workload(name).recordings[0])
 
 
 def saved_in(cycle: CycleFindings) -> tuple[OpInstances, SavedActivations]:
@@ -187,10 +188,10 @@ def test_what_a_function_saves_and_does_not_read_is_known_by_its_life() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- laws
-@pytest.mark.parametrize("name", [name for name in NAMES_saved_tensors if name not in NO_BACKWARD])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NO_BACKWARD])
 def test_sum_is_what_hooks_count(name: str) -> None:
     _, saved = saved_in(findings(name))
-    want = hooked_bytes(build(name))
+    want = hooked_bytes(build_workload(name))
     # The first recorded step is the second of the program, as the hooked one is.
     steps = (0,) if name == "every_other_step" else (0, 1)
     assert [int(saved.of_step(step).size_bytes.sum()) for step in steps] == [want] * len(steps)
@@ -199,7 +200,7 @@ def test_sum_is_what_hooks_count(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(NO_BACKWARD))
 def test_a_graph_without_backward_saves_for_nothing(name: str) -> None:
     _, saved = saved_in(findings(name))
-    assert int(saved.of_step(1).size_bytes.sum()) < hooked_bytes(build(name))
+    assert int(saved.of_step(1).size_bytes.sum()) < hooked_bytes(build_workload(name))
 
 
 @pytest.mark.parametrize(
@@ -212,10 +213,10 @@ def test_every_operator_keeps_what_hooks_saw_it_save_first(name: str) -> None:
     cycle = findings(name)
     instances, saved = saved_in(cycle)
     got = [entry.size_bytes for entry in activation_entries(cycle, instances, saved, 1)]
-    assert got == hooked_by_call(build(name))
+    assert got == hooked_by_call(build_workload(name))
 
 
-@pytest.mark.parametrize("name", NAMES_saved_tensors)
+@pytest.mark.parametrize("name", NAMES)
 def test_each_storage_counts_once(name: str) -> None:
     cycle = findings(name)
     instances, saved = saved_in(cycle)
@@ -228,7 +229,7 @@ def test_each_storage_counts_once(name: str) -> None:
         assert all(entry.size_bytes > 0 for entry in entries)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES_saved_tensors if name not in NO_BACKWARD])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NO_BACKWARD])
 def test_plain_loop_over_what_nodes_read(name: str) -> None:
     """Every storage that an operator outside the optimizer made and a numbered node reads later, one by one."""
     cycle = findings(name)

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.report_workloads import REPORT_WORKLOADS, record_named
-from tests.training_steps import WORKLOADS, Recorded, mlp, mlp_batch, record
+from tests.report_workloads import REPORT_WORKLOADS
+from tests.training_steps import WORKLOADS, Recorded, mlp, mlp_batch, record, recorded_workload
 from tracer.analysis.operators.invocations import InstanceTimes, instance_times, op_instances, short_op_name
 from tracer.analysis.operators.run_times import RunTimes, kernel_times, run_times
 from tracer.analysis.profiles.attribution import Attribution, Phase, attribute
@@ -42,9 +42,9 @@ Cycles = list[tuple[Recording, Attribution]]
 
 @cache
 def cycles(name: str) -> Cycles:
-    model = record_named(name).workload.model
+    model = recorded_workload(name).workload.model
     names = {id(module): path for path, module in model.named_modules()} if model is not None else {}
-    return [(recording, attribute(recording, module_names=names)) for recording in record_named(name).recordings]
+    return [(recording, attribute(recording, module_names=names)) for recording in recorded_workload(name).recordings]
 
 
 @cache

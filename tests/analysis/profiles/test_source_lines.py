@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.report_workloads import record_named
+from tests.training_steps import recorded_workload
 from tracer.analysis.profiles.attribution import attribute
 from tracer.analysis.profiles.source_lines import frames_of_op, line_of_frame
 
 
 def test_frames_lead_from_the_call_outward() -> None:
-    recording = record_named("zero_grad_at_end").recordings[0]
+    recording = recorded_workload("zero_grad_at_end").recordings[0]
     attribution = attribute(recording)
     names = [recording.strings[name] for name in recording.ops.name.tolist()]
     op = names.index("aten::mse_loss")
@@ -24,7 +24,7 @@ def test_frames_lead_from_the_call_outward() -> None:
 
 
 def test_no_frame_has_no_line() -> None:
-    recording = record_named("zero_grad_at_end").recordings[0]
+    recording = recorded_workload("zero_grad_at_end").recordings[0]
     assert line_of_frame(recording, -1) is None
     file, line = recording.strings[recording.frames.file[0]], int(recording.frames.line[0])
     assert line_of_frame(recording, 0) == (file, line)

@@ -1,4 +1,4 @@
-"""Recordings through columns: equal on every workload, and every index is looked at."""
+"""Recordings through columns: equal on workloads of each kind, and every index is looked at."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.exporters.recording_file.samples import kept_on_cuda
-from tests.training_steps import WORKLOADS, Recorded
+from tests.training_steps import ONE_OF_EACH, Recorded
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.errors import RecordingError
@@ -44,7 +44,7 @@ def again(recording: Recording) -> Recording:
     return recording_from(Columns(columns), "cycle0", num_events=recording.num_events)
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_recording_comes_back_equal(name: str, recorded: Callable[[str], Recorded]) -> None:
     for recording in recorded(name).recordings:
         assert_equal(again(recording), recording)

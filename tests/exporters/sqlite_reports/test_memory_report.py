@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.exporters.sqlite_reports.report_readers import R1, R2, R3, dump, query, shape
-from tests.report_workloads import REPORT_WORKLOADS, record_named
-from tests.training_steps import WORKLOADS, Recorded, record
+from tests.report_workloads import REPORT_WORKLOADS
+from tests.training_steps import ONE_OF_EACH, Recorded, record, recorded_workload
 from tracer.analysis.operators.memory_report import ActivationEntry, MemoryReport, Weight, memory_report
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
 from tracer.capture.objects.parameter_origins import ParameterOrigins, describe_parameters
@@ -29,7 +29,7 @@ from tracer.exporters.sqlite_reports.memory_report import write_database, write_
 skyline = pytest.importorskip("skyline.tracking.memory.report", reason="needs the package skyline-cli")
 
 ROOT = Path(__file__).resolve().parents[3]
-NAMES = [*WORKLOADS, *REPORT_WORKLOADS]
+NAMES = [*ONE_OF_EACH, *REPORT_WORKLOADS]
 
 
 def findings_of(run: Recorded) -> Findings:
@@ -40,9 +40,9 @@ def findings_of(run: Recorded) -> Findings:
 
 @cache
 def report(name: str) -> MemoryReport:
-    model = record_named(name).workload.model
+    model = recorded_workload(name).workload.model
     parameters = describe_parameters(model) if model is not None else ()
-    return memory_report(findings_of(record_named(name)), parameters=parameters, settings={"batch size": 16})
+    return memory_report(findings_of(recorded_workload(name)), parameters=parameters, settings={"batch size": 16})
 
 
 def written(what: MemoryReport, folder: Path, *, root: Path = ROOT) -> Path:
@@ -125,7 +125,7 @@ def test_skylines_reader_returns_what_was_put_in(name: str, tmp_path: Path) -> N
 # ------------------------------------------------------------------------------------------------------------- laws
 @pytest.mark.parametrize("name", NAMES)
 def test_laws(name: str, tmp_path: Path) -> None:
-    what, model = report(name), record_named(name).workload.model
+    what, model = report(name), recorded_workload(name).workload.model
     parameters = list(model.parameters()) if model is not None else []
     assert what.weight_bytes == sum(p.numel() * p.element_size() for p in parameters)
     assert [weight.name for weight in what.weights] == [n for n, _ in model.named_parameters()] if model else True
@@ -228,7 +228,7 @@ def test_a_project_inside_a_virtual_environment_is_one(tmp_path: Path) -> None:
 def test_the_root_is_the_folder_of_the_models_code() -> None:
     # This module is in `tests`, and `models.fno` was imported from the same folder.
     assert project_root(nn.Sequential(Net(), nn.ReLU())) == ROOT
-    model = record_named("fno_1d_new_zeros").workload.model
+    model = recorded_workload("fno_1d_new_zeros").workload.model
     assert model is not None
     assert project_root(model) == ROOT
     assert project_root(nn.Linear(1, 1)) == Path.cwd()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.exporters.sqlite_reports.report_readers import R4, dump, query, shape
-from tests.report_workloads import REPORT_WORKLOADS, record_named
-from tests.training_steps import WORKLOADS
+from tests.report_workloads import REPORT_WORKLOADS
+from tests.training_steps import ONE_OF_EACH, recorded_workload
 from tracer.analysis.operators.memory_report import memory_report
 from tracer.analysis.operators.run_times import BookkeepingRow, DeviceTime, RunTimeRow, RunTimes, StepTime, run_times
 from tracer.analysis.profiles.attribution import attribute
@@ -27,12 +27,12 @@ skyline = pytest.importorskip("skyline.tracking.time.report", reason="needs the 
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENT = ROOT / "docs" / "reports.md"
-NAMES = [*WORKLOADS, *REPORT_WORKLOADS]
+NAMES = [*ONE_OF_EACH, *REPORT_WORKLOADS]
 
 
 @cache
 def times(name: str) -> RunTimes:
-    run = record_named(name)
+    run = recorded_workload(name)
     model = run.workload.model
     names = {id(module): path for path, module in model.named_modules()} if model is not None else {}
     return run_times([(recording, attribute(recording, module_names=names)) for recording in run.recordings])
@@ -122,7 +122,7 @@ def statements(language: str) -> list[str]:
 
 
 def test_the_documents_queries_run_and_have_the_columns_shown(tmp_path: Path) -> None:
-    run = record_named("fno_2d_new_zeros")
+    run = recorded_workload("fno_2d_new_zeros")
     model = run.workload.model
     assert model is not None
     names = {id(module): path for path, module in model.named_modules()}
@@ -146,7 +146,7 @@ def test_the_documents_queries_run_and_have_the_columns_shown(tmp_path: Path) ->
 def files(tmp_path: Path) -> dict[str, Path]:
     """Both reports, by the words of their formats."""
     memory = tmp_path / "memory_report.sqlite"
-    what = memory_report(put_together([find_in_cycle(record_named("loop").recordings[0])]))
+    what = memory_report(put_together([find_in_cycle(recorded_workload("loop").recordings[0])]))
     write_memory_report(what, memory, relative=ProjectFiles(ROOT))
     return {"memory": memory, "run-time": written(by_hand(), tmp_path)}
 
