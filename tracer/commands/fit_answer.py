@@ -36,7 +36,7 @@ def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Scr
             "fits": counted.has_fit,
             "allocated": counted.sizes.peak_allocated_bytes,
             "reserved": counted.sizes.peak_reserved_bytes,
-            "built": counted.built.peak_allocated_bytes if counted.built is not None else None,
+            "built": counted.built_bytes,
             "steps": counted.num_steps,
             "growth": counted.growth_bytes,
             "flops": counted.flops,

@@ -118,6 +118,7 @@ class ScriptProfile:
         *,
         make_later: MakeLater | None = None,
         is_enough: Callable[[], bool] | None = None,
+        at_first_call: Callable[[], None] | None = None,
         is_inference: bool = False,
     ) -> None:
         """Set up; the session begins when the script's model is found.
@@ -127,6 +128,7 @@ class ScriptProfile:
             make_later: Makes what watches them when all is recorded; None for nothing.
             is_enough: Asked after each step whether the script ends, by `FirstStepsDone`; it also does when all is
                 recorded. None to let it go on.
+            at_first_call: Called before the first call of any module, trained or not; None for nothing.
             is_inference: The script trains nothing.
         """
         self._is_inference = is_inference
@@ -137,6 +139,7 @@ class ScriptProfile:
         # Watches the script from when all is recorded; None until then, and where nobody asked for it
         self.later: TrainingWatch | None = None
         self._make_session, self._make_later = make_session, make_later
+        self._at_first_call = at_first_call or _nothing
         self._unhook_modules: Callable[[], None] = _nothing
         self._unhook_optimizers: Callable[[], None] = _nothing
         self._stop_watching: Callable[[], None] | None = None
@@ -253,7 +256,9 @@ class ScriptProfile:
 
     def _called(self, module: nn.Module, args: Any) -> None:
         """Before any module's call, until a session begins or something is compiled, whose code would contain it."""
-        self._has_called = True
+        if not self._has_called:
+            self._has_called = True
+            self._at_first_call()
         if self._by_hand is not None:
             self._by_hand.called(module)
             self._end_endless_step()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -16,9 +16,10 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.flop_counter import FlopCounterMode
 
 from tracer.changes.applied import AppliedChanges
+from tracer.results.prediction import Sizes
 from tracer.sessions.script_run import CountedSteps, FirstStepsDone, ScriptProfile
 from tracer.sessions.trials import script_trial, trial_memory
-from tracer.sessions.trials.script_trial import StepFlops, StepRequests
+from tracer.sessions.trials.script_trial import StepFlops, StepRequests, script_sizes
 from tracer.sessions.trials.trial_channel import TrialRequest
 from tracer.sessions.trials.trial_memory import TrialMemory
 
@@ -61,6 +62,31 @@ def counted(monkeypatch: pytest.MonkeyPatch, in_use: Sequence[int], *, totals: i
         monkeypatch.setattr(script_trial, "_counted", values.__getitem__)
         steps.next()
     return steps
+
+
+@pytest.mark.parametrize(("in_use_bytes", "built_bytes"), [(10, 12), (20, 20)])
+def test_an_evaluation_before_the_first_step_is_no_part_of_what_was_built(
+    in_use_bytes: int, built_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peak_bytes = 12
+    monkeypatch.setattr(script_trial, "fullest_sizes", lambda: Sizes(peak_bytes, peak_bytes, peak_bytes, 0))
+    monkeypatch.setattr(script_trial, "_counted", lambda names: (in_use_bytes,) * len(names))
+
+    def run(profile: ScriptProfile) -> bool:
+        nonlocal peak_bytes
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with profile, suppress(FirstStepsDone):
+            with torch.no_grad():
+                model(torch.ones(1, 2))
+            peak_bytes = 50
+            while True:
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+        return True
+
+    counted = script_sizes(run, num_steps=1)
+    assert counted is not None and counted.built_bytes == built_bytes and counted.sizes.peak_allocated_bytes == 50
 
 
 @pytest.mark.parametrize(

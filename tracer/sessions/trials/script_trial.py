@@ -142,7 +142,8 @@ class ScriptSizes:
     """Memory that the first steps of a script took."""
 
     sizes: Sizes  # The peaks of the device that was filled most
-    built: Sizes | None  # The same until the first step began; None where none has
+    # What the program had made by its first step: allocated when that began, or at most before a module was called.
+    built_bytes: int | None  # None where no step has begun
     has_fit: bool  # Whether all steps that were wanted have run; what comes behind them is for the operations alone
     num_steps: int  # How many have ended
     growth_bytes: int  # By how much more each of the last ones left in use; 0 where memory does not grow
@@ -171,10 +172,10 @@ def script_sizes(
     """
     steps, flops = StepRequests(), StepFlops()
     known: list[Sizes] = []
-    built: list[Sizes] = []
+    before_call, built_bytes = [0], list[int]()
 
     def begins(models: dict[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> CountedSteps:
-        built.append(fullest_sizes())
+        built_bytes.append(max(*before_call, *_counted(_IN_USE)))  # an evaluation before it may have taken more
         return CountedSteps.of(models, optimizers)
 
     def is_enough() -> bool:
@@ -188,7 +189,10 @@ def script_sizes(
             flops.begin()
         return False
 
-    profile = ScriptProfile(begins, is_enough=is_enough)
+    def is_called() -> None:
+        before_call.append(fullest_sizes().peak_allocated_bytes)
+
+    profile = ScriptProfile(begins, is_enough=is_enough, at_first_call=is_called)
     with _unfilled_weights():
         try:
             succeeded = run(profile)
@@ -202,7 +206,7 @@ def script_sizes(
         raise TracerError(reason, hint=USE_CUDA)
     return ScriptSizes(
         peak,
-        built[0] if built else None,
+        built_bytes[0] if built_bytes else None,
         has_fit=succeeded or bool(known),
         num_steps=steps.num_steps,
         growth_bytes=steps.growth_bytes if known else 0,  # a script that has ended by itself grows no more
