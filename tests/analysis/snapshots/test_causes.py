@@ -600,3 +600,46 @@ def test_what_autocast_keeps_of_the_weights(has_graph: bool) -> None:
             program.free(result, linear(8 + number))
     program.fail(100, linear(12))
     assert ("copies of autocast" in program.changes()) is not has_graph
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_frozen"), [((30, 50), True), ((10, 20, 10, 20), True), ((30, 50, 10), True), ((2, 3), False)]
+)
+def test_models_without_gradients_beside_one_that_is_trained(sizes: tuple[int, ...], is_frozen: bool) -> None:
+    """Parameters of 10 and 20 MiB are trained; the others' line comes behind, of other sizes or of the same."""
+    program = Recorded(capacity=190)
+    accumulate = [frame("torch::autograd::AccumulateGrad::apply(x)", "??", 0), *BACKWARD]
+    for size in (10, 20):
+        program.make(size, [MOVING[0], line(1)])
+    for size in sizes:
+        program.make(size, [MOVING[0], line(2)])
+    kept = [program.make(size, layer(7)) for size in (10, 20)]
+    for block, size in zip(kept, (10, 20), strict=True):
+        program.free(block, BACKWARD)
+        program.make(size, accumulate)
+    program.free(program.make(1, STEP), STEP)
+    program.fail(190 - 60 - sum(sizes) // 2, layer(7))
+    found = program.changes()
+    assert ("frozen models" in found) is is_frozen
+    if is_frozen:
+        assert f"{sum(sizes)}.00 MiB in {len(sizes)} blocks (/home/me/train.py:2)" in found["frozen models"].sentence
+
+
+def test_the_larger_growth_is_said_where_some_is_from_before_the_recording() -> None:
+    """A loop leaves 1 MiB in each of 8 turns; passes of 30 MiB began before, as their stack says."""
+    program = Recorded(capacity=330)
+    begins: list[int] = []
+    for _ in range(6):
+        begins.append(len(program.allocator.history))
+        passing = program.make(10, layer(7))
+        program.make(30, [line(9)])
+        program.free(passing, [line(2)])
+    for _ in range(8):
+        program.make(1, [line(12)])
+    program.fail(180, [line(2)])
+    recording = program.snapshot()
+    known = {row["addr"]: row["frames"] for row in recording["device_traces"][0] if row["action"] == "alloc"}
+    for block in (block for segment in recording["segments"] for block in segment["blocks"]):
+        block["frames"] = known.get(block["address"], [])
+    del recording["device_traces"][0][: begins[4]]
+    assert "each of 5 iterations left 30.00 MiB" in next(iter(changes_in(recording).values())).sentence

@@ -159,6 +159,59 @@ def _is_parameter(case: Case) -> Bools:
     return is_parameter
 
 
+_FROZEN_PERCENT: Final = 25
+_FROZEN_BITS: Final = 4
+_NOT_TRAINED: Final = 0.2
+"""Of the bytes of a line's parameters, as a share that has a gradient."""
+_MOST_STEPS: Final = 4
+"""Of the optimizers, that step in turn."""
+
+
+def frozen_models(case: Case) -> Iterator[Cause]:
+    """Parameters of whole models without gradients, beside those of one that is trained, such as a reward model."""
+    lives = case.lives
+    parameters = case.in_use[_is_parameter(case)[case.in_use] & (case.lives.stack[case.in_use] > 0)]
+    trained = _gradients_of_last_steps(case)
+    by_line = grouped([lives.stack[parameters].astype(np.int64)], case.sites.site)
+    groups = [parameters[by_line.of_row == number] for number in range(len(by_line.keys))]
+    shares = []
+    # A model that has all gradients of its sizes is the trained one; of two that are alike the earlier.
+    groups.sort(key=lambda mine: (-_share_of_sizes(case, mine, trained), int(lives.begin[mine].min())))
+    for mine in groups:
+        shares.append(_share_of_sizes(case, mine, trained))
+        trained = np.setdiff1d(trained, _of_sizes_in(case, trained, mine)) if shares[-1] >= _OF_ALL else trained
+    idle = [mine for mine, share in zip(groups, shares, strict=True) if share <= _NOT_TRAINED]
+    rows = np.concatenate(idle) if idle else parameters[:0]
+    if max(shares, default=0.0) < _OF_ALL or not case.is_much(rows, percent=_FROZEN_PERCENT):
+        return
+    yield Cause(
+        "frozen models",
+        f"Models that are not trained here stay on the device: {case.words(rows)}{case.lines(rows)} of parameters "
+        "without gradients.",
+        'keep them in fewer bits (bfloat16, 8 or 4 bits), or on the host while they are not called (.to("cpu")); a '
+        "reference of a model with adapters is that model without them: this is with a quarter",
+        lambda modelled: with_smaller_blocks(modelled, rows, _FROZEN_BITS),
+        case.largest_site(rows),
+        GivesUp.TIME_OR_SIZE,
+    )
+
+
+def _share_of_sizes(case: Case, rows: Ints, copies: Ints) -> float:
+    """Of the bytes of some blocks those for which there is another of the size."""
+    return case.bytes(_of_sizes_in(case, rows, copies)) / max(case.bytes(rows), 1)
+
+
+def _gradients_of_last_steps(case: Case) -> Ints:
+    """The gradients that the latest steps of optimizers found, each size as often as one of these steps did."""
+    lives, starts = case.lives, case.device.kinds.phases.steps[0]
+    gradients = np.flatnonzero(case.kind == Kind.GRADIENT)
+    chosen = gradients[:0]
+    for start in starts[starts <= case.entry][-_MOST_STEPS:].tolist():
+        found = gradients[(lives.begin[gradients] < start) & (lives.end[gradients] > start)]
+        chosen = np.concatenate([chosen, np.setdiff1d(found, _of_sizes_in(case, found, chosen))])
+    return chosen
+
+
 _DDP: Final = "nn/parallel/distributed.py"
 _FSDP: Final = ("distributed/fsdp/", "distributed/_composable/fsdp/")
 _LEAST_GATHERED_PERCENT: Final = 20

@@ -11,6 +11,7 @@ import numpy as np
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.causes.activations import is_of_autoencoder
 from tracer.analysis.snapshots.causes.case import Case, Cause
+from tracer.analysis.snapshots.causes.precision import cast_weights
 from tracer.analysis.snapshots.changed_requests import with_earlier_frees, without_blocks
 from tracer.analysis.snapshots.phases import FAR
 from tracer.analysis.snapshots.sizes import NOTHING
@@ -50,6 +51,7 @@ def evaluation_with_gradients(case: Case) -> Iterator[Cause]:
         rows = rows[(case.lives.begin[rows] > BEFORE) & case.in_model[rows]]
     else:
         rows = _kept_for_nothing(case)
+    rows = np.setdiff1d(rows, cast_weights(case))  # autocast keeps these without a graph, too
     held = case.held(rows)
     if not len(rows) or not case.is_much(held) or (not case.is_evaluating and case.is_for_later_backward(held)):
         return

@@ -19,6 +19,7 @@ from tracer.analysis.snapshots.causes.case import Case, Cause
 from tracer.analysis.snapshots.causes.copies import (
     checkpoint_left,
     copies_of_weights,
+    frozen_models,
     gathered_whole,
     gradients_beside_buckets,
     other_models,
@@ -65,6 +66,7 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     attention_matrix,
     decoding_at_full_size,
     copies_of_weights,
+    frozen_models,
     gathered_whole,
     gradients_beside_buckets,
     data_on_device,

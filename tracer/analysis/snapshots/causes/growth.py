@@ -68,7 +68,8 @@ class Grown:
 
 def growth(case: Case) -> Iterator[Cause]:
     """A graph or results that each iteration leaves."""
-    grown = _most_grown(case) or _grown_before(case)
+    found = [grown for grown in (_most_grown(case), _grown_before(case)) if grown is not None]
+    grown = max(found, key=lambda grown: case.bytes(grown.rows), default=None)
     if grown is None or not case.is_much(grown.rows):
         return
     number = grown.num_iterations

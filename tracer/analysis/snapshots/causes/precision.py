@@ -12,6 +12,7 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
 from tracer.analysis.snapshots.causes.source import source_at
 from tracer.analysis.snapshots.changed_requests import with_earlier_frees, with_smaller_blocks
+from tracer.arrays import Ints
 from tracer.units import format_bytes
 
 _LEAST_PERCENT: Final = 20
@@ -71,11 +72,8 @@ def autocast_copies(case: Case) -> Iterator[Cause]:
 
     Where a backward follows, the graph needs them.
     """
-    lives = case.lives
-    weights = lives.requested_bytes[case.in_use[case.kind[case.in_use] == Kind.PARAMETER]]
-    is_cast = case.stacks.with_one_of([frame.name.startswith(_CAST) for frame in case.frames])[lives.stack]
-    rows = np.flatnonzero(is_cast & np.isin(lives.requested_bytes * 2, weights) & (lives.begin <= case.entry))
-    rows = rows[np.argsort(lives.begin[rows])]
+    lives, rows = case.lives, cast_weights(case)
+    is_cast = np.isin(np.arange(len(lives)), rows)
     held, call = case.held(rows), case.calls[0]
     if not case.is_much(held, percent=_CASTS_PERCENT):
         return
@@ -92,3 +90,12 @@ def autocast_copies(case: Case) -> Iterator[Cause]:
         lambda modelled: with_earlier_frees(modelled, rows, unused),
         case.largest_site(held),
     )
+
+
+def cast_weights(case: Case) -> Ints:
+    """Blocks of autocast's, half as large as a parameter, that were made up to the moment, in order."""
+    lives = case.lives
+    weights = lives.requested_bytes[case.in_use[case.kind[case.in_use] == Kind.PARAMETER]]
+    is_cast = case.stacks.with_one_of([frame.name.startswith(_CAST) for frame in case.frames])[lives.stack]
+    rows = np.flatnonzero(is_cast & np.isin(lives.requested_bytes * 2, weights) & (lives.begin <= case.entry))
+    return rows[np.argsort(lives.begin[rows])]
