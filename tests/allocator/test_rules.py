@@ -199,6 +199,18 @@ def test_what_was_mapped_before_the_memory_ran_out_stays() -> None:
     assert model.reserved_bytes == 40 * MIB
 
 
+@pytest.mark.parametrize(("sizes", "gap", "size", "num_segments"), [((20, 120), 0, 40, 1), ((20, 40, 80), 1, 60, 2)])
+def test_an_expandable_segment_has_addresses_for_an_eighth_more_than_the_device_has_memory(
+    sizes: tuple[int, ...], gap: int, size: int, num_segments: int
+) -> None:
+    """`ExpandableSegment`: of 160 MiB 180, of which 40 are left behind the first 140; a gap is too small."""
+    model = make("expandable_segments:True", capacity=160)
+    model.free(take(model, *sizes)[gap])
+    model.empty_cache()
+    take(model, size)
+    assert len(model.heads) == num_segments
+
+
 # ---- private pools ---------------------------------------------------------------------------------------------------
 
 
