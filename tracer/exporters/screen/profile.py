@@ -241,11 +241,10 @@ def _counts(findings: Findings) -> str:
             f"Reserved from the driver at that moment: {format_bytes(peak.reserved_bytes)}, "
             f"of which {_of_graphs(findings.graph_bytes)}{format_bytes(unused)} held no tensor."
         )
-    spread = {cycle.peak.peak_bytes for cycle in findings.cycles if cycle.is_whole}
-    if len(spread) > 1:
-        lines.append(
-            f"The peaks of the recorded cycles differ: from {format_bytes(min(spread))} to {format_bytes(max(spread))}."
-        )
+    spread = [cycle.peak.peak_bytes for cycle in findings.cycles if cycle.is_whole]
+    least, most = format_bytes(min(spread, default=0)), format_bytes(max(spread, default=0))
+    if least != most:
+        lines.append(f"The peaks of the recorded cycles differ: from {least} to {most}.")
     return "\n".join(lines)
 
 
