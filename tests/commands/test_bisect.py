@@ -65,6 +65,8 @@ def _check(folder: Path, command: Sequence[str]) -> Ended:
     text = (folder / "size").read_text()
     if text == "broken":
         return Ended(1, "Error: of the script\nTraceback\nError: train.py itself ended with ImportError.\nHint: ...")
+    if text == "fault":
+        return Ended(1, "Traceback\n  in check\nModuleNotFoundError: No module named 'x'\n\n")
     if text == "full":
         return Ended(3, "Error: Out of memory.")
     baseline = Path(command[command.index("--baseline") + 1])
@@ -176,6 +178,8 @@ def test_mistakes_are_a_sentence_and_a_hint(repository: Path, measured: list[str
     assert "is not an ancestor" in called("main..other", *_SCRIPT).stderr
     assert "needs no more than" in called("main~1..main", *_SCRIPT).stderr
     assert "ended with ImportError" in called("main~1..other", *_SCRIPT).stderr
+    commit("fault", "fourth")
+    assert "fourth: ModuleNotFoundError: No module named 'x'" in called("main~1..other", *_SCRIPT).stderr
     assert "There is only one commit" in called("HEAD..HEAD", *_SCRIPT).stderr
     assert "Needed a single revision" in called("nonsense..HEAD", *_SCRIPT).stderr
     wrong = (

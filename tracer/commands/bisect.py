@@ -201,7 +201,7 @@ class _Measured:
     folder: Path
     tell: Callable[[str], None]
     peaks: dict[int, SavedPeak] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)  # Of points that do not run, the last error that was printed
+    failures: dict[int, str] = field(default_factory=dict)  # Of points that do not run, the reason that was printed
 
     def has_run(self, index: int) -> bool:
         """Measure a point; False where the script does not run there. Without a peak it ran out of memory."""
@@ -210,7 +210,7 @@ class _Measured:
         if ended.status == 0:
             self.peaks[index] = _only_peak(file)
         elif ended.status != THRESHOLD_EXCEEDED:
-            self.failures[index] = next((line for line in reversed(ended.lines) if line.startswith("Error: ")), "")
+            self.failures[index] = _reason(ended.lines)
         self.tell(f"{self.points.names[index]}: {self._result(index)}")
         return index not in self.failures
 
@@ -224,6 +224,12 @@ class _Measured:
         if not self.has_run(index):
             reason = self.failures[index].removeprefix("Error: ") or "The command check failed."
             raise TracerError(f"{self.points.names[index]}: {reason}", hint=f"Name another {self.points.point}.")
+
+
+def _reason(lines: Sequence[str]) -> str:
+    """Return the last error that `check` printed, else its last line, such as that of a traceback."""
+    errors = (line for line in reversed(lines) if line.startswith("Error: "))
+    return next(errors, next(filter(str.strip, reversed(lines)), "")).strip()
 
 
 def _only_peak(file: Path) -> SavedPeak:
