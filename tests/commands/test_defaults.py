@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -95,6 +96,14 @@ def test_a_file_of_other_programs_is_nothing_to_us(project: Path) -> None:
 def test_only_what_is_spelled_alike_is_suggested() -> None:
     assert did_you_mean("snapshott", ["snapshot", "diff"]) == "Did you mean snapshot?"
     assert did_you_mean("foo", ["top", "on"]) == ""
+
+
+def test_the_version_is_told_where_torch_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    assert called("--version").stdout.startswith(f"torch-timeline {__version__}, no torch, Python 3.")
 
 
 def test_the_version_is_told_without_loading_torch() -> None:

@@ -119,11 +119,11 @@ def _print_version(is_wanted: bool) -> None:
     """What a report of a fault begins with; torch is not loaded for it."""
     if is_wanted:
         version = import_module("tracer").__version__
-        words = [
-            f"torch-timeline {version}",
-            f"torch {metadata.version('torch')}",
-            f"Python {platform.python_version()}",
-        ]
+        try:
+            torch = f"torch {metadata.version('torch')}"
+        except metadata.PackageNotFoundError:
+            torch = "no torch"
+        words = [f"torch-timeline {version}", torch, f"Python {platform.python_version()}"]
         words += [f"commit {commit[:12]}"] if (commit := program_commit()) else []
         print(", ".join(words))
         raise typer.Exit
