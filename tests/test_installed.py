@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -185,9 +186,23 @@ def test_the_source_distribution_builds_a_wheel_and_passes_its_tests(tmp_path: P
     assert ended.returncode == 0, ended.stdout[-2000:]
 
 
+def test_links_of_the_long_description_lead_to_the_repository() -> None:
+    """No link of README.md stays relative, and a link to a part of it stays on the page."""
+    from hatch_build import with_absolute_links
+
+    readme = (ROOT / "README.md").read_text("utf-8")
+    text = with_absolute_links(readme, "https://example.org/a/b/", "v1.0.0")
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert len(targets) == readme.count("](") and all(target.startswith("https://") for target in targets)
+    assert "](https://example.org/a/b/raw/v1.0.0/docs/pictures/page.png)" in text
+    assert "](https://example.org/a/b/blob/v1.0.0/docs/recipes.md#will-it-fit)" in text
+    assert with_absolute_links("[a](#b)", "https://example.org/a/b", "v1.0.0") == "[a](#b)"
+
+
 def test_metadata_is_complete_but_for_what_the_owner_decides() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {"classifiers", "keywords", "description", "readme", "requires-python"} <= project.keys()
+    assert {"classifiers", "keywords", "description", "requires-python"} <= project.keys()
+    assert project["dynamic"] == ["readme", "version"]
     assert "Typing :: Typed" in project["classifiers"] and (ROOT / "tracer/py.typed").exists()
     _, _, for_owner = (ROOT / "CONTRIBUTING.md").read_text().partition("### For the owner")
     release = (ROOT / ".github/workflows/release.yml").read_text() if (ROOT / ".github").is_dir() else ""
