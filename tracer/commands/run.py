@@ -117,6 +117,7 @@ def run(
     from tracer.commands.host import tell_host
     from tracer.commands.phases import tell_phases
     from tracer.exporters.files import check_folder
+    from tracer.sessions.child_phases import children_followed
     from tracer.sessions.engine_run import engine_reports
     from tracer.sessions.folder import SessionFolder
     from tracer.sessions.phase_reports import ledger_of_process
@@ -147,7 +148,7 @@ def run(
         termination.watch()
         # Here, since each call between a script and the interpreter is a frame of every stack that is recorded.
         with engine_reports() as reports:
-            with ended, trl_phases(), ledger_of_process(Path(script.path).name) as ledger:
+            with ended, trl_phases(), children_followed(), ledger_of_process(Path(script.path).name) as ledger:
                 tell = partial(tell_reports, reports, save_dir, quiet=screen.quiet, computed=devices is None)
                 ended.succeeded = run_script(
                     profile, script, quiet=screen.quiet, is_answer=ended.is_answer, before_answer=tell

@@ -24,11 +24,16 @@ def ledger_of_process(name: str, folder: Path | None = None) -> PhaseLedger:
 
     def write(ledger: PhaseLedger) -> None:
         if folder is not None:
-            write_json(folder / f"phases-{os.getpid()}.json", asdict(ledger.phases))
+            write_phases(ledger, folder)
 
     if not process.is_active():
         return PhaseLedger(name, ended=write)
     return PhaseLedger(name, held_bytes=process.held_bytes, entered=process.set_phase, ended=write)
+
+
+def write_phases(ledger: PhaseLedger, folder: Path) -> None:
+    """Write what a ledger of this process has seen so far, for the first process of the run."""
+    write_json(folder / f"phases-{os.getpid()}.json", asdict(ledger.phases))
 
 
 def read_phases(folder: Path) -> list[ProcessPhases]:

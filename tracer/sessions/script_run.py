@@ -46,8 +46,8 @@ def _of_processes() -> str:
     if not number:
         return ""
     return (
-        f" It used the GPU in {number} other {'process' if number == 1 else 'processes'} that it started, which this "
-        "command does not see: start ranks by torchrun or torch.multiprocessing.spawn instead."
+        f" It used the GPU in {number} other {'process' if number == 1 else 'processes'} that it started, of which "
+        "this command sees phases alone: start ranks by torchrun or torch.multiprocessing.spawn instead."
     )
 
 
