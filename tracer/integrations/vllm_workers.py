@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from tracer.capture.device.asleep_memory import SLEEP_MODULE, follow_sleep
 from tracer.capture.device.device_blocks import private_pool_bytes
 from tracer.capture.device.devices import cuda_device
 from tracer.capture.device.memory_counters import Counters, read_counters
@@ -43,6 +44,7 @@ def report_to(folder: Path) -> None:
     logger.addHandler(_EngineWords(folder))
     if not PhaseLedger.is_followed:  # else this is the process of the script that `run` follows
         ledger_of_process(f"vLLM, {multiprocessing.current_process().name}", folder).__enter__()
+    when_loaded(SLEEP_MODULE, follow_sleep)
     when_loaded(
         "vllm.v1.worker.worker_base",
         lambda module: follow_workers(module.WorkerBase, folder, f"vLLM {version('vllm')}"),

@@ -102,8 +102,11 @@ class RunHistory:
         return self._or_note(explained)
 
     def first_changes(self, findings: Findings, known: KnownStorages) -> FirstChanges | None:
-        """The first changes to try against the largest peak, replayed; None if the history is of another peak."""
-        if self.columns is None:
+        """The first changes to try against the largest peak, replayed; None if the history is of another peak.
+
+        A replay does not know what an engine unmaps while it sleeps, so that its peak would be another one.
+        """
+        if self.columns is None or len(known.asleep_ns):
             return None
         if self._first is None or self._first[0] is not findings:
             self._first = findings, self._or_note(lambda: self._changes_at_peak(findings, known))

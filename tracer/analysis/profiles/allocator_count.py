@@ -36,11 +36,14 @@ class AllocatorCount:
     before_bytes: PerEvent[Int]
     unseen_bytes: PerEvent[Int]  # Bytes of storages that were made where the profiler does not record; the CPU only
     is_walked: bool  # Whether all that Python could reach was looked at right before the recording
+    # Bytes of that which an engine that sleeps has unmapped, so that they are not on the device; None for none.
+    asleep_bytes: PerEvent[Int] | None = None
 
     @property
     def total_bytes(self) -> PerEvent[Int]:
-        """[D] all of it."""
-        return self.counter_bytes + self.mapped_bytes + self.before_bytes + self.unseen_bytes
+        """[D] all of it that is on the device."""
+        counted = self.counter_bytes + self.mapped_bytes + self.before_bytes + self.unseen_bytes
+        return counted if self.asleep_bytes is None else counted - self.asleep_bytes
 
     def at(self, position: int) -> CountedParts:
         """The parts after one event."""
@@ -50,6 +53,7 @@ class AllocatorCount:
             before_bytes=int(self.before_bytes[position]),
             unseen_bytes=int(self.unseen_bytes[position]),
             is_walked=self.is_walked,
+            asleep_bytes=0 if self.asleep_bytes is None else int(self.asleep_bytes[position]),
         )
 
 
@@ -62,6 +66,7 @@ class CountedParts:
     before_bytes: int
     unseen_bytes: int
     is_walked: bool
+    asleep_bytes: int = 0  # Bytes of the counter that are not on the device; the total is without them
 
 
 def allocator_count(device: DeviceRecording, unrecorded: UnrecordedStorages) -> AllocatorCount:

@@ -46,6 +46,7 @@ class InUse:
     stack: PerBlockInUse[Int]  # Number of the stack that allocated it; 0 is the empty one
     pending_bytes: int  # Freed by the program, but another stream may still be using it: in no row
     memory: Fragmentation  # Reserved memory and the holes in it
+    asleep_bytes: int = 0  # In blocks that an engine which sleeps has unmapped: in no row
 
 
 def join_history(snapshot: Snapshot, device: str, lifetimes: BlockLifetimes) -> JoinedHistory | None:
@@ -150,8 +151,9 @@ def in_use_after(history: JoinedHistory, lifetimes: BlockLifetimes, entry: int, 
     lives = history.replay.lives
     alive_rows = lives.alive_after(entry)
     is_pending = _pending(history, alive_rows, entry)
-    rows = alive_rows[~is_pending]
-    alive = lifetimes.alive_at(position)
+    is_asleep = lifetimes.asleep.have(lives.addr[alive_rows], position) & ~is_pending
+    rows = alive_rows[~is_pending & ~is_asleep]
+    alive = lifetimes.counted_at(position)
     by_entry = {
         alloc_entry: row
         for row, alloc_entry in zip(alive.tolist(), history.entry[alive].tolist(), strict=True)
@@ -171,6 +173,7 @@ def in_use_after(history: JoinedHistory, lifetimes: BlockLifetimes, entry: int, 
         stack=lives.stack[rows].astype(np.int64),
         pending_bytes=int(lives.allocated_bytes[alive_rows[is_pending]].sum()),
         memory=fragmentation_after(history.state, history.replay, entry),
+        asleep_bytes=int(lives.allocated_bytes[alive_rows[is_asleep]].sum()),
     )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tracer.analysis.profiles.allocator_count import AllocatorCount, allocator_count
+from tracer.analysis.profiles.asleep_pieces import AsleepPieces, asleep_pieces
 from tracer.analysis.profiles.observed_storages import DeviceRecording
 from tracer.analysis.profiles.unrecorded_storages import frees_of, unrecorded_storages
-from tracer.arrays import Bool, Int, PerBlock, PerEvent, Rows
+from tracer.arrays import Bool, Int, PerBlock, PerEvent, Rows, in_use
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 
@@ -33,6 +34,7 @@ class BlockLifetimes:
     observed_as: PerBlock[Int]  # [B] The strongest observation of it, a row of `KnownStorages`, or -1
     events: PerEvent[Int]  # [D] The device's rows of `Recording.allocations`, in allocator order
     count: AllocatorCount  # The same as others count it, without looking at these blocks
+    asleep: AsleepPieces  # What of them is not on the device
 
     @property
     def allocator_bytes(self) -> PerEvent[Int]:
@@ -45,7 +47,12 @@ class BlockLifetimes:
         return np.asarray((self.allocation < 0) & (self.made_at >= 0), np.bool_)
 
     def alive_at(self, position: int) -> Rows:
-        """Rows alive after the event at this position; -1 is the beginning of the recording."""
+        """Rows on the device after the event at this position; -1 is the beginning of the recording."""
+        rows = self.counted_at(position)
+        return rows[~self.asleep.have(self.address[rows], position)]
+
+    def counted_at(self, position: int) -> Rows:
+        """The same together with those that are unmapped, as torch counts them."""
         return np.flatnonzero((self.made_at <= position) & (self.freed_at > position))
 
 
@@ -68,6 +75,11 @@ def follow_blocks(recording: Recording, known: KnownStorages | None, device: int
     freed_at = np.concatenate(
         [others.freed_at, np.array([freed_of.get(n, end) for n in number[allocated].tolist()], np.int64)]
     )
+    asleep = asleep_pieces(on_device)
+    count = allocator_count(on_device, others)
+    if len(asleep.address):
+        row, begins_at, ends_at = asleep.spans(all_address, made_at, freed_at)
+        count = replace(count, asleep_bytes=in_use(all_size[row], begins_at, ends_at, end)[1:])
     return BlockLifetimes(
         device=device,
         size_bytes=all_size,
@@ -79,5 +91,6 @@ def follow_blocks(recording: Recording, known: KnownStorages | None, device: int
         died_unseen=np.concatenate([others.died_unseen, np.zeros(len(allocated), bool)]),
         observed_as=on_device.observed_as(all_address, made_at, freed_at),
         events=events,
-        count=allocator_count(on_device, others),
+        count=count,
+        asleep=asleep,
     )

@@ -45,6 +45,16 @@ def unseen(recording: Recording, lifetimes: BlockLifetimes) -> tuple[str, ...]:
     return tuple(sentences)
 
 
+def asleep_sentences(peak: PeakReport) -> tuple[str, ...]:
+    """A sentence on what torch counts and an engine that slept had unmapped; none where all was on the device."""
+    if not (size_bytes := peak.counted.asleep_bytes):
+        return ()
+    return (
+        f"By torch's count {format_bytes(size_bytes)} more were allocated. They were not on the device: an engine "
+        "slept, and had unmapped them.",
+    )
+
+
 def graph_sentences(findings: Findings) -> tuple[str, ...]:
     """Sentences on the memory of CUDA graphs, which no row has; none without a graph."""
     pools, peak = findings.graph_pools, findings.worst.peak

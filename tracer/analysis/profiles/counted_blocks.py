@@ -35,9 +35,18 @@ class CountedBlocks:
 def counted_blocks(cycle: CycleFindings) -> CountedBlocks:
     """Return the blocks of a cycle; those from before with sizes and stacks of the allocator's history, if it is there.
 
-    A tensor from before may be smaller than its block, which the allocator has rounded up or not split. A block that
+    A block that an engine unmaps while it sleeps is one block for each time that it is on the device. A tensor from
+    before may be smaller than its block, which the allocator has rounded up or not split. A block that
     only the history has was never freed in the cycle: the recording would have the free.
     """
+    counted, asleep = _counted_blocks(cycle), cycle.lifetimes.asleep
+    if not len(asleep.address):
+        return counted
+    rows, made_at, freed_at = asleep.awake(counted.blocks.address, counted.made_at, counted.freed_at)
+    return replace(counted, blocks=counted.blocks.take(rows), made_at=made_at, freed_at=freed_at)
+
+
+def _counted_blocks(cycle: CycleFindings) -> CountedBlocks:
     lifetimes, blocks, num = cycle.lifetimes, cycle.blocks, len(cycle.lifetimes.events)
     if cycle.peak.allocator is None:
         return CountedBlocks(blocks, lifetimes.made_at, lifetimes.freed_at, num)

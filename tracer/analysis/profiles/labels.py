@@ -98,7 +98,7 @@ def label_snapshot(
     if device_index >= len(traces):
         return snapshot
     trace = [dict(entry) for entry in traces[device_index]]
-    alive = lifetimes.alive_at(len(lifetimes.events) - 1).tolist()
+    alive = lifetimes.counted_at(len(lifetimes.events) - 1).tolist()
     joined = _joined(entry_of, lifetimes, alive, trace)
     for block, position in joined:
         entry = trace[position]

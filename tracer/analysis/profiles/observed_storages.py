@@ -50,6 +50,11 @@ class DeviceRecording:
         """[Z] rows of the ends of storages on the device."""
         return np.flatnonzero(self.known.ends_device == self._known_index)
 
+    @property
+    def asleep(self) -> Rows:
+        """[Y] rows of the pieces of the device that were unmapped."""
+        return np.flatnonzero(self.known.asleep_device == self._known_index)
+
     @cached_property
     def times_ns(self) -> PerEvent[Int]:
         """[D] time of each event."""

@@ -228,13 +228,17 @@ def peak_report(
     """
     recording, attribution, lifetimes, blocks = cycle.recording, cycle.attribution, cycle.lifetimes, cycle.blocks
     made_at = position = peak_position(lifetimes)
-    in_use, counted_bytes = None, int(lifetimes.allocator_bytes[position])
+    in_use, counted, counted_bytes = None, lifetimes.count.at(position), int(lifetimes.allocator_bytes[position])
     if history is not None and entry is not None:
         made_at, position = last_events(history, lifetimes, entry)
         in_use = in_use_after(history, lifetimes, entry, position)
-        counted_bytes = in_use.memory.allocated_bytes - in_use.pending_bytes
+        counted_bytes = in_use.memory.allocated_bytes - in_use.pending_bytes - counted.asleep_bytes
     elif history is not None:
         in_use = in_use_at(history, lifetimes, position)
+    if in_use is not None:  # whose sizes of what is unmapped are the allocator's own
+        counted_bytes += counted.asleep_bytes - in_use.asleep_bytes
+        counted = replace(counted, asleep_bytes=in_use.asleep_bytes)
+    asleep_bytes = lifetimes.asleep.bytes_at(position)
     event = int(lifetimes.events[made_at])
     alive = lifetimes.alive_at(position)
     if in_use is not None:
@@ -248,8 +252,8 @@ def peak_report(
         device=recording.devices[lifetimes.device],
         peak_bytes=int(blocks.size_bytes.sum()),
         allocator_peak_bytes=counted_bytes,
-        counted=lifetimes.count.at(position),
-        reserved_bytes=max(0, int(allocations.total_reserved_bytes[event])),
+        counted=counted,
+        reserved_bytes=max(0, int(allocations.total_reserved_bytes[event]) - asleep_bytes),
         time_ns=int(allocations.time_ns[event]),
         position=position,
         step=attribution.step_names[step] if step >= 0 else None,
@@ -257,7 +261,7 @@ def peak_report(
         rows=rows,
         blocks=blocks,
         row_of=row_of,
-        allocator=_allocator_peak(blocks, history, in_use, lifetimes),
+        allocator=_allocator_peak(blocks, history, in_use, lifetimes, asleep_bytes),
         threads=known.threads if known is not None else (),
     )
 
@@ -284,7 +288,11 @@ def _with_history_sizes(blocks: ClassifiedBlocks, in_use: InUse) -> ClassifiedBl
 
 
 def _allocator_peak(
-    blocks: ClassifiedBlocks, history: JoinedHistory | None, in_use: InUse | None, lifetimes: BlockLifetimes
+    blocks: ClassifiedBlocks,
+    history: JoinedHistory | None,
+    in_use: InUse | None,
+    lifetimes: BlockLifetimes,
+    asleep_bytes: int,
 ) -> AllocatorPeak | None:
     if history is None or in_use is None:
         return None
@@ -292,7 +300,7 @@ def _allocator_peak(
     return AllocatorPeak(
         requested_bytes=int(in_use.requested_bytes.sum()),
         pending_bytes=in_use.pending_bytes,
-        reserved_bytes=memory.reserved_bytes,
+        reserved_bytes=memory.reserved_bytes - asleep_bytes,
         free_bytes=memory.free_bytes,
         largest_free_bytes=memory.largest_free_bytes,
         num_joined=int((history.entry >= 0).sum()),

@@ -70,6 +70,14 @@ class KnownStorages:
     """[Z] Index in `devices`."""
     walks_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """[W] Times of the observations that took in every tensor that Python could reach."""
+    asleep_address: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """[Y] Pieces of memory that torch counts and an engine that sleeps has unmapped from their device."""
+    asleep_size_bytes: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    asleep_device: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """[Y] Index in `devices`."""
+    asleep_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    awake_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """[Y] When each was mapped again."""
     threads: tuple[str, ...] = ()
     """Other threads that called the model: the profiler does not record them."""
     lines: Mapping[str, SourceLine] = field(default_factory=lambda: MappingProxyType({}))
@@ -78,7 +86,8 @@ class KnownStorages:
     def __post_init__(self) -> None:
         columns = (self.time_ns, self.address, self.size_bytes, self.role, self.name, self.device)
         ends = (self.ends_ns, self.ends_address, self.ends_device)
-        if len({len(column) for column in columns}) > 1 or len({len(column) for column in ends}) > 1:
+        asleep = (self.asleep_address, self.asleep_size_bytes, self.asleep_device, self.asleep_ns, self.awake_ns)
+        if any(len({len(column) for column in of_table}) > 1 for of_table in (columns, ends, asleep)):
             raise ValueError("columns of KnownStorages differ in length")
 
     @classmethod

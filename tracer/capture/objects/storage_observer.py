@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tracer.arrays import Interned
+from tracer.capture.device.asleep_memory import ASLEEP
 from tracer.capture.device.device_blocks import DeviceBlocks
 from tracer.capture.device.host_memory import file_at, gaps, mapped_files
 from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
@@ -207,6 +208,8 @@ class StorageObserver:
         names = tuple(self._names)
         ends = [(time_ns, ended.address, ended.device) for ended, time_ns in self._ended_ns.items()]
         ends_ns, ends_address, ends_device = np.array(ends, np.int64).reshape(-1, 3).T
+        asleep = [(self._devices[f"cuda:{piece.device}"], *piece[1:]) for piece in ASLEEP.pieces]
+        asleep_device, asleep_address, asleep_size, asleep_ns, awake_ns = np.array(asleep, np.int64).reshape(-1, 5).T
         return KnownStorages(
             time_ns=time_ns,
             address=address,
@@ -220,6 +223,11 @@ class StorageObserver:
             ends_address=np.ascontiguousarray(ends_address),
             ends_device=np.ascontiguousarray(ends_device),
             walks_ns=np.array(self._walks_ns, np.int64),
+            asleep_address=np.ascontiguousarray(asleep_address),
+            asleep_size_bytes=np.ascontiguousarray(asleep_size),
+            asleep_device=np.ascontiguousarray(asleep_device),
+            asleep_ns=np.ascontiguousarray(asleep_ns),
+            awake_ns=np.ascontiguousarray(awake_ns),
             threads=tuple(self.threads),
             lines={name: line for name, line in self.lines.items() if name in self._names},
         )

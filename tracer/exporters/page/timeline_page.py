@@ -11,6 +11,7 @@ import numpy as np
 
 from tracer.analysis.operators.run_times import RunTimes
 from tracer.analysis.profiles.caveats import (
+    asleep_sentences,
     compiled_sentences,
     counted,
     eager_sentences,
@@ -134,6 +135,7 @@ def timeline_page(
         notes=(
             *notes,
             *left_out(findings),
+            *asleep_sentences(cycle.peak),
             *graph_sentences(findings),
             *compiled_sentences(findings),
             *unseen(recording, lifetimes),

@@ -370,7 +370,7 @@ def _check_flow(flow: DataFlow) -> None:
 def known_columns(known: KnownStorages) -> Arrays:
     """The columns of what was observed."""
     observed = ("time_ns", "address", "size_bytes", "role", "name", "device")
-    names = (*observed, "walks_ns", "ends_ns", "ends_address", "ends_device")
+    names = (*observed, "walks_ns", "ends_ns", "ends_address", "ends_device", *_ASLEEP)
     return {
         **{f"known.{name}": getattr(known, name) for name in names},
         **text_columns("known.names", known.names),
@@ -399,9 +399,25 @@ def known_from(columns: Columns) -> KnownStorages:
         ends_ns=columns.ints("known.ends_ns", low=0),
         ends_address=columns.ints("known.ends_address", length=num_ends),
         ends_device=columns.ints("known.ends_device", low=0, high=len(devices) - 1, length=num_ends),
+        **(_asleep(columns, len(devices)) if "known.asleep_ns" in columns else {}),  # not in the first recordings
         threads=columns.texts("known.threads"),
         lines=_lines(columns) if "known.lines_line" in columns else {},  # not in the first recordings
     )
+
+
+_ASLEEP = ("asleep_address", "asleep_size_bytes", "asleep_device", "asleep_ns", "awake_ns")
+
+
+def _asleep(columns: Columns, num_devices: int) -> Arrays:
+    """The columns of what was unmapped, by name."""
+    length = columns.length("known.asleep_ns")
+    return {
+        "asleep_address": columns.ints("known.asleep_address", length=length),
+        "asleep_size_bytes": columns.ints("known.asleep_size_bytes", low=0, high=MAX_BYTES, length=length),
+        "asleep_device": columns.ints("known.asleep_device", low=0, high=num_devices - 1, length=length),
+        "asleep_ns": columns.ints("known.asleep_ns", low=0),
+        "awake_ns": columns.ints("known.awake_ns", low=0, length=length),
+    }
 
 
 def _lines(columns: Columns) -> dict[str, SourceLine]:

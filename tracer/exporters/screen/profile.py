@@ -14,6 +14,7 @@ from rich.text import Text
 from tracer.analysis.kinds import Evidence, Kind, meaning_of, words_of
 from tracer.analysis.peak_row import ModuleNode, PeakRow, module_tree
 from tracer.analysis.profiles.caveats import (
+    asleep_sentences,
     compiled_sentences,
     counted,
     graph_sentences,
@@ -147,7 +148,7 @@ def _is_only_one(node: ModuleNode, outermost: list[ModuleNode], smallest: int) -
 
 
 def _print_graphs(findings: Findings, console: Console, top: int) -> None:
-    for words in graph_sentences(findings):
+    for words in (*asleep_sentences(findings.worst.peak), *graph_sentences(findings)):
         console.print()
         say_wrapped(console, words)
     explained = [pool for pool in findings.graph_pools if pool.rows]
