@@ -129,6 +129,17 @@ def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], error: str, 
     assert result.exit_code == 2 and error in result.stderr and not started
 
 
+def test_a_job_is_not_started_by_each_rank_of_torchruns(
+    monkeypatch: pytest.MonkeyPatch, started: list[list[Card]], script: str
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}.items():
+        monkeypatch.setenv(name, value)
+    result = called("run", "--on", "2xh100", script)
+    assert result.exit_code == 2 and not started
+    assert "torchrun has started this command as 2 ranks, and --on 2xh100 starts ranks itself." in result.stderr
+    assert isinstance(called("run", "--on", "2xh100", "--one-process", script).exception, StartedError)
+
+
 def test_where_it_cannot_be_a_prediction_is_rehearsed(not_here: None) -> None:
     result = called("predict", *GPT, "--on", "rtx-4090")
     assert result.exit_code == 0 and "Fits in RTX-4090 (23.64 GiB)" in result.stdout

@@ -1,4 +1,4 @@
-"""Prints the most host memory of a run after it, and writes host.json."""
+"""Prints the most host memory of a run after it, and what ranks hold together; writes host.json."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from tracer.exporters.files import write_json
 from tracer.exporters.host import FILE_NAME, host_json, host_row
 from tracer.exporters.screen.terminal import say, screen
 from tracer.exporters.screen.text import say as say_on
+from tracer.sessions.folder import SessionFolder
 from tracer.sessions.host_memory import host_peak
+from tracer.sessions.jobs.ranks import read_ranks, shared_sentences
 
 
 def tell_host(folder: Path, *, quiet: bool, computed: bool) -> None:
@@ -20,3 +22,14 @@ def tell_host(folder: Path, *, quiet: bool, computed: bool) -> None:
         say(f"Wrote {folder / FILE_NAME}  (open with jq, or any program)")
     with screen(is_shown=not quiet) as console:
         say_on(console, host_row(peak))
+
+
+def tell_ranks(folder: SessionFolder, *, quiet: bool) -> None:
+    """Print what all ranks hold together, of GPUs and of hosts, on the screen of the first rank of several."""
+    rank = folder.rank
+    if rank is None or rank.job_folder is not None or not folder.is_of_first_rank:
+        return
+    summary = read_ranks(folder.save_dir, rank.world_size, run=rank.run)
+    with screen(is_shown=not quiet) as console:
+        for sentence in shared_sentences(summary):
+            say_on(console, sentence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -94,6 +95,8 @@ class OnOptions:
         return dict(map(parse_answer, self.answer))
 
 
+_TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""A variable that torchrun alone sets."""
 WARNING = "losses and other values that the program prints mean nothing"
 
 
@@ -127,6 +130,13 @@ def run_ranks(
     job = on.job
     if job is None or RankPlace.here() is not None:
         return
+    from tracer.sessions.jobs.ranks import this_rank
+
+    if _TORCHRUN in os.environ and (rank := this_rank()) is not None:
+        raise UsageError(
+            f"torchrun has started this command as {rank.world_size:,} ranks, and --on {on.on} starts ranks itself.",
+            hint="Leave torchrun out; or add --one-process, so that each of its ranks has the GPUs.",
+        )
     from tracer.exporters.json_documents.job import null_job_json
     from tracer.exporters.screen.job import print_null_job
     from tracer.sessions.jobs.run_ranks import run_job

@@ -114,7 +114,7 @@ def run(
     say_all(script.notes if not screen.quiet else ())
     from tracer.capture.checkpoint_loads import loads_followed
     from tracer.capture.device.host_follower import host_followed
-    from tracer.commands.host import tell_host
+    from tracer.commands.host import tell_host, tell_ranks
     from tracer.commands.phases import tell_phases
     from tracer.exporters.files import check_folder
     from tracer.sessions.child_phases import children_followed
@@ -156,6 +156,7 @@ def run(
             quiet = screen.quiet or not folder.is_of_first_rank
             tell_phases(ledger, reports, folder.path, quiet=quiet, computed=devices is None)
             tell_host(folder.path, quiet=quiet, computed=devices is None)
+            tell_ranks(folder, quiet=screen.quiet)
         say_all(notes() if not screen.quiet else ())
         if devices is not None:
             _say_if_elsewhere(profile)

@@ -430,9 +430,6 @@ def _as_json(summary: RanksSummary) -> dict[str, Any]:
 
 def summary_text(summary: RanksSummary) -> str:
     """Peak per rank, the worst, the spread, and what differs by category."""
-    from tracer.exporters.host import host_sentences
-    from tracer.exporters.screen.job import gpu_sentences
-
     lines = ["Peak memory of each rank:", "-------------------------"]
     for rank in summary.ranks:
         peak = "nothing recorded" if rank.peak_bytes is None else f"{rank.peak_bytes:,} bytes on {rank.device}"
@@ -445,12 +442,21 @@ def summary_text(summary: RanksSummary) -> str:
         lines += ["", f"Worst: rank {summary.worst.index}, {format_bytes(summary.worst.peak_bytes or 0)}"]
         lines.append(f"Spread: {format_bytes(summary.spread_bytes)}, {share:.1f} % of the worst")
     lines += ["", *_difference_lines(summary)]
-    if sums := gpu_sentences(summary.gpus):
-        lines += ["", *sums]
+    if shared := shared_sentences(summary):
+        lines += ["", *shared]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def shared_sentences(summary: RanksSummary) -> tuple[str, ...]:
+    """Sentences on what ranks hold together: of the fullest GPU with memory of several, and of each node's host."""
+    from tracer.exporters.host import host_sentences
+    from tracer.exporters.screen.job import gpu_sentences
+
+    sentences = list(gpu_sentences(summary.gpus))
     for ranks in summary.nodes:
         hosts = {rank.index: rank.host for rank in ranks if rank.host is not None}
-        lines += ["", *host_sentences(hosts, {rank.index: rank.loads for rank in ranks}, len(hosts))]
-    return "\n".join(lines).rstrip() + "\n"
+        sentences += host_sentences(hosts, {rank.index: rank.loads for rank in ranks}, len(hosts))
+    return tuple(sentences)
 
 
 def _end(rank: RankMessage) -> str:
