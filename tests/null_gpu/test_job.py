@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.null_gpu.started import ROOT, needs_null_gpu
 from tests.processes import run_python
@@ -329,6 +330,98 @@ def test_memory_on_another_ranks_gpu_counts_there(tmp_path: Path) -> None:
     assert "Rank 1 does not fit: OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB (train.py:8)" in said
     assert "On the GPU of rank 0, torch reserves 4.0" in said and "other ranks 4." in said
     assert "Rank 1 takes 4." in said and "of GPU 0, which is another rank's (train.py:8)" in said
+
+
+TO_LOCAL = 'nn.Linear(256, 256).to(local)\nstate = torch.load("weights.pt", map_location="cpu")'
+
+
+# Ways in which a rank that has chosen no GPU takes GPU 0's memory: the line behind each, in place of `# here`.
+GUESTS = {
+    "a checkpoint that is loaded to cuda": """
+torch.save(torch.zeros(1), f"{local}.pt")
+weights = torch.load(f"{local}.pt", map_location="cuda")
+kept = weights.expand(5 << 28).contiguous()  # here
+""",
+    "a hook": """
+def hook(module, args, output):
+    kept or kept.append(torch.zeros(5 << 30, dtype=torch.uint8, device="cuda"))  # here
+kept = []
+net.register_forward_hook(hook)
+""",
+    "batches that a loader has pinned": """
+batches = [(torch.zeros(1), torch.zeros(1))] * 5
+kept = []
+for batch in torch.utils.data.DataLoader(batches, batch_size=None, pin_memory=True):
+    kept.append(batch[0].cuda().expand(1 << 28).contiguous())  # here
+""",
+    "the default device": """
+torch.set_default_device("cuda")
+kept = torch.empty(5 << 30, dtype=torch.uint8)  # here
+torch.set_default_device("cpu")
+""",
+    "state of an optimizer": """
+kept = {"exp_avg": torch.empty(5 << 30, dtype=torch.uint8, device="cuda:0")}  # here
+""",
+    "results of an evaluation": """
+kept = [net(torch.randn(8, 256, device=local)).detach().to("cuda:0")]
+kept += [torch.empty_like(kept[0][0, :1]).expand(5 << 28).contiguous()]  # here
+""",
+    "a library at its import": """
+import library
+""",
+}
+
+
+@needs_null_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("how", GUESTS)
+def test_however_a_rank_comes_to_another_ranks_gpu_its_line_is_named(how: str, tmp_path: Path) -> None:
+    (tmp_path / "library.py").write_text(
+        "import torch\nTABLE = torch.empty(5 << 30, dtype=torch.uint8, device='cuda')  # here\n", "utf-8"
+    )
+    before, loaded, after = GUEST.partition('loaded = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")')
+    assert loaded
+    net, wrapped = "net = nn.Linear(256, 256).to(local)", "net = nn.parallel.DistributedDataParallel("
+    body = after.partition("\n")[2].replace("nn.Linear(256, 256).to(local)", "net")
+    assert wrapped in body
+    (tmp_path / "train.py").write_text(f"{before}{net}\n{GUESTS[how].strip()}\n{body}", "utf-8")
+    name = "library.py" if "library" in how else "train.py"
+    lines = (tmp_path / name).read_text("utf-8").splitlines()
+    (number,) = [number for number, line in enumerate(lines, start=1) if line.endswith("# here")]
+    ended = called(tmp_path, "predict", "--on", "2xh100:8GiB", "train.py")
+    said = " ".join(ended.stdout.split())
+    assert ended.returncode == 3, ended.stderr
+    assert "Rank 1 does not fit: OutOfMemoryError: CUDA out of memory." in said
+    assert f"of GPU 0, which is another rank's ({name}:{number}): call torch.cuda.set_device(LOCAL_RANK)" in said
+
+
+@needs_null_gpu
+@pytest.mark.slow
+def test_ranks_that_torchrun_starts_see_each_other_and_are_summed_up_by_gpu(tmp_path: Path) -> None:
+    """Two real ranks over gloo, each with both null GPUs: both load 4 GiB to GPU 0, and one file to the host."""
+    (tmp_path / "train.py").write_text(
+        GUEST.replace('"nccl"', '"gloo"')
+        .replace("nn.parallel.DistributedDataParallel(nn.Linear(256, 256).to(local), device_ids=[local])", TO_LOCAL)
+        .replace("range(4)", "range(8)"),
+        "utf-8",
+    )
+    torch.save(torch.zeros(160 << 20), tmp_path / "weights.pt")
+    options = ["run", "--on", "2xh100", "--one-process", "--save-dir", "out", "train.py"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    variables = os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [*launcher, str(ROOT / "main.py"), *options],
+        cwd=tmp_path, env=variables, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    for said in (" ".join(ended.stdout.split()), " ".join((tmp_path / "out" / "ranks.txt").read_text("utf-8").split())):
+        assert "GPU 0 holds up to 9." in said and "of 2 ranks: rank 0 4." in said
+        assert "of GPU 0, which is another rank's (train.py:8): call torch.cuda.set_device(LOCAL_RANK)" in said
+        assert "2 such ranks of a node hold" in said
+        assert "Each of the 2 ranks of a node loads weights.pt (640.00 MiB) into host memory, 1.25 GiB" in said
+    ranks = json.loads((tmp_path / "out" / "ranks.json").read_text("utf-8"))
+    assert [[part["gpu"] for part in rank["held"]] for rank in ranks["ranks"]] == [["0"], ["0", "1"]]
+    assert all(rank["host"]["own_bytes"] > 640 << 20 for rank in ranks["ranks"])
 
 
 # Two real processes over gloo are the judge of one that is alone: the same kernels of the CPU, the same requests.

@@ -49,8 +49,10 @@ def children_followed() -> Iterator[None]:
 
 def _finds_package(child: Any) -> bool:
     """Return whether a process that is about to start has this package, or finds it in the `sys.path` that it gets."""
-    methods = multiprocessing.get_all_start_methods()
-    own = [method for method in methods if isinstance(child, multiprocessing.get_context(method).Process)]
+    contexts: dict[str, Any] = {
+        name: multiprocessing.get_context(name) for name in multiprocessing.get_all_start_methods()
+    }
+    own = [method for method, context in contexts.items() if isinstance(child, context.Process)]
     if (own[0] if own else multiprocessing.get_start_method()) == "fork":
         return True
     spec = PathFinder.find_spec(_PACKAGE)

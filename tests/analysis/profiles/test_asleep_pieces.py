@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -29,7 +30,8 @@ def asleep(begin_ns: int, end_ns: int, *, address: int = CACHE, size_bytes: int 
         "asleep_ns": START_NS + begin_ns,
         "awake_ns": START_NS + end_ns,
     }
-    return replace(known_of(device="cuda:0"), **{name: np.array([value]) for name, value in columns.items()})
+    arrays: dict[str, Any] = {name: np.array([value]) for name, value in columns.items()}
+    return replace(known_of(device="cuda:0"), **arrays)
 
 
 def colocated(known: KnownStorages) -> CycleFindings:
