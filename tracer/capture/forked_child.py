@@ -6,6 +6,7 @@ import ctypes
 import os
 import random
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -35,7 +36,9 @@ def fork_to_go_on() -> int:
     state = random.getstate()
     _goes_on = True
     try:
-        child = os.fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of other threads, which libraries begin
+            child = os.fork()
     finally:
         _goes_on = False
     if child == 0:

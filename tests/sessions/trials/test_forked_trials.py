@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
-import json, os, random, sys, threading
+import ctypes, json, os, random, sys, threading
 import torch
 from torch import nn
 from tracer.sessions.trials.forked_trials import ForkedTrials
@@ -37,6 +37,10 @@ with ForkedTrials(Channel(requests, replies), lambda request: None) as trials:
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(*[Block() for _ in range(3)]))
     if kind == "thread":
         threading.Thread(target=threading.Event().wait, daemon=True).start()
+    if kind == "library":  # threads of a library's, and the one of tqdm's bars
+        ctypes.CDLL(None).pthread_create(ctypes.byref(ctypes.c_ulong()), None, ctypes.CDLL(None).pause, None)
+        monitor = type("TMonitor", (threading.Thread,), {"__module__": "tqdm._monitor"})
+        monitor(target=threading.Event().wait, daemon=True).start()
     if kind == "pipe":
         ends = os.pipe()
     torch.manual_seed(3)
@@ -85,8 +89,9 @@ def asked_of(kind: str, folder: Path) -> tuple[list[Any], str]:
     return left, said
 
 
-def test_each_fork_goes_on_as_if_it_were_the_only_one(tmp_path: Path) -> None:
-    left, said = asked_of("alone", tmp_path)
+@pytest.mark.parametrize("kind", ["alone", "library"])
+def test_each_fork_goes_on_as_if_it_were_the_only_one(kind: str, tmp_path: Path) -> None:
+    left, said = asked_of(kind, tmp_path)
     first, checkpointed, expandable, again = left
     assert first == again and first[3:] == [0, None]
     assert first[1] == PROGRAM[:40]  # each reads from the same place of the file

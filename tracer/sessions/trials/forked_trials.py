@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import stat
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -35,7 +36,7 @@ class ForkedTrials:
     """Serves requests from within the script: where a change could first matter, each request is answered by a fork.
 
     That is before CUDA begins, before a process group is made, or before a module's first call. Where the process is
-    not alone there, with threads, children or connections that a fork would not have, it makes the first trial itself.
+    not alone there, with threads of Python's, children or connections that a fork would not have, it makes the first trial itself.
     """
 
     def __init__(self, channel: Channel, begin: Callable[[TrialRequest], None]) -> None:
@@ -118,13 +119,22 @@ class ForkedTrials:
 
 
 def _is_alone(channel: Channel) -> bool:
-    """Whether a fork has all that this process has: no other thread, no child, no connection."""
+    """Whether a fork has all that the program may wait for: no other thread of Python's, no child, no connection.
+
+    Libraries begin threads of their own, as pyarrow does when it is imported, and begin them anew in a fork, or do
+    without. Where one does not, the fork waits for ever: whoever asked ends it then, and has the trial made otherwise.
+    """
     try:
-        threads = [path.name for path in Path("/proc/self/task").iterdir()]
-        children = Path(f"/proc/self/task/{threads[0]}/children").read_text("ascii").split()
+        children = [path.read_text("ascii").split() for path in Path("/proc/self/task").glob("*/children")]
     except OSError:
         return False
-    return len(threads) == 1 and not children and not _connections(channel)
+    return bool(children) and not any(children) and not _threads() and not _connections(channel)
+
+
+def _threads() -> list[threading.Thread]:
+    """Other threads of Python's, but for the one in which tqdm looks after its bars, which do without it."""
+    others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
+    return [thread for thread in others if type(thread).__module__ != "tqdm._monitor"]
 
 
 def _connections(channel: Channel) -> list[int]:

@@ -19,6 +19,8 @@ from tracer.sessions.jobs.child_processes import IdleLimit, end_child
 _ONE_THREAD = "OMP_NUM_THREADS"
 _COUNT_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _LOOK_EVERY_S = 1.0
+_IDLE_LIMIT_S = 60.0
+"""After which a trial in a fork is made in a process of its own: it waits for a thread that the fork has not, say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ class TrialServer:
     def _is_answered(self) -> bool:
         """Wait for the trial's end, unless it waits for what does not come; False where the process has ended."""
         assert self._process is not None
-        idle = IdleLimit(self._process.pid)
+        idle = IdleLimit(self._process.pid, _IDLE_LIMIT_S)
         while not select.select([self._replies], [], [], _LOOK_EVERY_S)[0]:
             if self._may_wait():
                 idle.reset()
