@@ -36,7 +36,8 @@ class ForkedTrials:
     """Serves requests from within the script: where a change could first matter, each request is answered by a fork.
 
     That is before CUDA begins, before a process group is made, or before a module's first call. Where the process is
-    not alone there, with threads of Python's, children or connections that a fork would not have, it makes the first trial itself.
+    not alone there, with threads of Python's, children or connections that a fork would not have, it makes the first
+    trial itself.
     """
 
     def __init__(self, channel: Channel, begin: Callable[[TrialRequest], None]) -> None:
