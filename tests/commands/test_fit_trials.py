@@ -136,10 +136,11 @@ def test_where_a_run_without_an_end_fails_too_what_is_known_is_until_memory_ran_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def attempt(trials: ScriptTrials, *args: object, is_limited: bool, is_explained: bool = False) -> FitTrial:
-        return FULL if is_limited else FitTrial((), fits=False, has_ended_before=True)
+        return FULL if is_limited else FitTrial((), fits=False, has_ended_before=True, notes=("KeyError: 7",))
 
     monkeypatch.setattr(ScriptTrials, "_attempt", attempt)
-    assert ScriptTrials(GIB).make() == replace(FULL, is_whole=False)
+    note = "How much it needs is not known, for with enough memory it ended: KeyError: 7"
+    assert ScriptTrials(GIB).make() == replace(FULL, is_whole=False, notes=(note,))
 
 
 def test_a_recording_that_cannot_be_read_costs_the_explanation_alone(

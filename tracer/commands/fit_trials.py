@@ -83,7 +83,10 @@ class ScriptTrials:
                 return on_card
             need = self._attempt(changes, more, is_limited=False)
             if need.has_ended_before or not need.fits:
-                return replace(on_card, is_whole=False)
+                notes = tuple(
+                    f"How much it needs is not known, for with enough memory it ended: {note}" for note in need.notes
+                )
+                return replace(on_card, is_whole=False, notes=(*on_card.notes, *notes))
             return replace(
                 need,
                 fits=False,
