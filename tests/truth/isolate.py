@@ -20,7 +20,7 @@ T = TypeVar("T")
 # Nothing here takes so long; what hangs is a defect that has to be seen as one.
 _LIMIT_S = 300.0
 # torch keeps the first batch of a graph that it has compiled anew, and not of one from its caches: no run uses those.
-_ENVIRONMENT = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
+WITHOUT_CACHES = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Returned(Generic[T]):
 
 
 def in_fresh_process(
-    function: Callable[..., T], *arguments: Any, variables: Mapping[str, str] = _ENVIRONMENT
+    function: Callable[..., T], *arguments: Any, variables: Mapping[str, str] = WITHOUT_CACHES
 ) -> Returned[T]:
     """Call it elsewhere; arguments and value are pickled."""
     on_null_gpu = is_active() or "NULL_GPU_COUNT" in variables
@@ -51,7 +51,7 @@ def in_fresh_process(
 
 
 def value_in_fresh_process(
-    function: Callable[..., T], *arguments: Any, variables: Mapping[str, str] = _ENVIRONMENT
+    function: Callable[..., T], *arguments: Any, variables: Mapping[str, str] = WITHOUT_CACHES
 ) -> T:
     """Call it elsewhere and return what it returns; a test fails where it raises."""
     returned = in_fresh_process(function, *arguments, variables=variables)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
@@ -21,7 +22,7 @@ from torch.autograd import Variable
 
 from tests.truth.bookkeeper import Instant
 from tests.truth.catalogue import entry_of
-from tests.truth.isolate import in_fresh_process
+from tests.truth.isolate import WITHOUT_CACHES, in_fresh_process
 from tests.truth.program import Provable
 from tests.truth.running import Effects, first_recorded, run_under_bookkeeper, run_unwatched, run_watched
 from tests.truth.verdict import Share, differences, instants_of, kinds, knows_batch, wrong_sum
@@ -65,15 +66,20 @@ class OnDevice:
         return {column: found for column in columns if (found := getattr(self, column))}
 
 
-def judge_on_device(name: str) -> OnDevice:
-    """Run a program three times on the device, each in a process of its own, two at a time, and compare."""
+def judge_on_device(name: str, variables: Mapping[str, str] = WITHOUT_CACHES) -> OnDevice:
+    """Run a program three times on the device, each in a process of its own, two at a time, and compare.
+
+    Args:
+        variables: Of these processes, such as those that have them on the null GPU.
+    """
     folder = Path(tempfile.mkdtemp())
+    call = partial(in_fresh_process, on_device, variables=variables)
     try:
         with ThreadPoolExecutor(2) as two:
             runs = [
-                two.submit(in_fresh_process, on_device, run_and_count, name),
-                two.submit(in_fresh_process, on_device, run_watched, name, folder),
-                two.submit(in_fresh_process, on_device, run_under_bookkeeper, name, size_there),
+                two.submit(call, run_and_count, name),
+                two.submit(call, run_watched, name, folder),
+                two.submit(call, run_under_bookkeeper, name, size_there),
             ]
             results: list[Any] = [run.result() for run in runs]
     finally:
