@@ -109,8 +109,8 @@ class StorageObserver:
         )
         found: _Found = {}
         for row, storage in zip(rows, storages, strict=True):  # without a call: see storage_columns.py
-            place = row[1] >= _LOWEST_ADDRESS, row[5]
-            if row[1] and row[2] and place not in found:
+            place = row[1], row[5]
+            if row[1] >= _LOWEST_ADDRESS and row[2] and place not in found:
                 found[place] = row, storage
         if is_walk and "cpu" in self._devices:
             blocks = {**blocks, "cpu": DeviceBlocks(idle=self._in_files(found))}
