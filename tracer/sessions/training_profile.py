@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from tracer.analysis.peak_row import PeakRow
+from tracer.capture.device.asleep_memory import ASLEEP
 from tracer.capture.device.devices import peak_allocated_bytes
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.parameter_origins import Parameter, describe_parameters
@@ -379,11 +380,14 @@ class TrainingProfile(ProfileSession):
             self.voice.complain(left_sentence(left))
 
     def _of_another_time(self) -> str:
-        """A sentence if the script used more memory than in any recorded step; else empty."""
+        """A sentence if the script used more memory than in any recorded step; else empty.
+
+        Where an engine slept nothing is said: torch's counter has what was unmapped then, and the peak does not.
+        """
         if self.results is None or self.results.failed_allocation is not None:
             return ""
         findings = self.results.findings
-        if findings is None or findings.worst.peak.device != str(self.device):
+        if findings is None or findings.worst.peak.device != str(self.device) or ASLEEP.pieces:
             return ""
         at_end_bytes = peak_allocated_bytes(self.device) or 0
         return larger_elsewhere(
