@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.results.test_engine_start import GIB, READY
+from tracer.commands.app import app
 from tracer.commands.engines import engine_command
 from tracer.exporters.engine import print_engine, print_engines
 from tracer.exporters.screen.terminal import screen
@@ -22,6 +24,19 @@ def test_a_server_is_run_without_its_weights() -> None:
     assert engine.words == "vllm serve org/model --max-model-len 8192"
     given = ["serve", "org/model", "--max-model-len", "8192", "--load-format", "dummy"]
     assert engine.command == [sys.executable, "-m", "vllm.entrypoints.cli.main", *given]
+
+
+def test_a_server_that_is_sent_requests_listens_at_an_address_of_ours() -> None:
+    engine = engine_command("vllm", ["serve", "m", "--port=8000", "--host", "0.0.0.0"], is_module=False)
+    assert engine is not None
+    here = engine.on_port("127.0.0.1", 1234)
+    assert here.arguments == ("serve", "m", "--host", "127.0.0.1", "--port", "1234") and here.words == engine.words
+
+
+@pytest.mark.parametrize("words", [["train.py"], ["vllm", "bench", "latency"]])
+def test_requests_are_for_a_server(words: list[str]) -> None:
+    ended = CliRunner().invoke(app, ["run", "--requests", "2", *words])
+    assert ended.exit_code == 2
 
 
 def test_a_benchmark_of_vllms_own_is_left_to_end_by_itself() -> None:

@@ -138,6 +138,15 @@ def a_linker_of_the_driver() -> None:
     assert driver.cuLinkDestroy(state) == 0
 
 
+def a_library_of_one_kernel_from_a_file() -> None:
+    driver, library, kernel, count = ctypes.CDLL(None), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint()
+    nothing = (None, None, 0, None, None, 0)
+    assert driver.cuLibraryLoadFromFile(ctypes.byref(library), b"/not/there.cubin", *nothing) == 301  # not found
+    assert driver.cuLibraryLoadFromFile(ctypes.byref(library), os.fsencode(__file__), *nothing) == 0
+    assert driver.cuLibraryGetKernelCount(ctypes.byref(count), library) == 0 and count.value == 1
+    assert driver.cuLibraryEnumerateKernels(ctypes.byref(kernel), count, library) == 0 and kernel.value
+
+
 def a_step_of_training() -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256)).cuda()
     optimizer = torch.optim.AdamW(model.parameters())

@@ -34,6 +34,7 @@ TOGETHER = (
     "time_is_counted_in_launches",
     "the_system_management_interface",
     "what_nvml_is_asked",
+    "a_library_of_one_kernel_from_a_file",
     "a_linker_of_the_driver",
     "a_gradient_in_a_larger_block_is_explained",
     "scratch_of_a_transform",

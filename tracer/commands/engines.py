@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,7 @@ import typer
 from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people
 from tracer.commands.on_card import OnOptions, on_null_gpu, say_where, start_on
 from tracer.commands.script import no_card_named
+from tracer.errors import UsageError
 from tracer.exporters.screen.terminal import print_json, say, screen, show
 
 if TYPE_CHECKING:
@@ -59,6 +61,13 @@ class EngineCommand:
         arguments = replaced_options(self.arguments, options)
         return replace(self, arguments=arguments, words=shlex.join([*program, *arguments]))
 
+    def on_port(self, host: str, port: int) -> EngineCommand:
+        """Return the same server at another address, where it takes numbers of tokens; the words to paste stay."""
+        from tracer.results.engine_start import replaced_options
+
+        options = ["--host", host, "--port", str(port), *(["--enable-scale-out"] if _takes_scale_out() else [])]
+        return replace(self, arguments=replaced_options(self.arguments, options))
+
     def _has(self, option: str) -> bool:
         return any(word.partition("=")[0] == option for word in self.arguments)
 
@@ -71,6 +80,14 @@ class EngineCommand:
         models = [folder for folder in folders if (folder / "config.json").is_file()]
         names = {path.name for model in models for path in model.iterdir()}
         return bool(models) and not any("tokenizer" in name or name.startswith("vocab") for name in names)
+
+
+def _takes_scale_out() -> bool:
+    """Return whether vLLM, read and not loaded, answers requests of tokens only where an option of it says so."""
+    spec = find_spec("vllm")
+    folders = [Path(folder, "entrypoints") for folder in (spec.submodule_search_locations or [])] if spec else []
+    files = [file for folder in folders for file in folder.rglob("cli_args.py")]
+    return any("enable_scale_out" in file.read_text("utf-8") for file in files)
 
 
 def engine_command(script: str, arguments: Sequence[str] | None, *, is_module: bool) -> EngineCommand | None:
@@ -95,24 +112,33 @@ def answer_engine(
     *,
     quiet: bool,
     as_json: bool = False,
+    num_requests: int = 0,
     status_if_not: int = 1,
 ) -> None:
     """Start an engine, say what its memory is for, and exit.
 
     Args:
         save_dir: Folder for engine.json and for what the engine prints; None for none.
+        num_requests: Made-up requests that it answers before it is ended.
         status_if_not: Exit status where the engine does not start.
 
     Raises:
         TracerError: There is no such card, or the engine ended before it had chosen one.
         Exit: Always, when it has been told.
     """
+    if num_requests and not engine.is_server:
+        raise UsageError(
+            "vllm bench sends requests of its own.", hint="--requests is for a server, such as vllm serve."
+        )
     devices = start_on(on.on) if on.on is not None else None  # before a folder is made: the process begins again
     if devices is not None and not quiet:
         say_where(devices)
     from tracer.exporters.files import check_folder
+    from tracer.sessions.engine_requests import free_address
     from tracer.sessions.engine_run import OUTPUT, run_engine
 
+    host, port = free_address()
+    command = (engine.on_port(host, port) if num_requests else engine).command
     with errors_for_people(), _results_folder(save_dir) as name, on_null_gpu(on, save_dir, quiet=quiet):
         folder = Path(name)
         check_folder(folder)
@@ -120,7 +146,7 @@ def answer_engine(
         if not quiet:
             kept = f"what it prints goes to {output}" if save_dir is not None else "--save-dir keeps what it prints"
             say(f"The engine starts; {kept}.")
-        start = run_engine(engine.command, output, is_server=engine.is_server)
+        start = run_engine(command, output, is_server=engine.is_server, num_requests=num_requests, port=port)
         tell_engine(start, folder, words=engine.words, quiet=quiet, as_json=as_json, computed=devices is None)
     raise typer.Exit(0 if start.fits else status_if_not)
 

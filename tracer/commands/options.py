@@ -24,7 +24,9 @@ def option(help: str, panel: str | None = None, *names: str, metavar: str | None
     return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar, **more)
 
 
-def number(help: str, panel: str, *, least: int | None = None, most: int = MAX_COUNT, metavar: str = "<number>") -> Any:
+def number(
+    help: str, panel: str | None, *, least: int | None = None, most: int = MAX_COUNT, metavar: str = "<number>"
+) -> Any:
     """An option that is a whole number, of some size at least."""
 
     def parse(text: str | int) -> int:

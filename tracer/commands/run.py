@@ -18,7 +18,7 @@ from tracer.commands.browser import Open, opened, pages_of
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
 from tracer.commands.engines import answer_engine, engine_command, run_engines_in_one_process, tell_reports
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
-from tracer.commands.options import option, with_options
+from tracer.commands.options import number, option, with_options
 from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptSchedule
 from tracer.commands.script import BEFORE_SCRIPT, Script, run_script
 from tracer.commands.script_options import ScriptOptions
@@ -79,6 +79,10 @@ def run(
             metavar="<names>",
         ),
     ] = "",
+    requests: Annotated[
+        int,
+        number("Of an engine's server: made-up requests that it answers before it is ended.", None, least=0),
+    ] = 0,
     advise: Annotated[
         bool,
         option("With --on: afterwards also try changes, and say what each saves.", None, "--advise"),
@@ -97,7 +101,9 @@ def run(
     with errors_for_people():
         _ = on.answers  # a mistake in them is said first
         if (engine := engine_command(named.script, named.arguments, is_module=named.module)) is not None:
-            answer_engine(engine, on, save_dir, quiet=screen.quiet)
+            answer_engine(engine, on, save_dir, quiet=screen.quiet, num_requests=requests)
+        if requests:
+            raise UsageError(f"{named.script} is not an engine's server.", hint="--requests is for one: vllm serve.")
         script = named.script_on(on)
         changes = _checked_changes(apply) if apply else ()
         if advise:

@@ -22,6 +22,9 @@ from tracer.capture.device.memory_counters import Counters, read_counters
 from tracer.capture.device.phase_ledger import PhaseLedger
 from tracer.exporters.files import write_json
 from tracer.loaded_modules import when_loaded
+from tracer.null_gpu.engine_tokens import count_new_tokens
+from tracer.null_gpu.flashinfer_kernels import leave_out_sampling_kernels
+from tracer.null_gpu.process import is_active
 from tracer.results.engine_start import GRAPHS, StartStage, WorkerMemory
 from tracer.results.failure import is_out_of_memory
 from tracer.sessions.phase_reports import ledger_of_process
@@ -42,6 +45,9 @@ def report_to(folder: Path) -> None:
         return
     folder.mkdir(mode=0o700, exist_ok=True)
     logger.addHandler(_EngineWords(folder))
+    if is_active():
+        leave_out_sampling_kernels()
+        count_new_tokens()
     if not PhaseLedger.is_followed:  # else this is the process of the script that `run` follows
         ledger_of_process(f"vLLM, {multiprocessing.current_process().name}", folder).__enter__()
     when_loaded(SLEEP_MODULE, follow_sleep)

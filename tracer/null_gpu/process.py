@@ -128,6 +128,7 @@ def environment(
         NullGpuError: The null GPU cannot be built here.
     """
     from tracer.null_gpu.build import INDUCTOR, TRITON, VLLM, libraries, library
+    from tracer.null_gpu.flashinfer_kernels import LEFT_OUT_VARIABLE, SAMPLER_VARIABLE
     from tracer.null_gpu.toolchain import torch_folder
 
     _check_address_space(cards)
@@ -144,7 +145,8 @@ def environment(
     variables.setdefault("TRITON_CACHE_DIR", str(path.parent.parent / TRITON))
     variables.setdefault("VLLM_CACHE_ROOT", str(path.parent.parent / VLLM))
     variables.setdefault("VLLM_NO_USAGE_STATS", "1")  # a run that computes nothing is no use of it
-    variables.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # which nvcc compiles when it is first called
+    if SAMPLER_VARIABLE not in variables:  # which nvcc compiles when it is first called
+        variables |= {SAMPLER_VARIABLE: "0", LEFT_OUT_VARIABLE: "1"}
     return variables
 
 

@@ -76,18 +76,23 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
-def run_engine(command: Sequence[str], output: Path, *, is_server: bool = True) -> EngineStart:
+def run_engine(
+    command: Sequence[str], output: Path, *, is_server: bool = True, num_requests: int = 0, port: int = 0
+) -> EngineStart:
     """Run an engine's command until all of its workers are ready, or it has failed, and end it.
 
     Args:
         output: File that takes what it prints; its folder is made.
         is_server: Whether it would serve for ever; else it is left to end by itself.
+        num_requests: Made-up requests that a server answers before it is ended.
+        port: Where it listens on this machine; of no use without requests.
 
     Raises:
-        TracerError: It ended before a worker had begun.
+        TracerError: It ended before a worker had begun, or did not answer a request.
         Terminated, KeyboardInterrupt: This process is ended; the engine has ended with it.
     """
     from tracer.results.engine_start import EngineStart
+    from tracer.sessions.engine_requests import send_requests
     from tracer.sessions.jobs.child_processes import end_child
 
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +102,10 @@ def run_engine(command: Sequence[str], output: Path, *, is_server: bool = True) 
                 command, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT, process_group=group
             )
             try:
-                _wait(process, reports, is_server=is_server)
+                started = _wait(process, reports, is_server=is_server)
+                if started is not None and num_requests:
+                    context_tokens = started.worst.context_tokens
+                    send_requests(port, num_requests, context_tokens, is_running=lambda: process.poll() is None)
             finally:
                 end_child(process)
         start = read_reports(reports)
@@ -137,17 +145,19 @@ def _group_that_ends() -> Iterator[int]:
         leader.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], folder: Path, *, is_server: bool) -> None:
+def _wait(process: subprocess.Popen[bytes], folder: Path, *, is_server: bool) -> EngineStart | None:
+    """Return a server's start when it is ready; None where the process has ended, or waits for what does not come."""
     from tracer.sessions.jobs.child_processes import IdleLimit
 
     idle = IdleLimit(process.pid)
     while process.poll() is None:
         start = read_reports(folder) if is_server else None
         if start is not None and start.is_ready and start.cache_tokens is not None:
-            return
+            return start
         if idle.is_over():
-            return
+            return None
         time.sleep(_LOOK_EVERY_S)
+    return None
 
 
 def _last_line(output: Path) -> str:
