@@ -42,7 +42,9 @@ def test_functions_that_only_cpp_sees_are_exported_as_well() -> None:
 def test_a_copy_of_cudart_that_a_wheel_has_renamed_is_the_null_gpus() -> None:
     """auditwheel puts a libcudart.3eda8113.so.13 into torchvision's wheel, in which vLLM looks for cudaMemcpy."""
     folder = torch_folder()
-    libraries = map(read_library, folder.parent.glob("torchvision/*.so"))
+    libraries = [read_library(path) for path in folder.parent.glob("torchvision/*.so")]
+    if not libraries:
+        pytest.skip("needs the package torchvision (group `integrations`)")
     needed = {name for found in libraries if found is not None for name in found.needed if name.startswith("libcudart")}
     assert needed and needed <= set(torch_symbols(folder).sonames)
 
