@@ -362,6 +362,22 @@ def history_from_start() -> tuple[bool, dict[str, int], int]:
     return allocator_history_enabled(torch.device(DEVICES[0])), lines, line
 
 
+def run_out_behind_the_recorded_steps() -> tuple[int, bool]:
+    """In the step that a script's session has behind its cycles: its number, and whether the failure is explained."""
+    model = nn.Linear(16, 64, device="cuda:0")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step, plan = usual_step(model, optimizer), Schedule(0, 1, 1, 2)
+    with (
+        suppress(torch.OutOfMemoryError),
+        ProfileSession(model, optimizer, schedule=plan, steps_are_found=True) as session,
+    ):
+        for index in range(plan.num_steps - 1):
+            step(index)
+            session.step()
+        torch.empty(1 << 40, dtype=torch.uint8, device="cuda:0")
+    return session.num_steps_done, session.failed_allocation is not None
+
+
 def begin_on_the_cpu() -> tuple[str, bool, tuple[str, ...]]:
     """A model steps on the CPU, then another one on the device: which is explained, has it a history, and the notes."""
     record_from_start()

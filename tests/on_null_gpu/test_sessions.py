@@ -116,6 +116,10 @@ def test_a_history_that_is_on_from_the_start_ends_with_the_first_session(elsewhe
     assert not is_on and lines[f"HELD {line_of_table}"] == 12800  # 12,345, rounded
 
 
+def test_a_failure_right_behind_the_recorded_steps_is_explained(elsewhere: Elsewhere) -> None:
+    assert elsewhere(jobs_sessions.run_out_behind_the_recorded_steps) == (4, True)
+
+
 def test_a_session_that_begins_on_the_cpu_goes_over_to_the_history_of_the_gpu(elsewhere: Elsewhere) -> None:
     device, has_history, notes = elsewhere(jobs_sessions.begin_on_the_cpu)
     assert (device, has_history) == ("cuda:0", True)

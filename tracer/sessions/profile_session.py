@@ -259,7 +259,7 @@ class ProfileSession(Session):
             self._first.stop()
         if error is not None:
             if is_out_of_memory(error):
-                self._guarded(self._start_history)
+                self._guarded(self._go_over_to_history)
                 self._guarded(lambda: self.history.dump(self._tracer.num_cycles if is_recorded else None))
             self._guarded(lambda: self._look_where_memory_ran_out(error))
             if is_out_of_memory(error):
@@ -489,14 +489,15 @@ class ProfileSession(Session):
         if self.num_steps_done - self._history_since > _MOST_STEPS_OF_HISTORY:
             self.history.stop()
             self._history_since = self.num_steps_done
-        self._start_history()
+        self._go_over_to_history()
+        self.history.start()
         self._observe_everything(is_walk=is_recorded)
 
-    def _start_history(self) -> None:
-        """Begin; where the session began on the CPU, go on with the history that is on since the program used CUDA."""
+    def _go_over_to_history(self) -> None:
+        """Where the session began on the CPU, go on with the history that is on since the program used CUDA, if any."""
         if not self.history.is_offered and (device := recorded_from_start()):
             self.history = AllocatorHistory(device, is_timed=not caveat_of(device))
-        self.history.start()
+            self.history.start()
 
     def _cycle_ended(self, profiler: Any) -> None:
         """The profiler has stopped recording, for now or for good."""
@@ -510,10 +511,10 @@ class ProfileSession(Session):
         self._look_for_meta()
         self._observe_everything(is_walk=is_next_recorded and self._profiler is not None)
         self._graph_pools = GRAPH_CAPTURES.pools(self.device)
-        self._start_history()
+        self._go_over_to_history()
         if self.history.is_of_higher_peak:
             self.history.dump(self._tracer.num_cycles - 1)
-        if self._is_all_recorded:
+        if self._is_all_recorded and not self._may_have_one_step:  # else the block ends with a step that may fail
             self.history.stop()
 
     # ---------------------------------------------------------------------------------------------------- observations
