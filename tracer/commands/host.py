@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tracer.exporters.files import write_json
 from tracer.exporters.host import FILE_NAME, host_json, host_row
@@ -12,10 +13,16 @@ from tracer.sessions.folder import SessionFolder
 from tracer.sessions.host_memory import host_peak
 from tracer.sessions.jobs.ranks import read_ranks, shared_sentences
 
+if TYPE_CHECKING:
+    from tracer.sessions.script_run import ScriptProfile
 
-def tell_host(folder: Path, *, quiet: bool, computed: bool) -> None:
-    """Print a row on the process and all that it has started, and write host.json; no-op where nothing was followed."""
-    if (peak := host_peak()) is None:
+
+def tell_host(profile: ScriptProfile, folder: Path, *, quiet: bool, computed: bool) -> None:
+    """Print a row on the process and all that it has started, and write host.json.
+
+    No-op where nothing was followed, or nothing was found in the script.
+    """
+    if profile.session is None or (peak := host_peak()) is None:
         return
     write_json(folder / FILE_NAME, host_json(peak, computed=computed))
     if not quiet:

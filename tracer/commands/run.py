@@ -161,7 +161,7 @@ def run(
                 )
             quiet = screen.quiet or not folder.is_of_first_rank
             tell_phases(ledger, reports, folder.path, quiet=quiet, computed=devices is None)
-            tell_host(folder.path, quiet=quiet, computed=devices is None)
+            tell_host(profile, folder.path, quiet=quiet, computed=devices is None)
             tell_ranks(folder, quiet=screen.quiet)
         say_all(notes() if not screen.quiet else ())
         if devices is not None:
