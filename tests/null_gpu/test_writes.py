@@ -54,6 +54,10 @@ def complaints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
     before, far_before = {name: tree_of(work / name) for name in names}, tree_of(far)
     with tempfile.NamedTemporaryFile(delete=False) as old:
         old.write(b"mine")
+    probe = tmp_path_factory.mktemp("clock") / "probe"
+    probe.touch()
+    while probe.stat().st_ctime_ns <= Path(old.name).stat().st_ctime_ns:  # the run begins in a later tick of the clock
+        probe.touch()
     zones = "\n".join([f"+{work}", f"+{far}", f"~{os.path.realpath(tempfile.gettempdir())}"])
     variables = {"NULL_GPU_WRITES": str(folder), "NULL_GPU_WRITES_ZONES": zones, "OLD_TEMPORARY": old.name}
     ended = subprocess.run(
