@@ -43,7 +43,7 @@ class FitTrial:
     # Floating point operations of a step, of the worst rank in a job; None where they were not counted.
     flops: int | None = None
     is_whole: bool = True  # Whether the bytes are of whole steps; False where all that is known is until memory ran out
-    built_bytes: int = 0  # Allocated when the first step began, or at most before a module was called
+    built_bytes: int = 0  # Allocated when the first step began; the peak before a module was called, if that is higher
     num_steps: int = 0  # Steps that ended
     growth_bytes: int = 0  # By how much more each of the last steps left in use; 0 where memory does not grow
     # Number of the step, from 0, in which memory ran out on the card; -1 before the first, None where it did not.

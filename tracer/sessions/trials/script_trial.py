@@ -142,8 +142,9 @@ class ScriptSizes:
     """Memory that the first steps of a script took."""
 
     sizes: Sizes  # The peaks of the device that was filled most
-    # What the program had made by its first step: allocated when that began, or at most before a module was called.
-    built_bytes: int | None  # None where no step has begun
+    # Allocated when the first step began, or the peak before the first call of a module if that is higher: what an
+    # evaluation before the first step takes is not counted. None if no step has begun.
+    built_bytes: int | None
     has_fit: bool  # Whether all steps that were wanted have run; what comes behind them is for the operations alone
     num_steps: int  # How many have ended
     growth_bytes: int  # By how much more each of the last ones left in use; 0 where memory does not grow
@@ -175,7 +176,7 @@ def script_sizes(
     before_call, built_bytes = [0], list[int]()
 
     def begins(models: dict[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> CountedSteps:
-        built_bytes.append(max(*before_call, *_counted(_IN_USE)))  # an evaluation before it may have taken more
+        built_bytes.append(max(*before_call, *_counted(_IN_USE)))
         return CountedSteps.of(models, optimizers)
 
     def is_enough() -> bool:
