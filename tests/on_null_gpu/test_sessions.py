@@ -133,7 +133,7 @@ def test_training_on_the_cpu_beside_a_tensor_of_the_gpu_and_after_it(elsewhere: 
     after, num_bytes = elsewhere(jobs_sessions.train_on_the_cpu, "before")
     assert " on cpu in " in after and 0 < num_bytes < MIB
     named, num_bytes = elsewhere(jobs_sessions.train_on_the_cpu, "within", device="cuda")
-    assert named.startswith("The recorded steps had no memory on cuda:0.") and num_bytes == 0
+    assert named.startswith("The recorded steps allocated nothing on cuda:0.") and num_bytes == 0
 
 
 @pytest.mark.parametrize(

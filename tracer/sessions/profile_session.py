@@ -514,7 +514,7 @@ class ProfileSession(Session):
         self._go_over_to_history()
         if self.history.is_of_higher_peak:
             self.history.dump(self._tracer.num_cycles - 1)
-        if self._is_all_recorded and not self._may_have_one_step:  # else the block ends with a step that may fail
+        if self._is_all_recorded and not self._may_have_one_step:  # with found steps one more comes, which may fail
             self.history.stop()
 
     # ---------------------------------------------------------------------------------------------------- observations

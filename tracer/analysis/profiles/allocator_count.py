@@ -234,9 +234,9 @@ def most_held_bytes(recordings: Sequence[Recording]) -> dict[str, int]:
     for recording in recordings:
         device, total = recording.allocations.device, recording.allocations.total_allocated_bytes
         for index, name in enumerate(recording.devices):
-            mine = total[device == index]
-            if name != "cpu" and mine.max(initial=0) > 0:
-                most_bytes[name] = max(most_bytes.get(name, 0), int(mine.max()))
+            most = int(total[device == index].max(initial=0))
+            if name != "cpu" and most:
+                most_bytes[name] = max(most_bytes.get(name, 0), most)
     return dict(sorted(most_bytes.items(), key=lambda item: (-item[1], item[0])))
 
 

@@ -218,9 +218,7 @@ def headline(findings: Findings, num_steps: int | None = None) -> str:
     """The answer in one sentence."""
     peak, graph_bytes = findings.worst.peak, findings.graph_bytes
     if not peak.rows:
-        return (
-            f"The recorded steps had no memory on {peak.device}. Where they train on another device, name it: --device."
-        )
+        return f"The recorded steps allocated nothing on {peak.device}. Where they train elsewhere, name it: --device."
     largest, size_bytes = next(iter(peak.by_category().items()))
     step = f"of {step_words(peak.step, num_steps)}" if peak.step else ""
     when = " ".join(part for part in (f"in {peak.phase}" if peak.phase else "", step) if part)
