@@ -14,8 +14,10 @@ from torch import nn
 
 from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.profiles.attribution import Phase
+from tracer.capture.device.asleep_memory import AsleepMemory
 from tracer.capture.objects.known_storages import Role
 from tracer.errors import OutputError, TracerError
+from tracer.sessions import training_profile
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.training_profile import Screen, TrainingProfile, profile_training
 from tracer.sessions.training_watch import TrainingWatch
@@ -127,6 +129,19 @@ def test_a_file_that_cannot_be_written_is_said_and_the_others_are_there(
     says = "peak.json cannot be written"
     warned = [str(one.message) for one in recwarn if says in str(one.message)]
     assert (len(warned), says in capfd.readouterr().err) == ((0, True) if screen else (1, False))
+
+
+@pytest.mark.parametrize("has_slept", [False, True])
+def test_memory_that_an_engine_has_unmapped_is_no_larger_peak(
+    has_slept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """torch's counter has 1 GiB at its most, which is a note, but for a program in which an engine slept."""
+    asleep = AsleepMemory()
+    asleep.note([(0, 1000, 1 << 30)] if has_slept else [])
+    monkeypatch.setattr(training_profile, "ASLEEP", asleep)
+    monkeypatch.setattr(training_profile, "peak_allocated_bytes", lambda device: 1 << 30)
+    profiled(tmp_path, voice=ScriptVoice(), screen="full").tell(num_steps=3)
+    assert ("used more than the peak below: 1.00 GiB" in capfd.readouterr().err) != has_slept
 
 
 class FullDisk(io.StringIO):
