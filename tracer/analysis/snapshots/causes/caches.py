@@ -66,9 +66,9 @@ def data_on_device(case: Case) -> Iterator[Cause]:
     is_data = np.isin(case.kind, (Kind.INPUT, Kind.HELD, Kind.UNKNOWN)) & has(case.facts, Fact.STACK)
     is_data &= ~has(case.facts, *_MADE_FOR_A_MODEL) & ~case.is_set_up & (lives.begin > BEFORE)
     rows = np.flatnonzero(is_data & (lives.begin < calls[0]) & (lives.end > case.entry))
-    if are_copies_of_weights(case, rows) or (case.last_learning <= BEFORE and not _are_drawn_from(case, rows)):
+    if not case.is_much(rows, percent=_LEAST_PERCENT) or are_copies_of_weights(case, rows):
         return
-    if not case.is_much(rows, percent=_LEAST_PERCENT):
+    if case.last_learning <= BEFORE and not _are_drawn_from(case, rows):
         return
     yield Cause(
         "data on the device",
@@ -91,8 +91,6 @@ def _are_drawn_from(case: Case, rows: Ints) -> bool:
 
     Before a first backward the data may also be what the model is called with.
     """
-    if not len(rows):
-        return False
     size = case.lives.requested_bytes
     inside = case.in_use[case.in_model[case.in_use] & (case.lives.begin[case.in_use] > case.lives.begin[rows].max())]
     drawn = rows[size[rows] * _LEAST_DRAWN <= size[rows].max()]

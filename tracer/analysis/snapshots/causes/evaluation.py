@@ -88,16 +88,17 @@ def untrained_graphs(case: Case) -> Iterator[Cause]:
 
 
 def retained_graphs(case: Case) -> Iterator[Cause]:
-    """What the graph of a call before still saves, though a backward has been through it."""
+    """Blocks that forward saved in earlier calls and that backward has used without freeing them."""
     call, lines = case.calls
     rows = case.in_use[(call[case.in_use] >= 0) & ~case.stays[case.in_use]]
-    if not len(rows):
+    rows = rows[call[rows] < call[rows].max(initial=-1)]
+    if not case.is_much(rows):
         return
     calls, size = _calls(case, call, lines), case.lives.requested_bytes
     made = np.bincount(call[call >= 0], size[call >= 0], len(lines))
     is_graph = np.bincount(call[rows], minlength=len(lines)) >= _LEAST_BLOCKS
     is_graph &= (np.bincount(call[rows], size[rows], len(lines)) >= _KEPT_SHARE * made) & calls.kept & calls.learns
-    held = rows[(is_graph & (np.arange(len(lines)) < call[rows].max()))[call[rows]]]
+    held = rows[is_graph[call[rows]]]
     if not case.is_much(held):
         return
     mine = np.flatnonzero(np.isin(call, np.flatnonzero(calls.kept & calls.learns)) & ~case.stays)

@@ -73,11 +73,12 @@ def autocast_copies(case: Case) -> Iterator[Cause]:
     Where a backward follows, the graph needs them.
     """
     lives, rows = case.lives, cast_weights(case)
-    is_cast = np.isin(np.arange(len(lives)), rows)
-    held, call = case.held(rows), case.calls[0]
+    held = case.held(rows)
     if not case.is_much(held, percent=_CASTS_PERCENT):
         return
-    others = np.flatnonzero(~is_cast & ~case.stays & (call == call[held].max()) & (lives.begin <= case.entry))
+    call = case.calls[0]
+    of_call = np.flatnonzero((call == call[held].max()) & ~case.stays & (lives.begin <= case.entry))
+    others = np.setdiff1d(of_call, rows)
     if call[held].max() < 0 or case.is_share(case.held(others), of=others, percent=_GRAPH_PERCENT):
         return
     unused = np.append(lives.begin[rows[2:]], [case.entry] * 2)[: len(rows)]
@@ -97,5 +98,6 @@ def cast_weights(case: Case) -> Ints:
     lives = case.lives
     weights = lives.requested_bytes[case.in_use[case.kind[case.in_use] == Kind.PARAMETER]]
     is_cast = case.stacks.with_one_of([frame.name.startswith(_CAST) for frame in case.frames])[lives.stack]
-    rows = np.flatnonzero(is_cast & np.isin(lives.requested_bytes * 2, weights) & (lives.begin <= case.entry))
+    rows = np.flatnonzero(is_cast & (lives.begin <= case.entry))
+    rows = rows[np.isin(lives.requested_bytes[rows] * 2, weights)]
     return rows[np.argsort(lives.begin[rows])]
