@@ -501,16 +501,19 @@ def test_a_line_of_one_size_makes_no_copies_of_weights() -> None:
     assert "copies of weights" not in program.changes()
 
 
-@pytest.mark.parametrize(("batch", "kept", "is_data"), [(5, 5, True), (50, 5, False), (5, 60, False)])
-def test_a_set_of_data_before_a_first_backward(batch: int, kept: int, is_data: bool) -> None:
-    """A batch of it is far smaller, and the model keeps less of it than the data is."""
-    program = Recorded(capacity=340)
-    for _ in range(2):
-        program.make(50, [line(4, "load")])
-    program.make(batch, [line(5)])
+@pytest.mark.parametrize(
+    ("batch", "is_behind", "kept", "is_data"),
+    [(5, True, 5, True), (5, False, 5, False), (10, True, 5, False), (5, True, 60, False)],
+)
+def test_a_set_of_data_before_a_first_backward(batch: int, is_behind: bool, kept: int, is_data: bool) -> None:
+    """A batch of it is far smaller and made behind it, and the model keeps less of it than the data is."""
+    program = Recorded(capacity=350 + batch + 2 * kept)
+    for size, number in ((50, 4), (50, 4), (batch, 5)) if is_behind else ((batch, 5), (50, 4), (50, 4)):
+        program.make(size, [line(number)])
+    program.make(60, MOVING)
     for _ in range(2):
         program.make(kept, layer(7))
-    program.fail(230, [line(6)])
+    program.fail(200, [line(6)])
     assert ("data on the device" in program.changes()) is is_data
 
 

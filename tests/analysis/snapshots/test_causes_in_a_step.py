@@ -425,12 +425,16 @@ def test_logits_that_a_variable_keeps_through_backward() -> None:
 
 
 def test_a_call_that_is_larger_than_those_before_where_no_optimizer_steps() -> None:
+    """The program goes on behind the failure with small calls."""
     program = Recorded(capacity=330)
     for _ in range(2):
         block = program.make(20, layer(7))
         program.free(block, [line(4)])
     program.make(200, layer(7))
+    program.make(1, [line(5)])
     program.fail(200, layer(7))
+    for _ in range(2):
+        program.free(program.make(20, layer(7)), [line(4)])
     assert program.changes()["long batch"].words.startswith("call the model with smaller batches there")
 
 

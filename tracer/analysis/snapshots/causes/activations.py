@@ -86,8 +86,8 @@ def long_batch(case: Case) -> Iterator[Cause]:
 
     Where no optimizer steps, an iteration is a call of a model.
     """
-    lives, starts = case.lives, case.device.kinds.phases.steps[0]
-    starts = starts[starts <= case.entry] if len(starts) else _starts_of_calls(case)[1:]
+    lives, steps = case.lives, case.device.kinds.phases.steps[0]
+    starts = steps[steps <= case.entry] if len(steps) else _starts_of_calls(case)[1:]
     if not len(starts):
         return
     step = np.searchsorted(starts, lives.begin, side="right")
@@ -109,7 +109,7 @@ def long_batch(case: Case) -> Iterator[Cause]:
     of_old = {
         case.model_call(row) for row in earlier[case.inner_stack[earlier] == case.inner_stack[held[0]]][:1].tolist()
     }
-    is_other = called is not None and (called not in of_old or not len(case.device.kinds.phases.steps[0]))
+    is_other = called is not None and (called not in of_old or not len(steps))
     yield Cause(
         "long batch",
         f"{f'The call of the model at {called.file}:{called.line}' if is_other and called else 'This iteration'} is "
@@ -129,10 +129,11 @@ def long_batch(case: Case) -> Iterator[Cause]:
 
 def _starts_of_calls(case: Case) -> Ints:
     """The entries of the first blocks that calls of models made, up to the moment, in order."""
-    rows = np.flatnonzero((case.calls[0] >= 0) & (case.lives.begin <= case.entry))
-    rows = rows[np.argsort(case.lives.begin[rows])]
-    _, first = np.unique(case.calls[0][rows], return_index=True)
-    return np.sort(case.lives.begin[rows[first]])
+    begin, (call, _) = case.lives.begin, case.calls
+    rows = np.flatnonzero((call >= 0) & (begin <= case.entry))
+    rows = rows[np.argsort(begin[rows])]
+    _, first = np.unique(call[rows], return_index=True)
+    return begin[rows[first]]
 
 
 def decoding_at_full_size(case: Case) -> Iterator[Cause]:

@@ -54,7 +54,7 @@ def _is_of_cache(frame: Frame) -> bool:
     return is_python(frame) and bool(_NAMES.search(f"{frame.name} {file}"))
 
 
-_MADE_FOR_A_MODEL: Final = (Fact.MODULE_SETUP, Fact.MODULE_FORWARD, Fact.OPTIMIZER_STATE, Fact.WORKSPACE)
+_MADE_FOR_A_MODEL: Final = (Fact.OPTIMIZER_STATE, Fact.WORKSPACE)
 
 
 def data_on_device(case: Case) -> Iterator[Cause]:
@@ -87,12 +87,10 @@ _LEAST_DRAWN: Final = 8
 
 
 def _are_drawn_from(case: Case, rows: Ints) -> bool:
-    """Whether a far smaller block follows data before a model's first call, which keeps less than that data is.
+    """Whether a batch was drawn from data: a far smaller block follows it, and the model keeps less than the data is.
 
-    Before a first backward the data may also be what the model is called with.
+    Else, before a first backward, the data may be the batch.
     """
-    size = case.lives.requested_bytes
-    inside = case.in_use[case.in_model[case.in_use] & (case.lives.begin[case.in_use] > case.lives.begin[rows].max())]
-    drawn = rows[size[rows] * _LEAST_DRAWN <= size[rows].max()]
-    is_last = bool(len(drawn)) and case.lives.begin[drawn].max() > case.lives.begin[rows[size[rows].argmax()]]
-    return is_last and case.bytes(inside) <= case.bytes(rows)
+    size, begin = case.lives.requested_bytes[rows], case.lives.begin[rows]
+    is_batch = (size * _LEAST_DRAWN <= size.max()) & (begin > begin[size.argmax()])
+    return bool(is_batch.any()) and case.bytes(case.in_use[case.in_model[case.in_use]]) <= case.bytes(rows)

@@ -118,8 +118,8 @@ def _are_copies(sizes: Counter[int], weights: Counter[int], share: float) -> boo
 
 def are_copies_of_weights(case: Case, rows: Ints) -> bool:
     """Whether some blocks are for the most part copies of weights."""
-    copies = np.union1d(case.in_use[has(case.facts, Fact.PARAMETER_COPY)[case.in_use]], _of_weights_sizes(case)[0])
-    return case.is_share(np.intersect1d(rows, copies), of=rows, percent=50)
+    is_copy = has(case.facts[rows], Fact.PARAMETER_COPY) | np.isin(rows, _of_weights_sizes(case)[0])
+    return case.is_share(rows[is_copy], of=rows, percent=50)
 
 
 def other_models(case: Case) -> Iterator[Cause]:

@@ -127,12 +127,12 @@ def _dropped(case: Case) -> Ints:
     """Blocks of lines whose blocks autograd saves, and lets go of as a graph is dropped, and never in a backward."""
     lives, facts = case.lives, case.device.kinds.facts.freed
     is_over = (lives.free_entry >= 0) & (lives.end <= case.entry) & case.in_model & ~case.stays
+    if not (is_over & has(facts, Fact.ENGINE)).any():
+        return NOTHING  # what is dropped here was kept by retain_graph=True
     is_dropped = is_over & has(facts, Fact.RELEASE_SAVED) & ~has(facts, Fact.ENGINE) & ~_as_one_failed(case)
     size, num_stacks = lives.requested_bytes, len(case.stacks) + 1
     dropped, whole = (np.bincount(case.stack[of], size[of], num_stacks) for of in (is_dropped, is_over))
     is_line = dropped > _MOST * whole
-    if not (is_over & has(facts, Fact.ENGINE)).any():
-        return NOTHING  # what is dropped here was kept by retain_graph=True
     return np.flatnonzero(is_line[case.stack] & case.in_model & ~case.stays & (lives.begin > BEFORE))
 
 
@@ -170,7 +170,7 @@ def _kept_for_nothing(case: Case) -> Ints:
     """Blocks that calls kept for a backward that never comes."""
     call, lines = case.calls
     if not len(lines):
-        return np.zeros(0, np.int64)
+        return NOTHING
     calls = _calls(case, call, lines)
     learning = np.unique(calls.line[calls.learns])
     idle = (calls.first > case.last_learning) & calls.kept & ~np.isin(calls.line, learning)

@@ -1,4 +1,4 @@
-"""Blocks that an optimizer makes at its step, and gradients: that stay too long, of a whole table, of each sample."""
+"""Blocks that an optimizer makes at its step; gradients that stay too long, of whole embeddings, of each sample."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from tracer.analysis.snapshots.changed_requests import (
     with_smaller_blocks,
 )
 from tracer.analysis.snapshots.fragmentation import fragmentation_after, free_for_process
-from tracer.analysis.snapshots.frames import is_label
 from tracer.analysis.snapshots.modelled import Modelled
 from tracer.analysis.snapshots.sizes import NOTHING
 from tracer.analysis.snapshots.stack_facts import Fact, has
@@ -31,10 +30,12 @@ _MOST_PARTS: Final = 64
 
 def one_request(case: Case) -> Iterator[Cause]:
     """The request that failed, with what its function has made for it, would be most of what is in use."""
-    asked, made = case.asked_bytes, _made_alike(case) if case.has_failed else NOTHING
+    if not case.has_failed:
+        return
+    asked, made = case.asked_bytes, _made_alike(case)
     made_bytes = case.bytes(made)
     in_use = case.in_use_bytes - asked - made_bytes
-    if not case.has_failed or asked + made_bytes < _SHARE * case.in_use_bytes:
+    if asked + made_bytes < _SHARE * case.in_use_bytes:
         return
     at = case.device.state, case.device.replay, case.entry
     fraction = recorded_settings(case.replayed.snapshot.settings).per_process_memory_fraction
@@ -51,12 +52,11 @@ def one_request(case: Case) -> Iterator[Cause]:
     is_same_line = (case.stack == case.asked_stack) & (case.lives.requested_bytes >= asked)
     rows = np.flatnonzero(is_same_line | np.isin(case.stack, case.stack[made]))
     where = f" at {site.file}:{site.line}" if site.file is not None else ""
-    what = f"{format_bytes(asked)} for a single tensor"
     beside = f", beside {case.words(made)}{case.lines(made)} that the same function has made" if len(made) else ""
     yield Cause(
         "one request",
-        f"The request{where} is what does not fit: {what}{beside}, where all else in use comes to "
-        f"{format_bytes(in_use)}.",
+        f"The request{where} is what does not fit: {format_bytes(asked)} for a single tensor{beside}, where all "
+        f"else in use comes to {format_bytes(in_use)}.",
         f"make it in parts (a loop over {num_parts} parts of its rows, each reduced before the next is made), or make "
         "it smaller: a broadcast of two tensors has every pair of their rows",
         lambda modelled: with_smaller_blocks(modelled, rows, num_parts, with_last_failure=True),
@@ -72,18 +72,18 @@ _ALIKE: Final = 8
 def _made_alike(case: Case) -> Ints:
     """Blocks about as large as the request that its function has made outside of modules, such as a mask for it."""
     function = _function(case, case.asked_stack)
+    if function is None or has(case.sites.facts, Fact.MODULE_FORWARD, Fact.ENGINE)[case.asked_stack]:
+        return NOTHING
     size = case.lives.requested_bytes[case.in_use]
     is_alike = (size * _ALIKE >= case.asked_bytes) & (size <= case.asked_bytes) & ~case.in_model[case.in_use]
     rows = case.in_use[is_alike & ~case.stays[case.in_use]]
-    if function is None or has(case.sites.facts, Fact.MODULE_FORWARD, Fact.ENGINE)[case.asked_stack]:
-        return NOTHING
-    named = {stack: _function(case, stack) == function for stack in np.unique(case.stack[rows]).tolist()}
-    return rows[np.array([named[stack] for stack in case.stack[rows].tolist()], np.bool_)]
+    stacks = [stack for stack in np.unique(case.stack[rows]).tolist() if _function(case, stack) == function]
+    return rows[np.isin(case.stack[rows], stacks)]
 
 
 def _function(case: Case, stack: int) -> tuple[str, str] | None:
-    """Name and file of the innermost function of the program's in a stack."""
-    frame = next((frame for frame in reversed(case.own_lines(stack)) if not is_label(frame)), None)
+    """Name and file of the innermost function of the program's in a stack; None outside of functions."""
+    *_, frame = [None, *case.own_lines(stack)]
     return (frame.name, frame.file) if frame is not None and frame.name != "<module>" else None
 
 
