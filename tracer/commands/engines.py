@@ -62,7 +62,7 @@ class EngineCommand:
         return replace(self, arguments=arguments, words=shlex.join([*program, *arguments]))
 
     def on_port(self, host: str, port: int) -> EngineCommand:
-        """Return the same server at another address, where it takes numbers of tokens; the words to paste stay."""
+        """Return the server at another address, where it takes token ids; the words to paste stay the same."""
         from tracer.results.engine_start import replaced_options
 
         options = ["--host", host, "--port", str(port), *(["--enable-scale-out"] if _takes_scale_out() else [])]
@@ -83,7 +83,7 @@ class EngineCommand:
 
 
 def _takes_scale_out() -> bool:
-    """Return whether vLLM, read and not loaded, answers requests of tokens only where an option of it says so."""
+    """Return whether vLLM takes token ids only with an option; its source is searched, as an import is slow."""
     spec = find_spec("vllm")
     folders = [Path(folder, "entrypoints") for folder in (spec.submodule_search_locations or [])] if spec else []
     files = [file for folder in folders for file in folder.rglob("cli_args.py")]

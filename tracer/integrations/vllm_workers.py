@@ -239,9 +239,9 @@ class _WorkerReport:
         self._update(stage=StartStage.CACHE.value, cache_bytes=taken, cache_tokens=cache_tokens)
 
     def _graphs_captured(self, before: Counters, after: Counters, result: Any, arguments: tuple[Any, ...]) -> None:
-        """Take what the runner says, by how much less of the card is free, or the graphs' pools if they have more.
+        """Take the larger of the runner's figure, by how much less of the card is free, and the graphs' pools.
 
-        VLLM 0.11 does not empty torch's cache first: what the capture gives back of it is taken off its figure.
+        The figure of vLLM 0.11 is too small by the cached memory that the capture releases.
         """
         pool_bytes = private_pool_bytes(torch.cuda.current_device()) - self._pool_bytes
         self._update(graphs_bytes=max(int(result or 0), pool_bytes))

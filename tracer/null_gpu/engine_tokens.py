@@ -1,4 +1,4 @@
-"""How many tokens a step of vLLM made: since 0.25 a kernel counts them, and on the null GPU no kernel does anything."""
+"""The tokens that a step of vLLM made: a kernel counts them since 0.25, and on the null GPU kernels do nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _COUNTS: Final = "null_gpu_counts"
 
 
 def count_new_tokens() -> None:
-    """Have each request of a step get one token, unless more of its prompt is to come; else it never ends."""
+    """Give each request one token a step once its whole prompt is computed; without tokens no request would end."""
     when_loaded("vllm.v1.worker.gpu.model_runner", _with_counts)
 
 

@@ -1,4 +1,4 @@
-"""Kernels of FlashInfer that nvcc compiles when they are first called: here they need not exist, as they do nothing."""
+"""FlashInfer's sampler on the null GPU: its kernels, which nvcc would compile at the first call, are not needed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tracer.loaded_modules import when_loaded
 
 SAMPLER_VARIABLE: Final = "VLLM_USE_FLASHINFER_SAMPLER"
 LEFT_OUT_VARIABLE: Final = "NULL_GPU_LEFT_OUT_SAMPLER"
-"""Whether the null GPU, and not the user, has had vLLM sample without FlashInfer."""
+"""Set if the null GPU, not the user, has set SAMPLER_VARIABLE to 0."""
 _SAMPLING: Final = "sampling"
 
 
 def leave_out_sampling_kernels() -> None:
-    """Have FlashInfer's sampler allocate as ever, and call no kernels; vLLM then samples with it by its own default.
+    """Replace the kernels of FlashInfer's sampler by no-ops, and let vLLM choose its sampler by its own default.
 
-    Its kernels return nothing: they write to tensors that FlashInfer's own Python allocates.
+    The kernels return nothing: they write to tensors that FlashInfer's Python code allocates.
     """
     if os.environ.pop(LEFT_OUT_VARIABLE, None) is not None:
         os.environ.pop(SAMPLER_VARIABLE, None)

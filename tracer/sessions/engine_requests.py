@@ -1,4 +1,4 @@
-"""Made-up requests to an engine's server: numbers of tokens, since on a null GPU no text of theirs means anything."""
+"""Made-up requests to an engine's server: they are token ids, which need no tokenizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPT_TOKENS: Final = 512
 NEW_TOKENS: Final = 16
 _HOST: Final = "127.0.0.1"
 _ROUTE: Final = "/inference/v1/generate"
-"""VLLM's, of tokens in and tokens out; it needs no tokenizer. Since 0.11."""
+"""The route of vLLM, from 0.11 on, that takes and returns token ids."""
 _MOST_AT_ONCE: Final = 256
 _ANSWER_LIMIT_S: Final = 300.0
 _LOOK_EVERY_S: Final = 0.2

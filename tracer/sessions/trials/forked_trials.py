@@ -35,9 +35,8 @@ from tracer.sessions.trials.trial_channel import Channel, TrialRequest
 class ForkedTrials:
     """Serves requests from within the script: where a change could first matter, each request is answered by a fork.
 
-    That is before CUDA begins, before a process group is made, or before a module's first call. Where the process is
-    not alone there, with threads of Python's, children or connections that a fork would not have, it makes the first
-    trial itself.
+    That is before CUDA begins, before a process group is made, or before a module's first call. If the process has
+    Python threads, children or connections there, which a fork would not have, it makes the first trial itself.
     """
 
     def __init__(self, channel: Channel, begin: Callable[[TrialRequest], None]) -> None:
@@ -120,10 +119,11 @@ class ForkedTrials:
 
 
 def _is_alone(channel: Channel) -> bool:
-    """Whether a fork has all that the program may wait for: no other thread of Python's, no child, no connection.
+    """Whether a fork has all that the program may wait for: no other Python thread, no child, no connection.
 
-    Libraries begin threads of their own, as pyarrow does when it is imported, and begin them anew in a fork, or do
-    without. Where one does not, the fork waits for ever: whoever asked ends it then, and has the trial made otherwise.
+    Threads that libraries start, as pyarrow does when it is imported, are no reason against a fork: most libraries
+    start them again there or do without. A fork that waits for one is ended by the command, which makes that trial in
+    a new process.
     """
     try:
         children = [path.read_text("ascii").split() for path in Path("/proc/self/task").glob("*/children")]
@@ -133,7 +133,7 @@ def _is_alone(channel: Channel) -> bool:
 
 
 def _threads() -> list[threading.Thread]:
-    """Other threads of Python's, but for the one in which tqdm looks after its bars, which do without it."""
+    """Other Python threads, without the monitor of tqdm, whose bars work without it."""
     others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
     return [thread for thread in others if type(thread).__module__ != "tqdm._monitor"]
 

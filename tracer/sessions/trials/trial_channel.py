@@ -20,7 +20,8 @@ _ONE_THREAD = "OMP_NUM_THREADS"
 _COUNT_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _LOOK_EVERY_S = 1.0
 _IDLE_LIMIT_S = 60.0
-"""After which a trial in a fork is made in a process of its own: it waits for a thread that the fork has not, say."""
+"""A fork that has been idle for so long is ended, and its trial made in a new process: it may wait for a thread that
+only its parent has."""
 
 
 @dataclass(frozen=True, slots=True)
