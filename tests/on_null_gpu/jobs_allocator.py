@@ -53,10 +53,10 @@ def run(case: Case, rng: random.Random) -> None:
     pool, other = torch.cuda.MemPool(), torch.cuda.Stream()
     live: list[torch.Tensor] = []
     for _ in range(NUM_OPERATIONS):
-        what = rng.random()
-        if what < 0.002:
+        draw = rng.random()
+        if draw < 0.002:
             torch.cuda.empty_cache()
-        elif what < 0.48 and live:
+        elif draw < 0.48 and live:
             block = live.pop(rng.randrange(len(live)))
             if case.waits and rng.random() < 0.3:
                 block.record_stream(other)

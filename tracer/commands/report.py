@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tracer.results.run_results import RunResults
 
 _OF_FILES = ("save_dir", "only", "open_", "top")
-"""Options of the files of a run, which --annotate and --speedscope take the place of."""
+"""Options of a run's files, none of which --annotate and --speedscope write."""
 
 
 def report(

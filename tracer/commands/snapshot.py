@@ -37,7 +37,7 @@ _NOT_ANNOTATED = (
     *("at", "between", "before_oom", "settings", "search_settings", "gpu_memory"),
     *("html", "open_", "sqlite", "as_json", "top"),
 )
-"""Options of the answer that --annotate takes the place of."""
+"""Options of the answer, which --annotate does not print."""
 _OTHER_FILE = "Name another file with --html or --sqlite."
 
 

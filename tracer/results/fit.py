@@ -42,7 +42,7 @@ class FitTrial:
     nccl: NcclBuffers = field(default_factory=NcclBuffers)  # What NCCL takes of it, too
     # Floating point operations of a step, of the worst rank in a job; None where they were not counted.
     flops: int | None = None
-    is_whole: bool = True  # Whether the bytes are of whole steps; False where all that is known is until memory ran out
+    is_whole: bool = True  # Whether the bytes are of whole steps; False if they are known only until memory ran out
     built_bytes: int = 0  # Allocated when the first step began; the peak before a module was called, if that is higher
     num_steps: int = 0  # Steps that ended
     growth_bytes: int = 0  # By how much more each of the last steps left in use; 0 where memory does not grow

@@ -28,7 +28,7 @@ OUTPUT: Final = "engine.txt"
 """What the engine printed, in the folder of the results."""
 _LOOK_EVERY_S: Final = 0.5
 _ERROR: Final = re.compile(r"\b\w*Error: .+")
-# Pydantic's: what is wrong stands in the line below, which begins with the process and ends with what was given.
+# Pydantic says the reason in the next line, between the name of the process and the value that was given.
 _INVALID: Final = re.compile(r"(validation errors? for \w+)\n.*?  (?:Value error, )?(\S.*?) \[type=.*")
 
 
@@ -146,7 +146,7 @@ def _group_that_ends() -> Iterator[int]:
 
 
 def _wait(process: subprocess.Popen[bytes], folder: Path, *, is_server: bool) -> EngineStart | None:
-    """Return a server's start when it is ready; None where the process has ended, or waits for what does not come."""
+    """Return a server's start when it is ready; None if the process has ended, or has been idle for too long."""
     from tracer.sessions.jobs.child_processes import IdleLimit
 
     idle = IdleLimit(process.pid)

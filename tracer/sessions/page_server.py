@@ -126,7 +126,8 @@ class PageServer(ThreadingHTTPServer):
     def _unlike_others(self, name: str) -> str:
         """Return a name that no other file has, as `memory_snapshot.pkl (2)`: each run writes a file of that name."""
         known = {file.name for file in self.files}
-        return next(one for one in chain([name], (f"{name} ({number})" for number in count(2))) if one not in known)
+        names = chain([name], (f"{name} ({number})" for number in count(2)))
+        return next(free for free in names if free not in known)
 
     def shown(self, index: int) -> dict[str, object]:
         """Return a file as the script of the page knows it."""
