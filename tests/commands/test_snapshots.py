@@ -71,6 +71,7 @@ def test_a_source_file_is_printed_with_the_bytes_of_its_lines(
     code, out, err = run("snapshot", file, "--annotate", "/etc/passwd")
     assert (code, out, err.splitlines()[0]) == (1, "", "Error: No line of the recording is in /etc/passwd.")
     assert run("snapshot", file, file, "--annotate", "model.py")[2].startswith("Error: --annotate is about one")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for words in (("--json",), ("--html", "page.html"), ("--open",), ("--settings", "x:1"), ("--search-settings",)):
         code, _, err = run("snapshot", file, *words, "--annotate", "model.py")
         assert (code, err.splitlines()[0]) == (2, f"Error: {words[0]} works only without --annotate.")

@@ -114,16 +114,18 @@ def snapshot(
 
     Several recordings are the ranks of a job: which are alike, which are odd, and what the worst one has more.
     """
-    html = page_to_open(html, is_opened=open_ and annotate is None)
+    with errors_for_people():
+        _refuse_addresses(file)
+        if annotate is not None:
+            refuse(context, _NOT_ANNOTATED, "without --annotate")
+    html = page_to_open(html, is_opened=open_)
     context.with_resource(opened([html] if html else [], is_wanted=open_))
     if is_job(file):
         about_one = {"sqlite": sqlite, "between": between, "gpu-memory": gpu_memory, "annotate": annotate}
         _answer_job(file, about_one, device=device, dask=dask, as_json=as_json, top=top, html=html, quiet=quiet)
         return
     with errors_for_people():
-        _refuse_addresses(file)
         if annotate is not None:
-            refuse(context, _NOT_ANNOTATED, "without --annotate")
             annotate_snapshot(file[0], annotate, device)
             return
         with screen(is_shown=as_json or not quiet) as console:
@@ -162,7 +164,6 @@ def _answer_job(
 ) -> None:
     """The command for the recordings of a job; `about_one` are the options that it refuses, by name."""
     with errors_for_people():
-        _refuse_addresses(paths)
         for name, value in about_one.items():
             if value is not None:
                 raise TracerError(f"--{name} is about one recording.", hint="Name the file of one rank.")
