@@ -149,6 +149,11 @@ class Grouped(Generic[_Key]):
         """Return the number of rows of each group."""
         return self.sums(np.ones(len(self.of_row), np.int64))
 
+    def rows(self) -> list[Rows]:
+        """Return the rows of each group, in order."""
+        order = np.argsort(self.of_row, kind="stable")
+        return np.split(order, np.cumsum(self.counts())[:-1]) if len(order) else []
+
 
 def grouped(columns: Sequence[Column[Any]], key: Callable[..., _Key]) -> Grouped[_Key]:
     """Group the rows whose values have equal keys.

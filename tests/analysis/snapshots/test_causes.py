@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -476,29 +477,53 @@ def test_two_optimizers_that_step_in_turn_make_one_iteration() -> None:
     assert "each of 8 steps left 20.00 MiB, 160.00 MiB in 16 blocks" in first(program).sentence
 
 
+DEEPCOPY = [frame("__deepcopy__", f"{TORCH}/nn/parameter.py", 5), line(4, "copy")]
+COPY = [line(4, "copy")]
+
+
+def _with_copies(sizes: Sequence[int], frames: Any) -> Recorded:
+    """Four parameters of two sizes, and a line that makes other blocks, without which a request is served."""
+    program = Recorded(capacity=60 + sum(sizes) + 35)
+    for size in (10, 20, 10, 20):
+        program.make(size, MOVING)
+    for size in sizes:
+        program.make(size, frames)
+    train(program, size=2)
+    program.fail(40, layer(7))
+    return program
+
+
 @pytest.mark.parametrize(
-    ("times", "words"), [(2, "or of their gradients, in twice the bits"), (1, "copies of the weights:")]
+    ("sizes", "frames", "words"),
+    [
+        ((20, 40, 20, 40), COPY, "There are further copies of the weights, or of their gradients, in twice the bits:"),
+        ((10, 20, 10, 20), COPY, "There are further copies of the weights:"),
+        ((5, 10, 5, 10), COPY, "There are further copies of the weights:"),
+        ((10, 20, 10, 20), DEEPCOPY, "copy.deepcopy has made further copies of the weights:"),
+    ],
 )
-def test_copies_of_weights_by_the_sizes_of_a_line(times: int, words: str) -> None:
-    """Four parameters of two sizes, and a line that makes as many blocks, twice as large where they are wider."""
-    program = Recorded(capacity=220)
-    for size in (10, 20, 10, 20):
-        program.make(size, MOVING)
-    for size in (10, 20, 10, 20):
-        program.make(size * times, [line(4, "copy")])
-    program.fail(110, layer(7))
-    change = first(program)
-    assert change.cause == "copies of weights" and words in change.sentence
+def test_copies_of_weights(sizes: tuple[int, ...], frames: Any, words: str) -> None:
+    found = _with_copies(sizes, frames).changes()
+    assert found["copies of weights"].sentence.startswith(words)
+    assert ("torch.autocast" in found["copies of weights"].words) == ("twice" in words)
+    assert "data on the device" not in found
 
 
-def test_a_line_of_one_size_makes_no_copies_of_weights() -> None:
-    program = Recorded(capacity=200)
-    for size in (10, 10, 10, 10):
-        program.make(size, MOVING)
-    for _ in range(4):
-        program.make(20, [line(4, "copy")])
-    program.fail(190, layer(7))
-    assert "copies of weights" not in program.changes()
+@pytest.mark.parametrize(
+    ("sizes", "frames"),
+    [
+        ((20, 20, 20, 20), COPY),  # of one size
+        ((10, 20), COPY),  # of two weights in four
+        ((10, 20, 10, 20, 30), COPY),  # with as much of another size
+        ((10, 10, 10, 20), [COPY[0], *layer(7)]),
+        ((10, 20, 10, 20), BACKWARD),
+        ((10, 20, 10, 20), STEP),
+        ((10, 20, 10, 20), LOADING),
+        ((10, 20, 10, 20), []),
+    ],
+)
+def test_blocks_of_the_sizes_of_weights_that_are_no_copies(sizes: tuple[int, ...], frames: Any) -> None:
+    assert "copies of weights" not in _with_copies(sizes, frames).changes()
 
 
 @pytest.mark.parametrize(
@@ -605,27 +630,60 @@ def test_what_autocast_keeps_of_the_weights(has_graph: bool) -> None:
     assert ("copies of autocast" in program.changes()) is not has_graph
 
 
+ACCUMULATE = [frame("torch::autograd::AccumulateGrad::apply(x)", "??", 0), *BACKWARD]
+
+
+def _step(program: Recorded, gradients: Sequence[int]) -> list[Block]:
+    """Forward, backward and a step of the optimizer; returns the gradients."""
+    kept = [program.make(1, layer(7)) for _ in gradients]
+    for block in kept:
+        program.free(block, BACKWARD)
+    made = [program.make(size, ACCUMULATE) for size in gradients]
+    program.free(program.make(1, STEP), STEP)
+    return made
+
+
 @pytest.mark.parametrize(
-    ("sizes", "is_frozen"), [((30, 50), True), ((10, 20, 10, 20), True), ((30, 50, 10), True), ((2, 3), False)]
+    ("sizes", "gradients", "is_frozen"),
+    [
+        ((30, 50), (10, 20), True),
+        ((10, 20, 10, 20), (10, 20), True),
+        ((30, 50, 20), (10, 20, 20), True),  # a fifth is trained
+        ((30, 50, 40), (10, 20, 40), False),  # a third
+        ((12, 13), (10, 20), False),  # too small
+        ((30, 50), (), False),  # nothing is trained
+    ],
 )
-def test_models_without_gradients_beside_one_that_is_trained(sizes: tuple[int, ...], is_frozen: bool) -> None:
+def test_models_without_gradients_beside_one_that_is_trained(
+    sizes: tuple[int, ...], gradients: tuple[int, ...], is_frozen: bool
+) -> None:
     """Parameters of 10 and 20 MiB are trained; the others' line comes behind, of other sizes or of the same."""
-    program = Recorded(capacity=190)
-    accumulate = [frame("torch::autograd::AccumulateGrad::apply(x)", "??", 0), *BACKWARD]
+    program = Recorded(capacity=80 + 30 + sum(sizes) + sum(gradients))
     for size in (10, 20):
         program.make(size, [MOVING[0], line(1)])
     for size in sizes:
         program.make(size, [MOVING[0], line(2)])
-    kept = [program.make(size, layer(7)) for size in (10, 20)]
-    for block, size in zip(kept, (10, 20), strict=True):
-        program.free(block, BACKWARD)
-        program.make(size, accumulate)
-    program.free(program.make(1, STEP), STEP)
-    program.fail(190 - 60 - sum(sizes) // 2, layer(7))
+    _step(program, gradients)
+    program.fail(80 + sum(sizes) // 2, layer(7))
     found = program.changes()
     assert ("frozen models" in found) is is_frozen
     if is_frozen:
         assert f"{sum(sizes)}.00 MiB in {len(sizes)} blocks (/home/me/train.py:2)" in found["frozen models"].sentence
+
+
+def test_a_frozen_model_beside_two_whose_optimizers_step_in_turn() -> None:
+    """Each has its gradients at its own step alone; the frozen one has the sizes of the first."""
+    program = Recorded(capacity=112)
+    models = (10, 20), (5, 15), (10, 20)
+    for number, sizes in enumerate(models, start=1):
+        for size in sizes:
+            program.make(size, [MOVING[0], line(number)])
+    for _ in range(2):
+        for sizes in models[:2]:
+            for block in _step(program, sizes):
+                program.free(block, [line(9)])
+    program.fail(40, layer(7))
+    assert "30.00 MiB in 2 blocks (/home/me/train.py:3)" in program.changes()["frozen models"].sentence
 
 
 def test_the_larger_growth_is_said_where_some_is_from_before_the_recording() -> None:

@@ -40,14 +40,11 @@ def checkpoint_left(case: Case) -> Iterator[Cause]:
 
 def _of_sizes_in(case: Case, rows: Ints, copies: Ints, each: int = 1) -> Ints:
     """The first of some blocks for which there are copies, for every block `each` of its size."""
-    sizes = Counter(case.lives.requested_bytes[copies].tolist())
-    chosen = []
-    for row in rows.tolist():
-        size = int(case.lives.requested_bytes[row])
-        if sizes[size] >= each:
-            sizes[size] -= each
-            chosen.append(row)
-    return np.array(chosen, np.int64)
+    rows = rows[np.argsort(case.lives.requested_bytes[rows], kind="stable")]
+    size, copied = case.lives.requested_bytes[rows], np.sort(case.lives.requested_bytes[copies])
+    num_alike = np.arange(1, len(rows) + 1) - np.searchsorted(size, size)
+    num_copies = np.searchsorted(copied, size, side="right") - np.searchsorted(copied, size)
+    return rows[num_alike * each <= num_copies]
 
 
 def copies_of_weights(case: Case) -> Iterator[Cause]:
@@ -82,7 +79,7 @@ _COVERED: Final = 0.9
 """Of a line's bytes, that are of the parameters' sizes."""
 _OF_ALL: Final = 0.5
 """Of the parameters' bytes, that a line has copies of."""
-_NOT_COPIED: Final = (Fact.ENGINE, Fact.OPTIMIZER_STEP, Fact.MODULE_SETUP, Fact.PARAMETER_COPY, Fact.WORKSPACE)
+_NOT_COPIED: Final = (Fact.ENGINE, Fact.OPTIMIZER_STEP, Fact.PARAMETER_COPY)
 
 
 def _of_weights_sizes(case: Case) -> tuple[Ints, Floats]:
@@ -92,16 +89,19 @@ def _of_weights_sizes(case: Case) -> tuple[Ints, Floats]:
     rows = case.in_use[(is_other & ~has(case.facts, *_NOT_COPIED))[case.in_use]]
     is_weight = _is_parameter(case) & ~has(case.facts, Fact.PARAMETER_COPY)
     weights = Counter(lives.requested_bytes[case.in_use[is_weight[case.in_use]]].tolist())
-    by_line = grouped([lives.stack[rows].astype(np.int64)], case.sites.site)
     chosen, bits = [rows[:0]], [np.zeros(0)]
-    for number in np.flatnonzero(np.array(by_line.counts()) >= _LEAST_COPIES).tolist():
-        mine = rows[by_line.of_row == number]
+    for mine in _of_lines(case, rows):
         sizes = Counter(lives.requested_bytes[mine].tolist())
         share = next((share for share in _BITS if _are_copies(sizes, weights, share)), 0.0)
-        if share:
+        if share and len(mine) >= _LEAST_COPIES:
             chosen.append(mine)
             bits.append(np.full(len(mine), share))
     return np.concatenate(chosen), np.concatenate(bits)
+
+
+def _of_lines(case: Case, rows: Ints) -> list[Ints]:
+    """Some blocks, parted by the lines that made them."""
+    return [rows[mine] for mine in grouped([case.lives.stack[rows]], case.sites.site).rows()]
 
 
 def _are_copies(sizes: Counter[int], weights: Counter[int], share: float) -> bool:
@@ -172,16 +172,18 @@ def frozen_models(case: Case) -> Iterator[Cause]:
     lives = case.lives
     parameters = case.in_use[_is_parameter(case)[case.in_use] & (case.lives.stack[case.in_use] > 0)]
     trained = _gradients_of_last_steps(case)
-    by_line = grouped([lives.stack[parameters].astype(np.int64)], case.sites.site)
-    groups = [parameters[by_line.of_row == number] for number in range(len(by_line.keys))]
-    shares = []
+    models = _of_lines(case, parameters)
     # A model that has all gradients of its sizes is the trained one; of two that are alike the earlier.
-    groups.sort(key=lambda mine: (-_share_of_sizes(case, mine, trained), int(lives.begin[mine].min())))
-    for mine in groups:
-        shares.append(_share_of_sizes(case, mine, trained))
-        trained = np.setdiff1d(trained, _of_sizes_in(case, trained, mine)) if shares[-1] >= _OF_ALL else trained
-    idle = [mine for mine, share in zip(groups, shares, strict=True) if share <= _NOT_TRAINED]
-    rows = np.concatenate(idle) if idle else parameters[:0]
+    models.sort(
+        key=lambda mine: (-case.bytes(_of_sizes_in(case, trained, mine)) / case.bytes(mine), lives.begin[mine].min())
+    )
+    rest, shares = trained, []
+    for mine in models:
+        gradients = _of_sizes_in(case, rest, mine)
+        rest = np.setdiff1d(rest, gradients)
+        shares.append(case.bytes(gradients) / case.bytes(mine))
+    idle = [mine for mine, share in zip(models, shares, strict=True) if share <= _NOT_TRAINED]
+    rows = np.concatenate([parameters[:0], *idle])
     if max(shares, default=0.0) < _OF_ALL or not case.is_much(rows, percent=_FROZEN_PERCENT):
         return
     yield Cause(
@@ -194,11 +196,6 @@ def frozen_models(case: Case) -> Iterator[Cause]:
         case.largest_site(rows),
         GivesUp.TIME_OR_SIZE,
     )
-
-
-def _share_of_sizes(case: Case, rows: Ints, copies: Ints) -> float:
-    """Of the bytes of some blocks those for which there is another of the size."""
-    return case.bytes(_of_sizes_in(case, rows, copies)) / max(case.bytes(rows), 1)
 
 
 def _gradients_of_last_steps(case: Case) -> Ints:
