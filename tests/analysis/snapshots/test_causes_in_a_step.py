@@ -383,21 +383,46 @@ def test_the_gradient_of_a_large_embedding(size: int, is_cause: bool) -> None:
     assert ("gradient of an embedding" in program.changes()) is is_cause
 
 
-@pytest.mark.parametrize(("function", "is_cause"), [("/_functorch/vmap.py", True), ("/_functorch/other.py", False)])
-def test_gradients_of_each_sample(function: str, is_cause: bool) -> None:
+def test_the_gradient_of_an_embedding_that_is_asked_for() -> None:
+    program = Recorded(capacity=150)
+    program.make(80, MOVING)
+    program.fail(80, EMBEDDING)
+    assert first(program).sentence.endswith("though a batch looks up a few rows: 80.00 MiB.")
+
+
+VMAP = frame("vmap_impl", f"{TORCH}/_functorch/vmap.py", 3)
+OTHER = frame("other", f"{TORCH}/_functorch/other.py", 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "sizes", "asked", "frames", "more"),
+    [
+        (VMAP, (80, 40), 80, BACKWARD, ", and 80.00 MiB more were asked for."),
+        (VMAP, (80, 40), 80, layer(7), "."),
+        (VMAP, (80, 40), 72, BACKWARD, "."),
+        (VMAP, (80,), 40, BACKWARD, ", and 40.00 MiB more were asked for."),
+        (OTHER, (80, 40), 80, BACKWARD, None),
+        (VMAP, (80, 80), 80, BACKWARD, None),  # of one size
+        (VMAP, (80, 35), 80, BACKWARD, None),  # by 8 and by 7
+        (VMAP, (20, 10), 300, layer(7), None),  # a small part
+    ],
+)
+def test_gradients_of_each_sample(
+    function: Any, sizes: tuple[int, ...], asked: int, frames: Any, more: str | None
+) -> None:
     """Of 8 samples: 80 and 40 MiB, as parameters have 10 and 5, where vmap is somewhere in the recording."""
-    program = Recorded(capacity=180)
+    program = Recorded(capacity=15 + sum(sizes) + asked - 2)
     for size in (10, 5):
         program.make(size, MOVING)
-    program.free(program.make(1, [frame("vmap_impl", f"{TORCH}{function}", 3), line(3)]), [line(3)])
-    program.make(80, BACKWARD)
-    program.fail(90, BACKWARD)
-    program.make(40, BACKWARD)
-    program.fail(80, BACKWARD)
+    program.free(program.make(1, [function, line(3)]), [line(3)])
+    for size in sizes:
+        program.make(size, BACKWARD)
+    program.fail(asked, frames)
     found = program.changes()
-    assert ("gradients of samples" in found) is is_cause
-    if is_cause:
-        assert "a gradient for each of 8 samples: 120.00 MiB in 2 blocks" in found["gradients of samples"].sentence
+    assert ("gradients of samples" in found) is (more is not None)
+    if more is not None:
+        blocks = f"{sum(sizes)}.00 MiB in {len(sizes)} block{'s' * (len(sizes) > 1)}"
+        assert f"a gradient for each of 8 samples: {blocks}{more}" in found["gradients of samples"].sentence
 
 
 def test_logits_that_a_variable_keeps_through_backward() -> None:

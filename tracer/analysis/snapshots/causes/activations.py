@@ -27,6 +27,7 @@ _ATTENTION: Final = re.compile(r"softmax|attn|attention|scores", re.IGNORECASE)
 _ATTENTION_PERCENT: Final = 20
 _TILED: Final = re.compile(r"[/\\]diffusers[/\\]models[/\\]autoencoders[/\\]")
 _TILES: Final = 4
+_DECODING_PERCENT: Final = 25
 _LONGER: Final = 2
 """Times the usual size, from which on a batch is an outlier."""
 _LONG_PERCENT: Final = 25
@@ -101,10 +102,10 @@ def long_batch(case: Case) -> Iterator[Cause]:
     held = case.held(rows)
     asked_before = int(largest[case.asked_inner_stack]) if case.asked_stack else 0
     asks = 0 < _LONGER * asked_before <= case.asked_bytes
-    if not len(held) or (case.bytes(held) + asks * case.asked_bytes) * 100 < _LONG_PERCENT * case.in_use_bytes:
+    asked = case.asked_bytes * asks
+    if not len(held) or not case.is_much(held, asked_bytes=asked, percent=_LONG_PERCENT):
         return
     times = max(int(np.median(lives.requested_bytes[held] / before[held])), _LONGER)
-    wanted = f", and {format_bytes(case.asked_bytes)} more were asked for" if asks else ""
     called = case.model_call(int(held[np.argmax(lives.requested_bytes[held])]))
     of_old = {
         case.model_call(row) for row in earlier[case.inner_stack[earlier] == case.inner_stack[held[0]]][:1].tolist()
@@ -113,8 +114,8 @@ def long_batch(case: Case) -> Iterator[Cause]:
     yield Cause(
         "long batch",
         f"{f'The call of the model at {called.file}:{called.line}' if is_other and called else 'This iteration'} is "
-        f"larger than those before: the same lines make blocks {times} times as large, {case.words(held)}"
-        f"{case.lines(held)}{wanted}.",
+        f"larger than those before: the same lines make blocks {times} times as large, "
+        f"{case.with_asked(held, asked)}.",
         "call the model with smaller batches there, and put their results together on the host"
         if is_other
         else "make these in parts, or limit what they grow with: the number of boxes, points or pairs of a sample"
@@ -142,15 +143,14 @@ def decoding_at_full_size(case: Case) -> Iterator[Cause]:
     rows = np.flatnonzero(is_tiled[case.lives.stack] & ~case.stays & (case.lives.begin > BEFORE))
     held = case.held(rows)
     asked = case.asked_bytes * bool(is_tiled[case.asked_stack])
-    if (case.bytes(held) + asked) * 4 < case.in_use_bytes:
+    if not case.is_much(held, asked_bytes=asked, percent=_DECODING_PERCENT):
         return
-    wanted = f", and {format_bytes(asked)} more were asked for" if asked else ""
     yield Cause(
         "decoding at full size",
-        f"The autoencoder works on whole images: {case.words(held)}{case.lines(held)}{wanted}.",
+        f"The autoencoder works on whole images: {case.with_asked(held, asked)}.",
         "call vae.enable_tiling(), and vae.enable_slicing() for several images at once",
         lambda modelled: with_smaller_blocks(modelled, rows, _TILES, with_last_failure=asked > 0),
-        case.largest_site(held) if len(held) else None,
+        case.largest_site(held),
         GivesUp.A_LITTLE,
     )
 
@@ -285,17 +285,16 @@ def logits(case: Case) -> Iterator[Cause]:
     held = case.held(rows)
     asks = bool(size) and bool(_is_alike(np.array([case.asked_bytes]), size).all())
     asks |= bool(case.stacks.with_one_of([*map(_is_cross_entropy, case.frames)])[case.asked_stack])
-    filled = case.bytes(held) + asks * case.asked_bytes
-    if not len(rows) or len(held) + asks < 2 or filled * 100 < _LEAST_PERCENT * case.in_use_bytes:
+    asked = case.asked_bytes * asks
+    if len(held) + asks < 2 or not case.is_much(held, asked_bytes=asked, percent=_LEAST_PERCENT):
         if len(of_loss) and case.is_worth(without=of_loss):
             yield _cause(case, of_loss, f"The cross entropy makes {case.words(of_loss)} of the logits.")
         return
     which = f"{format_bytes(size)}" if size else "large"
-    wanted = f", and {format_bytes(case.asked_bytes)} more were asked for" if asks else ""
     yield _cause(
         case,
         rows,
-        f"The logits ({which}) and what is made of them fill {case.words(held)}{case.lines(held, 3)}{wanted}: copies "
+        f"The logits ({which}) and what is made of them fill {case.with_asked(held, asked, 3)}: copies "
         "in full precision, softmax or log-softmax over the vocabulary, their gradients.",
         asks=asks,
     )
@@ -316,7 +315,7 @@ def _cause(case: Case, rows: Ints, sentence: str, *, asks: bool = False) -> Caus
         sentence,
         change,
         lambda modelled: with_smaller_blocks(modelled, rows, _PARTS, with_last_failure=asks),
-        case.largest_site(forward) if len(forward) else None,
+        case.largest_site(forward),
         GivesUp.A_LITTLE,
     )
 

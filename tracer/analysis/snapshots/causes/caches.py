@@ -36,7 +36,7 @@ def kv_cache(case: Case) -> Iterator[Cause]:
     if not case.is_much(held, percent=_LEAST_PERCENT) or any(True for _ in grown_by_cat(case)):
         return
     site = case.largest_site(held)
-    is_transformers = site.file is not None and "transformers" in PurePath(site.file).parts
+    is_transformers = site is not None and "transformers" in PurePath(site.file or "").parts
     other = ', or move it to the host (cache_implementation="offloaded")' if is_transformers else ""
     yield Cause(
         "KV cache",

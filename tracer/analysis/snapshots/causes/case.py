@@ -268,9 +268,17 @@ class Case:
         """Their bytes and number, as `1.50 GiB in 3 blocks`."""
         return f"{format_bytes(self.bytes(rows))} in {some(len(rows), 'block')}"
 
-    def is_much(self, rows: Ints, *, percent: int = 5) -> bool:
-        """Whether blocks are a share of what was in use then that is worth a sentence."""
-        return len(rows) > 0 and self.bytes(rows) * 100 >= self.in_use_bytes * percent
+    def with_asked(self, held: Ints, asked_bytes: int, most: int = 2) -> str:
+        """Their words and lines and a request, as `1.50 GiB in 3 blocks, and 2.00 GiB more were asked for`."""
+        if not len(held):
+            return format_bytes(asked_bytes)
+        more = f", and {format_bytes(asked_bytes)} more were asked for" if asked_bytes else ""
+        return f"{self.words(held)}{self.lines(held, most)}{more}"
+
+    def is_much(self, rows: Ints, *, asked_bytes: int = 0, percent: int = 5) -> bool:
+        """Whether blocks, with what was asked for, are a share of what was in use then that is worth a sentence."""
+        much_bytes = self.bytes(rows) + asked_bytes
+        return much_bytes > 0 and much_bytes * 100 >= self.in_use_bytes * percent
 
     def is_share(self, rows: Ints, *, of: Ints, percent: int = 20) -> bool:
         """Whether some blocks are a good part of others."""
@@ -288,9 +296,9 @@ class Case:
             sums[site] = sums.get(site, 0) + number
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
-    def largest_site(self, rows: Ints) -> Site:
-        """The line that made most of some blocks."""
-        return next(iter(self._bytes_of_sites(rows)))
+    def largest_site(self, rows: Ints) -> Site | None:
+        """The line that made most of some blocks; None for no blocks."""
+        return next(iter(self._bytes_of_sites(rows)), None)
 
     def lines(self, rows: Ints, most: int = 2) -> str:
         """The lines that made most of some blocks, as ` (train.py:7, model.py:9)`; empty where none is known.

@@ -128,25 +128,24 @@ def gradient_of_embedding(case: Case) -> Iterator[Cause]:
     is_one = np.array([name in _EMBEDDINGS for name in frames.names] + [False], np.bool_)[frames.node]
     rows = np.flatnonzero(is_one[case.lives.stack] & ~case.stays)
     held, asked = case.held(rows), case.asked_bytes * bool(is_one[case.asked_stack])
-    if (case.bytes(held) + asked) * 100 < _LEAST_PERCENT * case.in_use_bytes:
+    if not case.is_much(held, asked_bytes=asked, percent=_LEAST_PERCENT):
         return
-    words = case.words(held) if len(held) else format_bytes(asked)
-    wanted = f", and {format_bytes(asked)} more were asked for" if asked and len(held) else ""
     yield Cause(
         "gradient of an embedding",
-        f"An embedding gets a gradient of its whole table, though a batch looks up a few rows: {words}"
-        f"{case.lines(held)}{wanted}.",
+        "An embedding gets a gradient of its whole table, though a batch looks up a few rows: "
+        f"{case.with_asked(held, asked)}.",
         "make it with sparse=True, and update it with SparseAdam, SGD or Adagrad, which take sparse gradients",
         lambda modelled: with_smaller_blocks(modelled, rows, _LOOKED_UP, with_last_failure=asked > 0),
-        case.largest_site(held) if len(held) else None,
+        case.largest_site(held),
         GivesUp.A_LITTLE,
     )
 
 
 _PER_SAMPLE: Final = re.compile(r"/opacus/grad_sample/|/_functorch/vmap\.py$|/_functorch/apis\.py$|/backpack/")
 _SAMPLES_PARTS: Final = 4
-_LEAST_SAMPLES: Final = 2
 _LEAST_SIZES: Final = 2
+_MOST_WEIGHTS: Final = 8
+"""The largest sizes of weights, by which the number of samples is looked for."""
 
 
 def gradients_of_samples(case: Case) -> Iterator[Cause]:
@@ -157,37 +156,33 @@ def gradients_of_samples(case: Case) -> Iterator[Cause]:
     is_named = case.stacks.with_one_of([bool(_PER_SAMPLE.search(frame.file)) for frame in case.frames])
     if not is_named.any():
         return
-    made = np.flatnonzero((is_named[case.lives.stack] | has(case.facts, Fact.ENGINE)) & ~case.stays)
-    is_asked = bool(is_named[case.asked_stack]) or bool(has(case.sites.facts[[case.asked_stack]], Fact.ENGINE)[0])
-    size = case.lives.requested_bytes
+    is_named |= has(case.sites.facts, Fact.ENGINE)
+    made, size = np.flatnonzero(is_named[case.lives.stack] & ~case.stays), case.lives.requested_bytes
+    asked = case.asked_bytes * bool(is_named[case.asked_stack])
     weights = np.unique(size[case.in_use[case.kind[case.in_use] == Kind.PARAMETER]])
-    number = _num_samples(np.append(size[case.held(made)], case.asked_bytes * is_asked), weights)
-    rows, asks = made[np.isin(size[made], weights * number)], is_asked and case.asked_bytes in weights * number
-    held, asked = case.held(rows), case.asked_bytes * asks
-    if number < _LEAST_SAMPLES or (case.bytes(held) + asked) * 100 < _LEAST_PERCENT * case.in_use_bytes:
+    number = _num_samples(np.append(size[case.held(made)], asked), weights)
+    rows, asked = made[np.isin(size[made], weights * number)], asked * bool(asked in weights * number)
+    held = case.held(rows)
+    if not case.is_much(held, asked_bytes=asked, percent=_LEAST_PERCENT):
         return
-    wanted = f", and {format_bytes(asked)} more were asked for" if asked else ""
     yield Cause(
         "gradients of samples",
-        f"Each parameter has a gradient for each of {number:,} samples: {case.words(held)}{case.lines(held)}{wanted}.",
+        f"Each parameter has a gradient for each of {number:,} samples: {case.with_asked(held, asked)}.",
         f"go over the batch in {_SAMPLES_PARTS} parts, and clip and sum up the gradients of each before the next "
         "(BatchMemoryManager in Opacus, chunk_size of vmap), or clip without them (ghost clipping)",
-        lambda modelled: with_smaller_blocks(modelled, rows, _SAMPLES_PARTS, with_last_failure=asks),
-        case.largest_site(held) if len(held) else None,
+        lambda modelled: with_smaller_blocks(modelled, rows, _SAMPLES_PARTS, with_last_failure=asked > 0),
+        case.largest_site(held),
         GivesUp.A_LITTLE,
     )
 
 
 def _num_samples(sizes: Ints, weights: Ints) -> int:
     """By how much most bytes are larger than the weights, of two sizes at least; 0 where by no one number."""
-    best, number = 0, 0
-    for weight in weights[-_MOST_WEIGHTS:].tolist():
-        for times in np.unique(sizes[(sizes > weight) & (sizes % weight == 0)] // weight).tolist():
-            alike = sizes[np.isin(sizes, weights * times)]
-            if len(np.unique(alike)) >= _LEAST_SIZES and int(alike.sum()) > best:
-                best, number = int(alike.sum()), times
-    return number
-
-
-_MOST_WEIGHTS: Final = 8
-"""The largest sizes of weights, by which the number of samples is looked for."""
+    size, count = np.unique(sizes, return_counts=True)
+    weight = weights[-_MOST_WEIGHTS:, np.newaxis]
+    of_weight, of_size = np.nonzero((size > weight) & (size % weight == 0))
+    if not len(of_size):
+        return 0
+    times, number = np.unique(size[of_size] // weight[of_weight, 0], return_inverse=True)
+    filled = np.bincount(number, (size * count)[of_size]) * (np.bincount(number) >= _LEAST_SIZES)
+    return int(times[filled.argmax()]) if filled.any() else 0
