@@ -6,16 +6,23 @@ import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tracer.capture.device.host_peak import LoadedFile
-
 _ON_HOST = (None, "cpu", torch.device("cpu"))
 _followed: dict[str, int] = {}
 """Bytes of each file that was loaded, by its path."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedFile:
+    """A file that a process has loaded whole into its host memory."""
+
+    path: str
+    bytes: int
 
 
 @contextmanager

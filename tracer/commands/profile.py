@@ -28,7 +28,7 @@ from tracer.commands.run_options import (
 from tracer.commands.usage import DEVICE, QUESTIONS, SCHEDULE, WHOLE_HELP
 from tracer.commands.workload_options import ProfiledWorkload, chosen_device, device_of_rank, import_backends
 from tracer.errors import OutputError, TracerError, UsageError
-from tracer.exporters.screen.terminal import progress_bar, say
+from tracer.exporters.screen.terminal import progress_bar, say, screen
 from tracer.results.files import TIMING
 from tracer.sessions.termination import Termination
 
@@ -389,7 +389,8 @@ def run_and_report(
         eager: The peak of the same run without compilation; None where it was not made.
         advise: Adds advice to the results of the run.
     """
-    from tracer.exporters.screen.run import print_run
+    from tracer.exporters.screen.next_commands import after_run
+    from tracer.exporters.screen.run import print_results
     from tracer.sessions.folder import SessionFolder
 
     folder = SessionFolder(save_dir)
@@ -410,14 +411,11 @@ def run_and_report(
     is_shown = not how.quiet and folder.is_of_first_rank
     if is_shown:
         has_next = succeeded and results.findings is not None  # also where the run failed, and its files say why
-        print_run(
-            results,
-            folder.path,
-            [path.name for path in folder.path.iterdir()] if has_next else (),
-            top=top,
-            num_steps=results.num_steps,
-            is_advice_open=has_next and advise is None and folder.rank is None,
-        )
+        with screen() as console:
+            print_results(results, console, top=top, num_steps=results.num_steps)
+        names = [path.name for path in folder.path.iterdir()] if has_next else ()
+        is_advice_open = has_next and advise is None and folder.rank is None
+        say_all(after_run(folder.path, names, is_advice_open=is_advice_open))
     return succeeded and results.failure is None
 
 

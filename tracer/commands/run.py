@@ -16,7 +16,7 @@ import typer
 from tracer.command_line import role
 from tracer.commands.browser import Open, opened, pages_of
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
-from tracer.commands.engines import answer_engine, engine_command, run_engines_in_one_process, tell_reports
+from tracer.commands.engines import answer_engine, engine_command, run_engines_in_one_process
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import number, option, with_options
 from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptSchedule
@@ -118,17 +118,9 @@ def run(
     if devices is not None and not screen.quiet:
         say_where(devices)
     say_all(script.notes if not screen.quiet else ())
-    from tracer.capture.checkpoint_loads import loads_followed
-    from tracer.capture.device.host_follower import host_followed
-    from tracer.commands.host import tell_host, tell_ranks
-    from tracer.commands.phases import tell_phases
+    from tracer.commands.followed_script import followed
     from tracer.exporters.files import check_folder
-    from tracer.sessions.child_phases import children_followed
-    from tracer.sessions.engine_run import engine_reports
-    from tracer.sessions.folder import SessionFolder
-    from tracer.sessions.phase_reports import ledger_of_process
     from tracer.sessions.termination import Termination
-    from tracer.sessions.trl_phases import trl_phases
 
     ended = _Ending(script.arguments)
     make_profile = _profile_maker(
@@ -137,32 +129,17 @@ def run(
     here, closed = on_null_gpu(on, save_dir, quiet=screen.quiet), closing(Termination())
     if inference and devices is not None:
         run_engines_in_one_process()
-    with (
-        errors_for_people(),
-        kept_import_path(),
-        host_followed(),
-        loads_followed(),
-        here,
-        _made(changes) as notes,
-        closed as termination,
-    ):
+    with errors_for_people(), kept_import_path(), here, _made(changes) as notes, closed as termination:
         steps = (schedule.of_calls() if inference else schedule).schedule()
         check_folder(save_dir)
-        folder = SessionFolder(save_dir)
         script.check()
         profile = make_profile(steps)
         termination.watch()
         # Here, since each call between a script and the interpreter is a frame of every stack that is recorded.
-        with engine_reports() as reports:
-            with ended, trl_phases(), children_followed(), ledger_of_process(Path(script.path).name) as ledger:
-                tell = partial(tell_reports, reports, save_dir, quiet=screen.quiet, computed=devices is None)
-                ended.succeeded = run_script(
-                    profile, script, quiet=screen.quiet, is_answer=ended.is_answer, before_answer=tell
-                )
-            quiet = screen.quiet or not folder.is_of_first_rank
-            tell_phases(ledger, reports, folder.path, quiet=quiet, computed=devices is None)
-            tell_host(profile, folder.path, quiet=quiet, computed=devices is None)
-            tell_ranks(folder, quiet=screen.quiet)
+        with ended, followed(script, profile, save_dir, quiet=screen.quiet, computed=devices is None) as told:
+            ended.succeeded = run_script(
+                profile, script, quiet=screen.quiet, is_answer=ended.is_answer, around_answer=told
+            )
         say_all(notes() if not screen.quiet else ())
         if devices is not None:
             _say_if_elsewhere(profile)

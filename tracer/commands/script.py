@@ -7,7 +7,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import TracebackType
@@ -77,13 +77,14 @@ def run_script(
     *,
     quiet: bool = False,
     is_answer: Callable[[Exception], bool] = lambda error: False,
-    before_answer: Callable[[], None] = lambda: None,
+    around_answer: AbstractContextManager[None] | None = None,
 ) -> bool:
     """Run a script under a profile; False if it raised, after its traceback.
 
     Args:
         is_answer: Whether an exception is what was asked for, so that its traceback is nothing to show.
-        before_answer: Called when the script has ended, before the profile's answer is printed.
+        around_answer: Entered when the script has ended, before the profile's answer is printed; left before the last
+            lines, which say what to do next.
 
     Raises:
         SystemExit: The script's own, with its status.
@@ -115,17 +116,18 @@ def run_script(
         finally:
             with signals_deferred():
                 if not profile.is_in_child:
-                    before_answer()
-                _tell(profile, quiet=quiet)
+                    with around_answer or nullcontext():
+                        next_lines = _tell(profile, quiet=quiet)
+                    say_all(next_lines)
     return True
 
 
-def _tell(profile: ScriptProfile, *, quiet: bool) -> None:
-    if not quiet and not profile.is_in_child:
+def _tell(profile: ScriptProfile, *, quiet: bool) -> tuple[str, ...]:
+    if not quiet:
         say_all(f"Note: {note}" for note in profile.notes)
-    if profile.session is None and not profile.is_in_child:
+    if profile.session is None:
         say("Nothing was recorded.")
-    profile.tell()
+    return profile.tell()
 
 
 @contextmanager

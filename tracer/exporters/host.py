@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import PurePath
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tracer.capture.device.host_peak import HostPeak, LoadedFile
 from tracer.exporters.json_documents.header import json_header
 from tracer.units import GIB, format_bytes
 
-FILE_NAME: Final = "host.json"
+if TYPE_CHECKING:  # both load torch
+    from tracer.capture.checkpoint_loads import LoadedFile
+    from tracer.capture.device.host_peak import HostPeak
+
 VERSION: Final = 1
 _MOST_NAMED: Final = 3
 _LEAST_LOADED_BYTES: Final = GIB
@@ -63,7 +65,7 @@ def _load_of_all(loads: Mapping[int, Sequence[LoadedFile]], num_on_node: int) ->
     """Return a sentence on the largest file that every rank has loaded; none where together they take little."""
     if not loads:
         return ()
-    common = set[LoadedFile].intersection(*(set(files) for files in loads.values()))
+    common = set.intersection(*map(set, loads.values()))
     largest = max(common, key=lambda file: (file.bytes, file.path), default=None)
     if largest is None or num_on_node * largest.bytes < _LEAST_LOADED_BYTES:
         return ()

@@ -14,9 +14,9 @@ from rich.console import Console
 from tracer.capture.device.phase_memory import GpuPeak, PhaseMemory, ProcessPhases
 from tracer.exporters.json_documents.header import json_header
 from tracer.exporters.screen.text import print_rows
+from tracer.results.files import PHASES_JSON
 from tracer.units import format_bytes, some
 
-FILE_NAME: Final = "phases.json"
 VERSION: Final = 1
 _MOST_ROWS: Final = 24
 
@@ -27,7 +27,7 @@ def print_phases(processes: Sequence[ProcessPhases], peaks: Sequence[GpuPeak], c
         whose = f" of {each.name}, process {each.process}" if len(processes) > 1 else ""
         shown = each.phases[:_MOST_ROWS]
         left = some(len(each.phases) - len(shown), "phase")
-        cut = f" ({left} more in {FILE_NAME})" if len(each.phases) > len(shown) else ""
+        cut = f" ({left} more in {PHASES_JSON})" if len(each.phases) > len(shown) else ""
         has_unmapped = any(phase.unmapped_bytes for phase in shown)
         columns = ["allocated", "cached", "outside", *["unmapped"] * has_unmapped, "on the GPU", "at its end", "times"]
         rows = [_row(phase, has_unmapped) for phase in shown]

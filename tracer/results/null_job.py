@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from tracer.capture.device.host_peak import HostPeak, LoadedFile
 from tracer.capture.sources.source_line import SourceLine
 from tracer.null_gpu.cards import CONTEXT_BYTES, Devices
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.results.gpu_sums import GpuSum, Holding, fullest, sums_of
+
+if TYPE_CHECKING:  # both load torch
+    from tracer.capture.checkpoint_loads import LoadedFile
+    from tracer.capture.device.host_peak import HostPeak
 
 
 @dataclass(frozen=True, slots=True)

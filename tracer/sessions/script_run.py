@@ -190,15 +190,18 @@ class ScriptProfile:
         FROZEN.start()
         return self
 
-    def tell(self) -> None:
-        """Print what was found; the script has ended."""
+    def tell(self) -> tuple[str, ...]:
+        """Print what was found, when the script has ended; return lines that say what to do next."""
         if self.is_in_child:
-            return
+            return ()
         for watch in (self._watch, self.later):
             if watch is not None:
                 watch.tell()
         if isinstance(self.session, TrainingProfile):
-            self.session.tell(self._num_steps_in_all, self.later.explained_in if self.later is not None else None)
+            return self.session.tell(
+                self._num_steps_in_all, self.later.explained_in if self.later is not None else None
+            )
+        return ()
 
     @property
     def _watch(self) -> TrainingWatch | None:

@@ -23,7 +23,7 @@ from tracer.errors import OutputError, RecordingError, Terminated, TracerError, 
 from tracer.exporters.loggers import loggers, scalars
 from tracer.exporters.notebook import display_in_notebook
 from tracer.exporters.screen.profile import NUM_ROWS
-from tracer.exporters.screen.terminal import say, say_beside_bars
+from tracer.exporters.screen.terminal import say, say_beside_bars, screen
 from tracer.nested import leaves
 from tracer.results.files import PAGE
 from tracer.results.run_results import RunResults
@@ -273,7 +273,8 @@ class TrainingProfile(ProfileSession):
             self._has_failed = error is not None
             self._peak_recorded_bytes = peak_allocated_bytes(self.device) or 0
             if not self.voice.is_of_script:
-                self.tell(self.num_steps_done)
+                for line in self.tell(self.num_steps_done):
+                    say(line)
 
     def _write_before_the_end(self, error: Terminated) -> None:
         if self.has_recording and not self._is_announced:
@@ -329,7 +330,7 @@ class TrainingProfile(ProfileSession):
             written = some(sum(file.error is None for file in self.written), "file")
             say_beside_bars(f"Recorded: {written} in {self.folder}. The answer follows when the script ends.")
 
-    def tell(self, num_steps: int | None, explained_in: Path | None = None) -> None:
+    def tell(self, num_steps: int | None, explained_in: Path | None = None) -> tuple[str, ...]:
         """The screen, where wanted; a warning for a loop that was too short, and for files that it did not write.
 
         It is said once.
@@ -337,10 +338,13 @@ class TrainingProfile(ProfileSession):
         Args:
             num_steps: How many steps the program made; None if that is not known.
             explained_in: A file on memory that has ended, or grew, after the recorded steps.
+
+        Returns:
+            Lines that say what to do next, to be printed last; none where no answer was printed.
         """
         has_failed, self._has_failed = self._has_failed, None
         if has_failed is None:
-            return
+            return ()
         assert self.results is not None
         if self._shows_all and self.voice.is_of_script and (note := self._of_another_time()):
             say(f"Note: {note}{f' See {explained_in}.' if explained_in is not None else ''}")
@@ -354,26 +358,30 @@ class TrainingProfile(ProfileSession):
         if self._folder.is_another:
             self.voice.complain(f"Another session is still using {self.folder.parent}: the files are in {self.folder}.")
         if self._shows_all:
-            self._print_all(self.results, num_steps)
-            return
+            return self._print_all(self.results, num_steps)
         self._tell_of_earlier_files()
         if self._screen == "short" and self._folder.is_of_first_rank and not display_in_notebook(self):
             say_in_short(self.results, self.folder, self.written)
         for file in self.written:
             if file.error is not None:
                 self.voice.complain(" ".join(written_lines(file)))
+        return ()
 
-    def _print_all(self, results: RunResults, num_steps: int | None) -> None:
-        """Print notes and files on stderr, then the answer on stdout."""
-        from tracer.exporters.screen.run import print_run
+    def _print_all(self, results: RunResults, num_steps: int | None) -> tuple[str, ...]:
+        """Print notes and files on stderr, then the answer on stdout; return lines that say what to do next."""
+        from tracer.exporters.screen.next_commands import after_run
+        from tracer.exporters.screen.run import print_results
 
         for line in (*(f"Note: {note}" for note in results.notes), *itertools.chain(*map(written_lines, self.written))):
             say(line)
         self._tell_of_earlier_files()
         try:
-            print_run(results, self.folder, names_of(self.written), top=self._top, num_steps=num_steps)
+            with screen() as console:
+                print_results(results, console, top=self._top, num_steps=num_steps)
         except OutputError as problem:
             self.voice.complain(f"{problem} {problem.hint}")
+            return ()
+        return after_run(self.folder, names_of(self.written))
 
     def _tell_of_earlier_files(self) -> None:
         if left := left_from_earlier(self.folder, self.written):

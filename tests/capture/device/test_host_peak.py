@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="th
 
 TREE = """
 import multiprocessing, os
-from tracer.capture.device.host_follower import followed_peak, host_followed
+from tracer.capture.device.host_peak import followed_peak, host_followed
 
 def hold(kept, own_mib, ready, end):
     own = b"x" * (own_mib << 20)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tracer.capture.device.host_peak import HostPart, HostPeak, LoadedFile
+from tracer.capture.checkpoint_loads import LoadedFile
+from tracer.capture.device.host_peak import HostPart, HostPeak
 from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.json_documents.job import null_job_json
 from tracer.exporters.screen.job import job_words

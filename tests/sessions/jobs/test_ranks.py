@@ -21,7 +21,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from tests.commands.test_snapshot_job import job
 from tests.exporters.page.test_html import data_in
 from tests.pieces import Pieces
-from tracer.capture.device.host_peak import HostPart, HostPeak, LoadedFile
+from tracer.capture.checkpoint_loads import LoadedFile
+from tracer.capture.device.host_peak import HostPart, HostPeak
 from tracer.errors import Terminated
 from tracer.null_gpu.cards import devices_of
 from tracer.results.files import PAGE, RANK_JSON

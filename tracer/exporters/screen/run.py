@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +24,6 @@ from tracer.exporters.screen.profile import (
     print_timings,
     short_screen,
 )
-from tracer.exporters.screen.terminal import say as say_on_stderr
-from tracer.exporters.screen.terminal import screen
 from tracer.exporters.screen.text import say
 from tracer.exporters.screen.values import print_values, values_sentences
 from tracer.results.failure import Failure
@@ -52,31 +50,6 @@ def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tu
     if written:
         lines.append(f"{some(len(written), 'file')} in {folder}: {', '.join(written)}.")
     return (*lines, *after_run(folder, written))
-
-
-def print_run(
-    results: RunResults,
-    folder: Path,
-    written: Collection[str],
-    *,
-    top: int = NUM_ROWS,
-    num_steps: int | None,
-    is_advice_open: bool = False,
-) -> None:
-    """Print the answer on stdout and, on stderr, what to do next.
-
-    Args:
-        written: Names of the files that are in the folder.
-        num_steps: How many steps the loop made, if that is known.
-        is_advice_open: Whether the same command could be asked for advice, and was not.
-
-    Raises:
-        OutputError: stdout does not take it.
-    """
-    with screen() as console:
-        print_results(results, console, top=top, num_steps=num_steps)
-    for line in after_run(folder, written, is_advice_open=is_advice_open):
-        say_on_stderr(line)
 
 
 def _large(results: RunResults) -> tuple[UnneededMemory, ...]:

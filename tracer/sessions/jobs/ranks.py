@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tracer.capture.checkpoint_loads import loaded_files
 from tracer.capture.device import devices
-from tracer.capture.device.host_peak import HostPeak, LoadedFile
+from tracer.capture.device.host_peak import HostPeak, followed_peak
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import error_words
 from tracer.exporters.files import remove, write_atomically, write_json
@@ -25,10 +24,10 @@ from tracer.results.failure import is_out_of_memory
 from tracer.results.files import RANK_JSON, RANKS_JSON, RANKS_TEXT
 from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
-from tracer.sessions.host_memory import host_peak
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
+    from tracer.capture.checkpoint_loads import LoadedFile
     from tracer.results.gpu_sums import GpuSum, Holding
     from tracer.results.watch_report import WatchReport
     from tracer.sessions.jobs.rank_store import RankStore
@@ -136,6 +135,8 @@ class RankMessage:
             ValueError: The text is no JSON.
             TypeError: It is no message.
         """
+        from tracer.capture.checkpoint_loads import LoadedFile
+
         values = json.loads(text)
         held = tuple(GpuPart(**part) for part in values.pop("held", ()))
         host = HostPeak.of_values(found) if (found := values.pop("host", None)) is not None else None
@@ -266,37 +267,36 @@ def peak_of(rank: Rank, results: RunResults) -> RankMessage:
     error = results.failure.error if results.failure is not None else None
     failure = error_words(error) if error is not None else ""
     out_of_memory = results.failure is not None and results.failure.out_of_memory
+    message = replace(
+        _memory_of(rank, results.history), num_steps=results.num_steps, failure=failure, out_of_memory=out_of_memory
+    )
     if results.findings is None:
-        return RankMessage(
-            rank.index,
-            rank.run,
-            num_steps=results.num_steps,
-            failure=failure,
-            out_of_memory=out_of_memory,
-            place=rank.place,
-            held=held_by(rank, results.history),
-            host=host_peak(),
-            loads=loaded_files(),
-        )
+        return message
     peak = results.findings.worst.peak
-    return RankMessage(
-        index=rank.index,
-        run=rank.run,
+    return replace(
+        message,
         device=peak.device,
         peak_bytes=peak.peak_bytes,
         reserved_bytes=peak.reserved_bytes,
         categories=dict(peak.by_category()),
-        num_steps=results.num_steps,
-        failure=failure,
-        out_of_memory=out_of_memory,
+    )
+
+
+def _memory_of(rank: Rank, history: RunHistory | None = None) -> RankMessage:
+    """Return a message with the memory of this process, on each GPU and on the host, and nothing about its loop."""
+    from tracer.capture.checkpoint_loads import loaded_files
+
+    return RankMessage(
+        rank.index,
+        rank.run,
         place=rank.place,
-        held=held_by(rank, results.history),
-        host=host_peak(),
+        held=_held_by(rank, history),
+        host=followed_peak(),
         loads=loaded_files(),
     )
 
 
-def held_by(rank: Rank, history: RunHistory | None = None) -> tuple[GpuPart, ...]:
+def _held_by(rank: Rank, history: RunHistory | None = None) -> tuple[GpuPart, ...]:
     """Return the memory of this process on each CUDA device.
 
     Args:
@@ -482,9 +482,8 @@ def peak_of_watched(rank: Rank, report: WatchReport, *, has_ended: bool) -> Rank
     peaks = columns.peak_bytes if report.allocated_bytes is not None else columns.most_bytes
     peak_bytes = int(peaks.max(initial=-1))
     finding = " ".join(line.strip() for line in islice(finding_lines(report), 2))
-    return RankMessage(
-        index=rank.index,
-        run=rank.run,
+    return replace(
+        _memory_of(rank),
         device=report.device,
         peak_bytes=peak_bytes if peak_bytes >= 0 else None,
         categories=report.by_kind(),
@@ -492,10 +491,6 @@ def peak_of_watched(rank: Rank, report: WatchReport, *, has_ended: bool) -> Rank
         failure=report.error,
         has_ended=has_ended,
         finding=finding,
-        place=rank.place,
-        held=held_by(rank),
-        host=host_peak(),
-        loads=loaded_files(),
     )
 
 

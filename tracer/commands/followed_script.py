@@ -1,0 +1,112 @@
+"""Follows memory of a script that its profile leaves out: of engines, by phase, of its processes and of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+
+from tracer.capture.device.host_peak import followed_peak, host_followed
+from tracer.capture.device.phase_ledger import PhaseLedger
+from tracer.commands.engines import tell_reports
+from tracer.commands.script import Script
+from tracer.exporters.files import remove, write_json
+from tracer.exporters.screen.terminal import say, screen
+from tracer.exporters.screen.text import say as say_on
+from tracer.null_gpu import process
+from tracer.results.files import HOST_JSON, PHASES_JSON
+from tracer.sessions.child_phases import children_followed
+from tracer.sessions.engine_run import engine_reports
+from tracer.sessions.folder import SessionFolder
+from tracer.sessions.jobs.ranks import read_ranks, shared_sentences
+from tracer.sessions.phase_reports import gpu_peaks, ledger_of_process, read_phases
+from tracer.sessions.script_run import ScriptProfile
+from tracer.sessions.session import fault_text
+from tracer.sessions.trl_phases import trl_phases
+
+
+@contextmanager
+def followed(
+    script: Script, profile: ScriptProfile, save_dir: Path, *, quiet: bool, computed: bool
+) -> Iterator[AbstractContextManager[None]]:
+    """Within the block all of it is followed; printed and written around the profile's answer, by the given context.
+
+    Args:
+        computed: Whether values are computed, as on a real device.
+    """
+    folder = SessionFolder(save_dir)
+    is_quiet = quiet or not folder.is_of_first_rank
+    unwritten = {"unwritten_bytes": process.unwritten_pinned_bytes} if process.is_active() else {}
+    with host_followed(**unwritten), engine_reports() as reports, ExitStack() as stack:
+        if folder.rank is not None:
+            from tracer.capture.checkpoint_loads import loads_followed
+
+            stack.enter_context(loads_followed())
+        phases = stack.enter_context(ExitStack())
+        phases.enter_context(trl_phases())
+        phases.enter_context(children_followed())
+        ledger = phases.enter_context(ledger_of_process(Path(script.path).name))
+
+        @contextmanager
+        def told() -> Iterator[None]:
+            phases.close()
+            tell_reports(reports, save_dir, quiet=quiet, computed=computed)
+            yield
+            _tell_phases(ledger, reports, folder.path, quiet=is_quiet, computed=computed)
+            if profile.session is not None:
+                _tell_host(folder.path, quiet=is_quiet, computed=computed)
+            if not is_quiet:
+                _tell_ranks(folder)
+
+        yield told()
+
+
+def _tell_phases(ledger: PhaseLedger, reports: Path, folder: Path, *, quiet: bool, computed: bool) -> None:
+    """Print a table of each process's phases, and write phases.json; without phases an earlier file is removed.
+
+    Args:
+        reports: Folder into which other processes of the run have written.
+    """
+    if ledger.fault is not None:
+        say(f"Note: Phases were followed no further: {fault_text(ledger.fault)}")
+    processes = [each for each in (ledger.phases, *read_phases(reports)) if each.has_phases]
+    path = folder / PHASES_JSON
+    if not processes:
+        remove(path)
+        return
+    from tracer.exporters.phases import phases_json, print_phases
+
+    peaks = gpu_peaks([ledger.phases, *processes])
+    write_json(path, phases_json(processes, peaks, computed=computed))
+    _tell_written(path, quiet=quiet)
+    with screen(is_shown=not quiet) as console:
+        print_phases(processes, peaks, console)
+
+
+def _tell_host(folder: Path, *, quiet: bool, computed: bool) -> None:
+    """Print a row on the process and all that it has started, and write host.json; no-op where it is not followed."""
+    if (peak := followed_peak()) is None:
+        return
+    from tracer.exporters.host import host_json, host_row
+
+    path = folder / HOST_JSON
+    write_json(path, host_json(peak, computed=computed))
+    _tell_written(path, quiet=quiet)
+    with screen(is_shown=not quiet) as console:
+        say_on(console, host_row(peak))
+
+
+def _tell_written(path: Path, *, quiet: bool) -> None:
+    if not quiet:
+        say(f"Wrote {path}  (open with jq, or any program)")
+
+
+def _tell_ranks(folder: SessionFolder) -> None:
+    """Print what all ranks hold together, of GPUs and of hosts, on the screen of the first rank of several."""
+    rank = folder.rank
+    if rank is None or rank.job_folder is not None:
+        return
+    summary = read_ranks(folder.save_dir, rank.world_size, run=rank.run)
+    with screen() as console:
+        for sentence in shared_sentences(summary):
+            say_on(console, sentence)
