@@ -28,7 +28,8 @@ CONFIG = Settings(
 class Runner:
     """Has the model: 4 MiB of weights, 16 MiB of activations, and a workspace of 2 MiB that stays."""
 
-    def __init__(self) -> None:
+    def __init__(self, cached_bytes: int) -> None:
+        self.cached_bytes = cached_bytes  # Of a batch before the capture, which releases them
         self.model = nn.Module()
         self.workspace: Tensor | None = None
 
@@ -40,27 +41,28 @@ class Runner:
         torch.empty(16 * MIB, dtype=torch.uint8, device="cuda:0")
 
     def capture_model(self) -> int:
-        """Capture into a pool of 32 MiB, and return what is less free; a batch of 20 MiB was cached before it."""
-        torch.empty(20 * MIB, dtype=torch.uint8, device="cuda:0")
+        """Capture into a pool of 32 MiB and 16 MiB beside it, and return how much less of the card is free."""
+        torch.empty(self.cached_bytes, dtype=torch.uint8, device="cuda:0")
         before_bytes, _ = torch.cuda.mem_get_info(0)
         torch.cuda.empty_cache()
         self.pool = torch.cuda.MemPool()
         with torch.cuda.use_mem_pool(self.pool):
             self.graphs = torch.empty(32 * MIB, dtype=torch.uint8, device="cuda:0")
+        self.buffer = torch.empty(16 * MIB, dtype=torch.uint8, device="cuda:0")
         return before_bytes - torch.cuda.mem_get_info(0)[0]
 
 
 class Worker:
     """Has the methods of vLLM's worker in the order in which its executors call them."""
 
-    def __init__(self, cache_bytes: int) -> None:
-        self.vllm_config, self.rank, self.cache_bytes = CONFIG, 0, cache_bytes
+    def __init__(self, cache_bytes: int, cached_bytes: int) -> None:
+        self.vllm_config, self.rank, self.cache_bytes, self.cached_bytes = CONFIG, 0, cache_bytes, cached_bytes
         self.model_runner: Any = None
         self.cache: list[Tensor] = []
 
     def init_device(self) -> None:
         torch.cuda.init()
-        self.model_runner = Runner()
+        self.model_runner = Runner(self.cached_bytes)
 
     def load_model(self) -> None:
         self.model_runner.load()
@@ -76,7 +78,9 @@ class Worker:
         return {"layers.0": layer, "layers.1": layer}
 
     def initialize_from_config(self, config: Settings) -> None:
-        self.cache = [torch.empty(config.size, dtype=torch.uint8, device="cuda:0")]
+        self.pool = torch.cuda.MemPool()  # as with sleep mode
+        with torch.cuda.use_mem_pool(self.pool):
+            self.cache = [torch.empty(config.size, dtype=torch.uint8, device="cuda:0")]
 
     def compile_or_warm_up_model(self) -> None:
         self.model_runner.capture_model()
@@ -86,14 +90,16 @@ class Worker:
 
     def sleep(self, level: int) -> None:
         self.cache.clear()
+        del self.pool
         torch.cuda.empty_cache()
 
 
-def report(cache_bytes: int) -> dict[str, Any]:
+def report(cache_bytes: int, cached_bytes: int = 20 * MIB) -> dict[str, Any]:
     """Start a worker with so much KV cache, and return its report; its failure is in it.
 
     Args:
         cache_bytes: Below zero for all of the card but so much.
+        cached_bytes: Cached when CUDA graphs are captured.
     """
     with tempfile.TemporaryDirectory() as folder:
 
@@ -101,7 +107,7 @@ def report(cache_bytes: int) -> dict[str, Any]:
             pass
 
         follow_workers(Followed, Path(folder), "small 1")
-        worker = Followed(cache_bytes)
+        worker = Followed(cache_bytes, cached_bytes)
         group = Settings(kv_cache_spec=Settings(block_size=16))
         try:
             worker.init_device()

@@ -19,7 +19,7 @@ def test_each_part_of_the_memory_is_measured(elsewhere: Elsewhere) -> None:
     assert found["cache_bytes"] == found["available_bytes"] == 64 * MIB
     assert found["request_bytes"] == 8 * MIB
     assert found["cache_tokens"] == 64 * 16
-    assert found["graphs_bytes"] == 32 * MIB
+    assert found["graphs_bytes"] == 32 * MIB  # of which 20 that were cached came back
     assert found["outside_bytes"] == CONTEXT_BYTES
     # The allocator reserves 20 MiB for requests of 1 to 10 MiB: weights and workspace share them.
     assert found["other_bytes"] == (20 - 4) * MIB
@@ -28,6 +28,10 @@ def test_each_part_of_the_memory_is_measured(elsewhere: Elsewhere) -> None:
     (slept,) = (phase for phase in phases if phase.name == "vLLM: sleep(1)")
     assert slept.begin_bytes - slept.end_bytes == (64 + 48) * MIB  # the cache, and a batch's block
     assert [phase.name for phase in phases][:2] == ["vLLM: load_model()", "vLLM: initialize_from_config()"]
+
+
+def test_what_a_capture_takes_beside_the_pools_counts_too(elsewhere: Elsewhere) -> None:
+    assert elsewhere(jobs_engines.report, 64 * MIB, cached_bytes=0)["graphs_bytes"] == (32 + 16) * MIB
 
 
 def test_memory_that_ends_is_reported_with_the_stage_that_it_ended_in(elsewhere: Elsewhere) -> None:
