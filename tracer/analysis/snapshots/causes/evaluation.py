@@ -24,8 +24,6 @@ _LEAST_BLOCKS: Final = 8
 """That a call of the model made: of fewer it is not certain that they are kept for a backward."""
 _KEPT_SHARE: Final = 0.4
 """Of these, at the end of the call: without gradients all but the result, and a cache, is freed on the way."""
-
-
 _MOST: Final = 0.9
 _FREED_SHARE: Final = 0.1
 """Of all that such calls make."""
@@ -96,12 +94,13 @@ def retained_graphs(case: Case) -> Iterator[Cause]:
         return
     calls, size = _calls(case, call, lines), case.lives.requested_bytes
     made = np.bincount(call[call >= 0], size[call >= 0], len(lines))
-    is_graph = np.bincount(call[rows], minlength=len(lines)) >= _LEAST_BLOCKS
-    is_graph &= (np.bincount(call[rows], size[rows], len(lines)) >= _KEPT_SHARE * made) & calls.kept & calls.learns
-    held = rows[is_graph[call[rows]]]
+    was_used = calls.kept & calls.learns
+    is_held = np.bincount(call[rows], minlength=len(lines)) >= _LEAST_BLOCKS
+    is_held &= np.bincount(call[rows], size[rows], len(lines)) >= _KEPT_SHARE * made
+    held = rows[(was_used & is_held)[call[rows]]]
     if not case.is_much(held):
         return
-    mine = np.flatnonzero(np.isin(call, np.flatnonzero(calls.kept & calls.learns)) & ~case.stays)
+    mine = np.flatnonzero(np.append(was_used, False)[call] & ~case.stays)
     over = _end_of_last(case, mine)
     mine, over = mine[over < case.entry], over[over < case.entry]
     yield Cause(
@@ -119,7 +118,7 @@ def _end_of_last(case: Case, rows: Ints) -> Ints:
     phases, lives = case.device.kinds.phases, case.lives
     runs = phases.backwards if len(phases.backwards.start) else phases.silences
     last = np.searchsorted(runs.start, np.minimum(lives.end[rows], case.entry)) - 1
-    is_within = (last >= 0) & (np.append(runs.start, -1)[last] > lives.begin[rows])
+    is_within = np.append(runs.start, BEFORE)[last] > lives.begin[rows]
     return np.where(is_within, np.append(runs.end, FAR)[last], FAR)
 
 
