@@ -134,6 +134,20 @@ def test_a_peak_worked_by_hand() -> None:
     assert [row.evidence for row in peak.rows[1:]] == ["allocated before the recording, in the allocator's history"] * 2
 
 
+def test_where_memory_ran_out_behind_the_peak_the_count_is_of_that_moment() -> None:
+    """700 bytes are in use where it ran out, and 5000 more were at the peak."""
+    allocator = recording_allocator()
+    allocator.alloc(700)
+    allocator.free(allocator.alloc(5000))
+    snapshot: Any = allocator.dump()
+    failed = {"action": "oom", "size": 1 << 40, "device_free": 5, "stream": 0, "frames": [], "time_us": 1}
+    snapshot["device_traces"][0].append(failed)
+    cycle = with_allocator_history(allocator.findings(), snapshot_in_memory(snapshot)).cycles[-1]
+    assert cycle.at_failure is not None
+    assert cycle.at_failure.allocator_peak_bytes == cycle.at_failure.counted.counter_bytes == 1024
+    assert cycle.peak.allocator_peak_bytes == cycle.peak.counted.counter_bytes == 1024 + 5120
+
+
 def test_what_was_made_before_the_recording_has_its_line() -> None:
     allocator = WatchedAllocator()
     allocator.start_recording()

@@ -228,16 +228,18 @@ def peak_report(
     """
     recording, attribution, lifetimes, blocks = cycle.recording, cycle.attribution, cycle.lifetimes, cycle.blocks
     made_at = position = peak_position(lifetimes)
-    in_use, counted, counted_bytes = None, lifetimes.count.at(position), int(lifetimes.allocator_bytes[position])
+    in_use = None
     if history is not None and entry is not None:
         made_at, position = last_events(history, lifetimes, entry)
         in_use = in_use_after(history, lifetimes, entry, position)
-        counted_bytes = in_use.memory.allocated_bytes - in_use.pending_bytes - counted.asleep_bytes
     elif history is not None:
         in_use = in_use_at(history, lifetimes, position)
+    counted, counted_bytes = lifetimes.count.at(position), int(lifetimes.allocator_bytes[position])
     if in_use is not None:  # whose sizes of what is unmapped are the allocator's own
         counted_bytes += counted.asleep_bytes - in_use.asleep_bytes
         counted = replace(counted, asleep_bytes=in_use.asleep_bytes)
+    if in_use is not None and entry is not None:  # which may lie between two recorded events
+        counted_bytes = in_use.memory.allocated_bytes - in_use.pending_bytes - in_use.asleep_bytes
     asleep_bytes = lifetimes.asleep.bytes_at(position)
     event = int(lifetimes.events[made_at])
     alive = lifetimes.alive_at(position)
