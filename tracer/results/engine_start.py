@@ -163,8 +163,8 @@ class EngineStart:
         said = worker.failure or self.failure
         if _COMPILES.search(said):
             said = (
-                "FlashInfer compiles a kernel with CUDA's nvcc, which failed here. VLLM_USE_FLASHINFER_SAMPLER=0 in "
-                f"the environment has vLLM sample without it; else install nvcc ({said.rstrip(':')})."
+                "FlashInfer compiles a kernel with CUDA's nvcc, which failed here. Install nvcc; if the kernel is the "
+                f"sampler's, VLLM_USE_FLASHINFER_SAMPLER=0 has vLLM sample without it ({said.rstrip(':')})."
             )
         return f"{ran_out} in the {at}{f': {said}' if said else '.'}"
 
