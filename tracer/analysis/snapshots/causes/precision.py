@@ -1,4 +1,4 @@
-"""Numbers of more bits, or more of them, than what they say needs: float64, one-hot labels, what autocast has cast."""
+"""Blocks with more bits or more numbers than their values need: float64, one-hot labels, copies by autocast."""
 
 from __future__ import annotations
 
