@@ -48,3 +48,28 @@ def serve() -> tuple[dict[str, int], int, int]:
             gc.unfreeze()
     peak = session.findings.worst.peak
     return peak.by_category(), sum(row.bytes for row in peak.rows), peak.peak_bytes
+
+
+class _HostMemory:
+    """Pinned host memory, which a tensor of the GPU can be a view of, as vLLM's buffers of requests are."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (self.host.data_ptr(), False),
+            "version": 2,
+        }
+
+
+def idle_beside_host_memory() -> tuple[int, int, tuple[str, ...]]:
+    """Profile a step that allocates nothing; the bytes of its rows, the allocator's count, and the notes."""
+    model = nn.Linear(64, 64, device="cuda:0")
+    with ProfileSession(model, None, schedule=Schedule(1, 0, 1, 1)) as session:
+        seen = [torch.as_tensor(_HostMemory(CACHE_BYTES), device="cuda:0") for _ in range(2)]
+        assert all(tensor.is_cuda for tensor in seen)
+        session.step()
+        session.step()
+    peak = session.findings.worst.peak
+    return sum(row.bytes for row in peak.rows), peak.peak_bytes, session.notes

@@ -584,6 +584,8 @@ class ProfileSession(Session):
             sentences.append(_other_devices(findings.device, findings.other_devices, named=self.device_is_named))
         if sum(self._observed.storages.mapped_bytes.values()) >= _LEAST_MAPPED_BYTES:
             sentences.append(_mapped_files(self._observed.storages.mapped_bytes))
+        foreign = self._observed.storages.foreign_bytes.items()
+        sentences += [_foreign(device, size) for device, size in foreign if size >= _LEAST_MAPPED_BYTES]
         if self._observed.are_cut:
             sentences.append("More graphs are alive than were examined: part of what they keep may be missing.")
         return tuple(sentences)
@@ -664,6 +666,14 @@ def _mapped_files(mapped_bytes: Mapping[str, int]) -> str:
     return (
         f"{format_bytes(sum(mapped_bytes.values()))} in tensors outside of models are mapped from files ({name}). "
         "Mapped files are not allocated, and are not counted."
+    )
+
+
+def _foreign(device: str, size_bytes: int) -> str:
+    """A sentence on tensors of a device whose memory its allocator has not reserved."""
+    return (
+        f"{format_bytes(size_bytes)} in tensors on {device} are in no memory of torch's allocator, such as pinned host "
+        "memory that the GPU reads: they are in no row."
     )
 
 

@@ -24,8 +24,8 @@ def blocks_on_an_a100(monkeypatch: pytest.MonkeyPatch) -> None:
 
     first = [block(512), block(SMALL_BYTES), block(MIB), block(SMALL_BYTES, "inactive"), block(32 * MIB)]
     segments = [
-        {"address": 1 << 30, "device": 0, "blocks": first},
-        {"address": 1 << 31, "device": 1, "blocks": [block(SMALL_BYTES)]},
+        {"address": 1 << 30, "device": 0, "total_size": 64 * MIB, "blocks": first},
+        {"address": 1 << 31, "device": 1, "total_size": 20 * MIB, "blocks": [block(SMALL_BYTES)]},
         {
             "address": 1 << 29,
             "device": 0,
@@ -109,10 +109,12 @@ def test_bytes_of_a_pool_are_those_of_its_device(device: int, pool: tuple[int, i
 
 
 @pytest.mark.usefixtures("blocks_on_an_a100")
-def test_what_a_storage_takes_is_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_storage_takes_is_its_block_and_segments_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getCublasWorkspaceSize", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCublasLtWorkspaceSize", lambda: 0, raising=False)
     first, freed = 1 << 30, (1 << 30) + 512 + SMALL_BYTES + MIB
-    sizes = device_blocks(DEVICE).sizes
+    found = device_blocks(DEVICE)
+    sizes = found.sizes
     assert sizes[first] == 512 and sizes[first + 512] == SMALL_BYTES and sizes[(1 << 29) + 512] == 1024
     assert freed not in sizes and 1 << 31 not in sizes
+    assert found.segments == ((1 << 29, (1 << 29) + 4 * MIB), (1 << 30, (1 << 30) + 64 * MIB))

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -203,6 +204,19 @@ def test_a_tensor_in_idle_memory_holds_nothing_until_a_look_says_otherwise() -> 
     observer.observe(inputs(idle), blocks={"cpu": DeviceBlocks()})
     assert rows(observer.observations())[2:] == [("x0", Role.INPUT, begin, 16, "cpu")]
     assert last_seen(observer.observations()) == {begin: Kind.INPUT, used.data_ptr(): Kind.INPUT}
+
+
+def test_a_tensor_outside_of_the_allocators_segments_holds_nothing() -> None:
+    """As a view of pinned host memory on a GPU: each byte is counted once, though two storages show a part of it."""
+    host = np.zeros(64, np.uint8)
+    first, second, used = torch.from_numpy(host[:48]), torch.from_numpy(host[32:]), torch.zeros(4)
+    begin = first.data_ptr()
+    observer = StorageObserver()
+    blocks = DeviceBlocks(segments=((used.data_ptr(), used.data_ptr() + 512),))
+    observer.observe(inputs(first, second, used), blocks={"cpu": blocks})
+    pieces = [("", Role.IDLE, begin, 48, "cpu"), ("", Role.IDLE, begin + 48, 16, "cpu")]
+    assert rows(observer.observations()) == [("x2", Role.INPUT, used.data_ptr(), 16, "cpu"), *pieces]
+    assert observer.foreign_bytes["cpu"] == 64
 
 
 def test_a_storage_takes_what_the_allocators_block_does() -> None:

@@ -31,6 +31,9 @@ class DeviceBlocks:
     # Bytes of each block in use, by address: what a storage there takes. It is more than the storage where the rest of
     # a piece was too little to split off.
     sizes: Mapping[int, int] = field(default_factory=dict)
+    # Begin and end of each segment, by address. A tensor elsewhere lies in memory that torch's allocator has not
+    # reserved, such as pinned host memory that the device reads.
+    segments: tuple[tuple[int, int], ...] = ()
 
 
 def device_blocks(device: torch.device, *, bucket_bytes: Collection[int] = ()) -> DeviceBlocks:
@@ -51,6 +54,7 @@ def device_blocks(device: torch.device, *, bucket_bytes: Collection[int] = ()) -
         buckets=tuple((address, size) for address, size in requested_sizes if size in bucket_bytes),
         idle=tuple(sorted(idle)),
         sizes={address: int(block["size"]) for address, block in in_use},
+        segments=tuple(sorted((int(one["address"]), int(one["address"]) + int(one["total_size"])) for one in segments)),
     )
 
 

@@ -34,7 +34,7 @@ class Role(IntEnum):
     """A leaf in no module and no optimizer that backward has given a gradient: a parameter if the program trains it."""
     IDLE = 10
     """No tensor, but a piece of a private pool that is not in use. CUDA graphs leave tensors behind in such memory. Of
-    the CPU, a piece of a mapped file, which is not allocated."""
+    the CPU, a piece of a mapped file, which is not allocated; of a GPU, host memory that it reads."""
     BUCKET = 11
     """What DistributedDataParallel reduces gradients in: nothing that has a name, and as large as its buckets."""
     KV_CACHE = 12

@@ -11,6 +11,7 @@ import weakref
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby, repeat
 from operator import itemgetter
 from types import MappingProxyType
@@ -61,6 +62,8 @@ class StorageObserver:
         self.threads: dict[str, None] = {}  # Names of other threads that called the model
         # By path of a mapped file the most bytes that tensors outside of models showed of it
         self.mapped_bytes: Counter[str] = Counter()
+        # By device the most bytes that tensors showed outside of the memory that its allocator has reserved
+        self.foreign_bytes: Counter[str] = Counter()
         self.sees_transforms = False  # Whether a transform of torch.func had wrapped one of the tensors
         # The lines that made what was observed, by name, as far as somebody knows them
         self.lines: dict[str, SourceLine] = {}
@@ -83,7 +86,8 @@ class StorageObserver:
     ) -> None:
         """Note where tensors lie now. A storage that comes twice has the role and name of the first time.
 
-        A storage in memory of a private pool that is not in use holds nothing, and is not noted.
+        A storage in memory of a private pool that is not in use holds nothing, and is not noted. Neither is one outside
+        of the allocator's segments, as a view of pinned host memory is: the allocator does not count it.
 
         Args:
             tensors: Role, name and tensor of each.
@@ -112,8 +116,9 @@ class StorageObserver:
             place = row[1], row[5]
             if row[1] >= _LOWEST_ADDRESS and row[2] and place not in found:
                 found[place] = row, storage
+        blocks = {text: self._with_foreign(text, of_device, found) for text, of_device in blocks.items()}
         if is_walk and "cpu" in self._devices:
-            blocks = {**blocks, "cpu": DeviceBlocks(idle=self._in_files(found))}
+            blocks["cpu"] = DeviceBlocks(idle=self._in_files(found))
         for text, of_device in blocks.items():
             self._idle[self._devices[text]] = of_device.idle
         for device, pieces in [entry for entry in self._idle.items() if entry[1]]:  # mostly none, and without a call
@@ -157,6 +162,14 @@ class StorageObserver:
             idle += fresh
         self.mapped_bytes |= shown
         return tuple(sorted(idle))
+
+    def _with_foreign(self, text: str, blocks: DeviceBlocks, found: _Found) -> DeviceBlocks:
+        """Return a device's blocks with what tensors show outside of its segments as idle memory."""
+        device = self._devices[text]
+        places = sorted((row[1], row[1] + row[2]) for (_, where), (row, _) in found.items() if where == device)
+        foreign = _outside_of_segments(places, blocks.segments)
+        self.foreign_bytes |= Counter({text: sum(end - begin for begin, end in foreign)})
+        return replace(blocks, idle=tuple(sorted([*blocks.idle, *foreign])))
 
     def _parts(self, tensors: list[Observed]) -> list[_Part]:
         """Role, name, storage and device of each; a tensor that is not plain has as many as it has parts."""
@@ -239,6 +252,24 @@ def _outside(found: _Found, device: int, pieces: Sequence[tuple[int, int]]) -> _
     last = map(bisect_right, repeat([begin for begin, _ in pieces]), map(itemgetter(0), places))
     inside = {place for place, at in zip(places, last, strict=True) if at and place[0] < pieces[at - 1][1]}
     return {place: entry for place, entry in found.items() if place not in inside}
+
+
+def _outside_of_segments(
+    places: Iterable[tuple[int, int]], segments: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Return what of some places, which are in order, begins in no segment; each byte once.
+
+    Places 0 to 4, 2 to 6 and 10 to 12, a segment from 10 to 20: 0 to 4, 4 to 6. Without segments nothing is known.
+    """
+    begins = [begin for begin, _ in segments]
+    pieces = list[tuple[int, int]]()
+    reached = 0
+    for begin, end in places if segments else ():
+        at = bisect_right(begins, begin)
+        if end > reached and (not at or begin >= segments[at - 1][1]):
+            pieces.append((max(begin, reached), end))
+            reached = end
+    return pieces
 
 
 def _with_sizes(rows: list[_Row], device: int, sizes: Mapping[int, int]) -> list[_Row]:
