@@ -104,6 +104,7 @@ class TimelineTracer:
         self._compiled = compiled or CompileWatch().code
         self._known = known
         self._kept: list[_Cycle] = []
+        self._put_by: _Cycle | None = None
         self._findings: Findings | None = None
         self._watched: Any = None
 
@@ -114,6 +115,19 @@ class TimelineTracer:
         self._read(self._kept[-1])
         if self.out_file is not None or self.trace_file is not None:
             self._finish_when_stopped(prof)
+
+    def put_by(self, prof: Any) -> None:
+        """Keep what the profiler has just recorded unread, in place of an earlier one, for `use_put_by`."""
+        self._put_by = _Cycle(torch_profiler.kineto_results(prof), _is_stopping(prof), self._read_counter())
+
+    def use_put_by(self) -> bool:
+        """Make the recording that was put by the only cycle, if there is one and no cycle was recorded."""
+        if self._put_by is None or self._kept:
+            return False
+        self._findings = None
+        self._kept.append(self._put_by)
+        self._read(self._put_by)
+        return True
 
     def forget_first(self) -> None:
         """Forget the first of the cycles."""

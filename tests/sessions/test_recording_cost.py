@@ -6,16 +6,19 @@ import importlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tracer import timeline_tracer
 from tracer.sessions import recording_cost
 from tracer.sessions.schedule import Schedule
+from tracer.sessions.script_run import ScriptProfile
 from tracer.sessions.training_profile import TrainingProfile, profile_training
+from tracer.sessions.voices import ScriptVoice
 
 PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=2, num_repeats=2)
 
@@ -191,3 +194,23 @@ def test_what_costs_much_in_the_first_recorded_step_has_later_ones_recorded(
     assert int(first.removeprefix("ProfilerStep#")) == {2: 5, 3: 2, 0: 11}[at.start]
     does = "loads more than 100 Python modules" if kind == "loads" else "calls models without gradients"
     assert (does in "".join(session.notes)) == (at.start != 2)
+
+
+def test_a_recording_that_was_dropped_is_used_where_no_other_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a script that only makes an inference engine: its last step ends with it, and nothing begins there."""
+    monkeypatch.syspath_prepend(tmp_path)
+    load, model, cache = loads(tmp_path, range(1)), nn.Linear(64, 8), list[Tensor]()
+    make = partial(TrainingProfile, voice=ScriptVoice(), save_dir=tmp_path, schedule=Schedule(0, 0, 3, 1), screen=False)
+    profile = ScriptProfile(make, is_inference=True)
+    with profile, torch.no_grad():
+        model(torch.ones(1, 64))
+        cache.append(torch.zeros(1 << 18))
+        load(0, model)
+        model(torch.ones(1, 64))
+    session = profile.session
+    assert isinstance(session, TrainingProfile) and session.num_steps_done == 2
+    (cycle,) = session.findings.cycles
+    assert not cycle.is_whole and cycle.peak.rows[0].bytes == 1 << 20
+    assert any("was recorded loads more than 100 Python modules" in note for note in session.notes)

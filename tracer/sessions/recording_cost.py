@@ -35,7 +35,7 @@ class RecordingCost:
         Args:
             num_steps: How many the schedule records, all cycles together.
         """
-        self.note = ""
+        self.note = self._dropped_since = ""
         self._num_steps = num_steps
         self._plain_s: list[float] = []
         self._num_recorded = self._num_dropped = self._num_read = self._num_events = 0
@@ -137,6 +137,13 @@ class RecordingCost:
             f"loads more than {_MOST_MODULES} Python modules"
         )
 
+    def was_put_by(self) -> None:
+        """Note that no step was recorded but the one whose recording was dropped last."""
+        self.note = (
+            f"The only step that was recorded {self._dropped_since}. Recording ended there: what is explained is the "
+            "step until then."
+        )
+
     def _ends_within_step(self, does: str) -> bool:
         if self.has_step:
             self.note = (
@@ -144,4 +151,5 @@ class RecordingCost:
             )
             return True
         self._num_dropped += 1
+        self._dropped_since = does
         return self._num_dropped <= _MOST_DROPPED

@@ -233,7 +233,7 @@ class ScriptProfile:
         with signals_deferred(error):
             self._forget_forks()
             if self._of_calls is not None and error is None:
-                self._end_step()
+                self._end_last_step()
             self._look_no_longer()
             if error is not None:
                 self._explain_without_session(error)
@@ -379,6 +379,14 @@ class ScriptProfile:
         is_enough = self._is_enough is not None and self._is_enough()
         if is_enough or self.session.is_complete:
             self._all_is_recorded()
+
+    def _end_last_step(self) -> None:
+        """End the step of the last call, with which the script ends."""
+        if isinstance(self.session, TrainingProfile) and self.later is None and not self._is_over:
+            self._has_stepped = True
+            self.session.end_last_step()
+        else:
+            self._end_step()
 
     def _all_is_recorded(self) -> None:
         assert self.session is not None
