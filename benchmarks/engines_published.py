@@ -1,9 +1,12 @@
 """KV cache of vLLM as published start-up logs say it, beside the same command on the null GPU.
 
     python -m benchmarks.engines_published --python ENVIRONMENT/bin/python [--only NAME,NAME] [--keep FOLDER]
+    python -m benchmarks.engines_published --python ENVIRONMENT/bin/python --cards h100,a100,l40s,rtx-4090,t4
 
 ENVIRONMENT has vLLM and this package. Each row runs its command on its card, from a config.json that is written here:
 no weights and no tokenizer are read. With --keep a row that has its engine.json in the folder is not run again.
+With --cards a small model starts on each card instead, compiled and with CUDA graphs. Either way the bytes that the
+stages of the start-up have allocated stand beside torch's own count of the worker with the least KV cache.
 
 The rows of `llm-d-planner` are its whole start-up logs of vLLM 0.19.0 on H100s, in which the memory of CUDA graphs is
 not estimated before the KV cache is sized, as it is from 0.21 on: for them the estimate is left out here too.
@@ -16,11 +19,12 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any, Final
 
 GIB: Final = 1 << 30
@@ -303,26 +307,70 @@ ROWS: Final = (
 )  # fmt: skip
 
 
+SMALL: Final = _config("Llama", "llama", 1024, 2816, 4, 16, 8, 32000)
+
+
 def measured(row: Published, python: str, folder: Path) -> dict[str, Any]:
     """Run a row's command on the null GPU, and return its engine.json."""
+    variables = {"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": str(int(row.estimates_graphs))}
     own = folder / row.name.replace(" ", "-")
+    return started(row.card, row.config, row.options, own, python=python, variables=variables)
+
+
+def started(
+    card: str,
+    config: Mapping[str, Any],
+    options: str,
+    own: Path,
+    *,
+    python: str,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Start `vllm serve` of a model on the null GPU, and return its engine.json.
+
+    Args:
+        own: Folder of the model and of the results; where it has results, nothing is run.
+    """
     model, results = own / "model", own / "results"
     if not (results / "engine.json").is_file():
         model.mkdir(parents=True, exist_ok=True)
-        (model / "config.json").write_text(json.dumps(dict(row.config)), "utf-8")
-        command = [python, "-m", "tracer", "run", "--on", row.card, "--save-dir", str(results)]
-        variables = {"HF_HUB_OFFLINE": "1", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": str(int(row.estimates_graphs))}
+        (model / "config.json").write_text(json.dumps(dict(config)), "utf-8")
+        command = [python, "-m", "tracer", "run", "--on", card, "--save-dir", str(results)]
         ended = subprocess.run(
-            [*command, "vllm", "serve", str(model), *row.options.split()],
-            env=os.environ | variables,
+            [*command, "vllm", "serve", str(model), *options.split()],
+            env={**os.environ, "HF_HUB_OFFLINE": "1", **variables},
             capture_output=True,
             text=True,
             check=False,
         )
         if not (results / "engine.json").is_file():
-            raise SystemExit(f"{row.name}: {ended.stderr[-2000:]}")
+            raise SystemExit(f"{own.name}: {ended.stderr[-2000:]}")
     document: dict[str, Any] = json.loads((results / "engine.json").read_text("utf-8"))
     return document
+
+
+def _worst(document: Mapping[str, Any]) -> dict[str, Any]:
+    worst: dict[str, Any] = min(document["workers"], key=lambda one: one["cache_bytes"])
+    return worst
+
+
+def _counted(worker: Mapping[str, Any]) -> str:
+    """Return the sum of the stages, torch's count and their difference; empty for a result of an earlier version."""
+    if "stage_bytes" not in worker:
+        return ""
+    return f"{sum(worker['stage_bytes'].values()):,}, {worker['allocated_bytes']:,}, {worker['unexplained_bytes']:,}"
+
+
+def print_cards(cards: Sequence[str], python: str, folder: Path) -> None:
+    """Print a row for each card on which a small model starts."""
+    print("| vLLM | card | KV cache GiB | tokens | by stages, torch's count, unexplained |")
+    print("| --- | --- | ---: | ---: | ---: |")
+    for card in cards:
+        document = started(card, SMALL, "--max-model-len 2048", folder / card.replace(":", "-"), python=python)
+        worker = _worst(document)
+        said = f"{worker['cache_bytes'] / GIB:.2f} | {document['kv_cache_tokens']:,}"
+        cells = f"{said} | {_counted(worker)}" if document["fits"] else f"does not start: {document['limit']} | |"
+        print(f"| {worker['engine']} | {card} | {cells} |", flush=True)
 
 
 def _cell(theirs: float | None, ours: float) -> str:
@@ -330,32 +378,43 @@ def _cell(theirs: float | None, ours: float) -> str:
 
 
 def main() -> None:
-    """Print a row for each log, and how far the tokens of the KV cache are off in the median."""
+    """Print what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", required=True, help="Python of an environment with vLLM and this package")
     parser.add_argument("--only", help="names of rows, with commas")
+    parser.add_argument("--cards", help="cards on which a small model starts, with commas; no log is looked at")
     parser.add_argument("--keep", type=Path, help="folder that keeps the results")
     options = parser.parse_args()
-    names = options.only.split(",") if options.only else [row.name for row in ROWS]
-    off: list[float] = []
-    print("| log | card | vLLM | weights GiB | activations GiB | KV cache GiB | tokens, ours | off |")
-    print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |")
     with tempfile.TemporaryDirectory() if options.keep is None else nullcontext(options.keep) as folder:
-        for row in (row for row in ROWS if row.name in names):
-            document = measured(row, options.python, Path(folder))
-            if not document["fits"]:
-                print(f"| {row.name} | {row.card} | does not start: {document['limit']} |", flush=True)
-                continue
-            worker = min(document["workers"], key=lambda one: one["cache_bytes"])
-            off.append(document["kv_cache_tokens"] / row.tokens - 1)
-            cells = (
-                _cell(row.weights_gib, worker["weights_bytes"] / GIB),
-                _cell(row.activation_gib, worker["activation_bytes"] / GIB),
-                _cell(row.cache_gib, worker["cache_bytes"] / GIB),
-                f"{row.tokens:,}, {document['kv_cache_tokens']:,}",
-                f"{off[-1]:+.1%}",
-            )
-            print(f"| {row.name} | {row.card} | {row.version}, {worker['engine']} | {' | '.join(cells)} |", flush=True)
+        if options.cards:
+            print_cards(options.cards.split(","), options.python, Path(folder))
+        else:
+            print_logs(options.only.split(",") if options.only else None, options.python, Path(folder))
+
+
+def print_logs(names: Sequence[str] | None, python: str, folder: Path) -> None:
+    """Print a row for each log, or those of some names, and how far the tokens are off in the median."""
+    off: list[float] = []
+    print(
+        "| log | card | vLLM | weights GiB | activations GiB | KV cache GiB | tokens, ours | off | sum, count, rest |"
+    )
+    print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for row in (row for row in ROWS if names is None or row.name in names):
+        document = measured(row, python, folder)
+        if not document["fits"]:
+            print(f"| {row.name} | {row.card} | does not start: {document['limit']} |", flush=True)
+            continue
+        worker = _worst(document)
+        off.append(document["kv_cache_tokens"] / row.tokens - 1)
+        cells = (
+            _cell(row.weights_gib, worker["weights_bytes"] / GIB),
+            _cell(row.activation_gib, worker["activation_bytes"] / GIB),
+            _cell(row.cache_gib, worker["cache_bytes"] / GIB),
+            f"{row.tokens:,}, {document['kv_cache_tokens']:,}",
+            f"{off[-1]:+.1%}",
+            _counted(worker),
+        )
+        print(f"| {row.name} | {row.card} | {row.version}, {worker['engine']} | {' | '.join(cells)} |", flush=True)
     if off:
         sizes = [abs(one) for one in off]
         near = sum(one <= 0.06 for one in sizes)

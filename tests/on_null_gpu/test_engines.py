@@ -24,6 +24,8 @@ def test_each_part_of_the_memory_is_measured(elsewhere: Elsewhere) -> None:
     # The allocator reserves 20 MiB for requests of 1 to 10 MiB: weights and workspace share them.
     assert found["other_bytes"] == (20 - 4) * MIB
     assert found["cache_dtype"] == "float16"
+    assert list(found["stage_bytes"].values()) == [0, 4 * MIB, 2 * MIB, 64 * MIB, (32 + 16) * MIB]
+    assert found["allocated_bytes"] == (4 + 2 + 64 + 32 + 16) * MIB
     assert found["num_batches"] == 2 and found["served_bytes"] == 48 * MIB
     (slept,) = (phase for phase in phases if phase.name == "vLLM: sleep(1)")
     assert slept.begin_bytes - slept.end_bytes == (64 + 48) * MIB  # the cache, and a batch's block

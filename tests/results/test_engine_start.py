@@ -24,6 +24,11 @@ def test_what_is_left_of_the_card_is_free() -> None:
     assert READY.free_bytes == (80 - 15 - 2 - 1 - 54) * GIB
 
 
+def test_memory_that_no_stage_has_allocated_is_unexplained() -> None:
+    counted = replace(READY, stage_bytes={"loading": 15 * GIB, "cache": 54 * GIB}, allocated_bytes=70 * GIB)
+    assert counted.unexplained_bytes == GIB and READY.unexplained_bytes == 0
+
+
 def test_the_cache_limits_until_there_are_as_many_requests_as_may_run() -> None:
     assert start(READY).limit.startswith("The KV cache limits: it holds 54.0 requests of 8,192 tokens")
     few = replace(READY, max_requests=50)

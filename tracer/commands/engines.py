@@ -20,6 +20,7 @@ from tracer.commands.on_card import OnOptions, on_null_gpu, say_where, start_on
 from tracer.commands.script import no_card_named
 from tracer.errors import UsageError
 from tracer.exporters.screen.terminal import print_json, say, screen, show
+from tracer.results.files import PAGE
 
 if TYPE_CHECKING:
     from tracer.results.engine_start import EngineStart
@@ -148,7 +149,17 @@ def answer_engine(
             say(f"The engine starts; {kept}.")
         start = run_engine(command, output, is_server=engine.is_server, num_requests=num_requests, port=port)
         tell_engine(start, folder, words=engine.words, quiet=quiet, as_json=as_json, computed=devices is None)
+        if save_dir is not None:
+            _write_page(start, save_dir / PAGE.file_name, words=engine.words, quiet=quiet, computed=devices is None)
     raise typer.Exit(0 if start.fits else status_if_not)
+
+
+def _write_page(start: EngineStart, path: Path, *, words: str, quiet: bool, computed: bool) -> None:
+    from tracer.exporters.page.engine_page import write_engine_page
+
+    write_engine_page(start, path, command=words, computed=computed)
+    if not quiet:
+        say(f"Wrote {path}  (open with {PAGE.read_with})")
 
 
 def _results_folder(save_dir: Path | None) -> AbstractContextManager[str | Path]:
@@ -210,12 +221,21 @@ def run_engines_in_one_process() -> None:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 
-def tell_reports(reports: Path, save_dir: Path, *, quiet: bool, computed: bool) -> None:
-    """Print what the memory of the engine is for that a script has made, and write engine.json; no-op without one."""
+def tell_reports(reports: Path, save_dir: Path, page: Path | None, *, quiet: bool, computed: bool) -> None:
+    """Print what the memory of the engine is for that a script has made, and write engine.json; no-op without one.
+
+    Args:
+        page: The script's own page, which then begins with the engine; None for none.
+    """
     from tracer.sessions.engine_run import read_reports
 
-    if (start := read_reports(reports)) is not None:
-        tell_engine(start, save_dir, words="", quiet=quiet, computed=computed)
+    if (start := read_reports(reports)) is None:
+        return
+    if page is not None:
+        from tracer.exporters.page.engine_page import put_engine_first
+
+        put_engine_first(start, page, computed=computed)
+    tell_engine(start, save_dir, words="", quiet=quiet, computed=computed)
 
 
 def tell_engine(

@@ -1,5 +1,7 @@
 """Memory of an inference engine: the KV cache and the limit of its requests in less than 24 lines, and engine.json.
 
+The screen and the page (`page/engine_page.py`) say the same sentences and rows.
+
 docs/serving.md describes the keys of engine.json.
 """
 
@@ -32,29 +34,68 @@ def print_engine(start: EngineStart, console: Console, *, command: str, computed
         command: The engine's own command, which is printed last, with a change if it does not start; may be empty.
         computed: Whether a real GPU computed.
     """
-    worker = start.worst
+    verdict, *others = answer_sentences(start)
     say(console)
-    say(console, _verdict(start), style="bold")
-    say(console, start.limit)
-    if worker.num_batches:
-        say(
-            console,
-            f"{some(worker.num_batches, 'batch', 'batches')} of requests, and the warm-up, took "
-            f"{format_bytes(worker.served_bytes)} at most beside the rest; the profiled batch took "
-            f"{format_bytes(worker.activation_bytes)}.",
-        )
-    title = f"Memory of {'the card' if worker.num_workers == 1 else f'the card of rank {worker.rank}'}, {worker.device}"
-    print_rows(title, ("bytes", "", "share"), list(_rows(start)), console, words=("of what",))
-    if worker.num_workers > 1 and not computed:
-        say(console)
-        say(console, _WITHOUT_NCCL)
-    if start.changes:
-        say(console)
-        for option, effect in start.changes:
-            say(console, f"{option}  {effect}.")
+    say(console, verdict, style="bold")
+    for sentence in others:
+        say(console, sentence)
+    rows = [(f"{size:,}", format_bytes(size), share, words) for size, share, words in card_rows(start)]
+    print_rows(card_title(start), ("bytes", "", "share"), rows, console, words=("of what",))
+    for group in (lacking_sentences(start, computed=computed), change_sentences(start)):
+        if group:
+            say(console)
+        for sentence in group:
+            say(console, sentence)
     if command:
         say(console)
-        say(console, f"Start it with: {_to_paste(start, command)}")
+        say(console, f"Start it with: {command_to_paste(start, command)}")
+
+
+def answer_sentences(start: EngineStart) -> tuple[str, ...]:
+    """Return the KV cache and its tokens, what limits the requests, and what requests have taken if some have run."""
+    worker = start.worst
+    if not worker.num_batches:
+        return _verdict(start), start.limit
+    served = (
+        f"{some(worker.num_batches, 'batch', 'batches')} of requests, and the warm-up, took "
+        f"{format_bytes(worker.served_bytes)} at most beside the rest; the profiled batch took "
+        f"{format_bytes(worker.activation_bytes)}."
+    )
+    return _verdict(start), start.limit, served
+
+
+def lacking_sentences(start: EngineStart, *, computed: bool) -> tuple[str, ...]:
+    """Return sentences on memory that no stage has allocated, and on what is not counted on several null GPUs."""
+    unexplained = start.worst.unexplained_bytes
+    words = f"torch's allocator counts {unexplained:,} bytes more than the stages of the start-up have allocated."
+    is_without_nccl = start.worst.num_workers > 1 and not computed
+    return (*[words] * bool(unexplained), *[_WITHOUT_NCCL] * is_without_nccl)
+
+
+def change_sentences(start: EngineStart) -> tuple[str, ...]:
+    """Return the options that would let it start, or give it more KV cache, each with what it does."""
+    return tuple(f"{option}  {effect}." for option, effect in start.changes)
+
+
+def card_title(start: EngineStart) -> str:
+    """Return the title of the table whose rows are `card_rows`."""
+    worker = start.worst
+    return f"Memory of {'the card' if worker.num_workers == 1 else f'the card of rank {worker.rank}'}, {worker.device}"
+
+
+def card_rows(start: EngineStart) -> list[tuple[int, str, str]]:
+    """Return bytes, share and words of each part of the card's memory; the last row is their sum, the card."""
+    worker = start.worst
+    rows = [(size, name + details) for size, name, details in _parts(worker, start.cache_tokens)]
+    rows.append((worker.total_bytes, "the card"))
+    return [(size, f"{100 * size / worker.total_bytes:.1f} %", words) for size, words in rows]
+
+
+def card_sentence(start: EngineStart) -> str:
+    """Return the same parts in a sentence, without their details."""
+    worker = start.worst
+    parts = (f"{name} {format_bytes(size)}" for size, name, _ in _parts(worker, start.cache_tokens) if size)
+    return f"Of the card's {format_bytes(worker.total_bytes)}: {', '.join(parts)}."
 
 
 def print_engines(rows: Sequence[tuple[Sequence[str], EngineStart]], console: Console) -> None:
@@ -87,32 +128,24 @@ def _verdict(start: EngineStart) -> str:
     )
 
 
-def _rows(start: EngineStart) -> Iterator[tuple[str, str, str, str]]:
-    worker = start.worst
-    for size_bytes, words in _parts(worker, start.cache_tokens):
-        yield f"{size_bytes:,}", format_bytes(size_bytes), f"{100 * size_bytes / worker.total_bytes:.1f} %", words
-    yield f"{worker.total_bytes:,}", format_bytes(worker.total_bytes), "100.0 %", "the card"
-
-
-def _parts(worker: WorkerMemory, cache_tokens: int | None) -> Iterator[tuple[int, str]]:
+def _parts(worker: WorkerMemory, cache_tokens: int | None) -> Iterator[tuple[int, str, str]]:
+    """Yield bytes, name and details of each part of the card's memory."""
     tokens = f": {cache_tokens:,} tokens, {worker.cache_dtype}" if cache_tokens is not None else ""
     reached = list(StartStage).index(StartStage(worker.stage))
     if reached >= list(StartStage).index(StartStage.CACHE):
-        yield worker.cache_bytes, f"KV cache{tokens}"
-    yield worker.weights_bytes, "weights"
-    yield (
-        worker.activation_bytes,
-        f"activations at the profiled batch: {worker.batched_tokens:,} tokens, {worker.max_requests:,} requests",
-    )
+        yield worker.cache_bytes, "KV cache", tokens
+    yield worker.weights_bytes, "weights", ""
+    batch = f" at the profiled batch: {worker.batched_tokens:,} tokens, {worker.max_requests:,} requests"
+    yield worker.activation_bytes, "activations", batch
     if worker.captures_graphs:
-        yield worker.graphs_bytes, "CUDA graphs, without what the driver keeps for them"
-    yield worker.other_bytes, "buffers and workspaces of the engine"
-    yield worker.outside_bytes, "outside of torch's allocator: CUDA's context, libraries"
+        yield worker.graphs_bytes, "CUDA graphs", ", without what the driver keeps for them"
+    yield worker.other_bytes, "buffers and workspaces of the engine", ""
+    yield worker.outside_bytes, "outside of torch's allocator", ": CUDA's context, libraries"
     share = f"--gpu-memory-utilization {worker.utilization:g} gives {format_bytes(worker.limit_bytes)}"
-    yield worker.free_bytes, f"free; {share}"
+    yield worker.free_bytes, "free", f"; {share}"
 
 
-def _to_paste(start: EngineStart, command: str) -> str:
+def command_to_paste(start: EngineStart, command: str) -> str:
     """Return the command as it was given, or with the first change that would let the engine start."""
     if start.fits or not start.changes:
         return command
@@ -136,7 +169,8 @@ def engine_json(start: EngineStart, *, command: str, computed: bool) -> dict[str
         "largest_context": start.largest_context,
         "changes": [{"option": option, "effect": effect} for option, effect in start.changes],
         "workers": [
-            asdict(worker) | {"limit_bytes": worker.limit_bytes, "free_bytes": worker.free_bytes}
+            asdict(worker)
+            | {name: getattr(worker, name) for name in ("limit_bytes", "unexplained_bytes", "free_bytes")}
             for worker in start.workers
         ],
     }

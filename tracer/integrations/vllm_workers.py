@@ -117,6 +117,7 @@ class _WorkerReport:
         self._worker, self._folder, self._engine = worker, folder, engine
         self._report: WorkerMemory | None = None
         self._pool_bytes = 0  # Of private pools, before CUDA graphs are captured
+        self._allocated_before_bytes = 0  # When the worker started
         self._around(worker, "init_device", self._started)
         self._around(worker, "load_model", self._weights_loaded)
         self._around(worker, "determine_available_memory", self._profiled)
@@ -170,6 +171,16 @@ class _WorkerReport:
         if self._report is not None:
             self._report = replace(self._report, **values)
 
+    def _stage_ended(self, stage: StartStage, before: Counters, after: Counters, **values: Any) -> None:
+        if self._report is not None:
+            taken = {stage.value: after.allocated_bytes - before.allocated_bytes}
+            self._update(
+                stage=stage.value,
+                stage_bytes={**self._report.stage_bytes, **taken},
+                allocated_bytes=after.allocated_bytes - self._allocated_before_bytes,
+                **values,
+            )
+
     def _write(self) -> None:
         if self._report is not None:
             write_json(self._folder / f"worker-{os.getpid()}.json", asdict(self._report))
@@ -200,6 +211,8 @@ class _WorkerReport:
             cache_dtype=_cache_dtype(config),
             captures_graphs=not config.model_config.enforce_eager,
         )
+        self._allocated_before_bytes = before.allocated_bytes
+        self._stage_ended(StartStage.STARTED, before, after)
         runner = getattr(worker, "model_runner", None)
         self._around(runner, "profile_run", self._batch_profiled)
         self._around(runner, "capture_model", self._graphs_captured, GRAPHS)
@@ -208,7 +221,7 @@ class _WorkerReport:
         """The runner counts the model alone; its own buffers, such as those of the sampler, are made meanwhile."""
         counted = getattr(getattr(self._worker, "model_runner", None), "model_memory_usage", None)
         weights_bytes = int(counted) if counted else after.allocated_bytes - before.allocated_bytes
-        self._update(stage=StartStage.WEIGHTS.value, weights_bytes=weights_bytes)
+        self._stage_ended(StartStage.WEIGHTS, before, after, weights_bytes=weights_bytes)
 
     def _batch_profiled(self, before: Counters, after: Counters, result: Any, arguments: tuple[Any, ...]) -> None:
         """Torch's peak begins right before the profiled batch: vLLM resets it there."""
@@ -217,8 +230,10 @@ class _WorkerReport:
     def _profiled(self, before: Counters, after: Counters, result: Any, arguments: tuple[Any, ...]) -> None:
         assert self._report is not None
         free_bytes, total_bytes = torch.cuda.mem_get_info()
-        self._update(
-            stage=StartStage.PROFILE.value,
+        self._stage_ended(
+            StartStage.PROFILE,
+            before,
+            after,
             available_bytes=int(result),
             other_bytes=after.reserved_bytes - self._report.weights_bytes,
             outside_bytes=total_bytes - free_bytes - after.reserved_bytes,
@@ -236,7 +251,7 @@ class _WorkerReport:
             cache_tokens = int(arguments[0].num_blocks) * int(groups[0].kv_cache_spec.block_size)
         taken = after.allocated_bytes - before.allocated_bytes
         self._pool_bytes = private_pool_bytes(torch.cuda.current_device())
-        self._update(stage=StartStage.CACHE.value, cache_bytes=taken, cache_tokens=cache_tokens)
+        self._stage_ended(StartStage.CACHE, before, after, cache_bytes=taken, cache_tokens=cache_tokens)
 
     def _graphs_captured(self, before: Counters, after: Counters, result: Any, arguments: tuple[Any, ...]) -> None:
         """Take the larger of the runner's figure, by how much less of the card is free, and the graphs' pools.
@@ -247,7 +262,7 @@ class _WorkerReport:
         self._update(graphs_bytes=max(int(result or 0), pool_bytes))
 
     def _ready(self, before: Counters, after: Counters, result: Any, arguments: tuple[Any, ...]) -> None:
-        self._update(stage=StartStage.READY.value)
+        self._stage_ended(StartStage.READY, before, after)
 
     def _batch_run(self, before: Counters, after: Counters, result: Any, arguments: tuple[Any, ...]) -> None:
         """Torch's peak is that of the warm-up and of all batches since: the KV cache was not there before."""

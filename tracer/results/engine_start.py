@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -63,6 +63,10 @@ class WorkerMemory:
     failure: str = ""  # What the engine or torch said, where the start-up failed
     failed_in: str = ""  # The part of its stage in which it failed, if that is known
     is_out_of_memory: bool = False
+    stage_bytes: Mapping[str, int] = field(
+        default_factory=dict
+    )  # Allocated by each stage that has ended, and not freed
+    allocated_bytes: int = 0  # The same of all stages, by torch's count when the last one had ended
     num_batches: int = 0  # Batches of requests that have run after the start-up
     served_bytes: int = 0  # Allocated at most for these batches beside the rest, or for those of the warm-up
 
@@ -70,6 +74,11 @@ class WorkerMemory:
     def limit_bytes(self) -> int:
         """Return the part of the card that the engine may use."""
         return int(self.total_bytes * self.utilization)
+
+    @property
+    def unexplained_bytes(self) -> int:
+        """Return what torch counts and no stage has allocated."""
+        return self.allocated_bytes - sum(self.stage_bytes.values())
 
     @property
     def free_bytes(self) -> int:

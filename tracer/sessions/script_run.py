@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -202,6 +203,11 @@ class ScriptProfile:
                 self._num_steps_in_all, self.later.explained_in if self.later is not None else None
             )
         return ()
+
+    @property
+    def page(self) -> Path | None:
+        """The page of the recorded steps, if it was written."""
+        return self.session.page if isinstance(self.session, TrainingProfile) else None
 
     @property
     def _watch(self) -> TrainingWatch | None:

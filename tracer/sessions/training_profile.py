@@ -192,7 +192,7 @@ class TrainingProfile(ProfileSession):
         if self.results is None:
             return f"<p>Profiling: {some(self.num_steps_done, 'step')} so far.</p>"
         notes = [] if self.results.findings is not None else [self._what_is_missing()]
-        return self.results.html(notes=notes, page=self._page)
+        return self.results.html(notes=notes, page=self.page)
 
     def _what_is_missing(self) -> str:
         """Why nothing was recorded, and what to do about it."""
@@ -287,12 +287,12 @@ class TrainingProfile(ProfileSession):
             return
         for log in self._loggers:
             try:
-                log(scalars(results.findings), results.num_steps, self._page)
+                log(scalars(results.findings), results.num_steps, self.page)
             except Exception as fault:
                 self.voice.complain(f"The peak could not be logged: {type(fault).__name__}: {fault}")
 
     @property
-    def _page(self) -> Path | None:
+    def page(self) -> Path | None:
         """The page, if it was written."""
         pages = (file.path for file in self.written if file.path.name == PAGE.file_name and file.error is None)
         return next(pages, None)

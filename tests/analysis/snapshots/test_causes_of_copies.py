@@ -93,22 +93,22 @@ def test_a_whole_set_of_data_on_the_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "file"),
+    ("function", "file", "words"),
     [
-        ("update", "transformers/cache_utils.py"),
-        ("_allocate_kv_cache_tensors", "vllm/v1/worker/gpu_model_runner.py"),
-        ("_create_buffers", "sglang/srt/mem_cache/memory_pool.py"),
-        ("allocate_inference_cache", "flash_attn/modules/mha.py"),
+        ("update", "transformers/cache_utils.py", 'cache_implementation="offloaded"'),
+        ("_allocate_kv_cache_tensors", "vllm/v1/worker/gpu_model_runner.py", "set a lower gpu_memory_utilization"),
+        ("_create_buffers", "sglang/srt/mem_cache/memory_pool.py", "set a lower mem_fraction_static"),
+        ("allocate_inference_cache", "flash_attn/modules/mha.py", "use a smaller batch or a shorter length: this"),
     ],
 )
-def test_a_cache_of_keys_and_values_by_the_name_of_its_code(function: str, file: str) -> None:
+def test_a_cache_of_keys_and_values_by_the_name_of_its_code(function: str, file: str, words: str) -> None:
     program = Recorded(capacity=130)
     for _ in range(10):
         program.make(10, [line(9, function, f"/x/site-packages/{file}"), *layer(8)])
     program.fail(40, layer(9))
     change = first(program)
     assert change.cause == "KV cache"
-    assert ('cache_implementation="offloaded"' in change.words) == file.startswith("transformers/")
+    assert words in change.words
     assert "holds 100.00 MiB in 10 blocks" in change.sentence
 
 

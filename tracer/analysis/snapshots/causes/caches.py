@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import Final
 
@@ -24,6 +24,7 @@ _NAMES: Final = re.compile(
     r"kv_?cache|key_?value|kv_?pool|past_key|inference_cache|\bcache_utils\.py|\bmem_cache/", re.IGNORECASE
 )
 """Of a function, its file or the folder of that: as transformers, vLLM, SGLang and flash-attention have them."""
+_SETTING_OF_ENGINES: Final = {"vllm": "gpu_memory_utilization", "sglang": "mem_fraction_static"}
 _LEAST_PERCENT: Final = 20
 _PARTS: Final = 2
 
@@ -36,17 +37,23 @@ def kv_cache(case: Case) -> Iterator[Cause]:
     if not case.is_much(held, percent=_LEAST_PERCENT) or any(True for _ in grown_by_cat(case)):
         return
     site = case.largest_site(held)
-    is_transformers = site is not None and "transformers" in PurePath(site.file or "").parts
-    other = ', or move it to the host (cache_implementation="offloaded")' if is_transformers else ""
+    why, remedy = _of_cache(PurePath((site.file if site is not None else None) or "").parts)
     yield Cause(
         "KV cache",
-        f"The cache of keys and values holds {case.words(held)}{case.lines(held)}: it grows with the batch and with "
-        "the length.",
-        f"use a smaller batch or a shorter length{other}: this is with half of it",
+        f"The cache of keys and values holds {case.words(held)}{case.lines(held)}: {why}.",
+        f"{remedy}: this is with half of it",
         lambda modelled: with_smaller_blocks(modelled, rows, _PARTS),
         site,
         GivesUp.TIME_OR_SIZE,
     )
+
+
+def _of_cache(library: Sequence[str]) -> tuple[str, str]:
+    """Return how large a cache is, and how it is made smaller, by the folders of the code that makes it."""
+    if setting := next((name for engine, name in _SETTING_OF_ENGINES.items() if engine in library), ""):
+        return f"the engine allocates it when it starts, as much as {setting} leaves", f"set a lower {setting}"
+    other = ', or move it to the host (cache_implementation="offloaded")' if "transformers" in library else ""
+    return "it grows with the batch and with the length", f"use a smaller batch or a shorter length{other}"
 
 
 def _is_of_cache(frame: Frame) -> bool:

@@ -1,0 +1,62 @@
+"""The page of an inference engine answers in its first sentences, in the words of the screen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.exporters.page import page_samples as samples
+from tests.results.test_engine_start import GIB, READY
+from tracer.exporters.engine import print_engine
+from tracer.exporters.page.engine_page import engine_page, put_engine_first, write_engine_page
+from tracer.exporters.page.html import data_of_html, write_pages
+from tracer.exporters.screen.terminal import screen
+from tracer.results.engine_start import EngineStart, engine_start
+
+
+@pytest.fixture
+def start() -> EngineStart:
+    ready = replace(READY, num_batches=3, served_bytes=GIB)
+    return engine_start([ready], cache_tokens=442_160, concurrency=53.97)
+
+
+def test_the_page_says_what_the_screen_says(
+    start: EngineStart, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with screen() as console:
+        print_engine(start, console, command="vllm serve m", computed=False)
+    lines = capsys.readouterr().out.splitlines()
+    path = tmp_path / "page.html"
+    write_engine_page(start, path, command="vllm serve m", computed=False)
+    (page,) = data_of_html(path.read_text())["pages"]
+    (of_card,) = (sentence for sentence in page["headline"] if sentence not in lines)
+    assert of_card == (
+        "Of the card's 80.00 GiB: KV cache 54.00 GiB, weights 15.00 GiB, activations 2.00 GiB, outside of torch's "
+        "allocator 1.00 GiB, free 8.00 GiB."
+    )
+    assert [sentence.split()[0] for sentence in page["headline"]] == [
+        "vLLM", "The", "3", "Of", "--gpu-memory-utilization", "Start"
+    ]  # fmt: skip
+    sizes = [row[1] for row in page["sections"][0]["tables"][0]["rows"]]
+    assert sum(sizes[:-1]) == sizes[-1] == 80 * GIB
+
+
+def test_the_page_of_a_script_begins_with_the_engine_that_it_has_made(start: EngineStart, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    write_pages((samples.small_page(),), path)
+    (before,) = data_of_html(path.read_text())["pages"]
+    put_engine_first(start, path, computed=True)
+    (page,) = data_of_html(path.read_text())["pages"]
+    first = engine_page(start, command="", computed=True)
+    assert page["headline"] == [*first.answer, *before["headline"]]
+    assert page["sections"][0]["title"] == "Memory of the engine" and page["sections"][1:] == before["sections"]
+    assert {**page, **{name: before[name] for name in ("headline", "sections", "title")}} == before
+
+
+def test_of_several_workers_each_card_has_a_row(start: EngineStart) -> None:
+    workers = [replace(READY, num_workers=2, rank=rank) for rank in range(2)]
+    page = engine_page(engine_start(workers, cache_tokens=1, concurrency=1.0), command="", computed=False)
+    assert [row[0] for row in page.sections[0].tables[1].rows] == ["0", "1"]
+    assert any("NCCL is not counted" in sentence for sentence in page.answer)

@@ -1,0 +1,82 @@
+"""An inference engine's start as a page, and in front of what the page of a script says that has made the engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tracer.exporters.engine import (
+    answer_sentences,
+    card_rows,
+    card_sentence,
+    card_title,
+    change_sentences,
+    command_to_paste,
+    lacking_sentences,
+)
+from tracer.exporters.files import write_atomically
+from tracer.exporters.page.data import page_data, relative_paths
+from tracer.exporters.page.html import data_of_html, html_of_data, write_prepared
+from tracer.exporters.page.model import Page, Section, Table
+from tracer.results.engine_start import EngineStart
+from tracer.results.null_run import CAVEAT
+
+
+def write_engine_page(start: EngineStart, path: Path, *, command: str, computed: bool) -> None:
+    """Write the page of an engine's command."""
+    write_prepared([page_data(engine_page(start, command=command, computed=computed))], path)
+
+
+def put_engine_first(start: EngineStart, path: Path, *, computed: bool) -> None:
+    """Have the page of a script begin with the answer of the engine that it has made."""
+    data = data_of_html(path.read_text("utf-8"))
+    (engine,) = relative_paths([page_data(engine_page(start, command="", computed=computed))])
+    for page in data["pages"]:
+        page["title"] = engine["title"]
+        page["headline"] = [*engine["headline"], *page["headline"]]
+        page["sections"] = [*engine["sections"], *page["sections"]]
+    write_atomically(path, html_of_data(data).encode())
+
+
+def engine_page(start: EngineStart, *, command: str, computed: bool) -> Page:
+    """Return the content: the KV cache, its limit and what fills the rest, which utilization is safe, the rows.
+
+    Args:
+        command: The engine's own command; the empty text where a script made the engine.
+    """
+    worker = start.worst
+    to_paste = (f"Start it with: {command_to_paste(start, command)}",) if command else ()
+    columns = ("of what", "bytes", "share")
+    rows = tuple((words, size, share) for size, share, words in card_rows(start))
+    return Page(
+        title="Memory of an inference engine",
+        device=worker.device,
+        subtitle=f"{worker.engine}, {worker.model}",
+        caveat="" if computed else CAVEAT,
+        answer=(
+            *answer_sentences(start),
+            card_sentence(start),
+            *change_sentences(start),
+            *lacking_sentences(start, computed=computed),
+            *to_paste,
+        ),
+        sections=(Section("Memory of the engine", (), (Table(card_title(start), columns, rows), *_by_worker(start))),),
+    )
+
+
+def _by_worker(start: EngineStart) -> tuple[Table, ...]:
+    """Return a table of all workers, if there are several."""
+    if len(start.workers) < 2:
+        return ()
+    names = ("rank", "KV cache", "weights", "activations", "buffers", "free")
+    rows = tuple(
+        (
+            f"{each.rank:,}",
+            each.cache_bytes,
+            each.weights_bytes,
+            each.activation_bytes,
+            each.other_bytes,
+            each.free_bytes,
+        )
+        for each in start.workers
+    )
+    return (Table("Each card", names, rows),)
