@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer import Exit
 from typer.testing import CliRunner
 
 from tests.results.test_engine_start import GIB, READY
+from tracer.commands import engines
 from tracer.commands.app import app
-from tracer.commands.engines import engine_command
+from tracer.commands.engines import engine_command, fit_engine, numbers_of_gpus
+from tracer.commands.on_card import OnOptions
 from tracer.exporters.engine import print_engine, print_engines
 from tracer.exporters.screen.terminal import screen
-from tracer.results.engine_start import StartStage, engine_start
+from tracer.null_gpu.cards import devices_of
+from tracer.results.engine_start import EngineStart, StartStage, engine_start
+from tracer.sessions import engine_run
 
 
 def test_a_server_is_run_without_its_weights() -> None:
@@ -140,5 +146,37 @@ def test_a_table_of_options_says_what_starts_and_what_does_not(capsys: pytest.Ca
         print_engines([(("--a", "1"), starts[0]), (("--a", "2"), starts[1])], console)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "KV cache on card, by options"
-    assert lines[3].split() == ["54.00", "GiB", "442,160", "54.0", "8.00", "GiB", "--a", "1"]
+    assert lines[3].split() == ["54.00", "GiB", "442,160", "54.0", "442,352", "8.00", "GiB", "--a", "1"]
     assert lines[4].split("--a 2")[1].strip().startswith("One request of 8,192 tokens needs 64.00 GiB")
+
+
+@pytest.mark.parametrize(("most", "expected"), [(1, "1"), (6, "1 2 4 6"), (8, "1 2 4 8")])
+def test_numbers_of_gpus_double_up_to_those_that_are_there(most: int, expected: str) -> None:
+    assert [options[1] for options in numbers_of_gpus(most)] == expected.split()
+
+
+@pytest.mark.parametrize("fits_on", [2, 16])
+def test_the_search_for_a_number_of_gpus_ends_with_the_first_that_fits(
+    fits_on: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = replace(READY, stage=StartStage.PROFILE, request_bytes=64 * GIB, cache_bytes=0, cache_tokens=None)
+    numbers = list[int]()
+
+    def run_engine(command: list[str], output: Path, *, is_server: bool) -> EngineStart:
+        numbers.append(int(command[command.index("--tensor-parallel-size") + 1]))
+        return engine_start([READY if numbers[-1] >= fits_on else failed], cache_tokens=None, concurrency=None)
+
+    monkeypatch.setattr(engine_run, "run_engine", run_engine)
+    monkeypatch.setattr(engines, "start_on", devices_of)
+    monkeypatch.setattr(engines, "on_null_gpu", lambda *_, **options: nullcontext())
+    engine = engine_command("vllm", ["serve", "m"], is_module=False)
+    assert engine is not None
+    with pytest.raises(Exit) as ended:
+        fit_engine(engine, OnOptions(on="4xh100"), numbers_of_gpus(4), None, is_first_enough=True)
+    printed = capsys.readouterr()
+    if fits_on == 2:
+        assert ended.value.exit_code == 0 and numbers == [1, 2]
+        assert printed.out.splitlines()[-1] == "vllm serve m --tensor-parallel-size 2"
+    else:
+        assert ended.value.exit_code == 3 and numbers == [1, 2, 4]
+        assert "--max-model-len 6896  is the longest request that fits." in printed.err

@@ -179,12 +179,20 @@ def predict_engine(engine: EngineCommand, on: OnOptions, save_dir: Path | None, 
     answer_engine(engine, on, save_dir, quiet=quiet, as_json=as_json, status_if_not=THRESHOLD_EXCEEDED)
 
 
-def fit_engine(engine: EngineCommand, on: OnOptions, tried: Sequence[tuple[str, ...]], save_dir: Path | None) -> None:
+def fit_engine(
+    engine: EngineCommand,
+    on: OnOptions,
+    tried: Sequence[tuple[str, ...]],
+    save_dir: Path | None,
+    *,
+    is_first_enough: bool = False,
+) -> None:
     """Start an engine with each of some options, print a table, and the command with the most requests at once.
 
     Args:
         tried: Options of each start, in the order of the table.
         save_dir: Folder for engine.json of each start, in folders 1, 2, ...; None for none.
+        is_first_enough: Whether the first that starts ends the search.
 
     Raises:
         UsageError: No card is named.
@@ -193,7 +201,7 @@ def fit_engine(engine: EngineCommand, on: OnOptions, tried: Sequence[tuple[str, 
     if on.on is None:
         raise no_card_named(engine.arguments)
     say_where(start_on(on.on))
-    from tracer.exporters.engine import FILE_NAME, engine_json, print_engines
+    from tracer.exporters.engine import FILE_NAME, change_sentences, engine_json, print_engines
     from tracer.exporters.files import check_folder, write_json
     from tracer.sessions.engine_run import OUTPUT, run_engine
 
@@ -206,14 +214,24 @@ def fit_engine(engine: EngineCommand, on: OnOptions, tried: Sequence[tuple[str, 
             write_json(own / FILE_NAME, engine_json(start, command=changed.words, computed=False))
             rows.append((options, start))
             say(f"{number} of {len(tried)}: {shlex.join(options)}: {'starts' if start.fits else 'does not start'}")
+            if is_first_enough and start.fits:
+                break
     with screen() as console:
         print_engines(rows, console)
     fitting = [(start.concurrency or 0, options) for options, start in rows if start.fits]
     if not fitting:
+        for sentence in change_sentences(rows[-1][1]) if is_first_enough else ():
+            say(sentence)
         raise typer.Exit(THRESHOLD_EXCEEDED)
     _, best = max(fitting, key=lambda row: row[0])
     show(engine.changed(best).words)
     raise typer.Exit(0)
+
+
+def numbers_of_gpus(most: int) -> list[tuple[str, ...]]:
+    """Return the options that divide an engine over more and more of so many GPUs: 1, 2, 4 and 6 of 6."""
+    powers = [1 << number for number in range(most.bit_length()) if 1 << number < most]
+    return [("--tensor-parallel-size", str(number)) for number in (*powers, most)]
 
 
 def run_engines_in_one_process() -> None:

@@ -13,7 +13,7 @@ import typer
 
 from tracer.command_line import role
 from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_import_path
-from tracer.commands.engines import engine_command, fit_engine
+from tracer.commands.engines import engine_command, fit_engine, numbers_of_gpus
 from tracer.commands.fit_answer import answer_trial
 from tracer.commands.fit_trials import ScriptTrials, each_alone, first_that_fits, written
 from tracer.commands.on_card import OnOptions
@@ -80,14 +80,17 @@ def fit(
         torch-timeline fit --on 8xh100 --try "--batch-size 8,4,2" train.py
 
         torch-timeline fit --search --on 8xh100 --try "--batch-size 4,2,1" --try "--tensor-parallel 1,2,4" train.py
+
+        torch-timeline fit --on 8xh100 vllm serve my-model
     """
     with errors_for_people(), kept_import_path():
         card = named.card(on)
         devices, job = devices_of(card), on.job
         tried = _checked_combinations(values, each=each, search=search)
         if (engine := engine_command(named.script, named.arguments, is_module=named.module)) is not None:
-            _check_engine_options(values, each=each, search=search)
-            fit_engine(engine, on, tried, save_dir)
+            _check_engine_options(each=each, search=search)
+            tried = tried if values else numbers_of_gpus(devices.count)
+            fit_engine(engine, on, tried, save_dir, is_first_enough=not values)
         script = named.script_on(on)
         if save_dir is not None:
             from tracer.exporters.files import check_folder
@@ -127,11 +130,12 @@ def _checked_combinations(values: Sequence[str], *, each: bool, search: bool) ->
     return combinations(values)
 
 
-def _check_engine_options(values: Sequence[str], *, each: bool, search: bool) -> None:
-    if not values or each or search:
+def _check_engine_options(*, each: bool, search: bool) -> None:
+    if each or search:
         raise UsageError(
             "An inference engine is tried with its own options.",
-            hint='Name them with --try alone, such as --try "--gpu-memory-utilization 0.85,0.9,0.95".',
+            hint='Name them with --try alone, such as --try "--gpu-memory-utilization 0.85,0.9,0.95"; without it, fit '
+            "finds the smallest number of GPUs.",
         )
 
 

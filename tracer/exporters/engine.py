@@ -102,15 +102,17 @@ def print_engines(rows: Sequence[tuple[Sequence[str], EngineStart]], console: Co
     """Print a table of starts with different options, as they were tried."""
     cells = [(*_columns(start), shlex.join(options), "" if start.fits else start.limit) for options, start in rows]
     title = f"KV cache on {rows[0][1].worst.device}, by options"
-    print_rows(title, ("KV cache", "tokens", "requests", "free"), cells, console, words=("options", "does not start"))
+    columns = ("KV cache", "tokens", "requests", "longest", "free")
+    print_rows(title, columns, cells, console, words=("options", "does not start"))
 
 
-def _columns(start: EngineStart) -> tuple[str, str, str, str]:
+def _columns(start: EngineStart) -> tuple[str, str, str, str, str]:
+    longest = f"{start.largest_context:,}" if start.largest_context is not None else ""
     if not start.fits:
-        return "", "", "", ""
+        return "", "", "", longest, ""
     tokens = f"{start.cache_tokens:,}" if start.cache_tokens is not None else ""
     requests = f"{start.concurrency:,.1f}" if start.concurrency is not None else ""
-    return format_bytes(start.worst.cache_bytes), tokens, requests, format_bytes(start.worst.free_bytes)
+    return format_bytes(start.worst.cache_bytes), tokens, requests, longest, format_bytes(start.worst.free_bytes)
 
 
 def _verdict(start: EngineStart) -> str:
