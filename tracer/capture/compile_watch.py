@@ -166,7 +166,6 @@ def _without_nodes(path: str) -> CompiledGraph:
 
 # ------------------------------------------------------------------------------------------------------- reading graphs
 def _inductor_graph(lowering: Any, path: str, num_outputs: int | None) -> CompiledGraph:
-    """Describe a graph of which Inductor has just written the code."""
     fx_nodes = list(lowering.module.graph.nodes)
     rows = {node.name: row for row, node in enumerate(fx_nodes) if node.op != "placeholder"}
     is_forward = not lowering.is_backward and not lowering.is_inference
@@ -200,7 +199,6 @@ def _rows(fx_nodes: Iterable[Any], rows: dict[str, int]) -> set[int]:
 
 
 def _computed(node: Any) -> Any:
-    """The node whose result a view shows."""
     while str(node.target).startswith("aten.") and str(node.target).split(".")[1] in _VIEWS and node.args:
         node = node.args[0]
     return node

@@ -98,7 +98,6 @@ def _arrived(number: int, frame: FrameType | None) -> None:
 
 
 def _frame_of_program() -> FrameType | None:
-    """Return the innermost frame outside of this program."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in ("tracer", "contextlib"):
         frame = frame.f_back

@@ -53,7 +53,6 @@ class GraphCaptures:
     """Notes captures while anybody has started it."""
 
     def __init__(self) -> None:
-        """Prepare; nothing is switched on."""
         self.fault: Exception | None = None  # What kept a capture from being recorded, or None
         self._num_starts = self._num_recorded = 0
         self._end: Callable[[], None] = lambda: None
@@ -153,7 +152,6 @@ def _on_captures(*, begins: _Told, ended: _Told, was_reset: _Told) -> Callable[[
 
 
 def _profiler() -> Any:
-    """Return a profiler that has begun to record, and calls nothing of CUDA, which a capture forbids."""
     profiler: Any = torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True, profile_memory=True, with_stack=True
     )

@@ -32,7 +32,6 @@ class named_memory(ContextDecorator):  # noqa: N801 - used as a function
             annotate(tensor, name)
 
     def __enter__(self) -> Self:
-        """Begin to name what this thread allocates."""
         with ExitStack() as opened:
             opened.enter_context(torch.profiler.record_function(self._name))
             opened.callback(set_memory_metadata, memory_metadata())
@@ -43,5 +42,4 @@ class named_memory(ContextDecorator):  # noqa: N801 - used as a function
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Go back to the name around it."""
         self._open.pop().__exit__(kind, error, trace)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -86,7 +85,6 @@ class AppliedChanges:
             self._before_call(module, args)
 
     def _with(self, *names: str) -> list[Hooks]:
-        """Hooks that override one of these methods."""
         return [
             hooks
             for hooks in self.hooks.values()
@@ -109,10 +107,7 @@ class AppliedChanges:
         for hooks in reversed(self._with("after_step")):
             self._end.callback(register_optimizer_step_post_hook(hooks.after_step).remove)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Change nothing more."""
+    def __exit__(self, *_: object) -> None:
         for stack in (self._in_call, self._until_chosen, *self._early.values(), self._end):
             stack.close()
 

@@ -34,12 +34,10 @@ class Hooks:
     in_script = ""  # What would do the same in the script, a sentence, or nothing
 
     def __init_subclass__(cls, *, makes: str | None = None) -> None:
-        """Register what makes a change."""
         if makes is not None:
             Hooks.of[makes] = cls
 
     def __init__(self) -> None:
-        """Set up; nothing is changed yet."""
         self.is_on = True  # Whether to make it; False while it is not known yet which changes to make
         self.num_made = 0  # How often it was made by now
 

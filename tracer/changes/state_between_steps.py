@@ -41,7 +41,6 @@ class StateBetweenSteps(Hooks, ABC):
     """Parameters that step together: their state has its own form at the same time."""
 
     def __init__(self) -> None:
-        """Begin with nothing changed."""
         super().__init__()
         self._places: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[tuple[int, str], Tensor]]
         self._places = weakref.WeakKeyDictionary()
@@ -123,7 +122,6 @@ def _parameters(groups: Sequence[dict[str, Any]]) -> list[Tensor]:
 
 
 def _parts(groups: Sequence[dict[str, Any]], most_bytes: int) -> Iterator[dict[str, Any]]:
-    """Groups of at most so many bytes of parameters, or of one parameter."""
     for group in groups:
         part: list[Tensor] = []
         num_bytes = 0
@@ -150,7 +148,6 @@ class MadeSteps:
     """Keeps the parameter groups of optimizers from the hook before their step to the one behind it."""
 
     def __init__(self) -> None:
-        """Keep none yet."""
         self._own: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[dict[str, Any]]]
         self._own = weakref.WeakKeyDictionary()
 

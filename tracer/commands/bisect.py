@@ -82,8 +82,6 @@ def bisect(
 
 
 class _Points(Protocol):
-    """Commits, versions or changes, in their order."""
-
     @property
     def point(self) -> str:
         """The word for one of them: commit, version, or change."""
@@ -157,7 +155,6 @@ def _run(command: list[str], variables: dict[str, str], folder: Path | None) -> 
 def _points(
     words: Sequence[str], between: str | None, files: tuple[Path, Path] | None, folder: Path
 ) -> tuple[_Points, Sequence[str]]:
-    """The commits, versions or changes, and the words for `check`."""
     has_commits = between is None and files is None
     commits, asked = ("".join(words[:1]), words[1:]) if has_commits else ("", words)
     asked = asked[asked[:1] == ["--"] :]
@@ -194,8 +191,6 @@ def _changes(old: Path, new: Path) -> _Environments:
 
 @dataclass
 class _Measured:
-    """Peaks of points, each measured once."""
-
     points: _Points
     asked: Sequence[str]  # Words for `check`
     folder: Path
@@ -242,7 +237,6 @@ def _only_peak(file: Path) -> SavedPeak:
 
 
 def _search(measured: _Measured, fail_above: str | None) -> Bisection:
-    """Measure both ends, then between them."""
     from tracer.analysis.peak_diff import parse_threshold
     from tracer.exporters.bisection import Bisection
     from tracer.sessions.trials.first_bad import find_first_bad

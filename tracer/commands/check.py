@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 
 class _OutOfMemoryError(TracerError):
-    """The script does not fit on the card."""
-
     exit_status = THRESHOLD_EXCEEDED
 
 
@@ -102,7 +100,6 @@ def check(
 
 
 def _peak(answer: Prediction, name: str) -> SavedPeak:
-    """The peak with its rows."""
     from tracer.analysis.profiles.caveats import saved_peak
 
     findings = answer.results.findings

@@ -179,7 +179,6 @@ def _searched(
     script: Script,
     trials: ScriptTrials,
 ) -> FitTrial | None:
-    """All values with and without changes; then the table, and commands to paste."""
     from tracer.sessions.trials.changes_search import cheapest_first, search
 
     ordered = cheapest_first(search(told, tried))

@@ -11,7 +11,6 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tracer.command_line import in_role
@@ -51,7 +50,6 @@ class ScriptTrials:
     _beginning: ThreadPoolExecutor | None = None  # Begins the processes of ranks, which end with its thread
 
     def __enter__(self) -> Self:
-        """Share a start from here on."""
         if self.job is None:
             self._starts[0] = self._end.enter_context(closing(TrialServer()))
         else:
@@ -60,10 +58,7 @@ class ScriptTrials:
             self.job = replace(self.job, folder=Path(folder))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End the process that is shared."""
+    def __exit__(self, *_: object) -> None:
         self._starts.clear()
         self._end.close()
 
@@ -278,7 +273,6 @@ def first_that_fits(trials: Sequence[FitTrial]) -> FitTrial | None:
 
 
 def _run_ranks(job: Job, *, is_limited: bool) -> tuple[tuple[str, ...], NullJob]:
-    """Return the lines of a rank that failed, and the job."""
     from tracer.sessions.jobs.run_ranks import run_job
 
     said: list[str] = []

@@ -116,7 +116,6 @@ def _launch(script: str, arguments: list[str], *, is_module: bool) -> _Launch | 
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Options with their values, spelled with hyphens."""
     for word, following in zip(words, [*words[1:], ""], strict=False):
         if word.startswith("-"):
             name, has_value, value = word.lstrip("-").partition("=")
@@ -135,7 +134,6 @@ def _alone() -> dict[str, str]:
 
 
 def _set_environment_of_accelerate(options: Sequence[str]) -> None:
-    """Set what accelerate's options tell its processes."""
     for name, value in _options(options):
         if name in ("config-file", "use-fsdp", "use-deepspeed", "use-megatron-lm", "use-parallelism-config"):
             raise UsageError(

@@ -90,7 +90,6 @@ class Tools:
     """The tools; each raises ToolError with the command's sentence and hint where it fails."""
 
     def __init__(self, folder: Path, run: RunCommand = run_command) -> None:
-        """Work in a folder."""
         self._folder = folder.resolve()
         self._run = run
 
@@ -261,7 +260,6 @@ class Tools:
         return ["--", name, *arguments]
 
     def _check_model(self, model: str) -> None:
-        """Refuse a model in a file outside."""
         where = model.rpartition(":")[0]
         if where.endswith(".py") or {"/", os.sep} & set(where):
             self._existing(where)

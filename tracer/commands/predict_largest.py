@@ -25,8 +25,6 @@ _IMAGE = re.compile(r"^((?:\w+=)?\d+)x(\d+)x(\d+)(?=$|:)")
 
 @dataclass(frozen=True, slots=True)
 class _Varied:
-    """The values that are varied."""
-
     option: str  # As it is written
     name: str  # For people
     start: int  # The size to begin with

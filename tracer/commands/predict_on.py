@@ -150,7 +150,6 @@ def script_trial(script: Script, *, num_steps: int, at_growth: Callable[[], None
 
 
 def _runner(script: Script, raised: list[BaseException], *, quiet: bool) -> Callable[[ScriptProfile], bool]:
-    """Runs the script under a profile, and keeps what it raises."""
     from tracer.results.failure import is_out_of_memory
 
     def is_answer(error: Exception) -> bool:

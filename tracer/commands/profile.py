@@ -227,7 +227,6 @@ def _profile(options: ProfileOptions) -> bool:
 
 
 def _profile_here(options: ProfileOptions) -> bool:
-    """The command in this process."""
     from tracer.exporters.files import check_folder
     from tracer.sessions.jobs.ranks import this_rank
 
@@ -273,7 +272,6 @@ def _profile_here(options: ProfileOptions) -> bool:
 
 
 def _build(options: ProfileOptions, device: torch.device) -> Built:
-    """The workload; where its parameters are constructed is noted."""
     import torch
 
     from tracer.capture.objects.parameter_origins import ParameterOrigins
@@ -287,7 +285,6 @@ def _build(options: ProfileOptions, device: torch.device) -> Built:
 def _adviser(
     options: ProfileOptions, device: torch.device, *, is_alone: bool
 ) -> Callable[[Workload, RunResults], RunResults] | None:
-    """Return a function that adds advice to the results of a run; None without --advise."""
     import torch
 
     from tracer.rehearsal.unfilled import unfilled_weights

@@ -95,7 +95,6 @@ def _written_again(
 
 
 def _write_speedscope(recording: Path, path: Path) -> None:
-    """Write the stacks of the worst cycle's peak."""
     from tracer.exporters.recording_file.kept_run_file import load_kept_run
     from tracer.exporters.speedscope import write_speedscope
     from tracer.sessions.stored_results import results_of
@@ -108,7 +107,6 @@ def _write_speedscope(recording: Path, path: Path) -> None:
 
 
 def _check_names(only: Collection[str]) -> None:
-    """Refuse what is the name of no output, before anything is read."""
     from tracer.sessions.output_files import OUTPUTS
 
     names = [output.name for output in OUTPUTS if output.file is not RECORDING]

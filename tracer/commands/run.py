@@ -255,7 +255,6 @@ def _say_if_elsewhere(profile: ScriptProfile) -> None:
 
 
 def _say_need(usable_bytes: int) -> None:
-    """Say how much memory the script needs, after it ran out of memory."""
     from tracer.commands.fit_trials import ScriptTrials
     from tracer.exporters.screen.prediction import need_words
 
@@ -264,7 +263,6 @@ def _say_need(usable_bytes: int) -> None:
 
 
 def _checked_changes(names: str) -> Sequence[str]:
-    """Return names of changes, or those in a fit.json, with the allocator's set, before torch reads them."""
     from tracer.changes.script_changes import allocator_variables, script_changes
 
     if names.endswith(".json"):
@@ -287,7 +285,6 @@ def _check_advise(on: OnOptions, apply: str) -> None:
 
 
 def _advise(devices: Devices, card: str, script: Script, save_dir: Path, job: Job | None = None) -> None:
-    """Each change alone, fit.json, and the command that finds the fewest with which it fits."""
     from tracer.commands.fit_trials import told_alone
 
     told_alone(devices, script, job=job, save_dir=save_dir)

@@ -132,7 +132,6 @@ def _tell(profile: ScriptProfile, *, quiet: bool) -> tuple[str, ...]:
 
 @contextmanager
 def _as_main(script: Script) -> Iterator[None]:
-    """The arguments and the import path that the script expects."""
     before = sys.argv
     sys.argv = [script.path, *script.arguments]
     path = Path(script.path).resolve()

@@ -168,12 +168,10 @@ def _named(statement: ast.stmt) -> Iterator[tuple[str, int]]:
 
 
 def _is_environ(node: ast.expr) -> bool:
-    """`os.environ` or `environ`."""
     return ast.unparse(node).rpartition(".")[2] == "environ"
 
 
 def _text(node: ast.expr) -> str | None:
-    """A constant text, or `str` of a constant."""
     match node:
         case ast.Constant(value=str(text)):
             return text

@@ -40,7 +40,6 @@ def modules_of(folder: Path) -> Iterator[None]:
 
 
 def _clashing(folder: Path) -> frozenset[str]:
-    """Names of top-level modules in a folder under which something else is loaded."""
     entries = [entry for entry in folder.iterdir() if entry.suffix in ("", ".py")] if folder.is_dir() else []
     names = {entry.stem for entry in entries} & set(sys.modules) - {"__main__"}
     return frozenset(name for name in names if _is_another(name, folder))

@@ -66,7 +66,6 @@ def serve(
 
 
 def _write_page(path: Path, page: Path) -> None:
-    """Write the page of a trace, or else of a snapshot."""
     from tracer.commands.diff import is_trace_file
 
     if is_trace_file(path):

@@ -187,7 +187,6 @@ def _next(shown: ExplainedSnapshot, path: Path, *, has_page: bool) -> tuple[str,
 
 
 def _refuse_addresses(paths: Sequence[Path]) -> None:
-    """Refuse addresses: this program fetches nothing."""
     for path in paths:
         if str(path).startswith(("http:/", "https:/", "s3:/", "gs:/")):
             raise SnapshotError(f"{path.name} is named by an address.", hint="Download it, and name the file.")
@@ -324,7 +323,6 @@ class _Tries:
 
 
 def _explained(path: Path, device: int | None, questions: Questions, tries: _Tries) -> ExplainedSnapshot:
-    """Read a snapshot and answer everything that is asked of it."""
     before_oom = _checked_size(questions.before_oom, "Write how much to look at as 5GiB or 512MiB.")
     snapshot = load_snapshot(snapshot_path(path))
     from tracer.analysis.snapshots.allocator_finding import explain_allocator
@@ -474,6 +472,5 @@ def _write(explained: ExplainedSnapshot, *, html: Path | None, sqlite: Path | No
 
 
 def _described(file: Path, finding: SnapshotFinding) -> dict[str, str | int | float]:
-    """Return the description of the recording for the head of a page or report."""
     devices = ", ".join(str(device.device) for device in finding.devices)
     return {"file": str(file), "devices": devices, "entries": f"{sum(device.entries for device in finding.devices):,}"}

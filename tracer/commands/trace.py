@@ -98,7 +98,6 @@ def _traces(paths: Sequence[Path]) -> list[Path]:
 
 
 def _show_job(paths: Sequence[Path], console: Console, *, device: str | None, as_json: bool) -> None:
-    """Explain several ranks on a console."""
     from tracer.results.trace_report import explain_traces
 
     job = explain_traces(paths, device=device)

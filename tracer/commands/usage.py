@@ -238,7 +238,6 @@ def _in_words(error: Any, ctx: Any) -> str:
 
 
 def _hint(error: Any, ctx: Any) -> str:
-    """Return a hint that names the option or command with a similar spelling."""
     if (unknown := getattr(error, "option_name", None)) is None or not hasattr(error, "possibilities"):
         return ""
     names = [name for parameter in ctx.command.get_params(ctx) for name in (*parameter.opts, *parameter.secondary_opts)]
@@ -262,12 +261,10 @@ def _command_for(ctx: Any, name: str, commands: list[str]) -> str:
 
 
 def _program(ctx: Any) -> str:
-    """The command as it was called, to be called again."""
     return re.sub(r"^main\.py", from_checkout(), str(ctx.command_path))
 
 
 def _help(ctx: Any) -> str:
-    """The command that lists every option and command."""
     is_short = ctx is ctx.find_root() and not str(ctx.command_path).startswith("main.py")
     return f"{_program(ctx)} {'--help-all' if is_short else '--help'}"
 

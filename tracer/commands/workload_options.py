@@ -125,12 +125,10 @@ class WorkloadOptions:
         return workload
 
     def _fno_settings(self) -> dict[str, Any]:
-        """Arguments of `FnoSettings`."""
         settings = {name: getattr(self, name) for name in ("batch_size", *FNO_ONLY, "seed")}
         return settings | {name: _numbers(name, settings[name]) for name in ("data_size", "n_modes")}
 
     def _step_settings(self) -> dict[str, Any]:
-        """Arguments of `StepOptions`."""
         names = ("batch_size", *(name for name in _STEP_ONLY if hasattr(self, name)), "seed")
         return {"inputs": tuple(self.model_input), **{name: getattr(self, name) for name in names}}
 
@@ -255,7 +253,6 @@ def _fno() -> Any:
 
 @contextmanager
 def _model_errors() -> Iterator[None]:
-    """Turn an exception while a workload is built into an error that names the user's line."""
     from tracer.capture.sources.error_line import error_line
     from tracer.exporters.screen.paths import behind
     from tracer.workloads.user_errors import UserModelError, WrongValueError

@@ -175,7 +175,6 @@ def _write_nvidia_smi(folder: Path) -> None:
 
 
 def _run_all(commands: Iterable[list[str]]) -> None:
-    """Run commands side by side."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(_run, commands))
 

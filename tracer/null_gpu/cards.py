@@ -261,7 +261,6 @@ _MAKERS = {
 
 
 def _other_maker(text: str) -> str | None:
-    """Whose card it is, if it is none of NVIDIA's."""
     return next((maker for maker, names in _MAKERS.items() if re.match(names, _spelling(text))), None)
 
 

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tracer.errors import TracerError
@@ -184,9 +183,7 @@ class CudnnAnswers:
     def __enter__(self) -> CudnnAnswers:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
     def workspace_bytes(self, problem: dict[str, Any]) -> int:

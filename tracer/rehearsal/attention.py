@@ -140,7 +140,6 @@ def _can_be_efficient(question: _Question) -> bool:
 
 
 def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A mask of bools as what is added to the scores."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
     zeros = torch.zeros_like(mask, dtype=dtype)

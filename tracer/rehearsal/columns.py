@@ -180,12 +180,10 @@ def _has(bits: Ints, bit: int) -> Bools:
 
 
 def _moved(rows: Ints, first: int) -> Ints:
-    """Row numbers of a table whose first rows are cut off."""
     return np.where(rows >= first, rows - first, NONE)
 
 
 def _table(rows: Iterable[Iterable[object]], width: int) -> list[Ints]:
-    """Rows of integers as contiguous columns."""
     table = np.array([tuple(row) for row in rows], np.int64).reshape(-1, width)
     return [np.ascontiguousarray(column) for column in table.T]
 

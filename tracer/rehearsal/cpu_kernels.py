@@ -39,8 +39,6 @@ _PLAIN = frozenset((torch.float32, torch.float64))
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """Cost of a call."""
-
     shapes: tuple[tuple[int, ...], ...]  # Shapes of each result, in order
     more_bytes: int  # How much more than the results was in use at once
 
@@ -110,7 +108,6 @@ def _of_shape(fake: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _key(value: Any) -> Any:
-    """Equal for calls that take as much."""
     if isinstance(value, Tensor):
         return tuple(value.shape), value.stride(), value.dtype, value.is_conj()
     if isinstance(value, dict):
@@ -131,7 +128,6 @@ def _run(operator: Any, call: OperatorCall) -> _Taken:
 
 
 def _real(value: Any) -> Any:
-    """The same with zeros in the place of tensors without memory."""
     if isinstance(value, Tensor):
         span = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)) + 1
         flat = torch.zeros(span if value.numel() else 0, dtype=value.dtype)

@@ -371,7 +371,6 @@ def reduction(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
 
 
 def _axes_of(call: OperatorCall) -> set[int]:
-    """The axes that a sum or mean goes over."""
     x = call.args[0]
     axes = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
     if axes is None or isinstance(axes, torch.dtype) or axes == []:

@@ -19,7 +19,6 @@ class OpenCalls:
     """
 
     def __init__(self, log: StorageLog, outermost: FrameType) -> None:
-        """Begin with no open call."""
         self._log = log
         self._code: dict[CodeType, tuple[str, bool] | None] = {}
         # Per open call: the frame that makes what it calls, its row, and the lines that are open inside of it.

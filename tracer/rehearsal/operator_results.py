@@ -14,7 +14,6 @@ _Answer = Callable[[], Any]
 
 
 def _nonzero(args: tuple[Any, ...]) -> _Answer:
-    """Every element is there."""
     tensor: Tensor = args[0]
     return lambda: torch.empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
 
@@ -26,7 +25,6 @@ def _masked_select(args: tuple[Any, ...]) -> _Answer:
 
 
 def _unique(args: tuple[Any, ...]) -> _Answer:
-    """All elements differ."""
     tensor: Tensor = args[0]
 
     def answer() -> tuple[Tensor, Tensor, Tensor]:
@@ -162,7 +160,6 @@ _NO_REDUCTION = 0
 
 
 def _elements_of_both(args: tuple[Any, ...]) -> int:
-    """Bytes of a value for each element of both arguments broadcast together."""
     first, second = args[:2]
     shape = torch.broadcast_shapes(first.shape, second.shape)  # type: ignore[no-untyped-call]
     return int(shape.numel() * torch.promote_types(first.dtype, second.dtype).itemsize)

@@ -65,8 +65,6 @@ Watch = Callable[[OperatorCall], None]
 
 @dataclass(slots=True)
 class _Known:
-    """What is worked out once for each operator."""
-
     name: str
     string: int
     written: tuple[int, ...]
@@ -173,7 +171,6 @@ class Recorder:
 
     @contextmanager
     def _backward_told(self) -> Iterator[None]:
-        """Tell of every call of `torch.autograd.backward` and `grad`."""
         backward, grad = torch.autograd.backward, torch.autograd.grad
 
         def told(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -290,7 +287,6 @@ class Recorder:
     def _with_stand_ins(
         self, args: Any, kwargs: Any, *, is_view: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any], list[Tensor]]:
-        """Return arguments in which fake tensors stand for real ones, and all tensors among them."""
         tensors = [*strided_tensors(args), *strided_tensors(kwargs.values())]
         real = [tensor for tensor in tensors if not torch_fake.is_fake(tensor)]
         if real:
@@ -320,7 +316,6 @@ class Recorder:
     def _run_operator(
         self, known: _Known, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], bits: dict[int, int]
     ) -> Any:
-        """Return an operator's result; note the memory of the result, and what it takes on the way."""
         out = self._result(known, func, args, kwargs)
         ran = OperatorCall(known.name, args, kwargs, out, self._num_backwards > 0)
         if known.result is not None:
@@ -423,7 +418,6 @@ class Recorder:
 
     # ------------------------------------------------------------------------------------------------ autograd's nodes
     def _find_node(self) -> None:
-        """Begin rows for the node at work if it is another one than before."""
         node = torch_graph.running_node()
         if node is None:
             self._end_node()

@@ -165,7 +165,6 @@ _BYTES_OF_A_GENERATOR = 48
 
 
 def _parts(flat: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """The places of weights in a buffer of all."""
     sizes = [weight.numel() for weight in weights]
     pieces = torch.split(flat[: sum(sizes)], sizes)
     return [piece.view(weight.shape) for piece, weight in zip(pieces, weights, strict=True)]

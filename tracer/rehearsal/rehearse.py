@@ -133,7 +133,6 @@ def rehearse(
 
 
 def _put_together(models: list[nn.Module], rules: list[CudaRule]) -> list[tuple[nn.Module, list[str]]]:
-    """Modules whose parameters lie in one storage on the device, and the names of these."""
     modules = {id(module): module for model in models for module in model.modules()}.values()
     by = [rule.together for rule in rules if rule.together is not None]
     return [(module, names) for module in modules for together in by if (names := together(module))]
@@ -153,7 +152,6 @@ def _of_gpu(of_rule: ScratchOfGpu, gpu: Gpu) -> ScratchOf:
 
 @contextmanager
 def _standing_in(rules: list[CudaRule], kernels: Mapping[str, Callable[..., Any]], gpu: Gpu) -> Iterator[None]:
-    """Put kernels, and functions where no kernel can see, in the place of torch's while the block runs."""
     with ExitStack() as back:
         back.enter_context(torch_dispatch.kernels_replaced(kernels, "AutogradCPU"))
         for rule in rules:
@@ -169,7 +167,6 @@ def _standing_in(rules: list[CudaRule], kernels: Mapping[str, Callable[..., Any]
 
 
 def _kernels(rules: list[CudaRule], gpu: Gpu) -> dict[str, Callable[..., Any]]:
-    """By operator and overload, as CUDA runs what is made of other operators."""
     kernels: dict[str, Callable[..., Any]] = {}
     for name, replacement in ((name, by) for rule in rules for name, by in rule.operators.items()):
         operator = torch_dispatch.operator_with_overload(name)
@@ -179,8 +176,6 @@ def _kernels(rules: list[CudaRule], gpu: Gpu) -> dict[str, Callable[..., Any]]:
 
 
 class _RehearsalRun:
-    """The steps of a rehearsal."""
-
     def __init__(self, workload: Workload, recorder: Recorder, objects: TrainingObjects, rules: list[CudaRule]) -> None:
         self.workload, self.recorder, self.objects, self.rules = workload, recorder, objects, rules
         self.step_starts_ns: list[int] = []
@@ -310,7 +305,6 @@ def _results(run: _RehearsalRun, device: str, module_names: Mapping[int, str]) -
 
 
 def _peak_is_in_first_step(requests: DeviceRequests, memory: DeviceMemory, device: str) -> bool:
-    """Whether more is in use in the first step than in any later one."""
     in_use = memory.allocated_bytes if device == "cuda" else np.cumsum(requests.size_bytes)
     later = requests.step > 0
     return bool(in_use[~later].max(initial=0) > in_use[later].max(initial=0))

@@ -15,13 +15,11 @@ class FirstStep:
     """A profiler of its own for the first step, and when the next one may begin to record."""
 
     def __init__(self, make_profiler: Callable[[Callable[[int], ProfilerAction]], Any]) -> None:
-        """Make the profiler; nothing is switched on."""
         self.profiler: Any = make_profiler(only_the_first)  # Records until `end` is called; None from then on
         self.is_kept = False  # Whether its recording is among the session's cycles
         self._regions = torch_profiler.OpenRegions()
 
     def __enter__(self) -> None:
-        """Begin to record."""
         self._regions.start()
         self.profiler.__enter__()
 

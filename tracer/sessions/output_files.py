@@ -51,7 +51,6 @@ def _has_snapshot(results: RunResults) -> bool:
 
 
 def _can_be_kept(results: RunResults) -> bool:
-    """Whether anything can be kept."""
     return _has_snapshot(results) or results.timings is not None
 
 

@@ -158,8 +158,6 @@ class PageServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers one request."""
-
     server: PageServer
     timeout: ClassVar[int] = 60  # Seconds that a connection may be silent
     server_version, sys_version = "torch-timeline", ""

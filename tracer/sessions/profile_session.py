@@ -152,7 +152,6 @@ class ProfileSession(Session):
         self._stop_imports: Callable[[], None] = lambda: None
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
-        """Return the hooks that tell of optimizers' steps."""
         return CallHooks(
             optimizers=objects.optimizers,
             before_step=self._before_optimizer_step,
@@ -334,7 +333,6 @@ class ProfileSession(Session):
         self._at_failure = look_at_failure(self.device, error, is_evaluating=self._is_evaluating(error))
 
     def _look_for_meta(self) -> None:
-        """Whether the model has parameters without memory."""
         if self._objects is not None:
             self._is_on_meta = any(parameter.is_meta for _, parameter in self._objects.parameters())
 
@@ -390,7 +388,6 @@ class ProfileSession(Session):
 
     @property
     def _is_all_recorded(self) -> bool:
-        """Whether nothing more will be recorded."""
         return self._has_enough or self._tracer.num_cycles == self.schedule.num_repeats
 
     def end_endless_step(self) -> None:
@@ -457,7 +454,6 @@ class ProfileSession(Session):
             self._begin_schedule()
 
     def _begin_schedule(self, num_steps_waited: int = 0) -> None:
-        """Have the schedule's profiler begin with the next step."""
         self._has_to_begin = False
         if self._first is not None:
             self._first.stop()
@@ -505,7 +501,6 @@ class ProfileSession(Session):
             torch_profiler.record_no_shapes(self._profiler)
 
     def _action_after(self, num_steps: int) -> ProfilerAction:
-        """Return the profiler's action after so many more steps."""
         return ProfilerAction(self._profiler.schedule(self._profiler.step_num + num_steps))
 
     def _cycle_begins(self, *, is_recorded: bool) -> None:
@@ -618,7 +613,6 @@ class ProfileSession(Session):
         return tuple(sentences)
 
     def _lacking(self, findings: Findings | None) -> str | None:
-        """Return a sentence on what the device does not offer; None if it lacks nothing."""
         cycles, device = findings.cycles if findings is not None else (), self.device_of(findings)
         is_timed = not caveat_of(device)
         has_kernels = not is_timed or not cycles or any(cycle.recording.kernels is not None for cycle in cycles)
@@ -662,7 +656,6 @@ class ProfileSession(Session):
         return self.device if findings is None else torch.device(findings.device)
 
     def _found(self) -> Findings | None:
-        """The findings; None where nothing was recorded, or nothing was allocated meanwhile."""
         with suppress(RecordingError):
             return self.findings
         return None

@@ -38,7 +38,6 @@ class Schedule:
 
     @property
     def _num_steps_apart(self) -> int:
-        """Between two cycles."""
         return int(self.is_apart and self.num_wait_steps == self.num_warmup_steps == 0)
 
     def for_torch(self) -> Any:

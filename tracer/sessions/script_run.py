@@ -69,12 +69,9 @@ class CountedSteps:
         return cls(parameters[0].device if parameters else torch.device("cpu"))
 
     def __enter__(self) -> Self:
-        """No-op: nothing is switched on."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """No-op: nothing is switched on."""
 
     def wait_for_next_step(self) -> None:
@@ -179,7 +176,6 @@ class ScriptProfile:
         return sentence if self._has_called else ""
 
     def __enter__(self) -> Self:
-        """Look out for models and steps."""
         self._forget_forks = in_forked_child(self._leave_to_parent)
         self._unhook_modules = hook_every_module(self._called)
         self._origins.__enter__()

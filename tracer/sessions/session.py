@@ -12,7 +12,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import ClassVar, Self
 
 import torch
@@ -82,7 +81,6 @@ class Session:
 
     # ------------------------------------------------------------------------------------------------- the life cycle
     def __enter__(self) -> Self:
-        """Switch the recording on."""
         self._has_begun = True
         try:
             if self._folder is not None:
@@ -105,9 +103,7 @@ class Session:
         self._let_go()
         self._termination.forget()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Switch off, and finish; an exception of the loop's goes on its way. A forked child does nothing."""
         if self.is_in_child:
             return
@@ -151,7 +147,6 @@ class Session:
         return self._trains_in_training_mode and bool(models) and not any(model.training for model in models)
 
     def _check_begun(self) -> None:
-        """A step outside of any block would be lost without a word."""
         if not self._has_begun:
             raise TracerError(
                 f"{self._name} has not begun, so that this step is not seen.",
@@ -175,7 +170,6 @@ class Session:
 
     # ------------------------------------------------------------------------------------------------ faults of its own
     def _guarded(self, work: Callable[[], object]) -> None:
-        """Do something of the session's own; its failure is kept, and never the loop's."""
         try:
             work()
         except Exception as fault:

@@ -31,7 +31,6 @@ class ShownResults(RunResults):
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        """Return the HTML for a notebook."""
         return self.html()
 
     def html(self, *, notes: Sequence[str] = (), page: Path | None = None) -> str:

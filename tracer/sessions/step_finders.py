@@ -53,7 +53,6 @@ class StepsByHand:
     """
 
     def __init__(self, models: Iterable[nn.Module], ended: Callable[[], None]) -> None:
-        """Listen for gradients."""
         models = list(models)
         self._models = weakref.WeakSet(models)
         self._ended = ended
@@ -102,7 +101,6 @@ class StepsOfCalls:
     """
 
     def __init__(self, models: Iterable[nn.Module], first: nn.Module, ended: Callable[[], None]) -> None:
-        """Listen for calls."""
         self._ended = ended
         self._running: int | None = id(first)
         self._hooks = CallHooks(models=models, on_call=self._begins, after_call=self._returns)

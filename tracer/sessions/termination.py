@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Final, Self
 
 from tracer.capture import deferred_handlers
@@ -276,7 +276,6 @@ class FilesInTurn:
         self._termination = Termination()
 
     def __enter__(self) -> Self:
-        """Let both wait."""
         self._termination.hold()
         self._termination.watch()
         return self
@@ -295,9 +294,7 @@ class FilesInTurn:
         yield
         self._written.append(path)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Listen no longer, and raise what has waited."""
         is_interrupted = self._termination.num_interrupts > 0
         due = self._termination.forget()

@@ -188,7 +188,6 @@ class TrainingProfile(ProfileSession):
         return repr(self.results)
 
     def _repr_html_(self) -> str:
-        """Return the answer and the page in a frame, for a notebook."""
         if self.results is None:
             return f"<p>Profiling: {some(self.num_steps_done, 'step')} so far.</p>"
         notes = [] if self.results.findings is not None else [self._what_is_missing()]
@@ -404,7 +403,6 @@ class TrainingProfile(ProfileSession):
 
     @property
     def _shows_all(self) -> bool:
-        """Whether the answer is printed, by this process."""
         return self._screen == "full" and self._folder.is_of_first_rank
 
     @property
@@ -420,7 +418,6 @@ class TrainingProfile(ProfileSession):
 
     @property
     def _first_recorded(self) -> int:
-        """The number of the first step that is recorded."""
         return self._num_steps_waited + self.schedule.num_wait_steps + self.schedule.num_warmup_steps + 1
 
     @property
@@ -447,7 +444,6 @@ def _describe(objects: TrainingObjects) -> tuple[Parameter, ...]:
 
 
 def _merged(first: tuple[Parameter, ...], later: tuple[Parameter, ...]) -> tuple[Parameter, ...]:
-    """By name; of two the later description."""
     return tuple(
         (
             {parameter.name: parameter for parameter in first} | {parameter.name: parameter for parameter in later}

@@ -381,7 +381,6 @@ class TrainingWatch(Session):
             self._folder.leave(ran_out_later(rank, failure, devices.peak_allocated_bytes(self.device) or 0))
 
     def _finish(self, error: BaseException | None) -> None:
-        """Leave the last words for the summary of all ranks."""
         if (rank := self._folder.rank) is None or (self._is_later and rank.job_folder is not None):
             return
         if self.report is not None:

@@ -28,7 +28,6 @@ def trl_phases() -> Iterator[None]:
 
 
 def _open_regions(module: Any) -> None:
-    """Have each `with` block of trl's class be a region."""
     if (context := getattr(module, _CONTEXT, None)) is None:
         return
     enter, leave = context.__enter__, context.__exit__

@@ -94,8 +94,6 @@ def _is_data(waste: Waste) -> bool:
 
 
 class _UnneededSearch:
-    """A search for what holds the blocks of some findings."""
-
     def __init__(self, findings: Findings, wastes: Sequence[Waste], error: BaseException | None) -> None:
         self._lines = users_lines(findings)
         self._files = sorted({line.file for line in self._lines})
@@ -216,7 +214,6 @@ def _staying_at_peak(findings: Findings) -> dict[int, int] | None:
 
 
 def _sizes_at(device: torch.device) -> dict[int, int]:
-    """Bytes of each storage that is there now, by address."""
     sizes: dict[int, int] = {}
     with torch_tensors.as_plain_tensors():
         for _, _, tensor in live_tensors().tensors:

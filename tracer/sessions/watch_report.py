@@ -245,8 +245,6 @@ class _Explanation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _History:
-    """The allocator's history of the watched device, replayed."""
-
     device: ReplayedDevice
     groups: tuple[SnapshotRow, ...]
     out_of_memory: OutOfMemory | None
@@ -265,7 +263,6 @@ class _History:
 
 
 def _holding(holders: Iterable[Holder], addresses: Collection[int]) -> list[Holder]:
-    """Holders of some of these addresses, the one with most of them first."""
     wanted = set(addresses)
     counted = [(len(wanted.intersection(holder.addresses)), holder) for holder in holders]
     return [holder for count, holder in sorted(counted, key=lambda pair: -pair[0]) if count]

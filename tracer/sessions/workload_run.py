@@ -143,7 +143,6 @@ def _timed(
 
 
 def _findings(session: ProfileSession, failure: Failure | None, notes: list[str]) -> Findings | None:
-    """Explain the recording; a run that failed before anything was allocated is told by its failure."""
     if not session.has_recording:
         return None
     try:
@@ -205,7 +204,6 @@ def _copy(workload: Workload, notes: list[str]) -> Workload | None:
 
 
 def _time(workload: Workload, progress: Callable[[int], None], notes: list[str]) -> PhaseTimings | None:
-    """The timing pass, on copies, with the random state put back afterwards; None if there can be no copy."""
     with random_states_kept(workload):
         copy = _copy(workload, notes)
         if copy is None:

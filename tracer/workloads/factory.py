@@ -62,7 +62,6 @@ def _make_importable(folders: Sequence[Path]) -> None:
 
 
 def _load_module(name: str) -> ModuleType:
-    """Import a module."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -82,7 +81,6 @@ def _load_module(name: str) -> ModuleType:
 
 
 def _load_file(path: Path) -> ModuleType:
-    """Run a file as a module."""
     if not path.is_file():
         raise UserModelError(f"There is no file {path}.", hint=_NAME_HINT)
     name = f"profiled_{path.stem}"

@@ -48,7 +48,6 @@ def _layers(peft: Any, model: nn.Module, names: list[str]) -> Any:
 
 
 def _linear_ones(model: nn.Module) -> list[str]:
-    """Names of all linear layers but the last; peft's `all-linear` is for transformers models only."""
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     return names[:-1] or names
 

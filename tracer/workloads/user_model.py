@@ -269,7 +269,6 @@ def _moved(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def _check_inputs(model: nn.Module, inputs: Sequence[InputSpec]) -> None:
-    """Whether `forward` takes so many inputs under these names."""
     forward = type(model).forward
     where = f"{type(model).__name__}.forward{defined_at(forward)}"
     positional = [spec for spec in inputs if spec.name is None]
@@ -292,7 +291,6 @@ def _check_inputs(model: nn.Module, inputs: Sequence[InputSpec]) -> None:
 
 
 def _not_given(signature: inspect.Signature, num_positional: int, keywords: Collection[str]) -> list[str]:
-    """Parameters without a default that get nothing."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [parameter for parameter in signature.parameters.values() if parameter.kind in kinds]
     keyword = [

@@ -31,7 +31,6 @@ class AsleepMemory:
     """Notes which pieces are unmapped, and when."""
 
     def __init__(self) -> None:
-        """Nothing is unmapped."""
         self._since_ns: dict[tuple[int, int, int], int] = {}  # By device, address and size
         self._pieces: list[AsleepPiece] = []
 

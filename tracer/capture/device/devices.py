@@ -175,7 +175,6 @@ def _answer(device: torch.device, *names: str) -> Any:
 
 
 def _function(device: torch.device, name: str) -> Callable[..., Any] | None:
-    """A function of the device's own module, or of torch's for every accelerator."""
     own = getattr(module_of(device), name, None)
     if own is not None or not _is_current_accelerator(device):
         return own
@@ -218,7 +217,6 @@ def synchronize(device: torch.device) -> None:
 
 
 def _parameters(function: Callable[..., Any]) -> bool:
-    """Whether a function takes an argument; one of C++ does not say, and is torch's own, which do."""
     with suppress(ValueError, TypeError):
         return bool(inspect.signature(function).parameters)
     return True

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, ClassVar, Final, Self
 
 import torch
@@ -73,16 +73,13 @@ class PhaseLedger:
         return ProcessPhases(os.getpid(), self._name, tuple(phases))
 
     def __enter__(self) -> Self:
-        """Look at regions that are opened from now on."""
         PhaseLedger.is_followed = True
         self._stop = on_regions(self._opened, self._closed)
         self._forget_forks = in_forked_child(self._leave)
         self._guarded(self._start)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Add the phase that is under way, as where memory ran out in it, and look no longer."""
         self._guarded(self._end_all)
         self._leave()
@@ -225,12 +222,10 @@ def _used_bytes(device: torch.device) -> int | None:
 
 
 def _is_capturing() -> bool:
-    """Return whether a graph is captured now, in which a driver allows few calls."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 def _is_of_program(frame: FrameType) -> bool:
-    """Return whether a region is opened by code outside of torch, which opens some around optimizers and loaders."""
     modules = (str(caller.f_globals.get("__name__")).partition(".")[0] for caller in _callers(frame))
     return next((module for module in modules if module != "contextlib"), "") != "torch"
 

@@ -93,7 +93,6 @@ def _sum_of(path: str, names: tuple[str, ...]) -> int:
 
 
 def _null_gpu_bytes(tree: set[int]) -> int:
-    """Return the bytes of the null GPU's device memory that have been written."""
     sizes = {}
     for process in tree:
         try:
@@ -111,7 +110,6 @@ def _name(process: int) -> str:
 
 
 def _read(path: str) -> str:
-    """Return a small file's text; empty where the process has ended."""
     try:
         file = os.open(path, os.O_RDONLY)
         try:

@@ -118,7 +118,6 @@ class CallHooks:
                 self._try(module, partial(hook_after_call, module, after))
 
     def _try(self, target: object, register: Callable[[], Callable[[], None]]) -> None:
-        """Register a hook; that something takes none is a sentence."""
         of_model = isinstance(target, nn.Module)
         try:
             (self._on_calls if of_model else self._on_steps).append(register())

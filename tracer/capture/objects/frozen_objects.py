@@ -23,7 +23,6 @@ class FrozenObjects:
     """Notes what is frozen while anybody has started it."""
 
     def __init__(self) -> None:
-        """Prepare; nothing is replaced."""
         self._num_starts = 0
         self._freeze: Callable[[], None] | None = None
         self._references: list[weakref.ref[Any]] = []

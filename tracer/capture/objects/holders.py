@@ -187,7 +187,6 @@ class _Search:
         )
 
     def _cycle(self, memory: int) -> str:
-        """A reference cycle, which only a collection ends; that nobody holds it, where there is none."""
         circle = around(memory, self._graph)
         if not circle:
             return NOT_PYTHON

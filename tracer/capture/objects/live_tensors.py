@@ -83,7 +83,6 @@ def live_tensors(models: Mapping[str, nn.Module] | None = None) -> LiveTensors:
 
 
 def _static_cache_classes() -> tuple[type, ...]:
-    """Return the class of transformers' static caches; empty where it is not loaded."""
     kind = getattr(sys.modules.get("transformers.cache_utils"), "StaticLayer", None)
     return () if kind is None else (kind,)
 
@@ -134,14 +133,12 @@ def _trained(tensors: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimiz
 
 
 def _has_accumulated(tensor: Tensor) -> bool:
-    """Whether a backward has given a leaf its gradient."""
     if torch_tensors.is_wrapped_by_transform(tensor) or not torch_graph.is_leaf(tensor):
         return False
     return tensor.requires_grad and tensor.grad is not None
 
 
 def _outermost(modules: Sequence[nn.Module], given: Mapping[str, nn.Module]) -> list[tuple[str, nn.Module]]:
-    """Modules that are in no other, by name."""
     inner = {id(child) for module in modules for child in torch_modules.child_modules(module).values()}
     outermost = [module for module in modules if id(module) not in inner]
     names = names_of(outermost, given)
@@ -170,7 +167,6 @@ def _dotted(path: str, module: nn.Module, seen: set[int]) -> Iterator[tuple[str,
 
 
 def _of_module(root_name: str, root: nn.Module) -> Iterator[Reached]:
-    """Parameters, their gradients and buffers of a module and those inside, by dotted name."""
     for path, module in _dotted(root_name, root, set()):
         for name, is_parameter, tensor in torch_modules.parameters_and_buffers(module):
             yield (Role.PARAMETER if is_parameter else Role.BUFFER), f"{path}.{name}", tensor

@@ -54,7 +54,6 @@ def names_of(models: Iterable[nn.Module], given: Mapping[str, nn.Module] | None 
 
 
 def _by_variable(models: Sequence[nn.Module], given: Mapping[str, nn.Module]) -> dict[int, str]:
-    """Names by `id()` of the models that a variable holds, or that a variable leads to."""
     of_locals, _, modules = variables_of(None)
     wanted = {id(model) for model in models}
     names: dict[int, str] = {}

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self, cast
 from weakref import ref
 
@@ -50,21 +50,16 @@ class ParameterOrigins:
     """While open, notes the stack of calls at which parameters and buffers are registered: build the model inside."""
 
     def __init__(self) -> None:
-        """Prepare; nothing is noted."""
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> Self:
-        """Start noting."""
         self._handles = [
             register_module_parameter_registration_hook(_note),
             register_module_buffer_registration_hook(_note),
         ]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Note no more; what was noted is known for as long as the tensors live."""
+    def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
 
@@ -139,7 +134,6 @@ def describe_parameters(model: nn.Module, *, prefix: str = "") -> tuple[Paramete
 
 
 def _size_bytes(parameter: Tensor) -> int:
-    """Bytes of the elements that lie here: a sharded parameter's local part."""
     local = torch_tensors.local_part(parameter)
     return int(local.numel() * local.element_size())
 
@@ -180,7 +174,6 @@ def _attributes(cls: Any) -> tuple[str, dict[str, int], int]:
 
 
 def _self_attributes(target: ast.expr) -> Iterator[str]:
-    """Names x of `self.x` in what is assigned to, in tuples too."""
     for node in ast.walk(target):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
             yield node.attr

@@ -164,8 +164,6 @@ class _Referents:
 
 
 class _EdgesByEnd:
-    """Edges by one of their ends."""
-
     def __init__(self, ends: Ints, others: Ints) -> None:
         order = np.argsort(ends, kind="stable")
         self._ends, self._others = ends[order], others[order]

@@ -143,7 +143,6 @@ class StorageObserver:
     def _note_bucket(
         self, now: int, at: int, size: int, device: int, found: Mapping[tuple[int, int], tuple[_Row, object]]
     ) -> None:
-        """Note a bucket of gradients, unless something with a name lies there."""
         there = found.get((at, device))
         if there is None or there[0][3] == Role.HELD:
             self._rows.append((now, at, size, int(Role.BUCKET), self._names["DistributedDataParallel"], device))
@@ -203,7 +202,6 @@ class StorageObserver:
         self._watched.clear()
 
     def _storages(self, tensor: Tensor | torch.UntypedStorage) -> list[tuple[torch.UntypedStorage, torch.device]]:
-        """A tensor's storages that have an address, and their devices."""
         if isinstance(tensor, Tensor):
             self.sees_transforms |= torch_tensors.is_wrapped_by_transform(tensor)
         try:

@@ -27,8 +27,6 @@ Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
 
 class _Model:
-    """A model, and the modules in it, held weakly."""
-
     def __init__(self, model: nn.Module) -> None:
         self.reference = weak_reference(model)
         self._children = {name: _Model(child) for name, child in torch_modules.child_modules(model).items()}

@@ -218,13 +218,11 @@ def _has_path(file: str) -> bool:
 
 
 def _columns(packed: bytearray | array[int], width: int) -> tuple[Ints, ...]:
-    """A table that was packed row by row as contiguous columns."""
     rows = np.frombuffer(packed, np.int64) if packed else np.empty(0, np.int64)
     return tuple(np.ascontiguousarray(column) for column in rows.reshape(-1, width).T)
 
 
 def _table(rows: Sequence[tuple[Any, ...]], width: int) -> tuple[Ints, ...]:
-    """Rows of integers as contiguous columns."""
     return _columns(array("q", [value for row in rows for value in row]), width)
 
 

@@ -123,8 +123,6 @@ class _DeviceTexts(dict[Any, str]):
 
 
 class _TreeReader(EventTables):
-    """A walk over the event tree that fills the tables."""
-
     def __init__(self) -> None:
         super().__init__()
         self.device_texts = _DeviceTexts()
@@ -320,7 +318,6 @@ class _TreeReader(EventTables):
         return self.num_ops - 1
 
     def _add_node(self, time_ns: int, backward: bool) -> dict[int, int]:
-        """A data-flow node without edges so far."""
         edges: dict[int, int] = {}
         self.node_time.append(time_ns)
         self.node_backward.append(backward)
@@ -358,7 +355,6 @@ class _TreeReader(EventTables):
         return matched, [access for _, access in pairs], [number for number, _ in pairs]
 
     def _match(self, signature: tuple[Any, ...]) -> tuple[bool, tuple[int, ...]]:
-        """Whether a schema matches, and the access bits of the arguments that are tensors or lists of them."""
         match = self.matches.get(signature)
         if match is None:
             name, *kinds = signature

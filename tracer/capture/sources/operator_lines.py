@@ -227,8 +227,6 @@ def _functions(text: str) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, ...]:
 
 
 class _Walk:
-    """Lists the sites below a node in the order of evaluation."""
-
     def __init__(self) -> None:
         self._number = 0
 
@@ -299,7 +297,6 @@ def _sides(node: ast.If | ast.IfExp | ast.Try | ast.TryStar | ast.Match) -> tupl
 
 
 def _operands(node: ast.AST) -> Iterable[ast.AST]:
-    """What is evaluated before the node itself."""
     if isinstance(node, ast.Assign):
         return [node.value, *node.targets]
     if isinstance(node, ast.AnnAssign):

@@ -21,7 +21,6 @@ from tracer.working_folder import working_folder
 
 
 def _folder_of_torch() -> Path:
-    """Folder of the installed torch, which is not imported."""
     spec = find_spec("torch")
     return Path(spec.origin).resolve().parent if spec is not None and spec.origin else Path("torch").resolve()
 
@@ -45,7 +44,6 @@ def _prefixes() -> tuple[Path, ...]:
 
 @remembered
 def _library_folders() -> tuple[Path, ...]:
-    """Folders of packages, and of the commands that they install."""
     return tuple(Path(path).resolve() for path in _library_paths())
 
 

@@ -109,7 +109,6 @@ class BelowOperators:
     __slots__ = ("_guards",)
 
     def __enter__(self) -> None:
-        """Switch off autograd, autocast and the profiler's record of operators."""
         self._guards = (
             torch._C._AutoDispatchBelowAutograd(),
             below_autocast(),
@@ -119,7 +118,6 @@ class BelowOperators:
         torch._C._autograd._enable_record_function(False)
 
     def __exit__(self, *error: object) -> None:
-        """Switch them on again."""
         torch._C._autograd._enable_record_function(True)
         for guard in reversed(self._guards):
             guard.__exit__(*error)

@@ -110,7 +110,6 @@ class _Scores:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What a function of torch's makes of them."""
         kwargs = kwargs or {}
         if args and isinstance(args[0], _Scores):
             after = args[0].after(func, args[1:], kwargs)

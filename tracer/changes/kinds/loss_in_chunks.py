@@ -50,7 +50,6 @@ class LossInChunks(Hooks, makes="chunked-loss"):
     note = "no large loss over classes was computed."
 
     def __init__(self) -> None:
-        """Begin with no call changed."""
         super().__init__()
         self._calls: list[_Call] = []
 

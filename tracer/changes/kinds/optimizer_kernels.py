@@ -71,7 +71,6 @@ def candidates(situation: Situation) -> Iterator[Change]:
 
 
 def _set(options: str) -> tuple[str, ...]:
-    """Lines that set these options of an optimizer that exists already."""
     return (
         f"for group in optimizer.param_groups:  # or where it is made: {options}",
         f"    group.update({options})",

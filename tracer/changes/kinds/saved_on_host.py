@@ -38,7 +38,6 @@ class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Set up the hooks that move saved tensors."""
         resident = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
         def pack(tensor: Tensor) -> tuple[torch.device | None, Tensor]:

@@ -27,7 +27,6 @@ class ShardedInstead(Hooks, makes="shard"):
     note = "no DistributedDataParallel was made."
 
     def __init__(self) -> None:
-        """Begin with none."""
         super().__init__()
         self._whole: dict[int, weakref.ref[torch.Tensor]] = {}
 

@@ -32,7 +32,6 @@ class StateIn8Bits(Hooks, makes="8-bit-state"):
     note = NO_STATE  # Or which optimizer no library stands for, or what is estimated
 
     def __init__(self) -> None:
-        """Look for the libraries."""
         super().__init__()
         self._libraries = installed()
         self.is_estimate = not self._libraries and process.is_active()  # Whether nothing is computed

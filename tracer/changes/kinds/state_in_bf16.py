@@ -31,7 +31,6 @@ class StateInBf16(StateBetweenSteps, makes="bf16-state"):
     part_bytes = 1 << 25
 
     def __init__(self) -> None:
-        """Begin with nothing rounded."""
         super().__init__()
         self._generators: dict[torch.device, torch.Generator] = {}
 

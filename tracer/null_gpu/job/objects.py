@@ -32,7 +32,6 @@ class Objects:
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        """Objects of a rank."""
         self._folder, self._rank = folder, rank
         self._calls: Counter[tuple[object, ...]] = Counter()
 

@@ -102,7 +102,6 @@ class ProgramsStore(LoneStore):
     """A store that the program made by itself, to which all ranks have come: flags are set, and all have counted."""
 
     def __init__(self, jobs: LoneStore, world_size: int) -> None:
-        """A store with the keys of the job's."""
         super().__init__()
         self.own, self._left, self._by_rank = jobs.own, jobs._left, jobs._by_rank
         self._world_size = world_size

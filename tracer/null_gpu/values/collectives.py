@@ -47,7 +47,6 @@ def known_as_given(values: DeviceValues, original: Callable[..., Any]) -> Callab
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    """Tensors of a single tensor, a list of them, or a list of lists."""
     if isinstance(values, torch.Tensor):
         yield values
     else:

@@ -21,7 +21,6 @@ class Compute:
     """Computes what decides a size, and what is cheap; draws or forgets the rest."""
 
     def __init__(self, values: DeviceValues) -> None:
-        """Begin with the values that are known now."""
         self.values = values
         self.left_out: Counter[str] = Counter()
         """Operators whose integers or small floats could not be computed, with the reason, and how often."""

@@ -27,7 +27,6 @@ class DeviceValues:
     """Values by address. On the null GPU the bytes are there anyway; this knows which of them mean something."""
 
     def __init__(self) -> None:
-        """Know nothing of any memory."""
         self.ranges = KnownRanges()
         self.draws = Draws()
 

@@ -14,7 +14,6 @@ class Draws:
     """Normal numbers from one pool, by address for memory that is not written, and one after the other."""
 
     def __init__(self) -> None:
-        """Draw nothing yet."""
         self._pools: dict[torch.dtype, torch.Tensor] = {}
         self._next = 0
 

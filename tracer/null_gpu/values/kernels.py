@@ -49,8 +49,6 @@ The dispatcher cannot hand such a tensor to a kernel in Python. So the other is 
 
 
 class _CallsOfThread(threading.local):
-    """The operators that are running on this thread, outermost first."""
-
     def __init__(self) -> None:
         self.names: list[str] = []
         self.written: list[frozenset[int]] = []
@@ -392,7 +390,6 @@ _PYTHON = _python()
 
 
 def _text(values: torch.Tensor) -> str:
-    """A tensor's first values."""
     if values.numel() == 1:
         return str(values.item())
     shape = "x".join(str(size) for size in values.size())

@@ -21,13 +21,11 @@ class KnownRanges:
     """Disjoint ranges of addresses that hold values, in order; all else is `Known.UNKNOWN`."""
 
     def __init__(self) -> None:
-        """Begin with no known bytes."""
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._known: list[Known] = []
 
     def __len__(self) -> int:
-        """How many ranges there are."""
         return len(self._starts)
 
     def forget(self, start: int, end: int) -> None:

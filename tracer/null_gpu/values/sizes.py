@@ -24,7 +24,6 @@ class SizedResults:
     def __init__(
         self, values: DeviceValues, log: ReadLog, compute: Compute, answer_reads: Callable[[int | None], None]
     ) -> None:
-        """Set up, with the same arguments as `Kernels`."""
         self._values, self._log, self._compute, self._answer_reads = values, log, compute, answer_reads
         self._running = _Running()
 
@@ -71,7 +70,6 @@ class SizedResults:
     def _on_host(
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[torch.Tensor], Known]:
-        """The results on the host; none where they are not known."""
         inputs = tensors_of((*args, *kwargs.values()))
         if any(tensor.nbytes > LARGE_BYTES for tensor in inputs):
             self._compute.left_out[f"{operator.name}: more than {LARGE_BYTES >> 20} MiB"] += 1

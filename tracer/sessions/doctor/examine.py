@@ -59,8 +59,6 @@ class Assignment:
 
 @dataclass(slots=True)
 class _Answers:
-    """Answers of the processes of one device."""
-
     about: dict[str, Fact] = field(default_factory=dict)
     installed: list[CheckResult] = field(default_factory=list)
     works: list[CheckResult] = field(default_factory=list)
@@ -279,7 +277,6 @@ def _about_device(device: torch.device) -> dict[str, Fact]:
 
 
 def _about() -> dict[str, Fact]:
-    """The machine and the program."""
     return {
         "program": import_module("tracer").__version__,
         "commit": program_commit() or None,

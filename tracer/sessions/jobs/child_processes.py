@@ -40,7 +40,6 @@ class IdleLimit:
     """Tells when a process and those that it has started have not used a processor for too long."""
 
     def __init__(self, process: int, limit_s: float | None = None) -> None:
-        """Begin to measure."""
         self._process, self._limit_s = process, IDLE_LIMIT_S if limit_s is None else limit_s
         self.reset()
 

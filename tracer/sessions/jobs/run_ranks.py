@@ -150,8 +150,6 @@ def _forget_results(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _JobRun:
-    """One run of a job's ranks."""
-
     job: Job
     folder: Path  # Where ranks leave what they have to say
     save_dir: Path | None  # Where they write

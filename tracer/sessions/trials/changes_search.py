@@ -49,8 +49,6 @@ def least_that_fits(make_trial: MakeTrial, *, is_job: bool = False, likely: Coll
 
 
 class _ChangeSearch:
-    """Trials that were made, and what they say of others."""
-
     def __init__(self, make_trial: MakeTrial) -> None:
         self._make_trial = make_trial
         self._known: dict[Changes, FitTrial] = {}

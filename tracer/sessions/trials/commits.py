@@ -115,7 +115,6 @@ class Repository:
 
 
 def _git(*words: str, hint: str = "") -> str:
-    """Return what git prints."""
     try:
         done = subprocess.run(
             ["git", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False

@@ -56,7 +56,6 @@ class ForkedTrials:
         self.applied = AppliedChanges((), choose=self._choose)  # The changes that are made, from then on
 
     def __enter__(self) -> Self:
-        """No-op: see `look_out`."""
         return self
 
     def look_out(self) -> None:

@@ -66,7 +66,6 @@ class LargestBatches:
         return BatchesRead(number, tuple(ReadBatch(seen.index, _words(seen)) for seen in largest))
 
     def __enter__(self) -> Self:
-        """Take the place of DataLoader's iteration."""
         self._iterate: Callable[[Any], Iterator[Any]] = DataLoader.__iter__
 
         def iterate(loader: Any) -> Iterator[Any]:
@@ -76,7 +75,6 @@ class LargestBatches:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Put it back."""
         DataLoader.__iter__ = self._iterate  # type: ignore[method-assign, assignment]
 
     def _given(self, loader: Any) -> Iterator[Any]:

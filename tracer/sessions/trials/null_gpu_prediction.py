@@ -115,7 +115,6 @@ def _without_limit(num_devices: int) -> Iterator[None]:
 
 
 def _start_anew() -> None:
-    """Free all that was built before, and reset the counters."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

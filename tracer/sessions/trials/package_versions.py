@@ -62,7 +62,6 @@ def python_with(requirements: Sequence[str]) -> Path:
 
 
 def _make(folder: Path, requirements: Sequence[str], installed: Sequence[str]) -> None:
-    """Make an environment whose own packages stand before those of this process."""
     _uv("venv", "--quiet", "--python", sys.executable, str(folder))
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "of_this_process.pth").write_text("\n".join(filter(os.path.isabs, sys.path)), encoding="utf-8")
@@ -124,7 +123,6 @@ class _NotResolvedError(TracerError):
 
 
 def _uv(*words: str, text: str | None = None) -> str:
-    """Return what uv prints."""
     if (uv := shutil.which("uv")) is None:
         raise TracerError("Versions of a package need uv, which is not here.", hint="Install it: pip install uv.")
     done = subprocess.run([uv, *words], input=text or "", capture_output=True, text=True, errors="replace", check=False)

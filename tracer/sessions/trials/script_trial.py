@@ -38,7 +38,6 @@ class StepRequests:
     """Counters of all devices after each step."""
 
     def __init__(self) -> None:
-        """Before the first step."""
         # Whether the last step asked for what the one before asked for, and no peak has risen
         self.have_repeated = False
         self._after: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
@@ -94,7 +93,6 @@ class StepFlops:
     """Counts from when it begins until it ends; a step that does not end has no count."""
 
     def __init__(self) -> None:
-        """Count nothing yet."""
         self.is_on = False  # Whether it counts
         self.flops: int | None = None  # Of the step; None until it has ended
         self._count = 0

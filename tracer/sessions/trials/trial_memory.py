@@ -24,7 +24,6 @@ class TrialMemory:
     """Sets the limit and records the history that a trial asks for, from `begin` until `close`."""
 
     def __init__(self, num_devices: int) -> None:
-        """Prepare; memory ends as the card's does."""
         self._num_devices = num_devices
         self._end = ExitStack()
         self._history: AllocatorHistory | None = None
