@@ -201,21 +201,10 @@ def fit_engine(
     if on.on is None:
         raise no_card_named(engine.arguments)
     say_where(start_on(on.on))
-    from tracer.exporters.engine import FILE_NAME, change_sentences, engine_json, print_engines
-    from tracer.exporters.files import check_folder, write_json
-    from tracer.sessions.engine_run import OUTPUT, run_engine
+    from tracer.exporters.engine import change_sentences, print_engines
 
-    rows: list[tuple[tuple[str, ...], EngineStart]] = []
     with _results_folder(save_dir) as folder, on_null_gpu(on, save_dir, quiet=False):
-        for number, options in enumerate(tried, start=1):
-            own, changed = Path(folder, str(number)), engine.changed(options)
-            check_folder(own)
-            start = run_engine(changed.command, own / OUTPUT, is_server=engine.is_server)
-            write_json(own / FILE_NAME, engine_json(start, command=changed.words, computed=False))
-            rows.append((options, start))
-            say(f"{number} of {len(tried)}: {shlex.join(options)}: {'starts' if start.fits else 'does not start'}")
-            if is_first_enough and start.fits:
-                break
+        rows = _starts(engine, tried, Path(folder), is_first_enough=is_first_enough)
     with screen() as console:
         print_engines(rows, console)
     fitting = [(start.concurrency or 0, options) for options, start in rows if start.fits]
@@ -226,6 +215,27 @@ def fit_engine(
     _, best = max(fitting, key=lambda row: row[0])
     show(engine.changed(best).words)
     raise typer.Exit(0)
+
+
+def _starts(
+    engine: EngineCommand, tried: Sequence[tuple[str, ...]], folder: Path, *, is_first_enough: bool
+) -> list[tuple[tuple[str, ...], EngineStart]]:
+    """Start an engine with each of some options, and write engine.json of each to a folder of its own."""
+    from tracer.exporters.engine import FILE_NAME, engine_json
+    from tracer.exporters.files import check_folder, write_json
+    from tracer.sessions.engine_run import OUTPUT, run_engine
+
+    rows = list[tuple[tuple[str, ...], "EngineStart"]]()
+    for number, options in enumerate(tried, start=1):
+        own, changed = folder / str(number), engine.changed(options)
+        check_folder(own)
+        start = run_engine(changed.command, own / OUTPUT, is_server=engine.is_server)
+        write_json(own / FILE_NAME, engine_json(start, command=changed.words, computed=False))
+        rows.append((options, start))
+        say(f"{number} of {len(tried)}: {shlex.join(options)}: {'starts' if start.fits else 'does not start'}")
+        if is_first_enough and start.fits:
+            break
+    return rows
 
 
 def numbers_of_gpus(most: int) -> list[tuple[str, ...]]:
