@@ -52,6 +52,8 @@ def test_the_kv_cache_is_what_is_left_of_the_utilization(tmp_path: Path) -> None
     assert 0 <= worker["cache_bytes"] - found["kv_cache_tokens"] * TOKEN_BYTES < 2 << 20
     assert found["concurrency"] == pytest.approx(found["kv_cache_tokens"] / 8192, abs=0.01)
     assert f"{found['kv_cache_tokens']:,} tokens" in printed
+    assert worker["unexplained_bytes"] == 0 and sum(worker["stage_bytes"].values()) == worker["allocated_bytes"]
+    assert f"{found['kv_cache_tokens']:,} tokens" in (tmp_path / "results" / "memory_timeline.html").read_text()
 
 
 def test_a_request_that_is_too_long_is_told_the_longest_that_fits(tmp_path: Path) -> None:
