@@ -110,7 +110,7 @@ class TimelineTracer:
 
     def __call__(self, prof: Any) -> None:
         """Read what the profiler has just recorded; nothing records meanwhile."""
-        self._findings = None
+        self._findings = self._put_by = None
         self._kept.append(_Cycle(torch_profiler.kineto_results(prof), _is_stopping(prof), self._read_counter()))
         self._read(self._kept[-1])
         if self.out_file is not None or self.trace_file is not None:

@@ -526,6 +526,7 @@ class ProfileSession(Session):
         is_next_recorded = profiler.schedule(profiler.step_num) in _RECORDING
         self.module_names.update(compiled_wrapper_names(self.module_names))
         self._tracer(profiler)
+        self._history_put_by = None
         self._cost.has_read(self._tracer.num_events)
         torch_profiler.let_go_of_recording(profiler)
         if not is_next_recorded and not self._is_all_recorded:
