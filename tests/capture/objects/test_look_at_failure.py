@@ -55,7 +55,7 @@ def test_a_frozen_network_behind_the_one_that_is_trained_is_needed() -> None:
 
 
 def test_a_model_may_be_trained_without_an_optimizer_that_is_there() -> None:
-    """In training mode it may be soon, and one that has a gradient is by hand."""
+    """In training mode it may be soon, unless others were trained without it; one that has a gradient is by hand."""
     other, by_hand, trained = Net(), Net().eval(), Net()
     by_hand.weight.grad = torch.ones(3)
     held = [net(torch.ones(3)) for net in (other, by_hand, trained)]
@@ -65,7 +65,21 @@ def test_a_model_may_be_trained_without_an_optimizer_that_is_there() -> None:
     assert for_nothing(*made) == [False] * 3
     other.eval()
     assert for_nothing(*made) == [True, False, False]
+    other.train()
+    trained.weight.grad = torch.ones(3)
+    assert for_nothing(*made) == [True, False, False]
     del optimizer
+
+
+def test_an_optimizer_of_copies_says_nothing_of_a_model() -> None:
+    """As one in mixed precision that updates copies of the weights in float32, whose gradients it has cleared."""
+    model, masters = Net(), torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.Adam([masters])
+    masters.grad = torch.ones(3)
+    optimizer.step()
+    made, _ = held = model(torch.ones(3))
+    assert for_nothing(made) == [False]
+    del held
 
 
 class Failing(Net):

@@ -1,7 +1,7 @@
 """A look at all tensors and graphs when memory ran out: graphs of untrained models, and tensors of float64.
 
-A graph is untrained, such as a teacher's, if all of its leaves are of modules in evaluation mode, no optimizer updates
-them and no backward has given them a gradient.
+A graph is untrained, such as a teacher's, if no optimizer updates any of its leaves and no backward has given them a
+gradient; before the first backward of an optimizer's own parameters, only if its modules are in evaluation mode, too.
 """
 
 from __future__ import annotations
@@ -48,16 +48,21 @@ def _is_inference(called: nn.Module | None, objects: Sequence[Any]) -> bool:
 
 def _kept_by_untrained(objects: Sequence[Any], nodes: Sequence[Any], device: torch.device) -> frozenset[int]:
     """Return the addresses of memory that only untrained graphs keep; none where there is no optimizer."""
-    groups = (group for each in objects if isinstance(each, torch.optim.Optimizer) for group in each.param_groups)
-    trained = {id(parameter) for group in groups for parameter in group["params"]}
+    optimizers = [each for each in objects if isinstance(each, torch.optim.Optimizer)]
+    trained = {id(parameter) for each in optimizers for group in each.param_groups for parameter in group["params"]}
     if not trained:
         return frozenset()
+    stepped = {id(parameter) for each in optimizers for parameter in each.state}
     modules = [each for each in objects if isinstance(each, nn.Module)]
     owned = [
         (tensor, module.training) for module in modules for *_, tensor in torch_modules.parameters_and_buffers(module)
     ]
-    learning = trained | {id(tensor) for tensor, is_training in owned if is_training}
-    at_rest = {id(tensor) for tensor, _ in owned if torch_graph.gradient_of(tensor) is None} - learning
+    without_gradient = {id(tensor) for tensor, _ in owned if torch_graph.gradient_of(tensor) is None}
+    ours = {id(tensor) for tensor, _ in owned} & trained
+    learning = set(trained)
+    if not ours & stepped and ours <= without_gradient:  # A model in training mode may still get its optimizer
+        learning |= {id(tensor) for tensor, is_training in owned if is_training}
+    at_rest = without_gradient - learning
     leaves = [(id(node), id(leaf) in at_rest) for node in nodes for leaf in torch_graph.accumulates_into(node)]
     idle, learns = (_leading_to(nodes, [node for node, rests in leaves if rests is of]) for of in (True, False))
     kept, needed = set[int](), _addresses((tensor for tensor, _ in owned), device)
