@@ -67,9 +67,13 @@ def changes_in(recording: Any, objects: ObjectsAtFailure | None = None) -> dict[
 
 
 def objects_of(
-    *, is_evaluating: bool = False, is_training: bool = False, float64: frozenset[int] = frozenset()
+    *,
+    is_evaluating: bool = False,
+    is_training: bool = False,
+    in_graphs: frozenset[int] | None = None,
+    float64: frozenset[int] = frozenset(),
 ) -> ObjectsAtFailure:
-    return ObjectsAtFailure(is_evaluating, is_training, untrained=frozenset(), float64=float64)
+    return ObjectsAtFailure(is_evaluating, is_training, in_graphs, untrained=frozenset(), float64=float64)
 
 
 def line(number: int, function: str = "main", file: str = "/home/me/train.py") -> dict[str, Any]:

@@ -40,6 +40,7 @@ def test_a_validation_with_gradients() -> None:
     assert change.cause == "gradients in evaluation"
     assert "/home/me/train.py:13 without a backward behind it" in change.sentence
     assert "torch.no_grad()" in change.words
+    assert "gradients in evaluation" not in program.changes(objects_of(in_graphs=frozenset()))
 
 
 @pytest.mark.parametrize(
@@ -221,15 +222,18 @@ CAST = frame("at::autocast::cached_cast(c10::ScalarType, at::Tensor const&, c10:
 
 
 @pytest.mark.parametrize("has_graph", [False, True])
-def test_what_autocast_keeps_of_the_weights(has_graph: bool) -> None:
+@pytest.mark.parametrize("has_cpp", [False, True])
+def test_what_autocast_keeps_of_the_weights(has_graph: bool, has_cpp: bool) -> None:
     """Half of 20 MiB for each of 4; where the results stay too, a graph needs both."""
     program = Recorded(capacity=180)
     for _ in range(4):
         program.make(20, MOVING)
     for number in range(4):
-        program.make(10, [CAST, *linear(7 + number)])
+        program.make(10, [*[CAST] * has_cpp, *linear(7 + number)])
         result = program.make(8, linear(7 + number))
         if not has_graph:
             program.free(result, linear(8 + number))
     program.fail(100, linear(12))
-    assert ("copies of autocast" in program.changes()) is not has_graph
+    objects = None if has_cpp else objects_of(in_graphs=frozenset({1} if has_graph else ()))
+    found = program.changes(objects)
+    assert ("copies of autocast" in found) is not has_graph

@@ -38,19 +38,24 @@ def test_a_graph_that_each_step_leaves() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "cause"), [("p = p - k @ k.t()", "graphs kept"), ("ps.append(p - k @ k.t())", "results kept")]
+    ("source", "cause", "other"),
+    [("p = p - k @ k.t()", "graphs kept", "results kept"), ("ps.append(p - k @ k.t())", "results kept", "graphs kept")],
 )
 def test_a_variable_that_is_updated_from_itself_holds_one_value_without_a_graph(
-    source: str, cause: str, tmp_path: Path
+    source: str, cause: str, other: str, tmp_path: Path
 ) -> None:
+    """Where the graphs themselves were seen, they decide."""
     script = tmp_path / "train.py"
     script.write_text(f"for x in data:\n    train(x)\n    {source}\n")
     program = Recorded(capacity=300)
+    made = []
     for _ in range(8):
         train(program)
-        program.make(20, [line(3, "<module>", str(script))])
+        made.append(program.make(20, [line(3, "<module>", str(script))]))
     program.fail(150, [line(2)])
     assert first(program).cause == cause
+    kept = [block.address for block in made] if other == "graphs kept" else []
+    assert next(iter(program.changes(objects_of(in_graphs=frozenset(kept))))) == other
 
 
 @pytest.mark.parametrize(

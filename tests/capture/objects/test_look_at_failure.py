@@ -42,6 +42,9 @@ def test_a_teachers_graph_and_no_students() -> None:
     own, given = student(batch)
     loss = (wanted - given).square().mean()
     assert for_nothing(kept, own, batch, teacher.weight, wanted) == [True, False, False, False, False]
+    in_graphs = look_at_failure(torch.device("cpu"), None, is_evaluating=False).in_graphs
+    assert in_graphs is not None
+    assert [each.data_ptr() in in_graphs for each in (kept, own, batch, wanted)] == [True, True, True, False]
     del optimizer, loss, given
 
 

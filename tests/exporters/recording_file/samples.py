@@ -84,6 +84,10 @@ def kept_on_cpu() -> KeptRun:
 def kept_on_cuda() -> KeptRun:
     """With a history, a failure, kernels and a trace."""
     objects = ObjectsAtFailure(
-        is_evaluating=True, is_training=False, untrained=frozenset({512, 1024}), float64=frozenset({4096})
+        is_evaluating=True,
+        is_training=False,
+        in_graphs=frozenset({512, 1024, 2048}),
+        untrained=frozenset({512, 1024}),
+        float64=frozenset({4096}),
     )
     return dataclasses.replace(kept_run(on_cuda(oom=True)), at_failure=objects)

@@ -108,7 +108,10 @@ def test_a_recording_from_before_objects_were_looked_at_is_read() -> None:
     del run["was_evaluating"], columns["untrained"], columns["float64"]
     older = Columns(columns | {"run": np.frombuffer(json.dumps(run).encode(), np.uint8)})
     assert kept_run_from(older).at_failure is None
-    evaluating = ObjectsAtFailure(is_evaluating=True, is_training=False, untrained=frozenset(), float64=frozenset())
+    nothing = frozenset[int]()
+    evaluating = ObjectsAtFailure(
+        is_evaluating=True, is_training=False, in_graphs=None, untrained=nothing, float64=nothing
+    )
     assert kept_run_from(with_run(was_evaluating=True)).at_failure == evaluating
 
 

@@ -1,4 +1,4 @@
-"""A look at all tensors and graphs when memory ran out: graphs of untrained models, and tensors of float64.
+"""A look at all tensors and graphs when memory ran out: memory that graphs keep, and tensors of float64.
 
 A graph is untrained, such as a teacher's, if no optimizer updates any of its leaves and no backward has given them a
 gradient; before the first backward of an optimizer's own parameters, only if its modules are in evaluation mode, too.
@@ -21,7 +21,7 @@ from tracer.capture.torch_private import torch_graph, torch_modules, torch_tenso
 def look_at_failure(device: torch.device, error: BaseException | None, *, is_evaluating: bool) -> ObjectsAtFailure:
     """Look at every tensor and graph that Python can reach now.
 
-    Where graphs have more than `MAX_NODES` nodes, none counts as untrained.
+    Where graphs have more than `MAX_NODES` nodes, none counts as untrained, and nothing is known of all that they keep.
     """
     called = torch_modules.outermost_called(error) if error is not None else None
     objects: list[Any] = objects_of((Tensor, nn.Module, torch.optim.Optimizer))
@@ -33,6 +33,7 @@ def look_at_failure(device: torch.device, error: BaseException | None, *, is_eva
         return ObjectsAtFailure(
             is_evaluating=is_evaluating or _is_inference(called, objects),
             is_training=called is not None and called.training,
+            in_graphs=frozenset(_addresses(saved, device)) if is_complete else None,
             untrained=_kept_by_untrained(objects, nodes, device) if is_complete else frozenset(),
             float64=frozenset(_addresses(wide, device)),
         )

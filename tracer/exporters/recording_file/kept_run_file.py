@@ -67,8 +67,9 @@ def kept_run_columns(kept: KeptRun) -> Arrays:
         columns["eager"] = np.frombuffer(json.dumps(kept.eager).encode(), np.uint8)
     columns |= {**_parameter_columns(kept), "losses": np.array(kept.losses, np.float64)}
     if kept.at_failure is not None:
-        for name in ("untrained", "float64"):
-            columns[name] = np.array(sorted(getattr(kept.at_failure, name)), np.int64)
+        for name in ("in_graphs", "untrained", "float64"):
+            if (addresses := getattr(kept.at_failure, name)) is not None:
+                columns[name] = np.array(sorted(addresses), np.int64)
     if kept.timings is not None:
         columns |= {f"timings.{name}": np.array(kept.timings.durations_ms[name], np.float64) for name in PHASES}
     if kept.snapshot is not None:
@@ -291,6 +292,7 @@ def _at_failure_from(columns: Columns, document: Document) -> ObjectsAtFailure |
     return ObjectsAtFailure(
         is_evaluating=is_evaluating,
         is_training=document.truth("was_training") if "was_training" in document else False,
+        in_graphs=frozenset(columns.ints("in_graphs").tolist()) if "in_graphs" in columns else None,
         **{
             name: frozenset(columns.ints(name).tolist() if name in columns else ()) for name in ("untrained", "float64")
         },

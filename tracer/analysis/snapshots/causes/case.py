@@ -249,6 +249,19 @@ class Case:
         """Whether what ran out of memory is known to be a call of a model in training mode."""
         return self.objects is not None and self.objects.is_training
 
+    @cached_property
+    def in_graphs(self) -> Ints | None:
+        """Blocks in use that graphs are known to keep; None where that is not known."""
+        addresses = None if self.objects is None else self.objects.in_graphs
+        if addresses is None:
+            return None
+        return self.in_use[np.isin(self.lives.addr[self.in_use], [*addresses])]
+
+    @property
+    def has_no_graph(self) -> bool:
+        """Whether it is known that no graph keeps anything for a backward."""
+        return self.in_graphs is not None and not len(self.in_graphs)
+
     def alike(self, addresses: frozenset[int]) -> tuple[Ints, Ints]:
         """Return the blocks in use at some addresses; and these with those that the same lines make at other times."""
         held = self.in_use[np.isin(self.lives.addr[self.in_use], list(addresses))]

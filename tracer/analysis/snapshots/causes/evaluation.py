@@ -44,6 +44,8 @@ class _Calls:
 
 def evaluation_with_gradients(case: Case) -> Iterator[Cause]:
     """Calls of a model that keep their activations, from a line behind whose calls no backward comes."""
+    if case.has_no_graph:
+        return
     if case.is_evaluating:
         rows = case.in_use[case.kind[case.in_use] == Kind.ACTIVATION]
         rows = rows[(case.lives.begin[rows] > BEFORE) & case.in_model[rows]]

@@ -12,7 +12,9 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
 from tracer.analysis.snapshots.causes.source import source_at
 from tracer.analysis.snapshots.changed_requests import with_earlier_frees, with_smaller_blocks
+from tracer.analysis.snapshots.frames import is_label, is_python, torch_file
 from tracer.arrays import Ints
+from tracer.snapshot.columns import Frame
 from tracer.units import format_bytes
 
 _LEAST_PERCENT: Final = 20
@@ -94,10 +96,24 @@ def autocast_copies(case: Case) -> Iterator[Cause]:
 
 
 def cast_weights(case: Case) -> Ints:
-    """Blocks of autocast's, half as large as a parameter, that were made up to the moment, in order."""
+    """Blocks of autocast's, half as large as a parameter, that were made up to the moment, in order.
+
+    Without C++ frames, those that a layer's own line in torch made in a model's call, and that no graph keeps.
+    """
     lives = case.lives
     weights = lives.requested_bytes[case.in_use[case.kind[case.in_use] == Kind.PARAMETER]]
     is_cast = case.stacks.with_one_of([frame.name.startswith(_CAST) for frame in case.frames])[lives.stack]
+    if case.has_no_graph and not is_cast.any():
+        is_cast = case.in_model
     rows = np.flatnonzero(is_cast & (lives.begin <= case.entry))
     rows = rows[np.isin(lives.requested_bytes[rows] * 2, weights)]
+    if case.has_no_graph:
+        made = [stack for stack in np.unique(case.stack[rows]).tolist() if _is_made_by_layer(case.stacks[stack])]
+        rows = rows[np.isin(case.stack[rows], made)]
     return rows[np.argsort(lives.begin[rows])]
+
+
+def _is_made_by_layer(stack: list[Frame]) -> bool:
+    """Whether the innermost line of Python is one of torch's layers."""
+    innermost = next((frame for frame in stack if is_python(frame) and not is_label(frame)), None)
+    return innermost is not None and (torch_file(innermost) or "").startswith("nn/modules/")

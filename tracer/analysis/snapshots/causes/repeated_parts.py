@@ -62,6 +62,8 @@ class _Repeated:
 
 def repeated_parts(case: Case) -> Iterator[Cause]:
     """Activations of parts that are called one behind the other, of which a checkpoint keeps the inputs alone."""
+    if case.has_no_graph:
+        return
     parts = reversed(_parts(case).items())  # of some with the same blocks the innermost: a loop is in no stack
     found = [of for part, lines in parts if (of := _repeated(case, part, lines)) is not None]
     best = max(found, key=lambda of: (case.bytes(of.held), -of.num_calls), default=None)
