@@ -112,17 +112,6 @@ def test_without_some_blocks_and_with_earlier_frees(
         both(monkeypatch, library, changed, "", start=start if keep_from else None)
 
 
-def test_failed_requests_by_hand(monkeypatch: pytest.MonkeyPatch, library: ReplayLibrary) -> None:
-    """60 and 60 MiB on a device of 100: the second fails, with 60 MiB reserved and in use."""
-    program = Program(0)
-    for size in (60, 60):
-        program.allocator.allocate(size * MIB)
-    requests = program_of(parts(*device_of(program.snapshot()))[1])
-    failure = both(monkeypatch, library, requests, "", capacity=100 * MIB).failure
-    assert failure is not None
-    assert (failure.size, failure.reserved_bytes, failure.allocated_bytes) == (60 * MIB, 60 * MIB, 60 * MIB)
-
-
 def test_no_numbers_beyond_64_bits(library: ReplayLibrary) -> None:
     """What C could not add up is left to Python."""
     program, _ = recorded(1)

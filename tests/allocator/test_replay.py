@@ -6,13 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.allocator.recorded import GIB, MIB, Program, requests_of
-from tests.allocator.recording_allocator import RecordingAllocator
-from tests.snapshot.dumps import write
+from tests.allocator.recorded import MIB, Program, requests_of
 from tracer.allocator.history import Op
 from tracer.allocator.replay import BEFORE_THE_RECORDING, replay, smallest_capacity
 from tracer.allocator.settings import AllocatorSettings, parse_settings
-from tracer.snapshot.load import load_snapshot
 
 DEFAULT = AllocatorSettings()
 
@@ -119,30 +116,3 @@ def test_a_memory_fraction_is_of_the_device() -> None:
     half = AllocatorSettings(per_process_memory_fraction=0.5)
     assert replay(requests, half, capacity=2 * peak).failure is None
     assert replay(requests, half, capacity=peak // 2).failure is not None
-
-
-def test_the_modelled_snapshot_opens_as_any_other(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    """Our loader reads what `snapshot()` gives, with the trace, the settings and every block."""
-    program = Program(1, AllocatorSettings(expandable_segments=True), waits=True, streams=2).run(400)
-    loaded = load_snapshot(write(tmp_path / "modelled.pickle", program.snapshot()), isolated=False)
-    (state,) = loaded.devices
-    assert int(state.segments.total_size.sum()) == program.allocator.reserved_bytes
-    assert len(state.trace) == len(program.allocator.history or ())
-    assert loaded.settings["expandable_segments"] is True
-    used = state.blocks.size[state.blocks.state == 1]
-    assert int(used.sum()) == program.allocator.allocated_bytes
-
-
-def test_torchs_own_viewer_reads_a_modelled_snapshot() -> None:
-    from torch.cuda import _memory_viz
-
-    snapshot = Program(1).run(200).snapshot()
-    assert "segments" in _memory_viz.segsum(snapshot) or _memory_viz.segsum(snapshot)
-    assert _memory_viz.trace(snapshot)
-
-
-def test_a_device_may_hold_a_whole_program_or_not() -> None:
-    model = RecordingAllocator(device_bytes=GIB)
-    assert model.driver.free_bytes == GIB
-    model.allocate(100 * MIB)
-    assert model.driver.free_bytes == GIB - 100 * MIB

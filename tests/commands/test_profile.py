@@ -181,15 +181,6 @@ def test_stderr_names_each_file_and_what_opens_it(done: tuple[Ended, Path]) -> N
         assert re.fullmatch(re.escape(start) + r"(?:; [\d.]+ [KM]iB, [\d.]+ bytes an event)?\)", line)
 
 
-@pytest.mark.usefixtures("already_run")
-def test_a_rerun_replaces_the_files(tmp_path: Path) -> None:
-    for output in USUAL:
-        (tmp_path / output.file_name).write_text("old")
-    assert run(*TINY, *SHORT, "--save-dir", tmp_path).code == 0
-    assert all((tmp_path / output.file_name).read_bytes() != b"old" for output in USUAL)
-    assert len(list(tmp_path.iterdir())) == len(USUAL)
-
-
 def test_the_program_as_a_process(tmp_path: Path) -> None:
     """Nothing of torch's own messages between ours, and no files but those asked for."""
     command = [sys.executable, str(ROOT / "main.py"), *TINY, *SHORT, "--save-dir", "results", "--no-cuda-timing"]

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from tests.pieces import Pieces, mlp_with_state, noise, raising, random_states, seeded, tiny_fno
 from tests.sessions.loops import assert_all_off, plain_run
-from tests.training_steps import ONE_OF_EACH, build_workload
 from tracer.capture.device import devices
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.training_objects import TrainingObjects
@@ -23,7 +22,6 @@ from tracer.errors import RecordingError, TracerError
 from tracer.results.failure import Failure
 from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
-from tracer.sessions import workload_run as run_module
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.session import device_of
@@ -90,54 +88,6 @@ def test_a_profiled_run_ends_bit_for_bit_where_an_unprofiled_one_does(name: str)
     assert results.timings is not None
 
 
-class WholeStep:
-    """A step of `tests.training_steps`, which cannot be taken apart, as `run_profile` takes it."""
-
-    num_micro_batches = 1
-
-    def __init__(self, name: str) -> None:
-        built = build_workload(name)
-        torch.set_num_threads(1)  # threads that wait for each other take longer than these steps
-        self.step, self.optimizer, self.device = built.step, built.optimizer, torch.device("cpu")
-        self.model = built.model if built.model is not None else nn.Module()
-
-    def next_batch(self) -> tuple[()]:
-        return ()
-
-    def forward(self, batch: object) -> None:
-        self.step()
-
-    def backward(self, loss: None) -> None:
-        pass
-
-    def optimizer_step(self) -> None:
-        pass
-
-    def copy(self) -> None:
-        return None
-
-
-@pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_every_workload_ends_bit_for_bit_where_it_would_alone(name: str) -> None:
-    """Recorded and analysed, with all that a session observes; also what belongs to nobody, such as hooks."""
-    seeded()
-    alone = WholeStep(name)
-    for _ in range(SHORT.num_steps):
-        alone.step()
-    left = everything(alone)
-    del alone
-    seeded()
-    watched = WholeStep(name)
-    hooks = [len(module._forward_pre_hooks) for module in watched.model.modules()]
-    results = run_profile(watched, schedule=SHORT)
-    assert results.failure is None
-    assert results.findings is not None
-    now = everything(watched)
-    for part in left:
-        assert now[part] == left[part], part
-    assert [len(module._forward_pre_hooks) for module in watched.model.modules()] == hooks
-
-
 def counted_on_cuda(run: Callable[[], object]) -> dict[str, int]:
     """What the allocator counts during a run."""
     torch.cuda.synchronize()
@@ -166,17 +116,6 @@ def test_the_allocator_counts_the_same_with_and_without_us() -> None:
     alone = counted_on_cuda(lambda: plain_run(workload, SHORT.num_steps))
     assert alone["allocation.all.allocated"] > 0
     assert counted_on_cuda(watched) == alone
-
-
-def test_the_timing_pass_leaves_the_workload_alone() -> None:
-    seeded()
-    workload = Pieces()
-    plain_run(workload, 1)
-    before = everything(workload)
-    timings = run_module._time(workload, lambda done: None, [])
-    assert timings is not None
-    assert everything(workload) == before
-    assert {len(durations) for durations in timings.durations_ms.values()} == {6}
 
 
 # ---- a run -----------------------------------------------------------------------------------------------------------

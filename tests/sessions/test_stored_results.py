@@ -164,26 +164,6 @@ def test_files_and_lines_are_known_where_the_project_is_not(own_model: RunResult
     assert_same(files(first), written_again(tmp_path, tmp_path / "again"))
 
 
-def test_lines_are_read_from_the_text_that_was_kept(own_model: RunResults, tmp_path: Path) -> None:
-    """Of a recording in which no line was read, and with a text of another file's name gone from the disk."""
-    kept = through_a_file(own_model, tmp_path)
-    recording = kept.cycles[0].recording
-    unread = dataclasses.replace(
-        recording, ops=dataclasses.replace(recording.ops, inline_frame=recording.ops.last_frame.copy())
-    )
-    texts = {source.path: source.text for source in kept.sources}
-    read, nothing = place_inline_operators(unread, texts.get), place_inline_operators(unread, {}.get)  # type: ignore[arg-type]
-    assert np.array_equal(read.ops.inline_frame, recording.ops.inline_frame)
-    assert np.array_equal(nothing.ops.inline_frame, recording.ops.last_frame)
-    changed = recording.ops.inline_frame != recording.ops.last_frame
-    lines = {
-        (recording.strings[recording.ops.name[row]], int(recording.frames.line[recording.ops.inline_frame[row]]))
-        for row in np.flatnonzero(changed).tolist()
-        if recording.strings[recording.frames.file[recording.ops.inline_frame[row]]].endswith("/project/net.py")
-    }
-    assert lines >= {("aten::mul", 10), ("aten::add", 12)}
-
-
 def test_a_report_reads_the_lines_again(own_model: RunResults, tmp_path: Path) -> None:
     """So a later version that reads more of them says more."""
     kept = through_a_file(own_model, tmp_path)

@@ -26,7 +26,7 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns, StepTable
 from tracer.errors import Terminated
 from tracer.exporters.json_documents.watch import watch_values
-from tracer.exporters.screen.watch import ledger_lines, short_watch_lines, watch_lines
+from tracer.exporters.screen.watch import ledger_lines, short_watch_lines
 from tracer.results.watch_report import END_OF_RUN, Event, OutlivedMemory
 from tracer.sessions.training_watch import TrainingWatch
 
@@ -411,11 +411,6 @@ def test_the_rows_of_the_ledger_sum_to_what_the_driver_says(is_told: bool) -> No
     text = "\n".join(ledger_lines(ledger, "cuda:0"))
     assert ("2 other processes" in text) == is_told
     assert ("nvidia-ml-py would tell them apart" in text) != is_told
-
-
-def test_a_report_of_nothing_can_be_written() -> None:
-    assert watch_lines(report_of())
-    assert watch_values(report_of())["by_kind"] == {}
 
 
 def test_every_column_is_described() -> None:

@@ -48,11 +48,11 @@ def test_activations_sum_to_what_their_step_saves(name: str) -> None:
     step = worst.attribution.step_names.index(what.step)
     mine = saved.of_step(step)
     assert what.activation_bytes == int(mine.size_bytes.sum())
-    assert sum(entry.num_storages for entry in what.activations) == len(mine.block)
+    assert sum(entry.num_storages for entry in what.activations) == len(mine.block) == len(np.unique(mine.block))
     assert sum(entry.input_bytes for entry in what.activations) == int(mine.size_bytes[mine.is_input].sum())
     for entry in what.activations:
         assert 0 <= entry.invocation < entry.invocations
-        assert 0 <= entry.unread_bytes <= entry.size_bytes
+        assert 0 <= entry.unread_bytes <= entry.size_bytes > 0
 
 
 def test_it_is_about_the_last_step_with_forward() -> None:
@@ -214,19 +214,6 @@ def test_every_operator_keeps_what_hooks_saw_it_save_first(name: str) -> None:
     instances, saved = saved_in(cycle)
     got = [entry.size_bytes for entry in activation_entries(cycle, instances, saved, 1)]
     assert got == hooked_by_call(build_workload(name))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_each_storage_counts_once(name: str) -> None:
-    cycle = findings(name)
-    instances, saved = saved_in(cycle)
-    for step in np.unique(saved.step).tolist():
-        entries = activation_entries(cycle, instances, saved, step)
-        mine = saved.of_step(step)
-        assert len(np.unique(mine.block)) == len(mine.block)
-        assert sum(entry.size_bytes for entry in entries) == mine.size_bytes.sum()
-        assert sum(entry.num_storages for entry in entries) == len(mine.block)
-        assert all(entry.size_bytes > 0 for entry in entries)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in NO_BACKWARD])

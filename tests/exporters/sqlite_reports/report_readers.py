@@ -54,5 +54,3 @@ R4 = """
     SELECT e.operation_name, e.forward_ms, e.backward_ms, c.file_path, c.line_number
       FROM run_time_entries AS e LEFT JOIN code_contexts AS c ON e.id == c.entry_id
      ORDER BY c.file_path ASC, c.line_number ASC"""
-R5_CORRELATION = "SELECT correlation_id FROM stack_correlation WHERE entry_type = ? AND entry_id = ?"
-R5_FRAMES = "SELECT file_path, line_number FROM stack_frames WHERE correlation_id = ? ORDER BY ordering"
