@@ -11,6 +11,7 @@ import pytest
 
 from tests.null_gpu.started import ROOT, needs_null_gpu
 from tests.processes import run_python
+from tracer.capture.device.phase_memory import BETWEEN
 from tracer.null_gpu.cards import CONTEXT_BYTES
 
 GIB = 1 << 30
@@ -51,42 +52,110 @@ def test_a_process_runs_as_it_would_and_writes_its_phases_for_its_parent(tmp_pat
     assert "['-c, ForkProcess-2', '-c, Trainer']" in ended.stdout
 
 
-SPAWNED = """
-import multiprocessing
+COLOCATED = """
 import torch
+import torch.multiprocessing as multiprocessing
 from torch.profiler import record_function
 
-def train():
-    for _ in range(2):
-        with record_function("rollout"):
-            cache = torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
-        del cache
-        with record_function("train"):
-            activations = torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+GIB = 1 << 30
+NUM_ELEMENTS = GIB // 4
+NUM_STEPS = 2
+
+def used_bytes():
+    left_bytes, total_bytes = torch.cuda.mem_get_info()
+    return total_bytes - left_bytes
+
+def block(size_bytes):
+    return torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
+
+def serve(orders, answers):
+    weights, cache = torch.zeros(NUM_ELEMENTS, device="cuda"), None
+    while (order := orders.get()) is not None:
+        with record_function(order):
+            if order == "wake":
+                cache = block(24 * GIB)
+            if order == "weight sync":
+                weights.copy_(orders.get())
+            if order == "rollout":
+                logits = block(2 * GIB)
+                print("used in rollout:", used_bytes(), flush=True)
+                del logits
+            if order == "sleep":
+                cache = None
+                torch.cuda.empty_cache()
+        answers.put(order)
+
+class Trainer:
+    def __init__(self):
+        context = multiprocessing.get_context("spawn")
+        self.orders, self.answers = context.Queue(), context.Queue()
+        self.engine = context.Process(target=serve, args=(self.orders, self.answers), name="Engine")
+        self.engine.start()
+        self.weights = torch.nn.Parameter(torch.zeros(NUM_ELEMENTS, device="cuda"))
+        self.optimizer = torch.optim.SGD([self.weights], 0.1, momentum=0.9)
+
+    def ask(self, order, *more):
+        with record_function("wait for " + order):
+            for each in (order, *more):
+                self.orders.put(each)
+            assert self.answers.get() == order
+
+    def step(self):
+        self.ask("wake")
+        self.ask("weight sync", self.weights.detach())
+        self.ask("rollout")
+        self.ask("sleep")
+        with record_function("training step"):
+            activations = block(20 * GIB)
+            (self.weights * 2).sum().backward()
+            print("used in training step:", used_bytes(), flush=True)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
         del activations
+        torch.cuda.empty_cache()
 
 if __name__ == "__main__":
-    child = multiprocessing.get_context("spawn").Process(target=train, name="Trainer")
-    child.start()
-    child.join()
-    assert child.exitcode == 0
+    trainer = Trainer()
+    for _ in range(NUM_STEPS):
+        trainer.step()
+    trainer.orders.put(None)
+    trainer.engine.join()
+    assert trainer.engine.exitcode == 0
 """
+
+
+ENGINE_PHASES = ("wake", "weight sync", "rollout", "sleep")
 
 
 @needs_null_gpu
 @pytest.mark.slow
-def test_phases_of_a_spawned_trainer_are_rows_that_sum(tmp_path: Path) -> None:
-    (tmp_path / "rl.py").write_text(SPAWNED, "utf-8")
+def test_a_trainer_and_an_engine_that_take_turns_are_rows_that_sum(tmp_path: Path) -> None:
+    """Each holds a context and 1 GiB of weights, and the trainer 1 GiB of momentum from its first step on."""
+    (tmp_path / "rl.py").write_text(COLOCATED, "utf-8")
     # A spawned child goes to the folder in which multiprocessing was loaded: no forked process will do.
     command = [sys.executable, str(ROOT / "main.py"), "run", "--on", "h100", "--save-dir", "out", "rl.py"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert "Memory by phase, each part at its most" in ended.stdout
-    (process,) = json.loads((tmp_path / "out" / "phases.json").read_text("utf-8"))["processes"]
-    assert process["name"] == "rl.py, Trainer"
-    rollout, train, _ = process["phases"]
-    assert (rollout["name"], rollout["num_times"], rollout["allocated_bytes"]) == ("rollout", 2, 3 * GIB)
-    assert (train["name"], train["num_times"], train["allocated_bytes"]) == ("train", 2, 2 * GIB)
-    assert train["held_bytes"] == CONTEXT_BYTES + 3 * GIB  # in the rollout's block, which is cached
-    for phase in process["phases"]:
-        assert phase["allocated_bytes"] + phase["cached_bytes"] + phase["outside_bytes"] == phase["held_bytes"]
+    assert "Memory by phase of rl.py, Engine, process" in ended.stdout
+    found = json.loads((tmp_path / "out" / "phases.json").read_text("utf-8"))
+    trainer, engine = [{phase["name"]: phase for phase in each["phases"]} for each in found["processes"]]
+    assert [*trainer] == [*(f"wait for {each}" for each in ENGINE_PHASES), "training step", BETWEEN]
+    assert [*engine] == [*ENGINE_PHASES, BETWEEN]
+    for phase in (*trainer.values(), *engine.values()):
+        parts = phase["allocated_bytes"] + phase["cached_bytes"] + phase["outside_bytes"] - phase["unmapped_bytes"]
+        assert parts == phase["held_bytes"] and (phase["num_times"] == 2 or phase["name"] == BETWEEN)
+    asleep = CONTEXT_BYTES + GIB
+    assert (engine["wake"]["begin_bytes"], engine["wake"]["end_bytes"]) == (asleep, asleep + 24 * GIB)
+    assert engine["weight sync"]["held_bytes"] == asleep + 24 * GIB  # The trainer's weights are counted there
+    assert engine["rollout"]["held_bytes"] == engine["sleep"]["held_bytes"] == asleep + 26 * GIB
+    assert engine["sleep"]["end_bytes"] == asleep
+    assert trainer["wait for rollout"]["held_bytes"] == asleep + GIB
+    # What the driver says of the card is what the rows of both processes sum to.
+    lines = [line.split(": ") for line in ended.stdout.splitlines() if line.startswith("used in ")]
+    in_rollout, in_training = [int(size) for _, size in lines[-2:]]
+    assert in_rollout == engine["rollout"]["held_bytes"] + trainer["wait for rollout"]["held_bytes"]
+    assert in_training == engine["sleep"]["end_bytes"] + trainer["training step"]["held_bytes"]
+    (gpu,) = found["gpus"]
+    held = [(each["phase"], each["bytes"]) for each in gpu["holders"]]
+    assert held == [("rollout", asleep + 26 * GIB), ("wait for rollout", asleep + GIB)]
+    assert gpu["held_bytes"] == in_rollout

@@ -50,7 +50,7 @@ def followed(
         @contextmanager
         def told() -> Iterator[None]:
             phases.close()
-            tell_reports(reports, save_dir, profile.page, quiet=quiet, computed=computed)
+            tell_reports(reports, folder.path, profile.page, quiet=is_quiet, computed=computed)
             yield
             _tell_phases(ledger, reports, folder.path, quiet=is_quiet, computed=computed)
             if profile.session is not None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
     from tracer.analysis.snapshots.first_changes import FirstChanges
     from tracer.analysis.times.findings import TraceTimes
+    from tracer.capture.device.host_peak import HostPeak
     from tracer.capture.profiler.profiler_trace import ProfilerTrace
     from tracer.changes.recommendation import AdviceReport
 
@@ -52,6 +53,8 @@ class RunResults(RunFacts):
     keep_recording: bool = False  # Whether recording.npz is wanted
     eager: SavedPeak | None = None  # The peak of the same run without compilation; None where it was not made
     advice: AdviceReport | None = None  # What would lower the peak; None where nobody asked
+    # Host memory of the process and all that it has started, until now; None where it is not followed
+    host: HostPeak | None = None
     waste: tuple[Waste, ...] = ()  # What the peak held that nobody needs, the largest first
     is_predicted: bool = False  # Whether nothing has run: the results are of a rehearsal
     verdict: str = ""  # What a prediction says of the card, in a sentence; empty for a run

@@ -167,6 +167,7 @@ def _write_page(material: Material, path: Path) -> None:
         failed=results.failed_allocation,
         first=results.first_changes,
         pinned=results.history.pinned,
+        host=results.host,
         known=known,
         against_eager=results.against_eager,
         advice=results.advice,

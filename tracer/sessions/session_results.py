@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tracer.analysis.profiles.findings import Findings
 from tracer.capture.device.devices import allocator_counters
+from tracer.capture.device.host_peak import followed_peak
 from tracer.capture.objects.parameter_origins import Parameter
 from tracer.capture.run_origin import RunOrigin
 from tracer.exporters.files import check_folder
@@ -120,6 +121,7 @@ def run_results(
         origin=RunOrigin.here(str(device), caveat=caveat),
         device=str(device),
         keep_recording=keep_recording,
+        host=followed_peak(),
         waste=session.waste,
         values_read=values_read() if caveat else None,
     )

@@ -1,4 +1,4 @@
-"""Sections that the pages of a run and of a snapshot share: failures, changes to try first, pinned memory."""
+"""Sections that the pages of a run and of a snapshot share: failures, changes to try first, host memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracer.analysis.kinds import BEFORE_RECORDING
+from tracer.exporters.host import host_row
 from tracer.exporters.page.model import Cell, FileCell, Section, Table
 from tracer.units import format_bytes
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from tracer.analysis.snapshots.groups import SnapshotRow
     from tracer.analysis.snapshots.oom import OutOfMemory
     from tracer.analysis.snapshots.sites import Site
+    from tracer.capture.device.host_peak import HostPeak
 
 _MAX_TABLES = 5
 _TRY_FIRST, _PEAKS = "What to try first", "peaks of a replay as recorded, and with the change"
@@ -41,11 +43,12 @@ def oom_section(
     return Section("Out of memory", sentences, (failures, *tried, *in_use), is_alarming=True)
 
 
-def pinned_sections(pinned: Sequence[PinnedLine]) -> tuple[Section, ...]:
-    """The lines that pinned host memory; empty if there are none."""
+def host_sections(pinned: Sequence[PinnedLine], host: HostPeak | None = None) -> tuple[Section, ...]:
+    """Return a section on the peak of the processes and on the lines that pinned memory; none without both."""
     rows = tuple((line.bytes, f"{line.count:,}", site_cell(line.site)) for line in pinned)
-    table = Table("Pinned at the end", ("size", "blocks", "made by"), rows)
-    return (Section("Host memory", tables=(table,)),) if rows else ()
+    tables = (Table("Pinned at the end", ("size", "blocks", "made by"), rows),) if rows else ()
+    sentences = (host_row(host),) if host is not None else ()
+    return (Section("Host memory", sentences, tables),) if sentences or tables else ()
 
 
 def first_changes_sections(first: FirstChanges | None) -> tuple[Section, ...]:

@@ -18,10 +18,10 @@ from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.history_sections import (
     first_changes_sections,
     groups_table,
+    host_sections,
     much_saved,
     oom_section,
     oom_sentences,
-    pinned_sections,
     reserved_table,
 )
 from tracer.exporters.page.html import write_pages
@@ -191,7 +191,7 @@ def _sections(finding: SnapshotFinding, shown: int) -> tuple[Section, ...]:
         if is_shown:
             rows = tuple((share.name, share.bytes, f"{share.count:,}") for share in shares)
             sections.append(Section(title, tables=(Table(f"The peak by {column}", (column, "size", "blocks"), rows),)))
-    sections += pinned_sections(finding.pinned)
+    sections += host_sections(finding.pinned)
     others = [device for index, device in enumerate(finding.devices) if index != shown]
     if others:
         rows = tuple(

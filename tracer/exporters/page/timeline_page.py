@@ -37,10 +37,10 @@ from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.data import headline
 from tracer.exporters.page.history_sections import (
     first_changes_sections,
+    host_sections,
     much_saved,
     oom_section,
     oom_sentences,
-    pinned_sections,
     reserved_table,
 )
 from tracer.exporters.page.model import (
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from tracer.analysis.snapshots.first_changes import FirstChanges
     from tracer.analysis.times.findings import TraceTimes
     from tracer.analysis.times.step_times import StepTimes
+    from tracer.capture.device.host_peak import HostPeak
     from tracer.changes.recommendation import AdviceReport, UnneededMemory
 
 
@@ -92,6 +93,7 @@ def timeline_page(
     failed: FailedAllocation | None = None,
     first: FirstChanges | None = None,
     pinned: Sequence[PinnedLine] = (),
+    host: HostPeak | None = None,
     known: KnownStorages | None = None,
     against_eager: PeakDiff | None = None,
     advice: AdviceReport | None = None,
@@ -145,7 +147,7 @@ def timeline_page(
             *(first_changes_sections(first) if failed is None else (_failure_section(failed, peak),)),
             *(() if against_eager is None else (_eager_section(against_eager),)),
             *_reserved_section(peak),
-            *pinned_sections(pinned),
+            *host_sections(pinned, host),
             *(() if device_times is None else (_time_section(device_times),)),
         ),
     )
