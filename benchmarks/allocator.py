@@ -3,7 +3,7 @@
     python -m benchmarks.allocator                     a modelled recording of a million operations
     python -m benchmarks.allocator --operations 200000
     python -m benchmarks.allocator --recordings DIR    also how many decisions of other people's recordings come out
-    python -m benchmarks.allocator --same-steps        replays of a training whose steps are alike, and of all of it
+    python -m benchmarks.allocator --same-steps        replays of a training whose steps are alike, in Python and in C
 
 The recording is made by the model itself, so that every decision in it is one of torch's allocator: a training run of
 many layers with its parameters and optimizer state, activations that backward frees in reverse, and temporaries of
@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -187,7 +186,7 @@ def _table(file: Path, rounds: int) -> bool:
 
 
 def _same_steps(num_operations: int, rounds: int) -> None:
-    """Replays that take what repeats itself as performed, replays of all operations, and those in C: all the same."""
+    """Replays of equal steps in Python and in C: the same."""
     from tracer.allocator import compiled
     from tracer.allocator import replay as replays
     from tracer.allocator.history import read_history
@@ -199,29 +198,20 @@ def _same_steps(num_operations: int, rounds: int) -> None:
     snapshot = snapshot_in_memory(Training(0, scales=(1.0,)).run(num_operations))
     (state,) = snapshot.devices
     program = program_of(read_history(snapshot, state, lives_of(state, snapshot.settings)))
-    whole = replace(program)
-    vars(whole)["repeats"] = None
     in_c = compiled.compiled_replay
-    begin = time.process_time()
-    found = program.repeats
-    seconds = time.process_time() - begin
-    print(f"{len(program.code):,} operations; whether they repeat ({found is not None}) is found in {seconds:.2f} s")
-    print("seconds of a processor")
+    print(f"{len(program.code):,} operations, seconds of a processor")
     for text in ("", *SIX):
-        times: dict[str, list[float]] = {"repeats": [], "whole": [], "C": []}
+        times: dict[str, list[float]] = {"Python": [], "C": []}
         for _ in range(rounds):
             outcomes = []
-            for name, one in (("repeats", program), ("whole", whole), ("C", whole)):
+            for name in times:
                 with patch.object(replays, "compiled_replay", in_c if name == "C" else lambda *_, **__: None):
                     begin = time.process_time()
-                    outcomes.append(replay(one, parse_settings(text)))
+                    outcomes.append(replay(program, parse_settings(text)))
                     times[name].append(time.process_time() - begin)
-            assert outcomes[0] == outcomes[1] == outcomes[2]
-        ours, all_of_it, c_seconds = (median(times[name]) for name in ("repeats", "whole", "C"))
-        print(
-            f"{text or 'as recorded'}: {ours:.3f}, all operations {all_of_it:.3f}, ratio {ours / all_of_it:.2f}; "
-            f"in C {c_seconds:.3f}, ratio {c_seconds / all_of_it:.3f}"
-        )
+            assert outcomes[0] == outcomes[1]
+        seconds, c_seconds = (median(times[name]) for name in ("Python", "C"))
+        print(f"{text or 'as recorded'}: {seconds:.3f}, in C {c_seconds:.3f}, ratio {c_seconds / seconds:.3f}")
 
 
 def _agreement(folder: Path) -> None:

@@ -183,10 +183,6 @@ class PackingDriver:
         """The address below which fresh ones are given."""
         return self._lowest
 
-    def arrangement(self) -> tuple[object, ...]:
-        """All that later answers depend on, to be compared."""
-        return self.reserved, self._lowest, tuple(self._chunks), tuple(self._pieces)
-
     def _whole_chunks(self, size: int) -> int:
         address = self._chunks.take_highest(_in_chunks(size))
         return self._fresh(size) if address is None else address

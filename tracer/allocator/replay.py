@@ -13,7 +13,6 @@ from tracer.allocator.caching_allocator import CachingAllocator
 from tracer.allocator.compiled import CompiledOutcome, compiled_replay
 from tracer.allocator.driver import ABOVE_ALL_DEVICES, PackingDriver
 from tracer.allocator.history import History, Op
-from tracer.allocator.repeats import Repeats, find_repeats
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings
 from tracer.allocator.start_state import StartState, load
@@ -23,8 +22,6 @@ from tracer.block_sizes import SEGMENT_STEP_BYTES, SMALL_BYTES, round_sizes
 
 BEFORE_THE_RECORDING = -1
 _NUM_PROBES = 8
-_MAX_PERIODS = 32
-"""After which a state is no longer expected to come again; each look takes as long as a thousand operations."""
 _ALLOC, _FREE, _REQUEST, _COMPLETE, _RELEASE, _OOM = map(
     int, (Op.ALLOC, Op.FREE, Op.REQUEST_FREE, Op.COMPLETE_FREE, Op.RELEASE, Op.OOM)
 )
@@ -38,11 +35,6 @@ class Requests:
     code: Ints  # Codes of `Op`: requests, frees and emptied caches [operations]
     operand: Ints  # As in the history [operations]
     entry: Ints  # [operations]
-
-    @cached_property
-    def repeats(self) -> Repeats | None:
-        """Where it asks for the same again and again."""
-        return find_repeats(self.history, self.code, self.operand)
 
     @cached_property
     def operations(self) -> tuple[list[int], list[int]]:
@@ -138,7 +130,7 @@ def replay(
     )
     if compiled is not None:
         return _need_of(compiled, program)
-    run = _ReplayRun(program, settings, allocator, driver, goes_on=goes_on, start=start)
+    run = _ReplayRun(program, settings, allocator, goes_on=goes_on, start=start)
     failure = run.failure()
     return Need(
         reserved_peak_bytes=allocator.peak_reserved_bytes,
@@ -189,7 +181,6 @@ class _ReplayRun:
         program: Requests,
         settings: AllocatorSettings,
         allocator: CachingAllocator,
-        driver: PackingDriver,
         *,
         goes_on: bool,
         start: StartState | None,
@@ -197,7 +188,7 @@ class _ReplayRun:
         self.unserved: list[int] = []
         self.wanted_bytes = 0
         self._goes_on, self._from = goes_on, start
-        self._program, self._allocator, self._driver = program, allocator, driver
+        self._program, self._allocator = program, allocator
         self._requests = LifeColumns(program.history, settings, allocator)
         self._live: list[Block | None] = [None] * len(program.history.lives)
         self._position = BEFORE_THE_RECORDING
@@ -209,7 +200,7 @@ class _ReplayRun:
                 self._start()
             else:
                 self._go_on_from(self._from)
-            self._operations()
+            self._perform()
         except OutOfMemoryError as error:
             return FailedRequest(_entry_at(self._program, self._position), error.size, error.reserved, error.allocated)
         return None
@@ -234,87 +225,14 @@ class _ReplayRun:
             else:
                 self._allocator.give_back(block)
 
-    def _operations(self) -> None:
-        """All operations; of those that repeat themselves only until the allocator does so as well."""
-        repeats, at = self._program.repeats, 0
-        # The garbage collection goes by how often anything was looked for, which no two periods have in common.
-        if repeats is not None and not self._allocator.settings.garbage_collection_threshold:
-            for begin, end in repeats.stretches:
-                self._perform(at, begin)
-                at = self._repeat(repeats, begin, end)
-        self._perform(at, len(self._program.code))
-
-    def _repeat(self, repeats: Repeats, begin: int, end: int) -> int:
-        """Perform periods until the allocator is as it was a few before, and let all further ones have been the same.
-
-        Exact: what the allocator decides depends on its state and on what comes. A few, since blocks of one size
-        take turns: a batch that is freed when the next one is there has two places.
-
-        Returns:
-            Up to where the program was performed.
-        """
-        at, span, num_alike = begin, 1, 0
-        before, counters = self._state(repeats, at, end), self._counters()
-        while at + repeats.period <= end and span <= _MAX_PERIODS:
-            self._perform(at, at + repeats.period)
-            at, num_alike = at + repeats.period, num_alike + 1
-            now = self._state(repeats, at, end)
-            if now == before:
-                return self._skip(repeats, at, end, num_alike, counters)
-            if num_alike == span:  # Brent's way to find a cycle: look from a later state, for twice as long
-                before, counters, span, num_alike = now, self._counters(), 2 * span, 0
-        return at
-
-    def _state(self, repeats: Repeats, at: int, end: int) -> tuple[object, ...]:
-        """All that later decisions depend on; two are equal if the same requests then have the same answers.
-
-        Lives that end within the stretch are told apart by how soon, all others by their number. So, where two states
-        are equal, no life that was there at the first of them is freed between the second and the stretch's end.
-        """
-        live = self._live
-        alive = np.flatnonzero((repeats.made < at) & (repeats.gone >= at))
-        goes = repeats.gone[alive]
-        keys = np.where(goes < end, goes - at, -1 - alive)
-        held = {
-            key: block.address
-            for key, number in zip(keys.tolist(), alive.tolist(), strict=True)
-            if (block := live[number]) is not None
-        }
-        return held, self._allocator.arrangement(), self._driver.arrangement()
-
-    def _counters(self) -> tuple[int, int, int]:
-        allocator = self._allocator
-        return allocator.num_driver_calls, allocator.num_retries, allocator.num_ooms
-
-    def _skip(self, repeats: Repeats, at: int, end: int, num_alike: int, before: tuple[int, int, int]) -> int:
-        """As if further periods had been performed, so many at once as are like those from `before` to here."""
-        allocator, live, (_, operand) = self._allocator, self._live, self._program.operations
-        period = num_alike * repeats.period
-        times = (end - at) // period
-        skipped = times * period
-        allocator.num_driver_calls, allocator.num_retries, allocator.num_ooms = (
-            now + times * (now - then) for now, then in zip(self._counters(), before, strict=True)
-        )
-        if skipped:
-            recent = np.flatnonzero((repeats.made >= at - period) & (repeats.made < at) & (repeats.gone >= at))
-            for number in recent.tolist():
-                block, live[number] = live[number], None
-                later = operand[int(repeats.made[number]) + skipped]
-                live[later] = block
-                if block is not None and block.label == number:
-                    block.label = later
-        return at + skipped
-
-    def _perform(self, begin: int, end: int) -> None:
-        program, live, requests = self._program, self._live, self._requests
+    def _perform(self) -> None:
+        live, requests = self._live, self._requests
         serve, give_back = self._allocator.serve, self._allocator.give_back
         requested, size, home = requests.requested, requests.size, requests.home
-        position = begin
+        position = 0
         # The hottest loop of a replay.
         try:
-            code, operand = program.operations
-            operations = zip(code[begin:end], operand[begin:end], strict=True)
-            for position, (op, number) in enumerate(operations, begin):
+            for position, (op, number) in enumerate(zip(*self._program.operations, strict=True)):
                 if op == _ALLOC:
                     live[number] = serve(requested[number], size[number], home[number])
                 elif op == _FREE:

@@ -94,23 +94,6 @@ class AllocatorState:
         self.num_segments_made += 1
         return self.num_segments_made << 64 if self.counts_segments else 0
 
-    def arrangement(self) -> tuple[object, ...]:
-        """All that later decisions depend on, to be compared, but for what the garbage collection goes by.
-
-        Of the ranks of blocks only the order counts, in which all blocks stand here.
-        """
-        rows = []
-        for head, first in self.heads.items():
-            block: Block | None = first
-            while block is not None:
-                span = None if block.range is None else (block.range.base, block.range.size)
-                rows.append(
-                    (block.rank, head, block.address, block.size, block.requested, block.state, id(block.home), span)
-                )
-                block = block.next
-        rows.sort()
-        return [row[1:] for row in rows], [block.address for block in self.pending]
-
     # Pools and their lists of free blocks.
 
     def create_pool(self, pool: PoolId) -> None:
