@@ -377,6 +377,7 @@ class TestPythonAlone:
 
 
 CALL = frame("_call_impl", f"{TORCH}/nn/modules/module.py", 1500)
+COMPILED_FORWARD = frame("forward", f"{TORCH}/_functorch/_aot_autograd/runtime_wrappers.py", 1585)
 TORCHS_STEP = [frame("step", f"{TORCH}/optim/adam.py", 220), STEP, MAIN]
 CLOSURE = [frame("closure", "/home/me/train.py", 30), *TORCHS_STEP]
 
@@ -456,14 +457,22 @@ class TestCut:
         assert self.kinds(tmp_path / "t", made, blocks)[25] == "activation"
 
     @pytest.mark.parametrize(
-        ("num_freed", "num_kept", "kind"), [(8, 4, "activation"), (9, 4, "not known"), (6, 5, "not known")]
+        ("num_freed", "num_kept", "around", "kind"),
+        [
+            (8, 4, [], "activation"),
+            (9, 4, [], "not known"),
+            (6, 5, [], "not known"),
+            (9, 4, [COMPILED_FORWARD], "activation"),
+            (6, 5, [COMPILED_FORWARD], "not known"),
+        ],
     )
     def test_a_forward_that_keeps_a_third_of_what_it_makes_trains(
-        self, tmp_path: Path, num_freed: int, num_kept: int, kind: str
+        self, tmp_path: Path, num_freed: int, num_kept: int, around: list[Row], kind: str
     ) -> None:
         """Of a dozen early blocks, and four late ones that nothing is said of; each of the freed has its line.
 
-        Of fewer, those in use may be a cache of keys and values; workspaces are none of them.
+        Of fewer, those in use may be a cache of keys and values; workspaces are none of them. Of a compiled forward
+        that is to be differentiated a third is not needed.
         """
         trace = []
         for line in range(num_freed):
@@ -474,7 +483,7 @@ class TestCut:
         places = [BASE + 8 * number * MIB for number in range(num_kept + 4)]
         made = [(place, 5 * MIB if number < num_kept else MIB) for number, place in enumerate(places)]
         for line, (place, size) in enumerate(made):
-            inside = [UNWIND, MALLOC, frame("forward", "/home/me/model.py", line), CALL, MAIN]
+            inside = [UNWIND, MALLOC, frame("forward", "/home/me/model.py", line), *around, CALL, MAIN]
             trace.append(entry("alloc", place, size, frames=inside))
         found = explain(tmp_path / "s", trace, [segment(BASE, 128 * MIB, [block(*parts) for parts in made])])
         assert {(group.bytes // MIB, group.kind.words) for group in found.peak.groups} == {(5, kind), (1, "not known")}

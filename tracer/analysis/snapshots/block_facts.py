@@ -83,6 +83,7 @@ class LifeFacts:
     in_module_setup = made_in(Fact.MODULE_SETUP)  # Where modules create or move parameters and buffers
     in_parameter_copy = made_in(Fact.PARAMETER_COPY)  # Where `copy.deepcopy` copies a Parameter
     in_module = made_in(Fact.MODULE_FORWARD)
+    in_compiled_forward = made_in(Fact.COMPILED_FOR_BACKWARD)
     in_functional = made_in(Fact.FUNCTIONAL)  # In a function of torch.nn.functional
     in_layer = made_in(Fact.LAYER)
     in_convolution = made_in(Fact.CONVOLUTION)

@@ -400,7 +400,8 @@ class BlockFacts(LifeFacts):
     def is_kept_by_forward(self) -> Bools:
         """In use where modules have made several blocks since, and so is a third of a dozen or more made as early.
 
-        Inference keeps the latest alone, and a cache. Where none of several was freed, forward keeps the latest too.
+        A compiled forward that a backward is to follow lets go at once of all else, whatever its share. Inference keeps
+        the latest alone, and a cache. Where none of several was freed, forward keeps the latest too.
         """
         last = self.begin[self.in_backward].max(initial=NONE)
         is_result = self.outside & self.in_module & ~self.in_collective
@@ -412,5 +413,6 @@ class BlockFacts(LifeFacts):
         is_kept = np.zeros(len(self), dtype=np.bool_)
         lasting = earlier[self.is_at_end[earlier]]
         are_enough = keeps_all or len(earlier) >= _LEAST_SEEN
-        is_kept[lasting] = are_enough and len(lasting) * _LEAST_KEPT >= len(earlier)
+        are_many = len(lasting) * _LEAST_KEPT >= len(earlier)
+        is_kept[lasting] = are_enough & (are_many | self.in_compiled_forward[lasting])
         return is_kept

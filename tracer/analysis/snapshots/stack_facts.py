@@ -42,6 +42,7 @@ class Fact(IntFlag):
     PARAMETER_COPY = 1048576  # where copy.deepcopy copies a Parameter
     BATCH_MOVE = 2097152  # where a library's training loop moves a batch to the device
     RECOMPUTE = 33554432  # inside what a checkpoint computes again, or where that is over; in no backward that it runs
+    COMPILED_FOR_BACKWARD = 67108864  # inside a compiled forward that a backward is to follow
     CLOSURE = 131072  # inside what an optimizer's step calls to evaluate the model, and so not the step's own
 
 
@@ -82,6 +83,8 @@ _CALLED_BY_ENGINE = ("autograd/function.py", "autograd/graph.py", "utils/checkpo
 # Where torch.utils.checkpoint, with and without a backward of its own, calls the function again; and its caller.
 _RECOMPUTES = (("utils/checkpoint.py", "backward"), ("utils/checkpoint.py", "unpack_hook"))
 _CALLS_NODE = ("autograd/function.py", "apply")
+# Where a compiled function that is to be differentiated runs its forward; without gradients none is around it.
+_COMPILED_FORWARD = ("_functorch/_aot_autograd/runtime_wrappers.py", "forward")
 _OF_SUBCLASSES = "__torch_dispatch__"
 """An operator of a tensor subclass; where Python code runs the operator, that code's frame is outside of it."""
 
@@ -256,6 +259,8 @@ def _python_facts(frame: Frame) -> Fact:
         facts |= Fact.PARAMETER_COPY
     if path == "nn/functional.py":
         facts |= Fact.FUNCTIONAL
+    if (path, frame.name) == _COMPILED_FORWARD:
+        facts |= Fact.COMPILED_FOR_BACKWARD
     if is_module_call(frame):
         facts |= Fact.MODULE_FORWARD
     return facts
