@@ -94,8 +94,9 @@ def card_rows(start: EngineStart) -> list[tuple[int, str, str]]:
 def card_sentence(start: EngineStart) -> str:
     """Return the same parts in a sentence, without their details."""
     worker = start.worst
-    parts = (f"{name} {format_bytes(size)}" for size, name, _ in _parts(worker, start.cache_tokens) if size)
-    return f"Of the card's {format_bytes(worker.total_bytes)}: {', '.join(parts)}."
+    parts = [f"{name} {format_bytes(size)}" for size, name, _ in _parts(worker, start.cache_tokens) if size > 0]
+    lacking = f"; {format_bytes(-worker.free_bytes)} are lacking" if worker.free_bytes < 0 else ""
+    return f"Of the card's {format_bytes(worker.total_bytes)}: {', '.join(parts)}{lacking}."
 
 
 def print_engines(rows: Sequence[tuple[Sequence[str], EngineStart]], console: Console) -> None:

@@ -55,6 +55,11 @@ def test_the_page_of_a_script_begins_with_the_engine_that_it_has_made(start: Eng
     assert {**page, **{name: before[name] for name in ("headline", "sections", "title")}} == before
 
 
+def test_a_card_that_is_too_small_lacks_memory() -> None:
+    full = engine_start([replace(READY, cache_bytes=63 * GIB)], cache_tokens=1, concurrency=1.0)
+    assert engine_page(full, command="", computed=False).answer[2].endswith("allocator 1.00 GiB; 1.00 GiB are lacking.")
+
+
 def test_of_several_workers_each_card_has_a_row(start: EngineStart) -> None:
     workers = [replace(READY, num_workers=2, rank=rank) for rank in range(2)]
     page = engine_page(engine_start(workers, cache_tokens=1, concurrency=1.0), command="", computed=False)

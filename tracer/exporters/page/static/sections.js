@@ -78,7 +78,7 @@ const showSections = (sections) => {
 };
 
 // Counts, ratios and times come as text.
-const COUNT = /^[\d.,]+( (ms|s|%))?$/, SHORT = 13;
+const COUNT = /^-?[\d.,]+( (ms|s|%))?$/, SHORT = 13;
 
 const findingTable = (table) => {
   const cells = (index) => table.rows.map((row) => row[index]);
