@@ -70,11 +70,7 @@ def _scratch(gpu: Gpu, layers: Layers, batch: Batch, x: Tensor, *, in_backward: 
 
 
 def recurrence(kind: str) -> Callable[[Callable[..., Any], Gpu], Callable[..., Any]]:
-    """A replacement of `torch._VF.lstm` and its like.
-
-    Args:
-        kind: `lstm`, `gru`, `rnn_tanh` or `rnn_relu`.
-    """
+    """A replacement of `torch._VF.lstm` and its like."""
 
     def replaced(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
