@@ -12,9 +12,8 @@ from collections import defaultdict
 from pathlib import Path
 
 from tracer.null_gpu.build import library
-from tracer.null_gpu.elf import read_library
 from tracer.null_gpu.toolchain import torch_folder
-from tracer.null_gpu.torch_symbols import NVIDIA_FUNCTION
+from tracer.null_gpu.torch_symbols import NVIDIA_FUNCTION, read_library
 
 _NVIDIAS = {"nvidia", "cuda", "triton"}
 """Packages of NVIDIA's own libraries, and Triton's tools, which are no users of them."""

@@ -9,7 +9,7 @@ import torch
 
 from tests.changes.programs import PROGRAMS
 from tests.changes.test_language_models import language_model, naive
-from tracer.changes.kinds import bf16_autocast
+from tracer.changes.kinds import bf16
 from tracer.changes.planner import _Trials, candidates
 from tracer.workloads.supervised import SupervisedWorkload
 
@@ -60,7 +60,7 @@ def test_bfloat16_is_offered_where_the_processor_has_it_for_all_layers(
     """Without AVX-512 oneDNN raises at a recurrent layer in bfloat16."""
     situation = _Trials(PROGRAMS[name], device, {}).situation  # type: ignore[arg-type]
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert bool([*bf16_autocast.candidates(situation)]) == is_offered
+    assert bool([*bf16.candidates(situation)]) == is_offered
 
 
 def test_attention_runs_where_query_key_and_value_are_there() -> None:

@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tracer.changes.kinds.shard import parallel_made
+from tracer.changes.kinds.data_parallel import parallel_made
 
 
 def test_what_makes_it_is_given_all_arguments_by_name() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.processes import run_python
-from tracer.commands import script_modules
-from tracer.commands.script_modules import modules_of
+from tracer.commands import script
+from tracer.commands.script import modules_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -79,7 +79,7 @@ def test_all_is_as_before_when_the_script_has_ended(folder: Path, monkeypatch: p
         assert importlib.import_module("tracer").mine == 1
         with pytest.raises(ModuleNotFoundError):  # the script's `tracer` has no such module
             exec("import tracer.units", {"__file__": str(folder / "train.py")})
-        exec("import tracer.units", {"__file__": script_modules.__file__})
+        exec("import tracer.units", {"__file__": script.__file__})
     assert sys.modules["tracer"] is ours and sys.modules["statistics"] is statistics and __import__ is before
     assert "tracer.parts" not in sys.modules
 

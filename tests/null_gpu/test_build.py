@@ -15,10 +15,9 @@ import pytest
 from tests.null_gpu.started import ROOT, needs_null_gpu, null_gpu_library
 from tracer.null_gpu import build
 from tracer.null_gpu.build import cache_folder, declared_prototypes
-from tracer.null_gpu.elf import read_library
 from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.toolchain import SOURCES, find_toolchain, read_torch, torch_folder
-from tracer.null_gpu.torch_symbols import torch_symbols
+from tracer.null_gpu.torch_symbols import read_library, torch_symbols
 
 pytestmark = needs_null_gpu
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tracer.null_gpu.elf import read_library
 from tracer.null_gpu.prototypes import read_prototypes, stub_source
+from tracer.null_gpu.torch_symbols import read_library
 
 HEADER = """
 typedef int cublasStatus_t; typedef int (*cudaCallback_t)(void *data);

@@ -16,7 +16,6 @@ def ignore(message: str, module: str = "", *, is_last: bool = False) -> Callable
 
     Args:
         message: A regular expression for the beginning of the text.
-        module: One for the name of the module that the warning is about; "" for any.
         is_last: Whether the program's own filters come before.
 
     Returns:

@@ -65,11 +65,7 @@ class StepTable:
     """Collects rows; when there are too many, two and two become one, and so do those that follow."""
 
     def __init__(self, max_rows: int = MAX_ROWS) -> None:
-        """An empty table.
-
-        Args:
-            max_rows: The most rows that are kept; an even number.
-        """
+        """An empty table."""
         self.steps_per_row = 1  # How many steps a row stands for
         self._rows: Ints = np.zeros((max_rows, len(_NAMES)), np.int64)
         self._num_rows = 0

@@ -25,7 +25,6 @@ class AppliedChanges:
         """Set up; the changes are in effect while this is entered.
 
         Args:
-            changes: Their names.
             choose: Asked for them instead, before the first call of a module, or in `decide`.
         """
         all_kinds()

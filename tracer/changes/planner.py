@@ -119,10 +119,7 @@ def advise(
     """Find what would lower the peak of a training step, by rehearsing it with one change after the other.
 
     Args:
-        target_bytes: What the program should fit into; None if nobody asks.
         settings: Settings of the device's allocator, as in PYTORCH_CUDA_ALLOC_CONF; by default torch's.
-        progress: Called with how many changes have been tried, of how many.
-        options: Further ones of `rehearse`.
     """
     trials = _Trials(build, device, options, settings)
     situation = trials.situation

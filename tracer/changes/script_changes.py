@@ -122,11 +122,7 @@ def _lacks_library(name: str) -> bool:
 
 
 def script_changes(text: str) -> tuple[str, ...]:
-    """Names of changes, checked, and ordered by what they give up.
-
-    Args:
-        text: Names separated by commas, none for an empty text.
-    """
+    """Names of changes, checked, and ordered by what they give up."""
     names = {name.strip() for name in text.split(",") if name.strip()}
     if unknown := names - SCRIPT_CHANGES.keys():
         raise UsageError(f"There is no change {min(unknown)}.", hint=f"There are {', '.join(SCRIPT_CHANGES)}.")

@@ -67,9 +67,6 @@ class ScriptTrials:
 
         The script as it is runs on the card first, where it may make do with less, and its failure is explained. With
         changes it does so where the allocator could serve it by giving back what it has cached.
-
-        Args:
-            arguments: To be put behind the script's own.
         """
         more = tuple(arguments)
         if not changes:
@@ -220,11 +217,7 @@ def _explanation(path: Path) -> Explanation | None:
 
 
 def each_alone(trials: ScriptTrials, base: FitTrial | None = None) -> list[FitTrial]:
-    """What each change alone comes to, printed in the order of what they give up; the script as it is first.
-
-    Args:
-        base: The script as it is, where that is known and said already.
-    """
+    """What each change alone comes to, printed in the order of what they give up; the script as it is first."""
     from tracer.changes.script_changes import changes_of
 
     made = [trials.make() if base is None else base]
@@ -246,11 +239,7 @@ def told_alone(
     *,
     save_dir: Path | None = None,
 ) -> FitReport:
-    """`--advise` of a script: what each change alone saves, with a command that trains with the first that fits.
-
-    Args:
-        base: The script as it is, where that is known and said already.
-    """
+    """`--advise` of a script: what each change alone saves, with a command that trains with the first that fits."""
     show("\nWhat each change would save alone, made without editing the script:")
     usable_bytes = devices.card.usable_bytes
     with ScriptTrials(usable_bytes, job) as trials:

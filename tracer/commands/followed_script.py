@@ -29,11 +29,7 @@ from tracer.sessions.trl_phases import trl_phases
 def followed(
     script: Script, profile: ScriptProfile, save_dir: Path, *, quiet: bool, computed: bool
 ) -> Iterator[AbstractContextManager[None]]:
-    """Within the block all of it is followed; printed and written around the profile's answer, by the given context.
-
-    Args:
-        computed: Whether values are computed, as on a real device.
-    """
+    """Within the block all of it is followed; printed and written around the profile's answer, by the given context."""
     folder = SessionFolder(save_dir)
     is_quiet = quiet or not folder.is_of_first_rank
     unwritten = {"unwritten_bytes": process.unwritten_pinned_bytes} if process.is_active() else {}

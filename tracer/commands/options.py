@@ -16,11 +16,7 @@ _SWITCHES = "switches"
 
 
 def option(help: str, panel: str | None = None, *names: str, metavar: str | None = None, **more: Any) -> Any:
-    """An option of --help under a heading; by default it is called as its field.
-
-    Args:
-        names: How it is called, if not as its field.
-    """
+    """An option of --help under a heading; by default it is called as its field."""
     return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar, **more)
 
 

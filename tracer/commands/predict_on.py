@@ -133,11 +133,7 @@ def predict_script(
 
 
 def script_trial(script: Script, *, num_steps: int, at_growth: Callable[[], None]) -> ScriptSizes:
-    """Whether a script fits there, and its peaks: the same steps as of `predict_script`, without a recording.
-
-    Args:
-        at_growth: Called when so many steps have run, if each left more in use than the one before.
-    """
+    """Whether a script fits there, and its peaks: the same steps as of `predict_script`, without a recording."""
     from tracer.results.failure import is_out_of_memory
     from tracer.sessions.trials.script_trial import script_sizes
 

@@ -380,12 +380,7 @@ def run_and_report(
     eager: SavedPeak | None = None,
     advise: Callable[[Workload, RunResults], RunResults] | None = None,
 ) -> bool:
-    """Run, write, then answer, for this process or for its rank; False if the run or a file failed.
-
-    Args:
-        eager: The peak of the same run without compilation; None where it was not made.
-        advise: Adds advice to the results of the run.
-    """
+    """Run, write, then answer, for this process or for its rank; False if the run or a file failed."""
     from tracer.exporters.screen.next_commands import after_run
     from tracer.exporters.screen.run import print_results
     from tracer.sessions.folder import SessionFolder

@@ -118,11 +118,7 @@ def environment(
     """Variables of a process that runs on the null GPU.
 
     Args:
-        base: The variables to start from, by default this process's.
         taken: [B] By index of a device, the memory that other processes take of it.
-
-    Returns:
-        All variables, with `base`'s.
 
     Raises:
         NullGpuError: The null GPU cannot be built here.

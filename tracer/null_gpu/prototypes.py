@@ -62,11 +62,7 @@ def _split(parameters: str) -> Iterable[str]:
 
 
 def stub_source(prototypes: Mapping[str, Prototype], wanted: Iterable[str]) -> str:
-    """C that defines every prototype and every wanted name weakly: what is written by hand takes precedence.
-
-    Args:
-        wanted: What torch calls, declared or not.
-    """
+    """C that defines every prototype and every wanted name weakly: what is written by hand takes precedence."""
     called = set(wanted)
     lines = [_PROLOGUE]
     for name in sorted(called | set(prototypes)):

@@ -367,11 +367,7 @@ def write_outputs(
     """Write every output that the results allow; one that fails does not keep the others from being written.
 
     Args:
-        save_dir: Folder; made if it is missing.
         tell: Called with each, as soon as it is written or has failed.
-
-    Returns:
-        All of these.
 
     Raises:
         WritingInterrupted: Ctrl-C has come; see `FilesInTurn`. The recording is kept, if it can be.

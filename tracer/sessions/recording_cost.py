@@ -30,11 +30,7 @@ class RecordingCost:
     """Compares the processor's time of recorded steps with that of steps before, our own work left out."""
 
     def __init__(self, num_steps: int) -> None:
-        """Begin to count.
-
-        Args:
-            num_steps: How many the schedule records, all cycles together.
-        """
+        """Begin to count."""
         self.note = self._dropped_since = ""
         self._num_steps = num_steps
         self._plain_s: list[float] = []

@@ -47,9 +47,6 @@ class ShownResults(RunResults):
     def save(self, folder: str | Path) -> tuple[Written, ...]:
         """Write every file of a run.
 
-        Returns:
-            What became of each.
-
         Raises:
             OutputError: The folder cannot be written to.
         """
@@ -68,7 +65,6 @@ def failure_of(
     """The failure without its traceback, which would keep the step's tensors alive.
 
     Args:
-        in_timing_pass: Whether it arose in the timing pass.
         is_raised: Whether it is still on its way, so that it is not to be touched.
     """
     from tracer.capture.sources.error_line import error_line

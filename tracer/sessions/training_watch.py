@@ -315,9 +315,6 @@ class TrainingWatch(Session):
     def write(self, why: str = "asked for") -> WatchReport | None:
         """Explain the run as it is now, and write the files; the run goes on.
 
-        Args:
-            why: What the files are to say of it.
-
         Returns:
             What was written; None where the watch is off or has just written more than it should.
         """

@@ -55,7 +55,6 @@ def run_profile(
     is returned, with the failure named.
 
     Args:
-        root: The folder from which reports name files; by default that of the model's code.
         termination: Installed SIGTERM handler; signals stay deferred on return, so that the results can be written.
         device_named: Whether the profile is about the workload's device, whatever other devices hold.
     """

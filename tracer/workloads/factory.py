@@ -124,11 +124,7 @@ def _import_failed(name: str, error: BaseException) -> UserModelError:
 
 
 def parse_arguments(option: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Parse arguments such as `width=256`; a value is a Python literal such as `(3, 4)` or `None`, or else a string.
-
-    Args:
-        arguments: Texts of the form `key=value`.
-    """
+    """Parse arguments such as `width=256`; a value is a Python literal such as `(3, 4)` or `None`, or else a string."""
     values: dict[str, Any] = {}
     for argument in arguments:
         key, equals, text = argument.partition("=")

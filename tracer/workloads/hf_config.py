@@ -34,7 +34,6 @@ def build_hf_workload(
     Without inputs, it is given 512 tokens a sample, or as many as it has positions, and as many labels.
 
     Args:
-        path: The file, or the folder with a config.json.
         model_args: Values that replace those of the configuration, as `key=value`; `dtype=bfloat16` is the weights'.
         tokens: Tokens in a sample. In inference, text of that many tokens is generated: its keys and values are kept.
     """
@@ -68,12 +67,7 @@ _ONLY_LAST = ("logits_to_keep", "num_logits_to_keep")  # transformers from 4.50 
 
 
 def most_tokens(path: Path, model_args: Sequence[str]) -> int | None:
-    """Number of positions of a configuration's model; None where it does not say.
-
-    Args:
-        path: The file, or the folder with a config.json.
-        model_args: Values that replace those of the file, as `key=value`.
-    """
+    """Number of positions of a configuration's model; None where it does not say."""
     # By transformers' own name for it, which configurations call n_positions, seq_length, ..., or leave out.
     length = getattr(_of_text(_config(path, model_args)), "max_position_embeddings", None)
     return length if isinstance(length, int) else None

@@ -126,7 +126,6 @@ def as_workload(
     """Whatever a factory may return, as a workload.
 
     Args:
-        source: The factory, to say where it is defined.
         device_named: Whether the device was asked for, and must be the one of a workload that brings its own.
     """
     if isinstance(built, nn.Module):

@@ -54,7 +54,6 @@ def train_step(
 
     Args:
         observe_batch: Called with each batch, before its forward pass.
-        after_backward: Called with each loss.
     """
     for _ in range(num_micro_batches(workload)):
         batch = workload.next_batch()

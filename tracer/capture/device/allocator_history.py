@@ -58,8 +58,6 @@ class AllocatorHistory:
         """Set up the history of a device; nothing is recorded before `start`.
 
         Args:
-            max_entries: How many entries are kept; the oldest are dropped first.
-            stacks_of_frees: Whether to take the stack of a free too, which costs as much as that of an allocation.
             is_timed: Whether the times of its entries mean something.
         """
         self.device = device

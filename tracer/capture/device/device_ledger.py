@@ -55,9 +55,6 @@ def device_ledger(
 ) -> DeviceLedger | None:
     """What is on a device now.
 
-    Args:
-        nvml: The module `pynvml`; by default the installed one, if there is one.
-
     Returns:
         None where the driver does not say what is used.
     """

@@ -24,11 +24,7 @@ class Looks:
     """Looks at a process and its descendants, and keeps what they held when together they held the most."""
 
     def __init__(self, root: int) -> None:
-        """Set up; nothing is looked at.
-
-        Args:
-            root: The process's number.
-        """
+        """Set up; nothing is looked at."""
         self.root = root
         self.peak_bytes = 0
         self.parts: list[tuple[int, str, int]] = []  # At the peak: process, name, bytes

@@ -43,12 +43,8 @@ class CallHooks:
         """Prepare; nothing is registered.
 
         Args:
-            on_call: Called before each of them.
-            after_call: Called after each of them; it returns nothing, so that the output stays what it is.
             optimizers: Optimizers expected to step. Every optimizer of torch's kind is told of, also one that is not
                 among them; of another kind, only these.
-            before_step: Called before any optimizer's step.
-            after_step: Called after it.
         """
         self._refused_calls: dict[str, None] = {}
         self._refused_steps: dict[str, None] = {}
@@ -176,9 +172,6 @@ def hook_every_module(
     """Have functions called around any module's call, outside of code that is compiled ahead of time.
 
     torch warns of such hooks where a model is compiled; these are not the user's.
-
-    Returns:
-        A function that removes them; more than once does no harm.
     """
     # At the end: a script's own filters come before, and are left as they are.
     heed = ignore(r"Using `torch\.compile\(module\)` when there are global hooks", is_last=True)

@@ -110,9 +110,6 @@ class HooksBeside(MutableMapping[Any, Any], OrderedDict[Any, Any]):  # type: ign
 def hook_call(module: nn.Module, hook: Hook) -> Callable[[], None]:
     """Have `hook(module, args, kwargs)` called before each call of a module.
 
-    Returns:
-        What removes it.
-
     Raises:
         TypeError: The module has no such hooks.
     """

@@ -54,11 +54,7 @@ class LiveTensors:
 
 
 def live_tensors(models: Mapping[str, nn.Module] | None = None) -> LiveTensors:
-    """Find every tensor and storage that Python can reach now, and what graphs of theirs keep for backward.
-
-    Args:
-        models: Models that have names; others get different ones.
-    """
+    """Find every tensor and storage that Python can reach now, and what graphs of theirs keep for backward."""
     static_caches = _static_cache_classes()
     objects: list[Any] = objects_of((Tensor, torch.UntypedStorage, nn.Module, torch.optim.Optimizer, *static_caches))
     caches = [object_ for object_ in objects if isinstance(object_, static_caches)]

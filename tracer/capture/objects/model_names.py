@@ -31,9 +31,6 @@ def names_of(models: Iterable[nn.Module], given: Mapping[str, nn.Module] | None 
 
     Args:
         given: Names that models already have; "" for a single model, which shows as its class.
-
-    Returns:
-        Names by `id()`.
     """
     given = given or {}
     names = {id(model): name for name, model in given.items()}

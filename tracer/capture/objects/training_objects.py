@@ -53,7 +53,6 @@ class TrainingObjects:
 
         Args:
             models: One, or several by name; None where tensors in no module are trained.
-            optimizers: One, several or none.
 
         Raises:
             TracerError: A mapping has a value that is no module, or there is neither a model nor an optimizer.

@@ -59,9 +59,6 @@ def read_recording(profiler: Any) -> Recording:
             may be kept and read later. Made with `profile_memory=True`; without `record_shapes` and `with_stack` the
             columns that need them are empty. Never read while another cycle is recording: the profiler would record it.
 
-    Returns:
-        The recording. It holds no reference to torch's objects.
-
     Raises:
         RecordingError: Nothing was recorded, or torch's private types have changed.
     """

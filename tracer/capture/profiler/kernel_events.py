@@ -17,9 +17,6 @@ def read_kernels(results: Any, threads: Mapping[int, int], operators: Container[
     A kernel carries the number of the innermost operator that was running when it was launched. Kernels without one,
     launched outside any operator, are left out: no row is theirs.
 
-    Args:
-        results: A profiler's `kineto_results`.
-
     Returns:
         None if nothing ran on a device, which is so on the CPU.
 

@@ -93,7 +93,6 @@ class FunctionSource:
         """The line of an operator.
 
         Args:
-            name: As recorded: `aten::add_`.
             after: Line of the call before it in the same function; None where there was none yet.
             before: Line of the next call in the same function; None where there was none any more.
 

@@ -90,7 +90,6 @@ def add_kernel(library: torch.library.Library, name: str, kernel: Callable[..., 
     """Register a kernel in place of torch's own, by the operator's name without its namespace.
 
     Args:
-        library: A library from `kernel_library`.
         dispatch_key: Such as `CUDA`.
     """
     with warnings.catch_warnings():

@@ -126,11 +126,7 @@ _RANDOM_FILLS = (
 
 
 def leave_unfilled(is_left: Callable[[torch.Tensor], bool]) -> Callable[[], None]:
-    """Have `torch.nn.init` leave some tensors as they are where it would fill them with random numbers.
-
-    Args:
-        is_left: Asked of each such tensor.
-    """
+    """Have `torch.nn.init` leave some tensors as they are where it would fill them with random numbers."""
     init: Any = torch.nn.init
     originals = {name: getattr(init, name) for name in _RANDOM_FILLS}
 

@@ -92,7 +92,6 @@ class ReadLog:
 
         Args:
             operator: Such as `aten::nonzero`.
-            size: The size that was decided, if it was one.
 
         Raises:
             EndlessLoopError: The same line has read too often.

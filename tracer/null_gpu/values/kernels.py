@@ -7,15 +7,15 @@ stays compiled, and what C++ calls inside an operator comes by as well.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
 import torch
 
 from tracer.capture.torch_private import torch_dispatch
-from tracer.null_gpu.values.collectives import COLLECTIVES, known_as_given
 from tracer.null_gpu.values.compute import Compute
 from tracer.null_gpu.values.device_bytes import extent, host_view
 from tracer.null_gpu.values.device_reads import ReadLog
@@ -24,7 +24,6 @@ from tracer.null_gpu.values.draws import host_generator
 from tracer.null_gpu.values.known_ranges import Known
 from tracer.null_gpu.values.operators import ALLOCATIONS, UNTOUCHED, Operator, operator_named, packet_name, tensors_of
 from tracer.null_gpu.values.sizes import SIZED, SizedResults
-from tracer.null_gpu.values.truncated import rounds
 
 Kernel = Callable[..., Any]
 __tracebackhide__ = True  # for pytest: an operator's error is at the line that called it
@@ -394,3 +393,70 @@ def _text(values: torch.Tensor) -> str:
         return str(values.item())
     shape = "x".join(str(size) for size in values.size())
     return f"{shape} {str(values.dtype).removeprefix('torch.')}"
+
+
+def rounds(count: int, mean: float, std: float, low: float, high: float) -> int:
+    """How often `torch.nn.init.trunc_normal_` draws again for numbers that were outside its bounds, as expected.
+
+    torch takes normal numbers and draws those outside again; where less than three in ten would be inside, uniform ones
+    that it keeps by the height of the curve.
+
+    Source:
+        torch/nn/init.py, `_no_grad_trunc_normal_`, of torch 2.15.
+    """
+    inside = _below((high - mean) / std) - _below((low - mean) / std)
+    kept_share = inside
+    if inside <= 0.3:
+        mode = max(low, min(mean, high))
+        height = math.exp(-0.5 * ((mode - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
+        kept_share = inside / (height * (high - low)) if height and high > low else 1.0
+    lost_share = min(max(1.0 - kept_share, 0.0), 0.99)
+    num_rounds, left = 0, count * lost_share
+    while left >= 0.5:
+        num_rounds, left = num_rounds + 1, left * lost_share
+    return num_rounds
+
+
+def _below(deviations: float) -> float:
+    return (1.0 + math.erf(deviations / math.sqrt(2.0))) / 2.0
+
+
+COLLECTIVES: Final = frozenset(
+    {
+        "c10d::_allgather_base_",
+        "c10d::_reduce_scatter_base_",
+        "c10d::allgather_",
+        "c10d::allgather_coalesced_",
+        "c10d::allgather_into_tensor_coalesced_",
+        "c10d::alltoall_",
+        "c10d::alltoall_base_",
+        "c10d::gather_",
+        "c10d::reduce_scatter_",
+        "c10d::reduce_scatter_tensor_coalesced_",
+        "c10d::scatter_",
+    }
+)
+"""Operators of torch.distributed whose first argument is written to from the second; others keep what is there."""
+
+
+def known_as_given(values: DeviceValues, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel of a collective, after which what it has written is known as far as what it was given."""
+
+    def kernel(outputs: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
+        result = original(outputs, inputs, *rest, **options)
+        tensors = list(_tensors(inputs))
+        if tensors:
+            known = min(values.known(tensor) for tensor in tensors)
+            for tensor in _tensors(outputs):
+                values.ranges.note(*extent(tensor), known)
+        return result
+
+    return kernel
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        yield values
+    else:
+        for value in values:
+            yield from _tensors(value)

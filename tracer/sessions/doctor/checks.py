@@ -48,11 +48,7 @@ DEVICE_CHECKS: tuple[DeviceCheck, ...] = (
 
 
 def checks_for(device: torch.device, *, is_real: bool) -> tuple[DeviceCheck, ...]:
-    """Return the checks of a device, in order.
-
-    Args:
-        is_real: Whether it computes.
-    """
+    """Return the checks of a device, in order."""
     left_out = {program.name for program in PROGRAMS}
     left_out -= {program.name for program in programs_for(device, is_real=is_real)}
     return tuple(check for check in DEVICE_CHECKS if check.name not in left_out)

@@ -109,7 +109,6 @@ def programs_for(device: torch.device, *, is_real: bool, names: Sequence[str] = 
     """Return the programs that are run on a device.
 
     Args:
-        is_real: Whether the device computes.
         names: The only ones; empty for all.
     """
     places = {"everywhere"} | ({"with a GPU"} if device.type != "cpu" else set())

@@ -119,9 +119,6 @@ class ChildProcesses:
     def run(self, start: Callable[[], subprocess.Popen[bytes]], may_wait: Callable[[], bool] = lambda: False) -> int:
         """Start a process and wait for it.
 
-        Returns:
-            Its status.
-
         Raises:
             ChildProcessError: All are being ended.
         """

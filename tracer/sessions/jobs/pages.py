@@ -59,11 +59,7 @@ def _page_or_none(future: Future[dict[str, Any] | None]) -> dict[str, Any] | Non
 
 
 def read_page(rank: RankPeak, num_pages: int) -> dict[str, Any] | None:
-    """A rank's page; None if its file can no longer be read.
-
-    Args:
-        num_pages: Number of pages that share the size limit.
-    """
+    """A rank's page; None if its file can no longer be read."""
     try:
         replayed = replay_snapshot(load_snapshot(Path(rank.file)), device=rank.device)
     except SnapshotError:

@@ -60,7 +60,6 @@ def advise_on(
     Args:
         build_there: Makes it anew on that device, to be run; by default `build`.
         verify: Whether to make the winning changes for real, before and after; on the null GPU all that are listed are.
-        progress: Called with how many changes have been tried, of how many.
 
     Raises:
         TracerError: The step cannot be rehearsed.

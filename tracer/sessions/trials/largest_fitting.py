@@ -37,9 +37,6 @@ def largest_fitting(
 ) -> int:
     """The largest size that fits; each answer is a trial of that size.
 
-    Returns:
-        0 where not even the smallest fits.
-
     Raises:
         TracerError: The size changes nothing.
     """

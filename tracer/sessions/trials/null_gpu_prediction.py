@@ -45,7 +45,6 @@ def predict_workload(
     """Train a workload for some steps without an end of memory, and where it is more than the card's, on the card.
 
     Args:
-        is_limited: Whether it is asked whether it fits there.
         num_steps: More where the shapes of batches vary.
 
     Raises:

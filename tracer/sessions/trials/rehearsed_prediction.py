@@ -160,11 +160,7 @@ def on_card(card: Card | None) -> list[str]:
 
 
 def of_model(model: torch.nn.Module, *, is_rehearsed: bool) -> list[str]:
-    """Sentences on what is known of a model without running its steps.
-
-    Args:
-        is_rehearsed: Whether a rehearsal answers; else the null GPU.
-    """
+    """Sentences on what is known of a model without running its steps."""
     sentences = []
     kinds = {type(module).__name__ for module in model.modules()}
     if "OptimizedModule" in kinds and is_rehearsed:

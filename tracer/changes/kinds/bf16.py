@@ -1,8 +1,8 @@
-"""Mixed precision: matrix products and convolutions in bfloat16, whose saved tensors are half as large."""
+"""Mixed precision, and weights, in bfloat16: what is saved for backward is half as large."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -14,6 +14,7 @@ from tracer.changes.hooks import Hooks
 from tracer.changes.recommendation import Group, Keeps
 from tracer.changes.wrapped import ForwardUnder
 from tracer.workloads.module_steps import StepWorkload
+from tracer.workloads.module_tensors import all_tensors
 from tracer.workloads.workload import Workload
 
 
@@ -58,3 +59,16 @@ def candidates(situation: Situation) -> Iterator[Change]:
         stage=Stage.STEP,
         needs="Products are rounded to 8 bits of mantissa.",
     )
+
+
+class Bf16Weights(Bf16, makes="bf16-weights"):
+    """Converts real tensors to bfloat16: `module.to` would drop the imaginary part of complex weights.
+
+    The parameter objects stay the same, so that the optimizer still knows them.
+    """
+
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        """Convert a model's parameters and buffers."""
+        for tensor in all_tensors(model):
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""FSDP2 in the place of DistributedDataParallel, for an unchanged script: each rank has a part of everything."""
+"""Changes of how a script makes its DistributedDataParallel: FSDP2 in its place, or gradients in its buckets."""
 
 from __future__ import annotations
 
@@ -100,3 +100,21 @@ def parallel_made(make: Make) -> Iterator[None]:
         yield
     finally:
         DistributedDataParallel.__init__ = original  # type: ignore[method-assign]
+
+
+_OPTION = "gradient_as_bucket_view"
+
+
+class BucketViews(Hooks, makes="bucket-views"):
+    """Has each DistributedDataParallel keep its gradients in its buckets; counts those that would have had both."""
+
+    note = "no DistributedDataParallel was made that copies gradients."
+
+    def entered(self) -> AbstractContextManager[None]:
+        """Return what changes the class's constructor."""
+        return parallel_made(self._make)
+
+    def _make(self, original: Callable[..., None], bound: inspect.BoundArguments) -> None:
+        self.num_made += not bound.arguments.get(_OPTION, False)
+        bound.arguments[_OPTION] = True
+        original(*bound.args, **bound.kwargs)
