@@ -444,11 +444,7 @@ def _describe(objects: TrainingObjects) -> tuple[Parameter, ...]:
 
 
 def _merged(first: tuple[Parameter, ...], later: tuple[Parameter, ...]) -> tuple[Parameter, ...]:
-    return tuple(
-        (
-            {parameter.name: parameter for parameter in first} | {parameter.name: parameter for parameter in later}
-        ).values()
-    )
+    return tuple({parameter.name: parameter for parameter in (*first, *later)}.values())
 
 
 def names_of(written: Collection[Written]) -> list[str]:
