@@ -14,7 +14,7 @@ from tracer.analysis.snapshots.reserved import Reserved, SegmentHolder
 from tracer.analysis.snapshots.what_if import AS_RECORDED, SettingsOutcome, WhatIf, where_it_fails
 from tracer.exporters.screen.paths import shorten_paths
 from tracer.exporters.screen.snapshot import place
-from tracer.exporters.screen.text import print_table, say, table
+from tracer.exporters.screen.text import print_rows, print_table, say, table
 from tracer.units import format_bytes, some
 
 
@@ -59,17 +59,20 @@ def _with_share(size: int, moment: Reserved) -> tuple[str, str]:
 def _print_holders(holders: Sequence[SegmentHolder], console: Console, top: int) -> None:
     if not holders:
         return
-    grid = table("would be free", "held", "segments", "blocks")
-    grid.add_column("by blocks of", overflow="fold")
+    rows = []
     for holder in holders[:top]:
-        sizes = (format_bytes(holder.free_bytes), format_bytes(holder.held_bytes))
         where = "; ".join(map(place, holder.sites)) or "more than three lines in each segment"
-        grid.add_row(*sizes, f"{holder.num_segments:,}", f"{holder.num_blocks:,}", Text(where))
+        rows.append(_holders_row([holder], where))
     if rest := holders[top:]:
-        sizes = (format_bytes(sum(h.free_bytes for h in rest)), format_bytes(sum(h.held_bytes for h in rest)))
-        counts = (sum(h.num_segments for h in rest), sum(h.num_blocks for h in rest))
-        grid.add_row(*sizes, *(f"{number:,}" for number in counts), f"{len(rest)} more")
-    print_table("What keeps free memory in its segments", grid, console)
+        rows.append(_holders_row(rest, f"{len(rest)} more"))
+    columns = ("would be free", "held", "segments", "blocks")
+    print_rows("What keeps free memory in its segments", columns, rows, console, words=("by blocks of",))
+
+
+def _holders_row(holders: Sequence[SegmentHolder], words: str) -> tuple[str, ...]:
+    sizes = (sum(h.free_bytes for h in holders), sum(h.held_bytes for h in holders))
+    counts = (sum(h.num_segments for h in holders), sum(h.num_blocks for h in holders))
+    return (*map(format_bytes, sizes), *(f"{number:,}" for number in counts), words)
 
 
 def print_first_changes(first: FirstChanges, console: Console) -> None:
@@ -78,17 +81,17 @@ def print_first_changes(first: FirstChanges, console: Console) -> None:
         say(console)
         say(console, first.nothing_helps, indent=2)
         return
-    grid = table(
-        "allocated", "with it", "reserved", "with it", *(["requests that then fit"] if first.num_failed else [])
-    )
-    grid.add_column("change", overflow="fold")
+    rows = []
     for change in first.changes:
         allocated = (change.allocated_before_bytes, change.allocated_bytes)
         sizes = (*allocated, change.reserved_before_bytes, change.reserved_bytes)
         served = [f"{change.num_served} of {first.num_failed}"] if first.num_failed else []
         where = f" ({place(change.site)})" if change.site is not None else ""
-        grid.add_row(*map(format_bytes, sizes), *served, Text(change.words + where))
-    print_table("What to try first: peaks of a replay as recorded, and with the change", grid, console)
+        rows.append((*map(format_bytes, sizes), *served, change.words + where))
+    served_column = ["requests that then fit"] if first.num_failed else []
+    columns = ("allocated", "with it", "reserved", "with it", *served_column)
+    title = "What to try first: peaks of a replay as recorded, and with the change"
+    print_rows(title, columns, rows, console, words=("change",))
     is_said = bool(first.much_is_saved) and not first.num_failed  # with the peak
     for sentence in first.sentences[is_said:]:
         say(console, shorten_paths(sentence), indent=2)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from tracer.analysis.kinds import BEFORE_RECORDING, meaning_of
 from tracer.analysis.snapshots.causes.pinned_memory import PinnedLine
@@ -18,7 +16,7 @@ from tracer.analysis.snapshots.oom import OutOfMemory, distinct_failures
 from tracer.analysis.snapshots.peak import Peak, Share
 from tracer.analysis.snapshots.sites import NO_FRAMES, NO_PYTHON_FRAME, Site
 from tracer.exporters.screen.paths import shorten_paths, source_place
-from tracer.exporters.screen.text import exact, print_rows, print_table, say, signed, table
+from tracer.exporters.screen.text import exact, print_rows, say, signed
 from tracer.units import format_bytes, some
 
 MAX_DEVICES = 32
@@ -121,47 +119,47 @@ def since_start(time_us: int, first_time_us: int) -> str:
 
 def print_groups(title: str, groups: Sequence[SnapshotRow], console: Console, top: int) -> None:
     """Print groups of blocks by line and kind; what those beyond the top hold together is said."""
-    grid = table("bytes", "blocks")
-    grid.add_column("kind", overflow="fold")
-    grid.add_column("where", overflow="fold")
     total = sum(group.bytes for group in groups)
+    rows = []
     for group in islice(groups, top):
-        grid.add_row(format_bytes(group.bytes), f"{group.count:,}", group.kind_words, Text(place(group.site)))
+        rows.append((format_bytes(group.bytes), f"{group.count:,}", group.kind_words, place(group.site)))
         if group.bytes >= _SHARE_WITH_CALLERS * total:
-            _add_callers(grid, group)
-    _add_rest(grid, [(group.bytes, group.count) for group in groups[top:]])
-    print_table(title, grid, console)
+            rows += [("", "", "", words) for words in _callers(group)]
+    rows += [(size, count, "", more) for size, count, more in _rest(groups[top:])]
+    print_rows(title, ("bytes", "blocks"), rows, console, words=("kind", "where"))
 
 
-def _add_callers(grid: Table, group: SnapshotRow) -> None:
-    """Below a group's row, who called its line: what the first frame that tells its stacks apart says."""
+def _callers(group: SnapshotRow) -> Iterator[str]:
+    """Who called a group's line: what the first frame that tells its stacks apart says."""
     for share in group.callers[:_MOST_CALLERS]:
         where = "from elsewhere" if share.site is None else f"from {place(share.site)}"
-        grid.add_row("", "", "", Text(f"  {format_bytes(share.bytes)} in {some(share.count, 'block')} {where}"))
+        yield f"  {format_bytes(share.bytes)} in {some(share.count, 'block')} {where}"
     if rest := group.callers[_MOST_CALLERS:]:
-        size = format_bytes(sum(share.bytes for share in rest))
-        grid.add_row("", "", "", f"  {size} from {some(len(rest), 'more line')}")
+        yield f"  {format_bytes(sum(share.bytes for share in rest))} from {some(len(rest), 'more line')}"
+
+
+def _rest(rows: Sequence[SnapshotRow | Share]) -> Iterator[tuple[str, str, str]]:
+    """One row for those that are not shown."""
+    if rows:
+        yield format_bytes(sum(row.bytes for row in rows)), f"{sum(row.count for row in rows):,}", f"{len(rows):,} more"
 
 
 def _print_shares(title: str, shares: Sequence[Share], console: Console, top: int) -> None:
-    grid = table("bytes", "blocks")
-    grid.add_column("", overflow="fold")
-    explains = any(meaning_of(share.name) for share in shares)
-    if explains:
-        grid.add_column("")
-    for share in islice(shares, top):
-        words = [meaning_of(share.name)] * explains
-        grid.add_row(format_bytes(share.bytes), f"{share.count:,}", Text(share.name), *words)
-    _add_rest(grid, [(share.bytes, share.count) for share in shares[top:]], is_last=False)
-    print_table(title, grid, console)
+    rows = [(format_bytes(share.bytes), f"{share.count:,}", share.name) for share in islice(shares, top)]
+    rows += _rest(shares[top:])
+    if any(meaning_of(share.name) for share in shares):
+        with_meanings = [(*row, meaning_of(row[2])) for row in rows]
+        print_rows(title, ("bytes", "blocks"), with_meanings, console, words=("", ""))
+    else:
+        print_rows(title, ("bytes", "blocks"), rows, console, words=("",))
 
 
 def _print_fragmentation(device: DeviceFinding, console: Console) -> None:
-    grid = table("", "reserved", "allocated", "free", "largest free")
+    rows = []
     for name, state in (("at the peak", device.peak.fragmentation), ("at the end", device.end_fragmentation)):
         sizes = (state.reserved_bytes, state.allocated_bytes, state.free_bytes, state.largest_free_bytes)
-        grid.add_row(name, *map(format_bytes, sizes))
-    print_table("Reserved memory", grid, console)
+        rows.append((name, *map(format_bytes, sizes)))
+    print_rows("Reserved memory", ("", "reserved", "allocated", "free", "largest free"), rows, console)
 
 
 def _print_growth(device: DeviceFinding, console: Console, top: int) -> None:
@@ -246,15 +244,6 @@ def place(site: Site) -> str:
     if site.file is not None:
         return f"{site.frame}  {source_place(site.file, site.line)}"
     return site.frame if site.frame in (BEFORE_RECORDING, NO_FRAMES) else f"{site.frame}  ({NO_PYTHON_FRAME})"
-
-
-def _add_rest(grid: Table, rest: list[tuple[int, int]], *, is_last: bool = True) -> None:
-    if rest:
-        size, count = sum(size for size, _ in rest), sum(count for _, count in rest)
-        padding = [""] * (len(grid.columns) - 3)
-        more = f"{len(rest):,} more"
-        last = (*padding, more) if is_last else (more, *padding)
-        grid.add_row(format_bytes(size), f"{count:,}", *last)
 
 
 def print_moments(moments: Moments, console: Console, *, top: int) -> None:
