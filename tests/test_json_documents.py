@@ -28,7 +28,7 @@ from tracer.exporters.bisection import Bisection, bisection_json
 from tracer.exporters.doctor import doctor_json
 from tracer.exporters.engine import engine_json
 from tracer.exporters.host import host_json
-from tracer.exporters.json_documents.advice import write_advice_json, write_fit_json
+from tracer.exporters.json_documents.advice import advice_values, fit_values
 from tracer.exporters.json_documents.header import UNITS
 from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS, read_peak_json
 from tracer.exporters.phases import phases_json
@@ -199,10 +199,9 @@ def test_every_key_of_a_prediction_is_described() -> None:
     assert undescribed(lacks["out_of_memory"], "`predict --json`", "A row") == []
 
 
-def test_every_key_of_a_fit_is_described(tmp_path: Path) -> None:
+def test_every_key_of_a_fit_is_described() -> None:
     trials = (FitTrial((), fits=False), FitTrial(("bf16",), fits=True))
-    write_fit_json(FitReport("an H100", 1, ("train.py",), trials, trials[1]), tmp_path / "fit.json")
-    found = json.loads((tmp_path / "fit.json").read_text())
+    found = json.loads(json.dumps(fit_values(FitReport("an H100", 1, ("train.py",), trials, trials[1]))))
     check_header(found, "fit")
     assert set(found) - set(HEADER) == set(keys("fit.json"))
     assert all(set(trial) == set(keys("A trial")) for trial in found["trials"])
@@ -216,14 +215,13 @@ def test_every_key_of_doctor_is_described() -> None:
     assert all(list(each) == keys("A check") for each in found["installed"] + found["works"])
 
 
-def test_every_key_of_advice_is_described(tmp_path: Path) -> None:
+def test_every_key_of_advice_is_described() -> None:
     row = Recommendation("less", ("line",), 5, None, 7, None, "same", "", "", "rehearsed", None)
     held = UnneededMemory(
         "it", "less", ("line",), 5, 1, "train.py", 3, "losses[...]", "local variable", "same", "rehearsed", 4
     )
     report = AdviceReport("cpu", 12, None, (row,), (), None, None, False, None, 3, (("other", "why"),), (held,))
-    write_advice_json(report, tmp_path / "advice.json")
-    found = json.loads((tmp_path / "advice.json").read_text())
+    found = json.loads(json.dumps(advice_values(report, computed=True)))
     check_header(found, "advice")
     assert set(found) - set(HEADER) == set(keys("advice.json"))
     assert list(found["found"][0]) == keys("Memory that nobody needs")

@@ -56,10 +56,11 @@ def doctor(
             check_folder(report.absolute().parent)
         found = examine(device, not_said if quiet else say)
         has_failed = found.has_failed
-        from tracer.exporters.doctor import doctor_json, print_doctor, write_doctor_json
+        from tracer.exporters.doctor import doctor_json, print_doctor
+        from tracer.exporters.files import write_json
 
         if report is not None:
-            write_doctor_json(found, report)
+            write_json(report, doctor_json(found))
             if not quiet:
                 say(f"Wrote {report}")
         with screen(is_shown=as_json or not quiet) as console:

@@ -249,10 +249,11 @@ def told_alone(
 
 def written(report: FitReport, save_dir: Path | None) -> FitReport:
     """The report, written to fit.json if there is a folder for it."""
-    from tracer.exporters.json_documents.advice import write_fit_json
+    from tracer.exporters.files import write_json
+    from tracer.exporters.json_documents.advice import fit_values
 
     if save_dir is not None:
-        write_fit_json(report, save_dir / FIT_JSON)
+        write_json(save_dir / FIT_JSON, fit_values(report))
     return report
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.header import json_header
 from tracer.exporters.json_documents.public_text import public, public_environment
 from tracer.exporters.screen.text import say
@@ -63,11 +61,6 @@ def doctor_json(report: DoctorReport) -> dict[str, Any]:
         "installed": [_values(check) for check in report.installed],
         "works": [_values(check) for check in report.works],
     }
-
-
-def write_doctor_json(report: DoctorReport, path: Path) -> None:
-    """Write doctor.json."""
-    write_json(path, doctor_json(report))
 
 
 def _values(check: CheckResult) -> dict[str, Any]:

@@ -95,8 +95,3 @@ def cuda_timing_text(timings: PhaseTimings) -> str:
     for phase in PHASES:
         lines.append(f"{phase}: {timings.mean_ms(phase):.3f}+/-{timings.std_ms(phase):.3f}ms on {timings.clock}")
     return "\n".join(lines) + "\n"
-
-
-def write_cuda_timing(timings: PhaseTimings, path: Path) -> None:
-    """Write cuda_timing.txt, times of the phases of a step."""
-    write_atomically(path, cuda_timing_text(timings))

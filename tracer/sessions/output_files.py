@@ -17,9 +17,9 @@ from tracer.capture.device.allocator_history import snapshot_without_times
 from tracer.changes.unneeded import unneeded_memory
 from tracer.collector import paused_gc
 from tracer.errors import MissingPackageError, OutputError, TracerError
-from tracer.exporters.files import write_json
+from tracer.exporters.files import write_atomically, write_json
 from tracer.exporters.json_documents.peak import peak_document
-from tracer.exporters.max_mem import write_cuda_timing, write_max_mem
+from tracer.exporters.max_mem import cuda_timing_text, write_max_mem
 from tracer.exporters.memory_snapshot import (
     snapshot_of_recording,
     write_memory_snapshot,
@@ -285,14 +285,15 @@ def _write_trace(material: Material, path: Path) -> None:
 
 def _write_timing(material: Material, path: Path) -> None:
     if (timings := material.results.timings) is not None:
-        write_cuda_timing(timings, path)
+        write_atomically(path, cuda_timing_text(timings))
 
 
 def _write_advice(material: Material, path: Path) -> None:
-    from tracer.exporters.json_documents.advice import write_advice_json
+    from tracer.exporters.json_documents.advice import advice_values
 
     if (advice := material.results.advice) is not None:
-        write_advice_json(advice, path, computed=material.results.computed and not material.results.is_predicted)
+        computed = material.results.computed and not material.results.is_predicted
+        write_json(path, advice_values(advice, computed=computed))
 
 
 def _write_recording(material: Material, path: Path) -> None:

@@ -33,11 +33,12 @@ from tracer.capture.sources.remembered import forget_files
 from tracer.capture.step_columns import StepColumns, StepTable
 from tracer.capture.torch_private import torch_history
 from tracer.errors import Terminated
-from tracer.exporters.json_documents.watch import write_watch_json
+from tracer.exporters.files import write_atomically, write_json
+from tracer.exporters.json_documents.watch import watch_values
 from tracer.exporters.memory_snapshot import write_memory_snapshot
 from tracer.exporters.notebook import Paragraph, display_in_notebook
 from tracer.exporters.screen.terminal import say, say_beside_bars
-from tracer.exporters.screen.watch import growth_lines, short_watch_lines, write_watch_text
+from tracer.exporters.screen.watch import growth_lines, short_watch_lines, watch_lines
 from tracer.nested import leaves
 from tracer.results.failure import is_out_of_memory, without_gpu
 from tracer.results.files import WATCH_JSON
@@ -355,8 +356,8 @@ class TrainingWatch(Session):
             if self.report.has_findings:
                 self._found_before.append(self.report.findings_alone())
             self._tell(self.report, is_last=is_last)
-            write_watch_text(self.report, self.folder / WATCH_TEXT)
-            write_watch_json(self.report, self.folder / WATCH_JSON)
+            write_atomically(self.folder / WATCH_TEXT, "\n".join(watch_lines(self.report)) + "\n")
+            write_json(self.folder / WATCH_JSON, watch_values(self.report))
             if snapshot is not None and not keep_snapshot:
                 write_memory_snapshot(dict(snapshot), self.folder / WATCH_SNAPSHOT)
             self._leave(self.report)

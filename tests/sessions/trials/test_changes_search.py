@@ -10,7 +10,8 @@ import pytest
 
 from tracer.changes.script_changes import SCRIPT_CHANGES, changes_to_apply, script_changes
 from tracer.errors import TracerError, UsageError
-from tracer.exporters.json_documents.advice import read_fit_json, write_fit_json
+from tracer.exporters.files import write_json
+from tracer.exporters.json_documents.advice import fit_values, read_fit_json
 from tracer.results.fit import FitReport, FitTrial
 from tracer.sessions.trials.changes_search import Arguments, Changes, cheapest_first, least_that_fits, search
 from tracer.sessions.trials.largest_fitting import Trial, fitting_micro_batches, largest_fitting
@@ -132,7 +133,7 @@ def test_the_document_has_the_table_of_changes() -> None:
 def test_a_report_is_written_and_its_changes_are_applied(tmp_path: Path) -> None:
     trials = (FitTrial((), fits=False, allocated_bytes=GIB), FitTrial(("checkpoint",), fits=True))
     path = tmp_path / "fit.json"
-    write_fit_json(FitReport("an RTX 4090", 23 * GIB, ("train.py", "--epochs", "3"), trials, trials[1]), path)
+    write_json(path, fit_values(FitReport("an RTX 4090", 23 * GIB, ("train.py", "--epochs", "3"), trials, trials[1])))
     document = json.loads(path.read_text("utf-8"))
     assert document["trials"][0]["allocated_bytes"] == GIB and document["script"] == ["train.py", "--epochs", "3"]
     assert script_changes(",".join(read_fit_json(path))) == ("checkpoint",)

@@ -11,7 +11,6 @@ import torch
 from tracer.changes.recommendation import AdviceReport
 from tracer.errors import UsageError
 from tracer.exporters.document import Document, Source, read_document
-from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.header import json_header, record_values
 from tracer.results.fit import FitReport
 
@@ -26,11 +25,6 @@ def advice_values(report: AdviceReport, *, computed: bool) -> dict[str, Any]:
         "fits": report.fits if report.target_bytes is not None else None,
         "not_tried": [{"change": change, "reason": reason} for change, reason in report.not_tried],
     }
-
-
-def write_advice_json(report: AdviceReport, path: Path, *, computed: bool = True) -> None:
-    """Write advice.json; arguments as of `advice_values`."""
-    write_json(path, advice_values(report, computed=computed))
 
 
 _FIT_VERSION = 1
@@ -50,11 +44,6 @@ def fit_values(report: FitReport) -> dict[str, Any]:
         "apply": None if report.best is None else list(report.best.apply),
         "arguments": [] if report.best is None else list(report.best.arguments),
     }
-
-
-def write_fit_json(report: FitReport, path: Path) -> None:
-    """Write fit.json, the trials of a script's changes."""
-    write_json(path, fit_values(report))
 
 
 def read_fit_json(path: Path) -> tuple[str, ...]:

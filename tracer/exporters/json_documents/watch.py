@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.header import json_header, record_values
 from tracer.exporters.json_documents.snapshot import oom_values
 from tracer.results.watch_report import Event, OutlivedMemory, WatchReport
 
 VERSION = 1
 _OOM_KEYS = ("asked_bytes", "device_free_bytes", "cause", "decisive", "advice", "frame", "file", "line")
-
-
-def write_watch_json(report: WatchReport, path: Path) -> None:
-    """Write watch.json."""
-    write_json(path, watch_values(report))
 
 
 def watch_values(report: WatchReport) -> dict[str, Any]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.analysis.snapshots.sites import NO_FRAMES
 from tracer.analysis.steps.step_findings import GrowthOverSteps
 from tracer.arrays import totals_by
 from tracer.capture.device.device_ledger import DeviceLedger
-from tracer.exporters.files import write_atomically
 from tracer.exporters.screen.paths import behind, source_place
 from tracer.exporters.screen.snapshot import place, ran_out_at
 from tracer.exporters.screen.values import values_lines
@@ -20,11 +18,6 @@ from tracer.units import format_bytes, some
 
 _MAX_GROUPS, _MAX_KEPT = 12, 5
 _LET_GO = "without what each step leaves, see above, it would have fit. No setting of the allocator helps for long."
-
-
-def write_watch_text(report: WatchReport, path: Path) -> None:
-    """Write watch.txt."""
-    write_atomically(path, "\n".join(watch_lines(report)) + "\n")
 
 
 def short_watch_lines(report: WatchReport) -> tuple[str, ...]:
