@@ -27,9 +27,8 @@ Annotate = Annotated[
 def annotate_recording(recording: Path, wanted: Path) -> None:
     """Print a file that the recording names, with the bytes of its lines."""
     from tracer.analysis.profiles.line_memory import line_memory
-    from tracer.exporters.annotated_source import annotate, has_changed
+    from tracer.exporters.annotated_source import annotate, has_changed, print_annotated
     from tracer.exporters.recording_file.kept_run_file import load_kept_run
-    from tracer.exporters.screen.annotated import print_annotated
     from tracer.sessions.stored_results import results_of
 
     results = results_of(load_kept_run(recording))
@@ -50,8 +49,7 @@ def annotate_snapshot(path: Path, wanted: Path, index: int | None) -> None:
     """Print a source file as it lies here, with the bytes that its lines allocated on the worst device."""
     from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
     from tracer.analysis.snapshots.line_memory import files_of, line_memory
-    from tracer.exporters.annotated_source import annotate, text_on_disk
-    from tracer.exporters.screen.annotated import print_annotated
+    from tracer.exporters.annotated_source import annotate, print_annotated, text_on_disk
     from tracer.snapshot.load import load_snapshot
 
     snapshot = load_snapshot(snapshot_path(path))

@@ -95,8 +95,8 @@ def _written_again(
 
 
 def _write_speedscope(recording: Path, path: Path) -> None:
+    from tracer.exporters.python_stacks import write_speedscope
     from tracer.exporters.recording_file.kept_run_file import load_kept_run
-    from tracer.exporters.speedscope import write_speedscope
     from tracer.sessions.stored_results import results_of
 
     check_outputs([path], [recording], hint="Name another file with --speedscope.")

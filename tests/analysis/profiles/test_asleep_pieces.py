@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.histories import START_NS, Event, known_of, recording_of
-from tracer.analysis.profiles.asleep_pieces import AsleepPieces
+from tracer.analysis.profiles.block_lifetimes import AsleepPieces
 from tracer.analysis.profiles.caveats import asleep_sentences
 from tracer.analysis.profiles.counted_blocks import counted_blocks
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle

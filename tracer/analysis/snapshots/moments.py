@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -197,7 +196,7 @@ def step_levels(device: ReplayedDevice) -> tuple[StepLevel, ...]:
     return tuple(levels)
 
 
-EXPECTED = (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.GRADIENT, Kind.BUFFER, Kind.WORKSPACE)
+_EXPECTED = (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.GRADIENT, Kind.BUFFER, Kind.WORKSPACE)
 """Kinds that stay from step to step."""
 _NUM_SAMPLES = 6
 
@@ -229,9 +228,7 @@ class OutlivedGroup:
     addresses: tuple[int, ...]  # Addresses of some of them, from the oldest to the latest
 
 
-def outlived_groups(
-    device: ReplayedDevice, ends: StepEnds, *, expected: Collection[Kind] = EXPECTED
-) -> tuple[OutlivedGroup, ...]:
+def outlived_groups(device: ReplayedDevice, ends: StepEnds) -> tuple[OutlivedGroup, ...]:
     """Gather what is in use at the end, was made before the last whole step, and is of no kind that stays.
 
     Returns:
@@ -252,7 +249,7 @@ def outlived_groups(
     groups = grouped((lives.stack[rows], kinds), lambda stack, kind: (device.sites.site(stack), Kind(kind)))
     outlived = []
     for number, (site, kind) in enumerate(groups.keys):
-        if kind in expected:
+        if kind in _EXPECTED:
             continue
         chosen = groups.of_row == number
         of = rows[chosen]

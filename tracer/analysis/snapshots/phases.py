@@ -113,7 +113,6 @@ class DevicePhases:
     """Steps and backward passes of one device, and what every entry's stack proves."""
 
     def __init__(self, snapshot: Snapshot, state: DeviceState, facts: Ints) -> None:
-        self._facts = facts
         self.of_entry = facts[state.trace.stack]
         stacked = has(self.of_entry, Fact.STACK)
         self.steps = steps_of(snapshot, state, self.of_entry)
