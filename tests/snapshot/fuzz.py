@@ -35,7 +35,6 @@ from tests.snapshot.dumps import block, frame, segment
 from tracer.analysis.snapshots.allocator_finding import explain_allocator
 from tracer.analysis.snapshots.diff import diff_snapshots
 from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding, explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.memory_report import snapshot_report
 from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.errors import SnapshotError
 from tracer.exporters.json_documents.snapshot import snapshot_json
@@ -188,7 +187,7 @@ def draw_and_report(replayed: ReplayedSnapshot, finding: SnapshotFinding, path: 
         page = snapshot_page(replayed, finding, shown, timeline, run={})
         page_json({"pages": [page_data(page)]})
         assert not page.series or max(np.sum([one.values_bytes for one in page.series], axis=0)) == page.peak.bytes
-        write_snapshot_report(snapshot_report(replayed, finding, shown, timeline, settings={}), path)
+        write_snapshot_report(replayed, finding, shown, timeline, path, settings={})
 
 
 def run(count: int, seed: int) -> tuple[Counter[str], int]:

@@ -463,12 +463,10 @@ def _write(explained: ExplainedSnapshot, *, html: Path | None, sqlite: Path | No
             with turn.writing(html):
                 write_snapshot_page(replayed, finding, html, run=run, timelines={shown: timeline}, first=first)
         if sqlite is not None:
-            from tracer.analysis.snapshots.memory_report import snapshot_report
             from tracer.exporters.sqlite_reports.memory_report import write_snapshot_report
 
             with turn.writing(sqlite):
-                report = snapshot_report(replayed, finding, shown, timeline, settings=_described(file, finding))
-                write_snapshot_report(report, sqlite)
+                write_snapshot_report(replayed, finding, shown, timeline, sqlite, settings=_described(file, finding))
 
 
 def _described(file: Path, finding: SnapshotFinding) -> dict[str, str | int | float]:

@@ -13,7 +13,6 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.exporters.sqlite_reports.report_readers import R1, R2, R3, dump, query, shape
 from tests.snapshot.dumps import REAL_FILES, block, entry, frame, segment, snapshot
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.memory_report import snapshot_report
 from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.exporters.sqlite_reports.memory_report import write_snapshot_report
 from tracer.snapshot.columns import Snapshot
@@ -34,7 +33,7 @@ def written(loaded: Snapshot, folder: Path) -> Path:
     one = replayed.devices[shown]
     timeline = device_timeline(one)
     path = folder / "report.sqlite"
-    write_snapshot_report(snapshot_report(replayed, finding, shown, timeline, settings={"file": "s"}), path)
+    write_snapshot_report(replayed, finding, shown, timeline, path, settings={"file": "s"})
     return path
 
 

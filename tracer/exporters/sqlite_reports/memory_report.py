@@ -9,13 +9,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tracer.errors import OutputError
 from tracer.exporters.files import replacing
 
 if TYPE_CHECKING:
     from tracer.analysis.operators.memory_report import MemoryReport
-    from tracer.analysis.snapshots.memory_report import SnapshotReport
+    from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding
     from tracer.analysis.snapshots.oom import OutOfMemory
+    from tracer.analysis.snapshots.timeline import DeviceTimeline
     from tracer.capture.sources.source_line import SourceLine
 
 Rows = Iterable[Sequence[Any]]
@@ -243,41 +246,54 @@ SNAPSHOT_TABLES = (
 )  # fmt: skip
 
 
-def write_snapshot_report(report: SnapshotReport, path: Path) -> None:
-    """Write the report; a file that is there is replaced."""
-    entries = (*report.weights, *report.activations)
-    levels, devices = report.levels, report.finding.devices
-    counts = [(WEIGHT, number, weight.count) for number, weight in enumerate(report.weights, start=1)]
-    counts += [(ACTIVATION, number, activation.count) for number, activation in enumerate(report.activations, start=1)]
-    columns = (levels.entry, levels.time_us, levels.requested_bytes, levels.allocated_bytes, levels.reserved_bytes)
-    groups = [(device.device, group) for device in devices for group in device.peak.groups]
-    ooms = [(device.device, *_oom_row(event)) for device in devices for event in device.oom]
+def write_snapshot_report(
+    replayed: ReplayedSnapshot,
+    finding: SnapshotFinding,
+    shown: int,
+    timeline: DeviceTimeline,
+    path: Path,
+    *,
+    settings: Mapping[str, object],
+) -> None:
+    """Write the report of one device, with the other devices' findings beside it; a file that is there is replaced.
+
+    Args:
+        settings: What is known of the recording.
+    """
+    from tracer.analysis.snapshots.memory_report import activations_at_peak, drawn_levels, weights_at_peak
+
+    device, devices = finding.devices[shown], finding.devices
+    weights, activations = weights_at_peak(replayed.devices[shown]), activations_at_peak(replayed.devices[shown])
+    counts = [(WEIGHT, number, weight.count) for number, weight in enumerate(weights, start=1)]
+    counts += [(ACTIVATION, number, activation.count) for number, activation in enumerate(activations, start=1)]
+    groups = [(one.device, group) for one in devices for group in one.peak.groups]
+    ooms = [(one.device, *_oom_row(event)) for one in devices for event in one.oom]
     rows = entry_rows(
-        peak_bytes=report.device.peak.requested_bytes,
+        peak_bytes=device.peak.requested_bytes,
         # Which gradient is whose, a snapshot does not show.
-        weights=[(weight.name, weight.bytes, 0) for weight in report.weights],
-        activations=[(activation.name, activation.bytes) for activation in report.activations],
-        frames=[[(order, *line) for order, line in enumerate(entry.frames)] for entry in entries],
+        weights=[(weight.name, weight.bytes, 0) for weight in weights],
+        activations=[(activation.name, activation.bytes) for activation in activations],
+        frames=[[(order, *line) for order, line in enumerate(entry.frames)] for entry in (*weights, *activations)],
     )
     rows |= {
         "entry_counts": counts,
-        "peak_by_category": report.device.peak.by_category,
+        "peak_by_category": device.peak.by_category,
         "devices": (
-            (device.device, index == report.shown, device.entries, device.peak.entry, device.peak.time_us,
-             device.peak.requested_bytes, device.peak.allocated_bytes, device.peak.reserved_bytes,
-             device.peak.before_recording_bytes, device.start_requested_bytes, device.end_requested_bytes,
-             device.reserved_end_bytes)
-            for index, device in enumerate(devices)
+            (one.device, index == shown, one.entries, one.peak.entry, one.peak.time_us,
+             one.peak.requested_bytes, one.peak.allocated_bytes, one.peak.reserved_bytes,
+             one.peak.before_recording_bytes, one.start_requested_bytes, one.end_requested_bytes,
+             one.reserved_end_bytes)
+            for index, one in enumerate(devices)
         ),
         "peak_groups": (
-            (number, device, group.kind.words, group.evidence, group.is_before_recording, group.bytes, group.count,
+            (number, owner, group.kind.words, group.evidence, group.is_before_recording, group.bytes, group.count,
              group.site.frame, group.site.file, group.site.line, json.dumps(group.stack))
-            for number, (device, group) in enumerate(groups, start=1)
+            for number, (owner, group) in enumerate(groups, start=1)
         ),
         "out_of_memory": ((number, *row) for number, row in enumerate(ooms, start=1)),
-        "timeline": zip(*(column.tolist() for column in columns), strict=True),
+        "timeline": zip(*map(np.ndarray.tolist, drawn_levels(replayed.devices[shown], timeline)), strict=True),
     }  # fmt: skip
-    settings = {"device": report.device.device, "weights' gradients": "not known", **report.settings}
+    settings = {"device": device.device, "weights' gradients": "not known", **settings}
     statements = (*TABLES, *SNAPSHOT_TABLES)
     write_database(
         path, statements, rows, of=(SNAPSHOT_FORMAT, SNAPSHOT_VERSION), settings=settings, user_version=USER_VERSION
