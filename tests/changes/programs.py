@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tracer.changes.planner import Advice, advise
 from tracer.workloads.shipped_models import shipped_model
 from tracer.workloads.supervised import SupervisedWorkload
 from tracer.workloads.workload import Workload
@@ -123,3 +126,8 @@ def stack() -> Workload:
 
 
 PROGRAMS = {"stack": stack, "fno": fno, "gpt": gpt, "resnet": resnet, "lstm": lstm, "unet": unet}
+
+
+@cache
+def advice_for(name: str, target_bytes: int | None = None) -> Advice:
+    return advise(PROGRAMS[name], device="cpu", target_bytes=target_bytes)

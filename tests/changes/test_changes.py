@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from functools import cache
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from tests.changes.programs import PROGRAMS, gpt, lstm, resnet, stack, unet
+from tests.changes.programs import PROGRAMS, advice_for, gpt, lstm, resnet, stack, unet
 from tracer.changes.change import Change, Part, Situation
 from tracer.changes.kinds import checkpoint, in_place
 from tracer.changes.kinds.accumulate import Accumulated, part_of
@@ -22,11 +21,6 @@ from tracer.changes.recommendation import Keeps
 from tracer.rehearsal.rehearse import rehearse
 from tracer.workloads.module_steps import ModuleWorkload, StepWorkload, mean_square
 from tracer.workloads.workload import Workload, num_micro_batches
-
-
-@cache
-def advice_for(name: str, device: Any = "cpu") -> Advice:
-    return advise(PROGRAMS[name], device=device)
 
 
 def outcome(advice: Advice, words: str) -> RehearsedChanges:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
 from torch import nn
 
-from tests.changes.programs import PROGRAMS, stack
-from tracer.changes.planner import LEAST_SHARE, Advice, advise, applied, report_of
+from tests.changes.programs import PROGRAMS, advice_for, stack
+from tracer.changes.planner import LEAST_SHARE, advise, applied, report_of
 from tracer.changes.recommendation import Group, Keeps
 from tracer.errors import TracerError
 from tracer.rehearsal.rehearse import rehearse
 from tracer.workloads.supervised import SupervisedWorkload
 from tracer.workloads.workload import Workload
-
-
-@cache
-def advice_for(name: str, target_bytes: int | None = None) -> Advice:
-    return advise(PROGRAMS[name], device="cpu", target_bytes=target_bytes)
 
 
 @pytest.mark.parametrize("name", ["stack", "lstm"])

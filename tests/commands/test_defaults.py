@@ -58,13 +58,11 @@ def test_what_may_be_repeated_is_a_list_or_one(project: Path) -> None:
         assert "The setting 'nonsense' is not a name" in error("snapshot", "nowhere.pickle")
 
 
-def test_a_shared_default_is_no_mistake_where_a_command_has_no_use_for_it(project: Path) -> None:
-    project.write_text('[tool.torch-timeline]\nverify = true\ninput = "3x4"\ndevice = "tpu!"\n')
-    assert "tpu! is not the name of a device" in error()
-
-
-def test_an_option_called_as_a_command_is_the_programs(project: Path) -> None:
-    project.write_text('[tool.torch-timeline]\ntrace = true\ndevice = "tpu!"\n')
+@pytest.mark.parametrize("others", ['verify = true\ninput = "3x4"', "trace = true"])
+def test_a_shared_default_is_no_mistake_where_a_command_has_no_use_for_it_or_its_name(
+    project: Path, others: str
+) -> None:
+    project.write_text(f'[tool.torch-timeline]\n{others}\ndevice = "tpu!"\n')
     assert "tpu! is not the name of a device" in error()
 
 

@@ -1,9 +1,10 @@
-"""The other example models: sizes as published, seeds that decide everything, and that each one learns."""
+"""The example models: sizes as published, seeds that decide everything, and that each one learns."""
 
 import pytest
 import torch
 
 from models import gpt, lstm, resnet
+from models.fno_workload import FnoSettings, build_fno_workload
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -11,6 +12,9 @@ SMALL = {
     "gpt": lambda **more: gpt.build(batch_size=2, context=8, width=16, vocabulary=16, **more),
     "resnet": lambda **more: resnet.build(batch_size=4, image_size=32, width=4, **more),
     "lstm": lambda **more: lstm.build(batch_size=2, length=8, width=8, **more),
+    "fno": lambda **more: build_fno_workload(
+        FnoSettings(batch_size=2, hidden_channels=8, data_size=8, n_modes=4, n_layers=2, **more), device="cpu"
+    ),
 }
 
 

@@ -152,16 +152,6 @@ def test_files_of_an_earlier_run_are_told_apart_and_stay(tmp_path: Path) -> None
             assert outputs.left_sentence(found).startswith(f"{', '.join(left)} in {tmp_path} ")
 
 
-def test_the_page_says_what_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["/somewhere/train.py", "--name", "a b"])
-    run = dataclasses.replace(results(), origin=RunOrigin.here())
-    monkeypatch.setattr("sys.argv", ["main.py", "report"])
-    described = outputs.run_description(run)
-    assert described["command"] == "train.py --name 'a b'"
-    # Linear 12 to 16, batch norm of 16, Linear 16 to 3.
-    assert described["parameters"] == f"6 tensors, {4 * (12 * 16 + 16 + 2 * 16 + 16 * 3 + 3) / 1024:.2f} KiB"
-
-
 def test_the_pages_bands_are_the_steps_and_their_phases() -> None:
     findings = results().findings
     assert findings is not None

@@ -294,16 +294,18 @@ def test_out_of_memory_is_told_apart_and_explained(error: BaseException | None) 
 
 
 @pytest.mark.parametrize(
-    "words", ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"]
+    ("kind", "words", "is_out_of_memory"),
+    [
+        (torch.AcceleratorError, "CUDA error: out of memory", True),
+        (RuntimeError, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        (RuntimeError, "shapes cannot be multiplied", False),
+        (ValueError, "DefaultCPUAllocator", False),
+    ],
 )
-def test_memory_that_the_driver_or_a_library_lacks_is_out_of_memory_too(words: str) -> None:
-    assert Failure(torch.AcceleratorError(words), 0, {}).out_of_memory
-    assert Failure(RuntimeError(words), 0, {}).out_of_memory
-
-
-def test_other_errors_are_not_out_of_memory() -> None:
-    assert not Failure(RuntimeError("shapes cannot be multiplied"), 0, {}).out_of_memory
-    assert not Failure(ValueError("DefaultCPUAllocator"), 0, {}).out_of_memory
+def test_memory_that_the_driver_or_a_library_lacks_is_out_of_memory_too(
+    kind: type[Exception], words: str, is_out_of_memory: bool
+) -> None:
+    assert Failure(kind(words), 0, {}).out_of_memory is is_out_of_memory
 
 
 @pytest.mark.parametrize("error", [KeyError("bug"), KeyboardInterrupt()])

@@ -89,6 +89,8 @@ def test_the_run_is_described_and_not_the_report(tmp_path: Path, monkeypatch: py
     described = run_description(results_of(through_a_file(results, tmp_path)))
     assert described["command"] == "train.py --name 'a b'"
     assert described["torch"] != "99.0"
+    # Linear 12 to 16, batch norm of 16, Linear 16 to 3.
+    assert described["parameters"] == f"6 tensors, {4 * (12 * 16 + 16 + 2 * 16 + 16 * 3 + 3) / 1024:.2f} KiB"
     assert described["date"] == results.origin.date
 
 

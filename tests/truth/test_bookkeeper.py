@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from tests.truth.bookkeeper import Alive, Bookkeeper, HeldBy, Phase
-from tests.truth.isolate import in_fresh_process
 from tests.truth.program import Batch, Program
 from tests.truth.running import Effects
 from tests.truth.verdict import Share, differences, kinds, wrong_sum
@@ -95,9 +93,3 @@ def test_every_difference_is_one(changes: dict[str, Any]) -> None:
     plain = Effects(("a",), {"w": "a"}, "a", {"frames": 1}, {}, ((True,), (False, True)), {})
     assert differences(plain, plain) == []
     assert len(differences(plain, replace(plain, **changes))) == 1
-
-
-def test_a_call_in_a_fresh_process_returns_or_says_how_it_ended() -> None:
-    assert in_fresh_process(divmod, 7, 2).value == (3, 1)
-    assert "ZeroDivisionError" in str(in_fresh_process(divmod, 7, 0).error)
-    assert "died with exit code 3" in str(in_fresh_process(os._exit, 3).error)

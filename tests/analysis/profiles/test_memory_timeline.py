@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from tests.histories import START_NS, Event, Key, recording_of
 from tests.programs import NODE_NS, Node, Program, Storage, programs
@@ -182,11 +181,6 @@ def test_equals_torch(name: str, recorded: Callable[[str], Recorded]) -> None:
     assert_equals_torch(run.results[1], theirs=run.oracle)
 
 
-@pytest.mark.parametrize("name", ["sgd_momentum", "growing_list"])
-def test_the_first_of_two_cycles_equals_torch(name: str, recorded: Callable[[str], Recorded]) -> None:
-    assert_equals_torch(recorded(name).results[0])
-
-
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_row_of_torchs_timeline(name: str, recorded: Callable[[str], Recorded]) -> None:
     """Before torch merges them: rows of one nanosecond may swap, all else is equal."""
@@ -285,24 +279,6 @@ def test_the_total_is_the_allocators(name: str, recorded: Callable[[str], Record
 
 
 # ---- CUDA ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-def test_equals_torch_on_cuda() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4)).cuda()
-    model(torch.randn(2, 3, 16, 16, device="cuda"))
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(torch.randn(2, 3, 16, 16).cuda()).square().sum().backward()
-        optimizer.step()
-
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    (results,) = record(step, n_active=2, activities=activities)
-    assert_equals_torch(results, "cuda:0")
-    assert_equals_torch(results, "cpu")
-    assert MemoryTimeline.from_profiler(results).device == "cuda:0"
 
 
 def timeline_of_breakdown(found: CycleFindings) -> MemoryTimeline:

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.analysis.snapshots.test_findings import load
+from tests.exporters.snapshot_samples import out_of_memory
 from tests.exporters.sqlite_reports.report_readers import R4, dump, query, shape
+from tests.exporters.sqlite_reports.test_snapshot_report import written as snapshot_written
 from tests.report_workloads import REPORT_WORKLOADS
 from tests.training_steps import ONE_OF_EACH, recorded_workload
 from tracer.analysis.operators.memory_report import memory_report
@@ -144,11 +147,12 @@ def test_the_documents_queries_run_and_have_the_columns_shown(tmp_path: Path) ->
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
-    """Both reports, by the words of their formats."""
+    """The reports, by the words of their formats."""
     memory = tmp_path / "memory_report.sqlite"
     what = memory_report(put_together([find_in_cycle(recorded_workload("loop").recordings[0])]))
     write_memory_report(what, memory, relative=ProjectFiles(ROOT))
-    return {"memory": memory, "run-time": written(by_hand(), tmp_path)}
+    of_a_snapshot = snapshot_written(load(tmp_path / "s", out_of_memory()), tmp_path)
+    return {"memory": memory, "run-time": written(by_hand(), tmp_path), "snapshot": of_a_snapshot}
 
 
 def test_the_document_names_every_table_and_column(files: dict[str, Path]) -> None:

@@ -93,14 +93,6 @@ def test_the_document_names_every_table_and_column(tmp_path: Path) -> None:
             assert line.split(" | ")[1] == ", ".join(columns)
 
 
-def test_the_format_of_our_tables_is_in_the_file_and_in_the_document(tmp_path: Path) -> None:
-    path = written(load(tmp_path / "s", out_of_memory()), tmp_path)
-    assert query(path, "SELECT name, version FROM format") == [("torch-timeline snapshot report", 1)]
-    assert query(path, "PRAGMA user_version") == [(1,)]
-    text = (Path(__file__).resolve().parents[3] / "docs" / "reports.md").read_text("utf-8")
-    assert "`torch-timeline snapshot report` and 1" in text
-
-
 def test_text_of_a_recording_is_a_value(tmp_path: Path) -> None:
     evil = "x'); DROP TABLE devices; --"
     trace = [entry("alloc", BASE, 5, frames=[frame(f"{evil}\ud800", f"/{evil}.py")])]
