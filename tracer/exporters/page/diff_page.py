@@ -43,7 +43,7 @@ def write_diff_page(
         notes: Why there are none.
     """
     shown = max(range(len(diffs)), key=lambda number: abs(diffs[number].bytes), default=0)
-    pages = diff_pages(diffs, before=before, after=after, curves=curves or {}, notes=notes)
+    pages = diff_pages(diffs, before=before, after=after, curves=curves, notes=notes)
     write_pages(pages, path, shown=shown)
 
 

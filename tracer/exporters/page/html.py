@@ -120,11 +120,7 @@ def data_of_html(text: str) -> dict[str, Any]:
 
 def _static_text(name: str) -> str:
     """Return a file of `static/` with plain newlines, as an HTML parser gives a script to the browser to be hashed."""
-    return _plain_newlines((_STATIC / name).read_bytes().decode())
-
-
-def _plain_newlines(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return (_STATIC / name).read_text("utf-8")
 
 
 def _hash(script: str) -> str:
