@@ -25,7 +25,7 @@ import torch
 from benchmarks.engine import as_markdown
 from tracer.null_gpu.cards import named_card
 from tracer.null_gpu.process import environment, is_active
-from tracer.rehearsal.recurrent_sizes import Batch, Layers
+from tracer.rehearsal.recurrent import Batch, Layers
 
 ROOT = Path(__file__).resolve().parent.parent
 TRUTH = ROOT.parent / "shared" / "truth" / "h100_torch211"

@@ -23,8 +23,7 @@ from tracer.commands import bisect
 from tracer.exporters.json_documents.peak import write_baseline
 from tracer.sessions.jobs.child_processes import Ended
 from tracer.sessions.trials.commits import Repository
-from tracer.sessions.trials.package_versions import python_with, versions_between
-from tracer.sessions.trials.requirement_files import changes_between
+from tracer.sessions.trials.package_versions import changes_between, python_with, versions_between
 
 ROOT = Path(main.__file__).parent
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -312,7 +311,7 @@ def test_the_package_that_made_the_difference_between_two_files(
 
 def test_requirements_change_after_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs = {"a": ["Z_z>=1", "m; extra == 'dev'"], "z-z": ["b"], "b": ["a"]}  # a circle, too
-    monkeypatch.setattr("tracer.sessions.trials.requirement_files.requires", needs.get)
+    monkeypatch.setattr("tracer.sessions.trials.package_versions.requires", needs.get)
     old, new = tmp_path / "old.txt", tmp_path / "new.txt"
     old.write_text("--index-url https://example.org/simple\na==1\nb==1\nm==1\nZ.Z==1\n")
     new.write_text("--index-url https://example.org/simple\na==2\nb==2\nm==2\nn==1\n")

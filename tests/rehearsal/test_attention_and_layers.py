@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tracer.null_gpu.cards import Card
 from tracer.rehearsal.cuda_rules import RULE_NAMES, RULES
-from tracer.rehearsal.recurrent_sizes import Batch, Layers
+from tracer.rehearsal.recurrent import Batch, Layers
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
 from tracer.workloads.module_steps import StepWorkload
 

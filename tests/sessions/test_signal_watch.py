@@ -17,10 +17,9 @@ import pytest
 import torch
 from torch import nn
 
-from tracer.sessions import signal_watch
+from tracer.sessions import termination
 from tracer.sessions.schedule import Schedule
-from tracer.sessions.signal_watch import Handling, SignalWatch
-from tracer.sessions.termination import Termination
+from tracer.sessions.termination import Handling, SignalWatch, Termination
 from tracer.sessions.training_profile import profile_training
 
 pytestmark = pytest.mark.usefixtures("usual_signals")
@@ -62,7 +61,7 @@ def status_of_child(work: Callable[[], object]) -> int:
 def test_a_process_whose_main_thread_does_not_come_back_ends_by_the_signal(
     number: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(signal_watch, "LIMIT_S", 0.2)
+    monkeypatch.setattr(termination, "LIMIT_S", 0.2)
 
     def handled() -> None:
         Termination().watch()
@@ -84,7 +83,7 @@ def test_a_process_whose_main_thread_does_not_come_back_ends_by_the_signal(
 
 
 def test_what_was_recorded_before_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signal_watch, "LIMIT_S", 0.2)
+    monkeypatch.setattr(termination, "LIMIT_S", 0.2)
 
     def work() -> None:
         model = nn.Linear(8, 8)

@@ -184,7 +184,7 @@ def _versions(between: str) -> _Environments:
 
 
 def _changes(old: Path, new: Path) -> _Environments:
-    from tracer.sessions.trials.requirement_files import changes_between
+    from tracer.sessions.trials.package_versions import changes_between
 
     return _Environments("change", changes_between(old, new))
 

@@ -194,7 +194,13 @@ _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 @contextmanager
 def modules_of(folder: Path) -> Iterator[None]:
-    """While active, imports of a script find the modules in its folder, whatever is loaded under their names."""
+    """While active, imports of a script find the modules in its folder, whatever is loaded under their names.
+
+    A script's `import tracer` finds the `tracer.py` beside it, as under Python alone, though `sys.modules` has ours.
+    Names that clash are the script's there; what this program or a library imports comes from a table of its own.
+
+    Source: Python's reference, "the import statement". `importlib.import_module` and pickle see the script's.
+    """
     names = _clashing(folder)
     if not names:
         yield

@@ -1,4 +1,4 @@
-"""What torch's libraries want of NVIDIA's: which of them are loaded, and which symbols they must define."""
+"""What torch's libraries want of NVIDIA's, read from their ELF tables: libraries to load, symbols to define."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from tracer.capture.torch_private import torch_cuda, torch_fake
 from tracer.rehearsal import attention, cuda_autocast, replacements
-from tracer.rehearsal import convolution_workspaces as convolutions
 from tracer.rehearsal import kernel_scratch as kernels
 from tracer.rehearsal.recorder import OperatorCall, Scratch
 from tracer.rehearsal.recurrent import flatten_weights, recurrence
@@ -221,7 +220,7 @@ RULES: tuple[CudaRule, ...] = (
         "cudnn-workspace",
         "aten/src/ATen/native/cudnn/Conv_v8.cpp, run_conv_plan; cuDNN's graph API",
         "cuDNN's engines take a workspace for each convolution: its own answer, where it could be asked for the card.",
-        scratch={"aten::convolution": convolutions.forward, "aten::convolution_backward": convolutions.backward},
+        scratch={"aten::convolution": kernels.convolution, "aten::convolution_backward": kernels.convolution_backward},
     ),
     CudaRule(
         "group-norm",
