@@ -173,7 +173,9 @@ class EngineStart:
         if _COMPILES.search(said):
             said = (
                 "FlashInfer compiles a kernel with CUDA's nvcc, which failed here. Install nvcc; if the kernel is the "
-                f"sampler's, VLLM_USE_FLASHINFER_SAMPLER=0 has vLLM sample without it ({said.rstrip(':')})."
+                "sampler's, VLLM_USE_FLASHINFER_SAMPLER=0 has vLLM sample without it; if attention's, "
+                "--attention-backend TRITON_ATTN needs none, which older ones read from VLLM_ATTENTION_BACKEND "
+                f"({said.rstrip(':')})."
             )
         return f"{ran_out} in the {at}{f': {said}' if said else '.'}"
 
