@@ -150,6 +150,9 @@ def test_a_rank_that_ended_for_another_reason_says_nothing_of_whether_it_fits() 
     failed = RankRun(0, 1, 9.0, failure="ZeroDivisionError: division by zero")
     assert job(failed).fits is None and job(failed).status == 1
     assert job_words(job(failed))[-1] == "None of them recorded a step."
+    killed = "Rank 0 was killed (SIGKILL), as a process is where the host's memory runs out."
+    assert job_words(job(replace(failed, status=-9)))[1:] == [killed, "None of them recorded a step."]
+    assert killed not in job_words(job(failed))
     assert job(FIRST, replace(failed, rank=5)).fits is None
     assert job(FIRST, replace(LAST, status=-9)).status == 1
 

@@ -5,6 +5,7 @@ Its page says the same sentences.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
@@ -151,6 +152,8 @@ def job_words(job: NullJob) -> list[str]:
     lines = [f"Job of {job.words}."]
     if not job.is_distributed:
         lines.append("The script opens no process group: each rank trains alone, and nothing is shared between them.")
+    if (killed := next((run for run in job.runs if run.status == -signal.SIGKILL), None)) is not None:
+        lines.append(f"Rank {killed.rank:,} was killed (SIGKILL), as a process is where the host's memory runs out.")
     if worst is not None and worst.out_of_memory:
         return [
             *lines,
