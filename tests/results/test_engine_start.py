@@ -94,9 +94,12 @@ def test_graphs_that_run_out_of_memory_are_told_the_settings_that_help() -> None
     assert [option for option, _ in found.changes[1:]] == ["--max-num-seqs 64", "--enforce-eager"]
 
 
-def test_a_warm_up_that_runs_out_of_memory_is_told_to_sample_for_fewer_requests() -> None:
-    found = start(replace(READY, stage=StartStage.CACHE, failure="CUDA out of memory.", is_out_of_memory=True))
+def test_a_warm_up_that_runs_out_of_memory_is_told_what_its_failure_is_about() -> None:
+    failed = replace(READY, stage=StartStage.CACHE, failure="CUDA out of memory.", is_out_of_memory=True)
+    found = start(failed)
     assert found.limit == "Memory ran out in the warm-up and capture of CUDA graphs: CUDA out of memory."
+    assert [option for option, _ in found.changes] == ["--gpu-memory-utilization 0.85", "--max-num-batched-tokens 1024"]
+    found = start(replace(failed, failure="CUDA out of memory occurred when warming up sampler with 256 requests."))
     assert [option for option, _ in found.changes] == ["--max-num-seqs 64", "--gpu-memory-utilization 0.85"]
 
 

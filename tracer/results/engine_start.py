@@ -234,7 +234,10 @@ class EngineStart:
         if worker.failed_in == GRAPHS:
             eager = "--enforce-eager", "captures no graphs; each step is slower"
             return utilization, (fewer, "captures fewer and smaller graphs"), eager
-        return (fewer, "samples for fewer requests at once when it warms up"), utilization
+        if "sampler" in worker.failure:
+            return (fewer, "samples for fewer requests at once when it warms up"), utilization
+        tokens = f"--max-num-batched-tokens {max(1, worker.batched_tokens // 2)}"
+        return utilization, (tokens, "halves the largest batch of the warm-up")
 
     @property
     def _for_a_cache(self) -> list[tuple[str, str]]:
