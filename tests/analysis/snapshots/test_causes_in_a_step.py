@@ -425,23 +425,25 @@ def test_gradients_of_each_sample(
         assert f"a gradient for each of 8 samples: {blocks}{more}" in found["gradients of samples"].sentence
 
 
-def test_logits_that_a_variable_keeps_through_backward() -> None:
+@pytest.mark.parametrize("backward", [BACKWARD, []], ids=["with C++ frames", "from Python alone"])
+def test_logits_that_a_variable_keeps_through_backward(backward: list[dict[str, Any]]) -> None:
     """100 MiB that only the next iteration lets go of; without them the second backward has what it needs."""
     program = Recorded(capacity=300)
     held = None
     for is_last in (False, True):
         for number in (7, 8):
-            program.free(program.make(10, linear(number)), BACKWARD)
+            program.free(program.make(10, linear(number)), backward)
         logits = program.make(100, linear(9))
         if held is not None:
             program.free(held, [line(3)])
         loss = program.make(50, [line(4)])
-        gradient = program.make(100 - 50 * is_last, BACKWARD)
+        root = program.make(1, [frame("backward", f"{TORCH}/_tensor.py", 9), line(4)])
+        gradient = program.make(100 - 50 * is_last, backward)
         if is_last:
-            program.fail(120, BACKWARD)
+            program.fail(120, backward)
             break
-        for block in (loss, gradient):
-            program.free(block, BACKWARD)
+        for block in (root, loss, gradient):
+            program.free(block, backward)
         program.free(program.make(1, STEP), STEP)
         held = logits
     change = program.changes()["held over the step"]

@@ -138,6 +138,11 @@ class DevicePhases:
             has(self.of_entry, Fact.MODULE_FORWARD).any() and not len(self.steps.start) and not self.num_backward[-1]
         )
 
+    @property
+    def seen_backwards(self) -> Stretches:
+        """Backward passes by their stacks; where no stack tells of one, by the silence of autograd's threads."""
+        return self.backwards if len(self.backwards.start) else self.silences
+
     def is_of_grad_call(self, entry: Ints) -> Bools:
         """Which entries are of a backward right behind an entry of `torch.autograd.grad`, which makes its root."""
         is_called = np.append(has(self.of_entry, Fact.GRAD_CALL), False)

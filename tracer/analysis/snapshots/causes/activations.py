@@ -176,7 +176,7 @@ def variables_over_the_step(case: Case) -> Iterator[Cause]:
     change = "let go of what variables keep over the optimizer's step (del, .item(), .detach())"
     logits = _logits_held(case, rows)
     if case.is_much(case.held(logits)):
-        backward, held = case.device.kinds.phases.backwards[0], case.held(logits)
+        backward, held = case.device.kinds.phases.seen_backwards.start, case.held(logits)
         behind = np.searchsorted(backward, lives.begin[logits], side="right")
         logits, behind = logits[behind < len(backward)], behind[behind < len(backward)]
         others = ~np.isin(rows, logits)

@@ -117,8 +117,7 @@ def retained_graphs(case: Case) -> Iterator[Cause]:
 
 def _end_of_last(case: Case, rows: Ints) -> Ints:
     """The end of the last backward that began while each block was in use, before the moment; FAR where none did."""
-    phases, lives = case.device.kinds.phases, case.lives
-    runs = phases.backwards if len(phases.backwards.start) else phases.silences
+    runs, lives = case.device.kinds.phases.seen_backwards, case.lives
     last = np.searchsorted(runs.start, np.minimum(lives.end[rows], case.entry)) - 1
     is_within = np.append(runs.start, BEFORE)[last] > lives.begin[rows]
     return np.where(is_within, np.append(runs.end, FAR)[last], FAR)
