@@ -227,8 +227,10 @@ def verdict(prediction: Prediction) -> str:
     least, most = prediction.room_bytes
     if least < 0 and prediction.nccl.most_bytes:
         left = card.usable_bytes - memory.peak_reserved_bytes
-        return f"{fits} in {name} if NCCL takes no more than {format_bytes(left)}."
+        return f"{subject}{fits} in {name} if NCCL takes no more than {format_bytes(left)}."
     words = f"{subject}{fits} in {name}: {format_range(least, most)} are left."
+    if prediction.rank is not None:
+        words += " Whether the job fits stands behind all ranks, at the end."
     if prediction.spread.high_bytes > card.usable_bytes:
         return f"{words} This prediction may be wrong by as much."
     return words
