@@ -99,11 +99,23 @@ def test_cudnns_attention_can_be_left_out() -> None:
 
 def test_fewer_key_heads_are_not_repeated_for_flash() -> None:
     """Two key heads of 96 x 64 halves, two samples: 48 KiB; repeated they would be as large as the query, 96."""
-    sizes = rehearsed(attending(HALF, key_heads=2)).requests.size_bytes.tolist()
+    sizes = rehearsed(attending(HALF, key_heads=2), rules=without("flash-backward")).requests.size_bytes.tolist()
     query, key = 2 * 4 * 96 * 64 * 2, 2 * 2 * 96 * 64 * 2
     # Query, output, the gradient of the output and that of the query; of key and value each and its gradient.
     assert sizes.count(key) == 4
     assert sizes.count(query) <= 4
+
+
+def test_cudnns_backward_takes_a_gradient_in_float() -> None:
+    """[2, 4, 96, 64] in float, and a sum a row; with two key heads, gradients in 16 bits for all four."""
+    for heads, expanded in ((4, 0), (2, 2 * (2 * 4 * 96 * 64 * 2))):
+        done = rehearsed(attending(HALF, key_heads=heads), card=gpu(H100))
+        plain = rehearsed(attending(HALF, key_heads=heads), card=gpu(H100), rules=without("cudnn-attention-backward"))
+        more = sorted(done.requests.size_bytes.tolist())
+        for size in plain.requests.size_bytes.tolist():
+            more.remove(size)
+        size = 2 * 4 * 96 * 64 * 4 + 2 * 4 * 96 * 4 + expanded
+        assert more == [-size, size]
 
 
 def test_attention_in_mixed_precision_casts_its_arguments() -> None:

@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, full, nn, where
 from torch._VF import lstm  # type: ignore[attr-defined]
-from torch.nn.functional import dropout, scaled_dot_product_attention
+from torch.nn.functional import dropout, log_softmax, scaled_dot_product_attention, softmax
 from torch.nn.init import trunc_normal_
 
 from tests.rehearsal.test_attention_and_layers import operators, rehearsed
 from tracer.rehearsal.unfilled import unfilled_weights
 
+HALF = torch.float16
 Call = Callable[[Tensor], Tensor]
 
 
@@ -41,6 +42,17 @@ DROPOUT: dict[str, Call] = {
     "module": nn.Dropout(0.5),
     "feed-forward": lambda x: nn.Sequential(nn.Dropout(0.5))(x),
 }
+SOFTMAX: dict[str, Call] = {
+    "F.softmax": lambda x: F.softmax(x.to(HALF), -1, dtype=torch.float32),
+    "imported": lambda x: softmax(x.to(HALF), -1, dtype=torch.float32),
+    "torch.softmax": lambda x: torch.softmax(x.to(HALF), -1, dtype=torch.float32),
+    "method": lambda x: x.to(HALF).softmax(-1, dtype=torch.float32),
+}
+LOG_SOFTMAX: dict[str, Call] = {
+    "F.log_softmax": lambda x: F.log_softmax(x.to(HALF), -1, dtype=torch.float32),
+    "imported": lambda x: log_softmax(x.to(HALF), -1, dtype=torch.float32),
+    "method": lambda x: x.to(HALF).log_softmax(-1, dtype=torch.float32),
+}
 ATTENTION: dict[str, Call] = {
     "F": lambda x: F.scaled_dot_product_attention(*_heads(x)),
     "imported": lambda x: scaled_dot_product_attention(*_heads(x)),
@@ -48,6 +60,8 @@ ATTENTION: dict[str, Call] = {
 }
 FAMILIES = {
     "native_dropout": DROPOUT,
+    "_softmax": SOFTMAX,
+    "_log_softmax": LOG_SOFTMAX,
     "_scaled_dot_product_efficient_attention": ATTENTION,
 }
 CASES = [(operator, name) for operator, ways in FAMILIES.items() for name in ways]

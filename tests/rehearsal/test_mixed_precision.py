@@ -176,10 +176,10 @@ def test_softmax_reads_halves_as_they_are(dtype: torch.dtype, copies: int) -> No
     """32 x 32: 2 KiB in 16 bits; the result has 4, and so has a copy."""
 
     def step() -> None:
-        with torch.autocast("cuda", dtype):
-            F.softmax(torch.randn(32, 32, dtype=dtype), -1)
+        F.softmax(torch.randn(32, 32, dtype=dtype), -1, dtype=torch.float32)
 
     assert _made(rehearsed(step)).count(4096) == 1 + copies
+    assert _made(rehearsed(step, rules=without("softmax-half"))).count(4096) == 2
 
 
 # ---- the scaler ------------------------------------------------------------------------------------------------------

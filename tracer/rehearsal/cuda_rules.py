@@ -16,9 +16,10 @@ from torch import Tensor
 from tracer.capture.torch_private import torch_cuda, torch_fake
 from tracer.rehearsal import attention, cuda_autocast, replacements
 from tracer.rehearsal import kernel_scratch as kernels
+from tracer.rehearsal.cuda_autocast import softmax_of_half
 from tracer.rehearsal.recorder import OperatorCall, Scratch
 from tracer.rehearsal.recurrent import flatten_weights, recurrence
-from tracer.rehearsal.rule import CudaRule, Gpu
+from tracer.rehearsal.rule import CudaRule, Gpu, Replacement
 from tracer.units import MIB
 from tracer.workloads.module_steps import ModuleWorkload
 from tracer.workloads.workload import Workload
@@ -60,7 +61,7 @@ def _steps_on_host(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
                 yield product
 
 
-# ---- dropout, attention ----------------------------------------------------------------------------------------------
+# ---- dropout, softmax, attention -------------------------------------------------------------------------------------
 
 
 def _dropout(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
@@ -71,6 +72,18 @@ def _dropout(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
         return torch.native_dropout(input, p, True)[0]
 
     return dropout
+
+
+def _softmax(fused: str) -> Replacement:
+    def replaced(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
+        def softmax(input: Tensor, dim: int, dtype: Any = None) -> Tensor:
+            if dtype is None or not torch_fake.is_fake(input):
+                return on_cpu(input, dim, dtype)  # type: ignore[no-any-return]
+            return softmax_of_half(fused, (input, dim, dtype), {}, on_cpu)  # type: ignore[no-any-return]
+
+        return softmax
+
+    return replaced
 
 
 def _prefer_cudnn(gpu: Gpu) -> None:
@@ -140,6 +153,12 @@ RULES: tuple[CudaRule, ...] = (
         order={"aten::native_dropout": (1, 0)},
     ),
     CudaRule(
+        "softmax-half",
+        "aten/src/ATen/native/SoftMax.cpp, softmax, log_softmax",
+        "Softmax of float16 with a result of 32 bits reads it as it is, where the CPU copies it first.",
+        operators={"softmax.int": _softmax("_softmax"), "log_softmax.int": _softmax("_log_softmax")},
+    ),
+    CudaRule(
         "rms-norm",
         "aten/src/ATen/native/layer_norm.cpp, rms_norm_symint; cuda/layer_norm_kernel.cu, _fused_rms_norm_cuda",
         "RMSNorm is one kernel that keeps its input and a number for each row, where the CPU runs it as operators.",
@@ -156,6 +175,12 @@ RULES: tuple[CudaRule, ...] = (
         "aten/src/ATen/native/Activation.cpp, log_sigmoid_forward_cuda",
         "The logarithm of a sigmoid keeps no buffer for backward, where the CPU keeps one.",
         operators={"log_sigmoid": replacements.log_sigmoid},
+    ),
+    CudaRule(
+        "running-products",
+        "aten/src/ATen/native/ReduceOps.cpp, cumprod_backward",
+        "The gradient of a running product is a quotient where no value is zero, which a rehearsal takes for granted.",
+        operators={"cumprod_backward": replacements.running_product_backward},
     ),
     CudaRule(
         "nadam-product",
@@ -232,6 +257,15 @@ RULES: tuple[CudaRule, ...] = (
         },
     ),
     CudaRule(
+        "layer-norm",
+        "aten/src/ATen/native/cuda/layer_norm_kernel.cu, layer_norm_cuda, LaunchGammaBetaBackwardCUDAKernel",
+        "Layer norm copies what is not contiguous; over more than 65,536 rows its backward keeps partial sums.",
+        scratch={
+            "aten::native_layer_norm": kernels.layer_norm,
+            "aten::native_layer_norm_backward": kernels.layer_norm_backward,
+        },
+    ),
+    CudaRule(
         "softmax-backward",
         "aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out, host_softmax_backward",
         "Softmax's backward multiplies gradient and result first; that of its logarithm copies what is not contiguous.",
@@ -247,12 +281,75 @@ RULES: tuple[CudaRule, ...] = (
         scratch={"aten::embedding_dense_backward": kernels.embedding_backward},
     ),
     CudaRule(
+        "index-put",
+        "aten/src/ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel",
+        "Adding at indices, as the backward of indexing does, sorts them. CUB's counters are not in it.",
+        scratch=dict.fromkeys(
+            ("aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put"),
+            kernels.index_put,
+        ),
+    ),
+    CudaRule(
+        "sort",
+        "aten/src/ATen/native/cuda/Sort.cpp, sort_cuda_kernel; SortStable.cu",
+        "More than 4,096 values along an axis are sorted by CUB, with a second pair of buffers.",
+        scratch={"aten::sort": kernels.sort},
+    ),
+    CudaRule(
+        "median",
+        "aten/src/ATen/native/cuda/Sorting.cpp, median_impl",
+        "The median of all values is taken out of a sorted copy. CUB's counters are not in it.",
+        scratch={"aten::median": kernels.median},
+    ),
+    CudaRule(
+        "topk",
+        "aten/src/ATen/native/cuda/TensorTopK.cpp, topk_out_cuda",
+        "More than 4,096 largest values are sorted afterwards, and their indices gathered.",
+        scratch={"aten::topk": kernels.topk},
+    ),
+    CudaRule(
+        "flash-backward",
+        "aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd",
+        "Flash attention's backward adds up the query's gradient in float.",
+        scratch={"aten::_scaled_dot_product_flash_attention_backward": kernels.flash_backward},
+    ),
+    CudaRule(
+        "cudnn-attention-backward",
+        "cudnn-frontend, scaled_dot_product_flash_attention.h, SDPABackwardNode; ATen/native/cudnn/MHA.cpp",
+        "cuDNN's attention adds up the query's gradient in float, too. What its engine takes besides is not in it.",
+        scratch={"aten::_scaled_dot_product_cudnn_attention_backward": kernels.cudnn_attention_backward},
+    ),
+    CudaRule(
         "efficient-backward",
         "aten/src/ATen/native/transformers/cuda/attention_backward.cu, _efficient_attention_backward; "
         "mem_eff_attention/kernel_backward.h, workspace_strideBH",
         "Efficient attention's backward multiplies output and gradient first, adds up the query's gradient in tiles, "
         "and makes gradients of shared keys and values for each head.",
         scratch={"aten::_scaled_dot_product_efficient_attention_backward": kernels.efficient_backward},
+    ),
+    CudaRule(
+        "fft",
+        "aten/src/ATen/native/cuda/SpectralOps.cpp, _fft_c2r_cufft, _fft_r2c_cufft, _fft_c2c_cufft",
+        "Complex to real copies its input; many axes need a second result. What cuFFT's plans take is not known.",
+        scratch=dict.fromkeys(("aten::_fft_c2r", "aten::_fft_r2c", "aten::_fft_c2c"), kernels.fft),
+    ),
+    CudaRule(
+        "losses",
+        "aten/src/ATen/native/Loss.cpp, binary_cross_entropy_with_logits, soft_margin_loss_out and its backward",
+        "Losses that are made of other operators hold what these make, of the size of their input.",
+        scratch={
+            "aten::binary_cross_entropy_with_logits": kernels.cross_entropy_with_logits,
+            "aten::soft_margin_loss": kernels.soft_margin_loss,
+            "aten::soft_margin_loss_backward": kernels.soft_margin_loss_backward,
+        },
+    ),
+    CudaRule(
+        "sum-type",
+        "aten/src/ATen/native/ReduceOpsUtils.h, make_reduction_from_out_ty; ReduceOps.cpp, impl_func_cum_ops",
+        "Sums of flags and of small integers copy them into the type of the result, 8 bytes each.",
+        scratch=dict.fromkeys(
+            ("aten::sum", "aten::nansum", "aten::mean", "aten::prod", *kernels.RUNNING), kernels.in_result_type
+        ),
     ),
     CudaRule(
         "reduction",

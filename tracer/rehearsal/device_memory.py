@@ -58,7 +58,12 @@ class DeviceMemory:
 def serve(
     requests: DeviceRequests, settings: AllocatorSettings | None = None, *, capacity_bytes: int | None = None
 ) -> DeviceMemory:
-    """Ask an allocator with nothing cached for all of it."""
+    """Ask an allocator with nothing cached for all of it.
+
+    Args:
+        settings: The allocator's; by default torch's.
+        capacity_bytes: What it can reserve; None for no limit.
+    """
     allocator = CachingAllocator(settings, driver=PackingDriver(capacity_bytes), device_bytes=capacity_bytes)
     blocks: dict[int, Block] = {}
     rows = np.zeros((4, len(requests.storage)), np.int64)

@@ -1,11 +1,12 @@
-"""What CUDA's kernels take beside their results, as far as it changes a peak.
+"""What CUDA's kernels take beside their results: statistics, partial sums, sorted indices, copies in another order.
 
-Each function takes an operator's call and tells the sizes; all of it is freed when the operator ends.
+Each function takes an operator's call and tells the sizes; all of it is freed when the operator ends. The sizes are
+those of torch 2.6 to 2.15; where a library decides (CUB's sort, cuFFT's plans), the row of the table says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import ceil, log2, prod
 from typing import Any
@@ -16,47 +17,94 @@ from torch import Tensor
 from tracer.rehearsal.recorder import OperatorCall, Scratch
 from tracer.rehearsal.rule import Gpu
 
-_FLOAT_BYTES = 4
+FLOAT_BYTES = 4
+INDEX_BYTES = 8
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
-_MOST_THREADS, _WARP, _FEWEST_VALUES, _MOST_VALUES = 512, 32, 16, 256
-_THREADS_OF_A_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
-_MOST_UNSORTED_INDICES, _INDICES_OF_A_SUM = 3072, 10
-_TILE, _LARGE_TILE, _TILE_HEADER = 64, 128, 4
-_LARGE_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0), (10, 3))
-"""Cards on which tiles of 128 rows fit into a multiprocessor's shared memory."""
+_NO_REDUCTION, _MEAN = 0, 1
+_WITHOUT_WEIGHTS: tuple[Any, ...] = (None, None, _MEAN)
+RUNNING = ("aten::cumsum", "aten::cumprod")
+
+
+def scratch(*sizes_bytes: int) -> Iterator[Scratch]:
+    """So many pieces, in this order."""
+    return (Scratch(size) for size in sizes_bytes)
+
+
+def size_bytes(tensor: Tensor) -> int:
+    """Bytes of a tensor without gaps."""
+    return tensor.numel() * tensor.element_size()
+
+
+def accumulator_bytes(tensor: Tensor) -> int:
+    """Bytes of an element in the type that CUDA adds up in: float for 16 bit types."""
+    return FLOAT_BYTES if tensor.dtype in _SIXTEEN_BITS else tensor.element_size()
+
+
+def copy_bytes(*tensors: Tensor | None) -> list[int]:
+    """Sizes of the copies that `contiguous()` makes in a kernel; contiguous tensors are not copied."""
+    return [size_bytes(tensor) for tensor in tensors if tensor is not None and not tensor.is_contiguous()]
+
+
+# ---- norms -----------------------------------------------------------------------------------------------------------
 
 
 def group_norm(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     """Two factors for each channel of each sample; in 16 bits statistics in float as well."""
     x, weight, bias, samples, channels, pixels, groups = call.args[:7]
-    element = _accumulator_bytes(x)
+    element = accumulator_bytes(x)
     if x.dtype in _SIXTEEN_BITS:
-        yield from map(Scratch, [samples * groups * element] * 2)
+        yield from scratch(*[samples * groups * element] * 2)
     if pixels > 1 and not (weight is None and bias is None):
-        yield from map(Scratch, [samples * channels * element] * 2)
+        yield from scratch(*[samples * channels * element] * 2)
 
 
 def group_norm_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     """Two sums and one factor for each channel of each sample, two factors for each group."""
     x, weight, (samples, channels, pixels, groups) = call.args[1], call.args[4], call.args[5:9]
     wants_input = call.args[9][0]
-    of_channels, of_groups = (samples * count * _accumulator_bytes(x) for count in (channels, groups))
+    of_channels, of_groups = (samples * count * accumulator_bytes(x) for count in (channels, groups))
     if pixels > 1:
-        yield from map(Scratch, (of_channels, of_channels))
+        yield from scratch(of_channels, of_channels)
     if wants_input:
-        yield from map(Scratch, (of_groups, of_groups, of_channels if pixels > 1 and weight is not None else 0))
+        yield from scratch(of_groups, of_groups, of_channels if pixels > 1 and weight is not None else 0)
+
+
+def layer_norm(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """The input in order, where it is not."""
+    return scratch(*copy_bytes(call.args[0]))
+
+
+_ROWS_OF_A_SUM, _COLUMNS_OF_A_BLOCK, _MOST_BLOCKS = 32, 32, 64 * 1024 // 2
+
+
+def layer_norm_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Gradient and input in order; of many rows also partial sums of 32 rows each for weight and bias."""
+    grad, x, shape = call.args[:3]
+    yield from scratch(*copy_bytes(grad, x))
+    columns = prod(shape)
+    rows = x.numel() // columns if columns else 0
+    if rows <= 64 * 1024 or columns // _COLUMNS_OF_A_BLOCK >= gpu.card.num_sms // 2:
+        return
+    across = ceil(columns / _COLUMNS_OF_A_BLOCK)
+    down = min(_MOST_BLOCKS // across, ceil(rows / _ROWS_OF_A_SUM))
+    for parameter, is_wanted in zip(call.args[5:7], call.args[7][1:], strict=True):
+        if parameter is not None and is_wanted:
+            yield Scratch(down * columns * parameter.element_size())
+
+
+# ---- softmax ---------------------------------------------------------------------------------------------------------
 
 
 def softmax_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     """The product of gradient and result, and what of it or of the result is not in order."""
     grad, output = call.args[:2]
     product = output.numel() * max(grad.element_size(), output.element_size())
-    yield from map(Scratch, (product, product if _is_permuted(grad) else 0, *_copy_bytes(output)))
+    yield from scratch(product, product if _is_permuted(grad) else 0, *copy_bytes(output))
 
 
 def log_softmax_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     """Gradient and result in order, where they are not."""
-    return map(Scratch, _copy_bytes(*call.args[:2]))
+    return scratch(*copy_bytes(*call.args[:2]))
 
 
 def _is_permuted(tensor: Tensor) -> bool:
@@ -65,28 +113,125 @@ def _is_permuted(tensor: Tensor) -> bool:
     return strides != sorted(strides, reverse=True)
 
 
-def _copy_bytes(*tensors: Tensor | None) -> list[int]:
-    """Sizes of the copies that `contiguous()` makes in a kernel; contiguous tensors are not copied."""
-    return [tensor.nbytes for tensor in tensors if tensor is not None and not tensor.is_contiguous()]
+# ---- indices that are sorted -----------------------------------------------------------------------------------------
+
+_MOST_UNSORTED_INDICES = 3072
+_INDICES_OF_A_SUM = 10
 
 
-def _accumulator_bytes(tensor: Tensor) -> int:
-    """Bytes of an element in the type that CUDA adds up in: float for 16 bit types."""
-    return _FLOAT_BYTES if tensor.dtype in _SIXTEEN_BITS else tensor.element_size()
+def radix_sort(num_items: int, key_bytes: int) -> int:
+    """CUB's second pair of buffers for keys and 64-bit values; its counters are not in it.
+
+    Args:
+        key_bytes: Bytes of one key.
+    """
+    return num_items * (key_bytes + INDEX_BYTES)
 
 
 def embedding_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     """More than 3,072 indices are sorted; an index gets a row of partial sums, and each ten of the same index one."""
     grad, indices, num_weights, by_frequency = call.args[0], call.args[1], call.args[2], call.args[4]
-    yield from map(Scratch, _copy_bytes(grad))
+    yield from scratch(*copy_bytes(grad))
     number, columns = indices.numel(), grad.shape[-1]
     if number <= _MOST_UNSORTED_INDICES and not by_frequency:
         return
     index_bytes = indices.element_size()
     segments = min(number, num_weights)
     rows = number // _INDICES_OF_A_SUM + segments
-    yield from map(Scratch, [number * index_bytes] * (4 if by_frequency else 3) + [segments * index_bytes] * 2)
-    yield from map(Scratch, (rows * index_bytes, rows * columns * _accumulator_bytes(grad), 8, 8))
+    yield from scratch(*[number * index_bytes] * (4 if by_frequency else 3), *[segments * index_bytes] * 2)
+    yield from scratch(rows * index_bytes, rows * columns * accumulator_bytes(grad), 8, 8)
+
+
+def index_put(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Sorted offsets and expanded values, if values are accumulated."""
+    self, indices, values, *rest = call.args
+    if not (rest[0] if rest else call.kwargs.get("accumulate", False)):
+        return
+    indices_given = [index for index in indices if index is not None]
+    if not indices_given or any(part.dtype is torch.bool for part in indices_given):
+        return  # how many are chosen is in the values of the mask
+    number = prod(torch.broadcast_shapes(*(part.shape for part in indices_given)))  # type: ignore[no-untyped-call]
+    indexed = prod(size for size, index in zip(self.shape, indices, strict=False) if index is not None)
+    rows = number * (self.numel() // max(indexed, 1))
+    is_whole = values.is_contiguous() and values.numel() == rows
+    of_indices = number * INDEX_BYTES
+    yield from scratch(0 if is_whole else rows * values.element_size(), *[of_indices] * 4)
+    yield Scratch(radix_sort(number, INDEX_BYTES))
+
+
+_LARGEST_SMALL_SORT = 4096
+_FEW_SEGMENTS = 128
+_LONG_SEGMENT = 1_000_000
+
+
+def sort(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Up to 4,096 along the axis in place; more in CUB, with the indices beside the keys."""
+    return _sort(call.args[0], call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else -1))
+
+
+def _sort(x: Tensor, dim: int) -> Iterable[Scratch]:
+    length = x.shape[dim] if x.dim() else 1
+    if x.numel() == 0 or length <= _LARGEST_SMALL_SORT:
+        yield Scratch(length * INDEX_BYTES)
+        return
+    if x.stride(dim) != 1:
+        yield from scratch(size_bytes(x), size_bytes(x), x.numel() * INDEX_BYTES)
+    segments = x.numel() // length
+    is_segment_by_segment = segments == 1 or length >= _LONG_SEGMENT
+    num_items = length if is_segment_by_segment else x.numel()
+    num_columns = 2 if segments < _FEW_SEGMENTS and not is_segment_by_segment else 1
+    yield from scratch(*[num_items * INDEX_BYTES] * num_columns, radix_sort(num_items, x.element_size()))
+
+
+def median(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Sorted values and their indices, where it is the median of all; along an axis none."""
+    x = call.args[0]
+    if isinstance(call.out, Tensor) and x.numel():
+        yield from scratch(0 if x.is_contiguous() else size_bytes(x), size_bytes(x), x.numel() * INDEX_BYTES)
+        yield from _sort(x.flatten(), 0)
+
+
+def topk(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Up to 4,096 values are found and sorted in place; more are sorted as `sort` does. Counters are not in it."""
+    is_sorted = call.args[4] if len(call.args) > 4 else call.kwargs.get("sorted", True)
+    values, indices = call.out
+    if call.args[1] <= _LARGEST_SMALL_SORT or not is_sorted or values.numel() <= 1:
+        return
+    of_indices = size_bytes(indices)
+    yield from scratch(of_indices, size_bytes(values))
+    yield from _sort(values, call.args[2] if len(call.args) > 2 else call.kwargs.get("dim", -1))
+    yield Scratch(of_indices)
+
+
+# ---- attention -------------------------------------------------------------------------------------------------------
+
+
+def _up_to(multiple: int, number: int) -> int:
+    return ceil(number / multiple) * multiple
+
+
+def flash_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """The query's gradient in float, a sum for each row; with fewer key heads, gradients for every query head."""
+    grad, query, key, _, out = call.args[:5]
+    batch, heads, length, width = query.shape
+    yield from scratch(*copy_bytes(grad.transpose(1, 2), out.transpose(1, 2)))
+    padded = _up_to(32 if width <= 128 else 64, _up_to(8, width))
+    rows = _up_to(128, length)
+    yield from scratch(batch * heads * rows * FLOAT_BYTES, batch * rows * heads * padded * FLOAT_BYTES)
+    if key.shape[1] != heads:
+        of_all_heads = batch * key.shape[2] * heads * width * query.element_size()
+        yield from scratch(of_all_heads, of_all_heads)
+
+
+def cudnn_attention_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """The query's gradient in float and a sum for each row; with fewer key heads, gradients for every query head."""
+    query, key, value = call.args[1:4]
+    batch, heads, length, width = query.shape
+    sizes = [batch * heads * length * width * FLOAT_BYTES, batch * heads * length * FLOAT_BYTES]
+    if key.shape[1] != heads:
+        rows = batch * heads * key.shape[2] * query.element_size()
+        sizes += [rows * key.shape[3], rows * value.shape[3]]
+    yield Scratch(sum(sizes))  # of one workspace, the pieces one behind the other
 
 
 def efficient_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
@@ -98,16 +243,21 @@ def efficient_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     batch, heads, length, _ = query.shape
     if key.shape[1] != heads:
         sharing = heads // key.shape[1]
-        yield from map(Scratch, (sharing * key.nbytes, sharing * value.nbytes))
-    yield from map(Scratch, _copy_bytes(grad.transpose(1, 2)))
-    of_rows = batch * heads * length * _FLOAT_BYTES
+        yield from scratch(sharing * size_bytes(key), sharing * size_bytes(value))
+    yield from scratch(*copy_bytes(grad.transpose(1, 2)))
+    of_rows = batch * heads * length * FLOAT_BYTES
     if query.dtype in _SIXTEEN_BITS:
         yield Scratch(of_rows)
     else:
-        yield Scratch(grad.nbytes, beside=2)
+        yield Scratch(size_bytes(grad), beside=2)
         yield Scratch(of_rows, beside=1)
         yield Scratch(of_rows)
-    yield Scratch(batch * heads * _FLOAT_BYTES * _efficient_workspace(query, key, value, gpu))
+    yield Scratch(batch * heads * FLOAT_BYTES * _efficient_workspace(query, key, value, gpu))
+
+
+_TILE, _LARGE_TILE, _TILE_HEADER = 64, 128, 4
+_LARGE_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0), (10, 3))
+"""Cards on which tiles of 128 rows fit into a multiprocessor's shared memory."""
 
 
 def _efficient_workspace(query: Tensor, key: Tensor, value: Tensor, gpu: Gpu) -> int:
@@ -130,8 +280,78 @@ def _efficient_workspace(query: Tensor, key: Tensor, value: Tensor, gpu: Gpu) ->
     return max(splits, 1) * columns * sum(padded) + of_query
 
 
-def _up_to(multiple: int, number: int) -> int:
-    return ceil(number / multiple) * multiple
+# ---- Fourier transforms ----------------------------------------------------------------------------------------------
+
+_MOST_AXES_AT_ONCE = 3
+
+
+def _goes_at_once(axes: Sequence[int]) -> bool:
+    return len(axes) <= _MOST_AXES_AT_ONCE and tuple(axes[:2]) != (0, 1)
+
+
+def fft(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """A second result where the axes are not transformed at once; complex to real always copies its input."""
+    x, axes = call.args[0], [axis % max(call.args[0].dim(), 1) for axis in call.args[1]]
+    if call.name == "aten::_fft_c2r":
+        yield from scratch(size_bytes(x), size_bytes(x) if len(axes) - 1 > _MOST_AXES_AT_ONCE else 0)
+    elif call.name == "aten::_fft_c2c":
+        yield Scratch(size_bytes(x) if len(axes) > _MOST_AXES_AT_ONCE else 0)
+    elif not _goes_at_once(axes) and len(axes) > 1:
+        yield Scratch(size_bytes(call.out))
+
+
+# ---- sums in another type --------------------------------------------------------------------------------------------
+
+
+def in_result_type(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Flags and integers are copied into the type of their sum; 16 bits are read as they are."""
+    x, out = call.args[0], call.out
+    if not isinstance(out, Tensor) or x.dtype == out.dtype:
+        return
+    if call.name in RUNNING or x.dtype not in _SIXTEEN_BITS or out.dtype != torch.float32:
+        yield Scratch(x.numel() * out.element_size())
+
+
+# ---- losses ----------------------------------------------------------------------------------------------------------
+
+
+def cross_entropy_with_logits(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """The logarithm of a sigmoid, a positives' weight of every element, and the losses that are reduced."""
+    given = (*call.args, *_WITHOUT_WEIGHTS[len(call.args) - 2 :])
+    x, target, of_positives, reduced = given[0], given[1], given[3], given[4]
+    yield Scratch(size_bytes(x))
+    if of_positives is not None:
+        yield Scratch(size_bytes(of_positives), beside=1)
+        shape = torch.broadcast_shapes(of_positives.shape, target.shape)  # type: ignore[no-untyped-call]
+        yield Scratch(shape.numel() * target.element_size(), beside=0)
+    if reduced == _NO_REDUCTION:
+        return
+    yield Scratch(size_bytes(target))
+    yield from _sum_of(target, call, gpu)
+
+
+def soft_margin_loss(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """The mean or sum of the losses, before it is copied into the result."""
+    x, reduced = call.args[0], call.args[2] if len(call.args) > 2 else _MEAN
+    if reduced != _NO_REDUCTION:
+        yield Scratch(x.element_size())
+        yield from _sum_of(x, call, gpu)
+
+
+def soft_margin_loss_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Target and product beside the exponential; the gradient comes where only the exponential is left."""
+    target = call.args[2]
+    return scratch(size_bytes(target), size_bytes(call.out))
+
+
+def _sum_of(losses: Tensor, call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    return reduction(OperatorCall("aten::mean", (losses,), {}, call.out, call.is_backward), gpu)
+
+
+# ---- sums over many blocks -------------------------------------------------------------------------------------------
+
+_MOST_THREADS, _WARP, _FEWEST_VALUES, _MOST_VALUES = 512, 32, 16, 256
+_THREADS_OF_A_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
 
 
 def reduction(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
@@ -144,8 +364,11 @@ def reduction(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     kept_strides = [stride for axis, stride in enumerate(x.stride()) if axis not in axes and x.shape[axis] > 1]
     summed = [stride for axis, stride in enumerate(x.stride()) if axis in axes and x.shape[axis] > 1]
     sums_fastest = not kept_strides or (bool(summed) and min(summed) < min(kept_strides))
-    element = max(_accumulator_bytes(x), out.element_size())
-    yield from map(Scratch, _reduction_sizes(element, num_outputs, num_inputs, sums_fastest, not kept_strides, gpu))
+    yield from scratch(
+        *_reduction_sizes(
+            max(accumulator_bytes(x), out.element_size()), num_outputs, num_inputs, sums_fastest, not kept_strides, gpu
+        )
+    )
 
 
 def _axes_of(call: OperatorCall) -> set[int]:
@@ -190,7 +413,7 @@ def _reduction_sizes(
     blocks = max(min(ceil(target / grid), ceil(values / _FEWEST_VALUES)), ceil(values / _MOST_VALUES))
     if blocks <= 1:
         return []
-    return [element * num_outputs * blocks * (1 if sums_fastest else width * vector), _FLOAT_BYTES * grid]
+    return [element * num_outputs * blocks * (1 if sums_fastest else width * vector), FLOAT_BYTES * grid]
 
 
 def convolution(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:

@@ -19,6 +19,7 @@ from tracer.capture.objects.plain_tensors import plain_tensors
 from tracer.capture.recording import OpKind
 from tracer.capture.torch_names import BACKWARD_FUNCTION, ENGINE_PREFIX, is_accumulate_grad
 from tracer.capture.torch_private import torch_dispatch, torch_fake, torch_graph, torch_tensors
+from tracer.rehearsal.open_calls import OpenCalls
 from tracer.rehearsal.operator_results import (
     ASKS_HOW_MANY,
     DRAWN,
@@ -28,7 +29,7 @@ from tracer.rehearsal.operator_results import (
     fits_in_place,
     in_place_in,
 )
-from tracer.rehearsal.storage_log import ALLOCATED, FREED, NONE, READ, WRITTEN, OpenCalls, StorageLog
+from tracer.rehearsal.storage_log import ALLOCATED, FREED, NONE, READ, WRITTEN, StorageLog
 
 _START, _END = 4, 5
 
@@ -111,11 +112,13 @@ class Recorder:
         """Set up an empty log; operators are recorded while the recorder is entered.
 
         Args:
+            mode: The mode from `torch_fake.fake_tensors`.
             scratch_of: From an operator to what tells what its calls take beside their results; asked once for each.
             order: In which order operators make their results, by name, where not from the first to the last.
             result_of: From an operator to what tells what its calls really return, where its fake kernel does not know.
             kernels: What stands in for operators that are made of others. Under `torch.inference_mode` these come here
                 whole, since autograd, which would take them apart, is passed by.
+            watch: Called with every operator when it has run.
         """
         self._kernels, self._dispatched = kernels or {}, torch_dispatch.dispatched_to(self._operator)
         self.log, self.mode = StorageLog(), mode

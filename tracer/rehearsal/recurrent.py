@@ -215,7 +215,11 @@ def _scratch(gpu: Gpu, layers: Layers, batch: Batch, x: Tensor, *, in_backward: 
 
 
 def recurrence(kind: str) -> Callable[[Callable[..., Any], Gpu], Callable[..., Any]]:
-    """A replacement of `torch._VF.lstm` and its like."""
+    """A replacement of `torch._VF.lstm` and its like.
+
+    Args:
+        kind: `lstm`, `gru`, `rnn_tanh` or `rnn_relu`.
+    """
 
     def replaced(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
         def call(*args: Any) -> Any:

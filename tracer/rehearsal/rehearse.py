@@ -60,7 +60,12 @@ class Rehearsal:
     def on_device(
         self, settings: AllocatorSettings | None = None, *, capacity_bytes: int | None = None
     ) -> DeviceMemory:
-        """What the allocator makes of it under other settings, or with so much memory to reserve."""
+        """What the allocator makes of it under other settings, or with so much memory to reserve.
+
+        Args:
+            settings: As in PYTORCH_CUDA_ALLOC_CONF; by default torch's.
+            capacity_bytes: None for no limit.
+        """
         return serve(self.requests, settings, capacity_bytes=capacity_bytes)
 
 
@@ -84,6 +89,10 @@ def rehearse(
         cudnn: Whom to ask for the workspaces of convolutions; None to leave them out.
         cpu_kernels: On the CPU, whom to ask what kernels take for themselves; None to leave it out.
         num_steps: With optimizer state, the second step is the first that is like all that follow.
+        watch: Called with every operator when it has run.
+
+    Returns:
+        What was allocated, and what an analysis needs to explain it.
 
     Raises:
         RehearsalError: A step cannot be rehearsed; the message has the user's line.

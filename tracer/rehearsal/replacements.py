@@ -94,6 +94,28 @@ def log_sigmoid(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
     return applied
 
 
+def running_product_backward(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
+    """A replacement of the gradient of running products, a quotient where no value is zero; fake ones go another way.
+
+    Source: cumprod_backward in ATen/native/ReduceOps.cpp.
+    """
+
+    def gradient(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> Tensor:
+        if not torch_fake.is_fake(input) or input.numel() <= 1 or input.shape[dim] == 1:
+            return on_cpu(grad, input, dim, output)  # type: ignore[no-any-return]
+        weighted = output.conj() * grad
+        is_zero = input == 0
+        is_zero.any()
+        # As in C++, each of these is held until the last one is there.
+        flipped = weighted.flip(dim)
+        summed = flipped.cumsum(dim)
+        reversed_sums = summed.flip(dim)
+        del flipped, summed
+        return reversed_sums.div(input.conj())
+
+    return gradient
+
+
 def save_on_host(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
     """A replacement of `save_on_cpu.__init__`, which on the CPU would keep every tensor as it is.
 
