@@ -166,6 +166,25 @@ def test_parts_that_repeat_are_checkpointed() -> None:
     assert "torch.utils.checkpoint" in change.words
 
 
+COMPILED_FORWARD = frame("forward", f"{TORCH}/_functorch/_aot_autograd/runtime_wrappers.py", 1585)
+
+
+@pytest.mark.parametrize(
+    ("is_training", "around", "are_kept"), [(False, [], False), (True, [], True), (False, [COMPILED_FORWARD], True)]
+)
+def test_parts_without_any_graph_keep_nothing_for_backward(
+    is_training: bool, around: list[dict[str, Any]], are_kept: bool
+) -> None:
+    """A graph may be made when the call is over: of a training and of a compiled forward its absence says nothing."""
+    program = Recorded(capacity=300)
+    for _ in range(8):
+        for number in (7, 8, 9):
+            program.make(10, [*decoder(number)[:-1], *around, *decoder(number)[-1:]])
+    program.fail(100, [line(4)])
+    objects = objects_of(is_training=is_training, in_graphs=frozenset())
+    assert ("repeated parts" in program.changes(objects)) is are_kept
+
+
 @pytest.mark.parametrize(
     ("name", "text", "named"),
     [

@@ -259,8 +259,13 @@ class Case:
 
     @property
     def has_no_graph(self) -> bool:
-        """Whether it is known that no graph keeps anything for a backward."""
-        return self.in_graphs is not None and not len(self.in_graphs)
+        """Whether it is known that nothing is kept for a backward.
+
+        A compiled forward, or one by a torch.autograd.Function, has its graph only when it is over.
+        """
+        if self.is_training or self.in_graphs is None or len(self.in_graphs):
+            return False
+        return not has(self.facts[self.in_use], Fact.COMPILED_FOR_BACKWARD).any()
 
     def alike(self, addresses: frozenset[int]) -> tuple[Ints, Ints]:
         """Return the blocks in use at some addresses; and these with those that the same lines make at other times."""

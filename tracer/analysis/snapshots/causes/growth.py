@@ -269,10 +269,11 @@ def _grown_lines(case: Case, rows: Ints, iteration: Ints, number: int) -> Bools:
 
 def _is_graph(case: Case, grown: Grown) -> bool:
     """Whether it is a good part of what the same calls of models made, in several blocks: a graph, and not results."""
-    if case.in_graphs is not None and case.is_share(np.intersect1d(grown.rows, case.in_graphs), of=grown.rows):
-        return True
-    if case.has_no_graph:
-        return False
+    if case.in_graphs is not None:
+        if case.is_share(np.intersect1d(grown.rows, case.in_graphs), of=grown.rows):
+            return True
+        if not len(case.in_graphs):
+            return False
     lives, line = case.lives, case.sites.model_calls[case.lives.stack]
     iteration = np.searchsorted(grown.starts, lives.begin, side="right") - 1
     in_model = grown.rows[case.in_model[grown.rows]]
