@@ -15,6 +15,8 @@ from tracer.analysis.snapshots.frames import (
     node_name,
     torch_file,
 )
+from tracer.capture.torch_private import torch_compile
+from tracer.changes.kinds import bf16
 from tracer.snapshot.columns import Frame, Stacks
 
 SITE = "/usr/lib/python3.11/site-packages"
@@ -43,6 +45,9 @@ def test_torchs_own_files(file: str, inside: str | None) -> None:
         (f"{SITE}/transformers/trainer.py", True),
         (f"{SITE}/torch/nn/functional.py", False),
         (f"{SITE}/einops/einops.py", False),
+        (torch_compile.__file__, False),
+        (bf16.__file__, False),
+        ("/home/me/tracer/capture/train.py", True),
         ("/usr/lib/python3.11/threading.py", False),
         ("<frozen runpy>", False),
         ("/tmp/torchinductor_me/ab/cabcdefgh.py", False),

@@ -116,9 +116,10 @@ _STDLIB_FILE = re.compile(
     r"[/\\]lib[/\\]python3\.\d+[/\\](?!site-packages|dist-packages)|^<frozen "
     r"|[/\\]Lib[/\\](?!site-packages)[^/\\]+\.py$"
 )
-# Libraries that only pass a call on: blaming them would hide the line that made it.
+# Libraries, and files of our own, that only pass a call on: blaming them would hide the line that made it.
 _WRAPPER_FILE = re.compile(
     r"[/\\](?:site|dist)-packages[/\\](?:einops|opt_einsum|jaxtyping|beartype|typeguard|functorch)[/\\]"
+    r"|[/\\]tracer[/\\](?:capture[/\\]torch_private|changes[/\\]kinds)[/\\]"
 )
 # What Inductor writes for a graph: a file named after its content, in a folder of the first letters, wherever that is;
 # and what torch.fx compiles from memory, under a number or under a name after the content.
