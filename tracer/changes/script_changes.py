@@ -98,7 +98,7 @@ SCRIPT_CHANGES = {
         Group.ARITHMETIC, "weights, gradients and optimizer state are bfloat16; small updates are lost"
     ),
 }
-"""By the names in `--apply`, by what they give up."""
+"""By their names in `--apply`, the change that costs least first."""
 
 
 def changes_against(cause: str) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ def _lacks_library(name: str) -> bool:
 
 
 def script_changes(text: str) -> tuple[str, ...]:
-    """Names of changes, checked, and ordered by what they give up."""
+    """Names of changes, checked, the change that costs least first."""
     names = {name.strip() for name in text.split(",") if name.strip()}
     if unknown := names - SCRIPT_CHANGES.keys():
         raise UsageError(f"There is no change {min(unknown)}.", hint=f"There are {', '.join(SCRIPT_CHANGES)}.")

@@ -217,7 +217,7 @@ def _explanation(path: Path) -> Explanation | None:
 
 
 def each_alone(trials: ScriptTrials, base: FitTrial | None = None) -> list[FitTrial]:
-    """What each change alone comes to, printed in the order of what they give up; the script as it is first."""
+    """Try the script as it is, then each change alone, the one that costs least first; print each trial at once."""
     from tracer.changes.script_changes import changes_of
 
     made = [trials.make() if base is None else base]
@@ -239,7 +239,7 @@ def told_alone(
     *,
     save_dir: Path | None = None,
 ) -> FitReport:
-    """`--advise` of a script: what each change alone saves, with a command that trains with the first that fits."""
+    """Answer `--advise`: the saving of each change alone, and a command that trains with the first that fits."""
     show("\nWhat each change would save alone, made without editing the script:")
     usable_bytes = devices.card.usable_bytes
     with ScriptTrials(usable_bytes, job) as trials:

@@ -1,4 +1,4 @@
-"""The Python frames that led to an allocation of a profiled run, as snapshots have them, and as speedscope.app has."""
+"""The Python stacks of a profiled run's allocations, as snapshots have them, and in a file for speedscope.app."""
 
 from __future__ import annotations
 

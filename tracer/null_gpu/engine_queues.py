@@ -1,4 +1,4 @@
-"""Queues in shared memory between ranks that each hold a part of vLLM's model: one waits until all have opened it."""
+"""Queues of vLLM between ranks, in shared memory: a rank that makes such a queue waits until all have opened it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MODULE: Final = "vllm.distributed.device_communicators.shm_broadcast"
 
 @contextmanager
 def message_queues_left_out() -> Iterator[None]:
-    """Where vLLM is loaded within the block, it gives objects by torch.distributed, as it does without queues."""
+    """If vLLM is loaded within the block, it makes no queues and sends objects by torch.distributed."""
     end = when_loaded(_MODULE, _without_queues)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What torch's libraries want of NVIDIA's, read from their ELF tables: libraries to load, symbols to define."""
+"""The libraries of NVIDIA that torch loads, and the symbols that they must define, read from ELF tables."""
 
 from __future__ import annotations
 

@@ -441,7 +441,7 @@ def convolution_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
 
 
 def _workspace(problem: dict[str, Any], gpu: Gpu) -> Scratch:
-    """What cuDNN said that it takes, nothing where it was not asked; at most a copy of all in another layout.
+    """Return the workspace that cuDNN answered, 0 bytes without cuDNN; at most it is copies of all three tensors.
 
     Many of its engines work on channels last: where tensors are not, they copy input, weight and output.
     """

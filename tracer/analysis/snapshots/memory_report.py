@@ -1,4 +1,4 @@
-"""What a snapshot says in the words of the memory report: weights, activations, and its timeline."""
+"""The memory report of a snapshot: its weights and activations at the peak, and its timeline."""
 
 from __future__ import annotations
 

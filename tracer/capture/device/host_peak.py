@@ -99,7 +99,7 @@ class HostFollower:
 
 
 _followers: list[HostFollower] = []
-"""That of this process, if it is followed."""
+"""The follower of this process; empty where it is not followed."""
 
 
 @contextmanager

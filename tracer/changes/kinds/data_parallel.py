@@ -70,7 +70,7 @@ class ShardedInstead(Hooks, makes="shard"):
 
 
 class _Sharded(DistributedDataParallel):
-    """What a script takes for its DistributedDataParallel: its model, called as it is."""
+    """Stands for a script's DistributedDataParallel, and calls the model as it is."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""An inference engine's start as a page, and in front of what the page of a script says that has made the engine."""
+"""The start of an inference engine as a page, or at the beginning of the page of a script that made the engine."""
 
 from __future__ import annotations
 

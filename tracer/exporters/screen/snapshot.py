@@ -130,7 +130,7 @@ def print_groups(title: str, groups: Sequence[SnapshotRow], console: Console, to
 
 
 def _callers(group: SnapshotRow) -> Iterator[str]:
-    """Who called a group's line: what the first frame that tells its stacks apart says."""
+    """Yield the callers of a group's line, from the first frame in which its stacks differ."""
     for share in group.callers[:_MOST_CALLERS]:
         where = "from elsewhere" if share.site is None else f"from {place(share.site)}"
         yield f"  {format_bytes(share.bytes)} in {some(share.count, 'block')} {where}"
@@ -139,7 +139,7 @@ def _callers(group: SnapshotRow) -> Iterator[str]:
 
 
 def _rest(rows: Sequence[SnapshotRow | Share]) -> Iterator[tuple[str, str, str]]:
-    """One row for those that are not shown."""
+    """Yield one row with the sum of the rows that are not shown, if there are any."""
     if rows:
         yield format_bytes(sum(row.bytes for row in rows)), f"{sum(row.count for row in rows):,}", f"{len(rows):,} more"
 
