@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tracer.capture.torch_private.torch_profiler import on_regions
-from tracer.sessions.trl_phases import trl_phases
+from tracer.sessions.trl_phases import follow_trl
 
 MODULE = "trl.extras.profiling"
 WITH_CONTEXT = """
@@ -57,8 +57,9 @@ def regions() -> Iterator[list[str]]:
 
 def test_each_part_of_a_step_that_trl_times_is_a_region(load: Callable[[str], Any], regions: list[str]) -> None:
     finders = [*sys.meta_path]
-    with trl_phases():
-        context = load(WITH_CONTEXT).ProfilingContext
+    end = follow_trl()
+    context = load(WITH_CONTEXT).ProfilingContext
+    end()
     assert sys.meta_path == finders
     with context("generate") as entered, context("inside"):
         assert entered.name == "generate"
@@ -74,5 +75,6 @@ def test_each_part_of_a_step_that_trl_times_is_a_region(load: Callable[[str], An
 
 
 def test_earlier_versions_of_trl_are_loaded_as_they_are(load: Callable[[str], Any]) -> None:
-    with trl_phases():
-        assert load(EARLIER).profiling_context
+    end = follow_trl()
+    assert load(EARLIER).profiling_context
+    end()

@@ -22,7 +22,7 @@ from tracer.sessions.jobs.ranks import read_ranks, shared_sentences
 from tracer.sessions.phase_reports import gpu_peaks, ledger_of_process, read_phases
 from tracer.sessions.script_run import ScriptProfile
 from tracer.sessions.session import fault_text
-from tracer.sessions.trl_phases import trl_phases
+from tracer.sessions.trl_phases import follow_trl
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def followed(
 
             stack.enter_context(loads_followed())
         phases = stack.enter_context(ExitStack())
-        phases.enter_context(trl_phases())
+        phases.callback(follow_trl())
         phases.enter_context(children_followed())
         ledger = phases.enter_context(ledger_of_process(Path(script.path).name))
 

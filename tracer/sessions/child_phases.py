@@ -81,17 +81,18 @@ class FollowedRun:
 def _followed(folder: Path) -> Iterator[None]:
     from tracer.capture.device.phase_ledger import PhaseLedger
     from tracer.sessions.phase_reports import ledger_of_process, write_phases
-    from tracer.sessions.trl_phases import trl_phases
+    from tracer.sessions.trl_phases import follow_trl
 
     if PhaseLedger.is_followed:
         yield
         return
     name = f"{Path(sys.argv[0]).name}, {multiprocessing.current_process().name}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    ledger = ledger_of_process(name, folder)
+    ledger, end_trl = ledger_of_process(name, folder), follow_trl()
     try:
-        with trl_phases(), ledger:
+        with ledger:
             yield
     finally:
+        end_trl()
         if folder.is_dir():  # else the run has ended before
             write_phases(ledger, folder)

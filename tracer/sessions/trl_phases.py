@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -17,14 +16,13 @@ _CONTEXT: Final = "ProfilingContext"
 """Its class of context managers with a `name`; earlier versions of trl, in which it is missing, have no phases."""
 
 
-@contextmanager
-def trl_phases() -> Iterator[None]:
-    """Where trl is loaded within the block, each part of a step that it times is a `record_function` region."""
-    end = when_loaded(_MODULE, _open_regions)
-    try:
-        yield
-    finally:
-        end()
+def follow_trl() -> Callable[[], None]:
+    """Have each part of a step that trl times be a `record_function` region, as soon as trl is loaded.
+
+    Returns:
+        A function that ends the waiting for trl.
+    """
+    return when_loaded(_MODULE, _open_regions)
 
 
 def _open_regions(module: Any) -> None:

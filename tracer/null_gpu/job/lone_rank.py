@@ -17,11 +17,11 @@ import torch.distributed as dist
 
 from tracer.capture.torch_private import torch_distributed
 from tracer.null_gpu import process
-from tracer.null_gpu.engine_queues import message_queues_left_out
 from tracer.null_gpu.job.objects import Objects, is_of_numbers
 from tracer.null_gpu.job.place import RankPlace, left_by
 from tracer.null_gpu.job.store import LoneStore, ProgramsStore
 from tracer.null_gpu.nccl_buffers import NcclBuffers
+from tracer.null_gpu.vllm_changes import leave_out_queues
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def lone_rank(place: RankPlace) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(torch_distributed.every_rendezvous(store, place.rank, place.world_size))
             stack.enter_context(torch_distributed.gloo_alone())
-            stack.enter_context(message_queues_left_out())
+            stack.callback(leave_out_queues())
             objects = Objects(place.folder, place.rank)
             instead = (
                 _functions_of_groups(place, see_groups, objects)

@@ -1,4 +1,4 @@
-"""New tokens of a step of vLLM's newer runner, counted without the kernel that counts them."""
+"""vLLM on the null GPU: tokens of its newer runner without the kernel that counts them, and no queues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from tracer.null_gpu.engine_tokens import count_new_tokens
+from tracer.null_gpu.vllm_changes import count_new_tokens, leave_out_queues
 
 
 class _Runner:
@@ -40,3 +40,17 @@ def test_requests_get_a_token_unless_more_of_their_prompt_is_to_come(monkeypatch
     output, num_sampled, _ = _Runner().sample(None, batch, None)
     assert output == "output" and _Output(num_sampled).get_output() == [1, 0, 1]
     assert _Output(torch.ones(2, dtype=torch.int32)).get_output() == [1, 1]  # not of a step: a warm-up
+
+
+class _Queue:
+    @staticmethod
+    def create_from_process_group(group: str, num_bytes: int) -> str:
+        return f"waits for the readers in {group}"
+
+
+def test_no_reader_of_a_queue_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(MessageQueue=_Queue)
+    monkeypatch.setitem(sys.modules, "vllm.distributed.device_communicators.shm_broadcast", module)
+    monkeypatch.setattr(_Queue, "create_from_process_group", staticmethod(_Queue.create_from_process_group))
+    leave_out_queues()
+    assert _Queue.create_from_process_group("tensor parallel", 1) is None

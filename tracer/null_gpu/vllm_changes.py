@@ -1,8 +1,9 @@
-"""The tokens that a step of vLLM made: a kernel counts them since 0.25, and on the null GPU kernels do nothing."""
+"""Changes of vLLM on the null GPU, where no kernel counts a step's tokens and no other rank opens a queue."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, Final
 
 from tracer.loaded_modules import when_loaded
@@ -11,7 +12,10 @@ _COUNTS: Final = "null_gpu_counts"
 
 
 def count_new_tokens() -> None:
-    """Give each request one token a step once its whole prompt is computed; without tokens no request would end."""
+    """Give each request one token a step once its whole prompt is computed; without tokens no request would end.
+
+    A kernel counts them since vLLM 0.25.
+    """
     when_loaded("vllm.v1.worker.gpu.model_runner", _with_counts)
 
 
@@ -33,3 +37,18 @@ def _with_counts(module: Any) -> None:
         return original_output(output)
 
     module.GPUModelRunner.sample, module.AsyncOutput.get_output = sample, get_output
+
+
+def leave_out_queues() -> Callable[[], None]:
+    """Have vLLM send objects between ranks by torch.distributed, not by queues in shared memory.
+
+    A rank that makes such a queue waits until all others have opened it.
+
+    Returns:
+        A function that ends the waiting for vLLM.
+    """
+    return when_loaded("vllm.distributed.device_communicators.shm_broadcast", _without_queues)
+
+
+def _without_queues(module: Any) -> None:
+    module.MessageQueue.create_from_process_group = staticmethod(lambda *arguments, **options: None)
