@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -104,30 +105,24 @@ class TimelineTracer:
         self._compiled = compiled or CompileWatch().code
         self._known = known
         self._kept: list[_Cycle] = []
-        self._put_by: _Cycle | None = None
         self._findings: Findings | None = None
         self._watched: Any = None
 
     def __call__(self, prof: Any) -> None:
         """Read what the profiler has just recorded; nothing records meanwhile."""
-        self._findings = self._put_by = None
-        self._kept.append(_Cycle(torch_profiler.kineto_results(prof), _is_stopping(prof), self._read_counter()))
-        self._read(self._kept[-1])
+        self.adder(prof)()
         if self.out_file is not None or self.trace_file is not None:
             self._finish_when_stopped(prof)
 
-    def put_by(self, prof: Any) -> None:
-        """Keep what the profiler has just recorded unread, in place of an earlier one, for `use_put_by`."""
-        self._put_by = _Cycle(torch_profiler.kineto_results(prof), _is_stopping(prof), self._read_counter())
+    def adder(self, prof: Any) -> Callable[[], None]:
+        """Return a function that adds what the profiler has just recorded as a cycle; it is not read until then."""
+        cycle = _Cycle(torch_profiler.kineto_results(prof), _is_stopping(prof), self._read_counter())
+        return partial(self._add, cycle)
 
-    def use_put_by(self) -> bool:
-        """Make the recording that was put by the only cycle, if there is one and no cycle was recorded."""
-        if self._put_by is None or self._kept:
-            return False
+    def _add(self, cycle: _Cycle) -> None:
         self._findings = None
-        self._kept.append(self._put_by)
-        self._read(self._put_by)
-        return True
+        self._kept.append(cycle)
+        self._read(cycle)
 
     def forget_first(self) -> None:
         """Forget the first of the cycles."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -376,6 +377,22 @@ def run_out_behind_the_recorded_steps() -> tuple[int, bool]:
             session.step()
         torch.empty(1 << 40, dtype=torch.uint8, device="cuda:0")
     return session.num_steps_done, session.failed_allocation is not None
+
+
+def run_out_behind_a_dropped_recording() -> tuple[int, int | None]:
+    """In the step whose recording was dropped for its imports: how many cycles are explained, and bytes asked for."""
+    model = nn.Linear(16, 64, device="cuda:0")
+    with (
+        suppress(torch.OutOfMemoryError),
+        ProfileSession(model, schedule=Schedule(0, 0, 2, 1), steps_are_found=True) as session,
+    ):
+        model(torch.ones(1, 16, device="cuda:0"))
+        for index in range(200):
+            with suppress(ImportError):
+                import_module(f"no_module_{index}")
+        torch.empty(1 << 40, dtype=torch.uint8, device="cuda:0")
+    failed = session.failed_allocation
+    return len(session.findings.cycles), failed.event.asked_bytes if failed is not None else None
 
 
 def begin_on_the_cpu() -> tuple[str, bool, tuple[str, ...]]:

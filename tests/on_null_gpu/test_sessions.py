@@ -120,6 +120,10 @@ def test_a_failure_right_behind_the_recorded_steps_is_explained(elsewhere: Elsew
     assert elsewhere(jobs_sessions.run_out_behind_the_recorded_steps) == (4, True)
 
 
+def test_a_failure_behind_a_recording_that_was_dropped_is_explained(elsewhere: Elsewhere) -> None:
+    assert elsewhere(jobs_sessions.run_out_behind_a_dropped_recording) == (1, 1 << 40)
+
+
 def test_a_session_that_begins_on_the_cpu_goes_over_to_the_history_of_the_gpu(elsewhere: Elsewhere) -> None:
     device, has_history, notes = elsewhere(jobs_sessions.begin_on_the_cpu)
     assert (device, has_history) == ("cuda:0", True)

@@ -148,7 +148,8 @@ class ProfileSession(Session):
         self._at_failure: ObjectsAtFailure | None = None
         self._cost = RecordingCost(schedule.num_active_steps * schedule.num_repeats)
         self._has_enough = False
-        self._history_put_by: dict[str, Any] | None = None
+        # Adds the recording that was dropped last, and the allocator's history at its end; None if a later one was made
+        self._dropped: tuple[Callable[[], None], dict[str, Any] | None] | None = None
         self._stop_imports: Callable[[], None] = lambda: None
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
@@ -229,7 +230,7 @@ class ProfileSession(Session):
         if self._cost.has_step:
             self._end_within_step()
         else:
-            self._make_way(num_more_steps=int(self.schedule.is_apart), is_put_by=True)
+            self._make_way(num_more_steps=int(self.schedule.is_apart), on_trace_ready=self._drop)
 
     def _is_loading_module(self, name: str, path: object = None, target: object = None) -> None:
         # The only step of a program is recorded whatever it costs.
@@ -238,36 +239,34 @@ class ProfileSession(Session):
                 if self._cost.loads_many():
                     self._end_costly_recording()
 
-    def _make_way(self, *, num_more_steps: int = 0, is_put_by: bool = False) -> None:
-        """Drop the current cycle, and begin again after so many steps, or when another profiler has ended.
-
-        Args:
-            is_put_by: Whether it is put by for the case that no other one is recorded.
-        """
+    def _make_way(self, *, num_more_steps: int = 0, on_trace_ready: Callable[[Any], None] | None = None) -> None:
+        """End the current cycle, and begin again after so many steps, or when another profiler has ended."""
         self._has_to_begin = False
         profiler, self._profiler = self._profiler, None
-        profiler.on_trace_ready = self._put_by if is_put_by else None
+        profiler.on_trace_ready = on_trace_ready
         profiler.__exit__(None, None, None)
-        self.history.stop()
         self._num_steps_waited = profiler.step_num + 1 + num_more_steps
         torch_profiler.let_go_of(profiler)
         self._profiler = self._new_profiler()
         self._profiler.step_num = profiler.step_num
         self._profiler.__enter__()
 
-    def _put_by(self, profiler: Any) -> None:
-        """Keep a recording that was cut, with all that Python holds at its end and the allocator's history."""
+    def _drop(self, profiler: Any) -> None:
+        """Keep a recording that was cut unread, with all that Python holds at its end, in case no other is made."""
         self.module_names.update(compiled_wrapper_names(self.module_names))
-        self._tracer.put_by(profiler)
+        add = self._tracer.adder(profiler)
         torch_profiler.let_go_of_recording(profiler)
         self._observe_everything(is_walk=True)
         self.history.dump(0)
-        self._history_put_by, self.history.snapshot = self.history.snapshot, None
+        self._dropped, self.history.snapshot = (add, self.history.snapshot), None
 
-    def _use_put_by(self) -> None:
-        if self._tracer.use_put_by():
-            self.history.snapshot, self.history.cycle = self._history_put_by, 0
-            self._cost.was_put_by()
+    def _use_dropped(self) -> None:
+        if self._dropped is not None and not self.has_recording:
+            add, snapshot = self._dropped
+            add()
+            if self.history.snapshot is None:  # else memory has run out since
+                self.history.snapshot = snapshot
+            self._cost.only_dropped()
 
     def _switch_off(self, error: BaseException | None) -> None:
         """Switch all off, whatever each of them raises; the first such thing is the session's fault."""
@@ -288,7 +287,7 @@ class ProfileSession(Session):
             kind, trace = (type(error), error.__traceback__) if error is not None else (None, None)
             self._guarded(lambda: profiler.__exit__(kind, error, trace))
             torch_profiler.let_go_of(profiler)
-        self._guarded(self._use_put_by)
+        self._guarded(self._use_dropped)
         if self.history.snapshot is None and self._tracer.num_cycles:  # the first step was recorded alone
             self._guarded(lambda: self.history.dump(self._tracer.num_cycles - 1))
         self._guarded(self._stop_hearing)
@@ -526,7 +525,7 @@ class ProfileSession(Session):
         is_next_recorded = profiler.schedule(profiler.step_num) in _RECORDING
         self.module_names.update(compiled_wrapper_names(self.module_names))
         self._tracer(profiler)
-        self._history_put_by = None
+        self._dropped = None
         self._cost.has_read(self._tracer.num_events)
         torch_profiler.let_go_of_recording(profiler)
         if not is_next_recorded and not self._is_all_recorded:

@@ -133,7 +133,7 @@ class RecordingCost:
             f"loads more than {_MOST_MODULES} Python modules"
         )
 
-    def was_put_by(self) -> None:
+    def only_dropped(self) -> None:
         """Note that no step was recorded but the one whose recording was dropped last."""
         self.note = (
             f"The only step that was recorded {self._dropped_since}. Recording ended there: what is explained is the "
