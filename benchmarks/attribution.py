@@ -53,7 +53,7 @@ def shares(cycle: CycleFindings) -> tuple[int, int, int, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", default=sorted(WORKLOADS), help="names from tests/workloads.py")
+    parser.add_argument("--models", nargs="*", default=sorted(WORKLOADS), help="names from tests/training_steps.py")
     parser.add_argument("--rows", action="store_true", help="print what is not explained")
     arguments = parser.parse_args()
     print("| model | peak, bytes | rows and allocator | above the start | explained | torch has a category |")

@@ -378,7 +378,7 @@ def _cell(theirs: float | None, ours: float) -> str:
 
 
 def main() -> None:
-    """Print what was asked for."""
+    """Print a row for each log, or for each card."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", required=True, help="Python of an environment with vLLM and this package")
     parser.add_argument("--only", help="names of rows, with commas")

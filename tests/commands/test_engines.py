@@ -17,7 +17,7 @@ from tracer.commands import engines
 from tracer.commands.app import app
 from tracer.commands.engines import engine_command, fit_engine, numbers_of_gpus
 from tracer.commands.on_card import OnOptions
-from tracer.exporters.engine import print_engine, print_engines
+from tracer.exporters.engine import lacking_sentences, print_engine, print_engines
 from tracer.exporters.screen.terminal import screen
 from tracer.null_gpu.cards import devices_of
 from tracer.results.engine_start import EngineStart, StartStage, engine_start
@@ -103,6 +103,13 @@ def test_nccl_is_said_not_to_be_counted_on_several_null_gpus(
     with screen() as console:
         print_engine(engine_start(workers, cache_tokens=1, concurrency=1.0), console, command="", computed=computed)
     assert ("NCCL is not counted" in capsys.readouterr().out) is is_said
+
+
+@pytest.mark.parametrize(("allocated_bytes", "words"), [(5, "counts 5 bytes more"), (-5, "counts 5 bytes less")])
+def test_bytes_allocated_or_freed_between_stages_are_said(allocated_bytes: int, words: str) -> None:
+    start = engine_start([replace(READY, allocated_bytes=allocated_bytes)], cache_tokens=1, concurrency=1.0)
+    (said,) = lacking_sentences(start, computed=True)
+    assert words in said
 
 
 def test_a_command_that_does_not_start_is_printed_with_the_first_change(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ def test_what_does_not_fit_is_asked_what_it_would_need(elsewhere: Elsewhere) -> 
     assert null.failed_at.step == rehearsed.failed_at.step
 
 
-@pytest.mark.slow  # a trial of each engine for each batch; tests/sessions/test_largest.py has the search alone
+@pytest.mark.slow  # a trial of each engine for each batch: test_largest_batches.py has the search alone
 def test_the_largest_batch_is_found_in_one_process(elsewhere: Elsewhere) -> None:
     null, rehearsed = elsewhere(jobs_predictions.largest_of_both, LAYERS, 700 * MIB)
     assert null == rehearsed > 16

@@ -20,7 +20,7 @@ from tracer.commands.on_card import OnOptions, on_null_gpu, say_where, start_on
 from tracer.commands.script import no_card_named
 from tracer.errors import UsageError
 from tracer.exporters.screen.terminal import print_json, say, screen, show
-from tracer.results.files import PAGE
+from tracer.results.files import ENGINE_JSON, PAGE
 
 if TYPE_CHECKING:
     from tracer.results.engine_start import EngineStart
@@ -221,7 +221,7 @@ def _starts(
     engine: EngineCommand, tried: Sequence[tuple[str, ...]], folder: Path, *, is_first_enough: bool
 ) -> list[tuple[tuple[str, ...], EngineStart]]:
     """Start an engine with each of some options, and write engine.json of each to a folder of its own."""
-    from tracer.exporters.engine import FILE_NAME, engine_json
+    from tracer.exporters.engine import engine_json
     from tracer.exporters.files import check_folder, write_json
     from tracer.sessions.engine_run import OUTPUT, run_engine
 
@@ -230,7 +230,7 @@ def _starts(
         own, changed = folder / str(number), engine.changed(options)
         check_folder(own)
         start = run_engine(changed.command, own / OUTPUT, is_server=engine.is_server)
-        write_json(own / FILE_NAME, engine_json(start, command=changed.words, computed=False))
+        write_json(own / ENGINE_JSON, engine_json(start, command=changed.words, computed=False))
         rows.append((options, start))
         say(f"{number} of {len(tried)}: {shlex.join(options)}: {'starts' if start.fits else 'does not start'}")
         if is_first_enough and start.fits:
@@ -250,7 +250,7 @@ def run_engines_in_one_process() -> None:
 
 
 def tell_reports(reports: Path, save_dir: Path, page: Path | None, *, quiet: bool, computed: bool) -> None:
-    """Print what the memory of the engine is for that a script has made, and write engine.json; no-op without one.
+    """Print the memory of the engine that a script has made, and write engine.json; no-op without an engine.
 
     Args:
         page: The script's own page, which then begins with the engine; None for none.
@@ -269,16 +269,16 @@ def tell_reports(reports: Path, save_dir: Path, page: Path | None, *, quiet: boo
 def tell_engine(
     start: EngineStart, save_dir: Path, *, words: str, quiet: bool, as_json: bool = False, computed: bool
 ) -> None:
-    """Print what an engine's memory is for, and write it to engine.json.
+    """Print an engine's memory, and write it to engine.json.
 
     Args:
         words: The command, to be pasted; the empty text where there is none.
     """
-    from tracer.exporters.engine import FILE_NAME, engine_json, print_engine
+    from tracer.exporters.engine import engine_json, print_engine
     from tracer.exporters.files import write_json
 
     document = engine_json(start, command=words, computed=computed)
-    write_json(save_dir / FILE_NAME, document)
+    write_json(save_dir / ENGINE_JSON, document)
     with screen(is_shown=as_json or not quiet) as console:
         if as_json:
             print_json(document, console)

@@ -1,4 +1,4 @@
-"""Follows memory of a script that its profile leaves out: of engines, by phase, of its processes and of all ranks."""
+"""Follows the memory of a script that its profile leaves out: of engines, phases, the host and other ranks."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tracer.sessions.trl_phases import follow_trl
 def followed(
     script: Script, profile: ScriptProfile, save_dir: Path, *, quiet: bool, computed: bool
 ) -> Iterator[AbstractContextManager[None]]:
-    """Within the block all of it is followed; printed and written around the profile's answer, by the given context."""
+    """Within the block that memory is followed; the context that it gives prints and writes it around the answer."""
     folder = SessionFolder(save_dir)
     is_quiet = quiet or not folder.is_of_first_rank
-    unwritten = {"unwritten_bytes": process.unwritten_pinned_bytes} if process.is_active() else {}
-    with host_followed(**unwritten), engine_reports() as reports, ExitStack() as stack:
+    host = host_followed(process.unwritten_pinned_bytes) if process.is_active() else host_followed()
+    with host, engine_reports() as reports, ExitStack() as stack:
         if folder.rank is not None:
             from tracer.capture.checkpoint_loads import loads_followed
 

@@ -2,7 +2,7 @@
 
 The screen and the page (`page/engine_page.py`) say the same sentences and rows.
 
-docs/serving.md describes the keys of engine.json.
+docs/files.md describes the keys of engine.json.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from tracer.exporters.screen.text import print_rows, say
 from tracer.results.engine_start import EngineStart, StartStage, WorkerMemory, replaced_options
 from tracer.units import format_bytes, some
 
-FILE_NAME: Final = "engine.json"
 VERSION: Final = 1
 _WITHOUT_NCCL: Final = (
     "NCCL is not counted: beside torch's allocator vLLM 0.6 found 1.79 GiB more on each of two H100 than on one alone."
@@ -67,7 +66,8 @@ def answer_sentences(start: EngineStart) -> tuple[str, ...]:
 def lacking_sentences(start: EngineStart, *, computed: bool) -> tuple[str, ...]:
     """Return sentences on memory that no stage has allocated, and on what is not counted on several null GPUs."""
     unexplained = start.worst.unexplained_bytes
-    words = f"torch's allocator counts {unexplained:,} bytes more than the stages of the start-up have allocated."
+    more = "more" if unexplained > 0 else "less"
+    words = f"torch's allocator counts {abs(unexplained):,} bytes {more} than the stages of the start-up allocated."
     is_without_nccl = start.worst.num_workers > 1 and not computed
     return (*[words] * bool(unexplained), *[_WITHOUT_NCCL] * is_without_nccl)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _ENTRY = struct.Struct("<QQ")
-_STRINGS, _DYNAMIC, _SYMBOLS = 3, 6, 11
+_DYNAMIC, _SYMBOLS = 6, 11
 _NEEDED = 1
 
 

@@ -63,10 +63,9 @@ class WorkerMemory:
     failure: str = ""  # What the engine or torch said, where the start-up failed
     failed_in: str = ""  # The part of its stage in which it failed, if that is known
     is_out_of_memory: bool = False
-    stage_bytes: Mapping[str, int] = field(
-        default_factory=dict
-    )  # Allocated by each stage that has ended, and not freed
-    allocated_bytes: int = 0  # The same of all stages, by torch's count when the last one had ended
+    # Allocated and not freed by each stage that has ended
+    stage_bytes: Mapping[str, int] = field(default_factory=dict)
+    allocated_bytes: int = 0  # By all of these stages and between them, by torch's count
     num_batches: int = 0  # Batches of requests that have run after the start-up
     served_bytes: int = 0  # Allocated at most for these batches beside the rest, or for those of the warm-up
 
@@ -77,7 +76,7 @@ class WorkerMemory:
 
     @property
     def unexplained_bytes(self) -> int:
-        """Return what torch counts and no stage has allocated."""
+        """Return the bytes that torch counts beyond those of the stages; negative if more was freed between stages."""
         return self.allocated_bytes - sum(self.stage_bytes.values())
 
     @property
@@ -172,9 +171,9 @@ class EngineStart:
         said = worker.failure or self.failure
         if _COMPILES.search(said):
             said = (
-                "FlashInfer compiles a kernel with CUDA's nvcc, which failed here. Install nvcc; if the kernel is the "
-                "sampler's, VLLM_USE_FLASHINFER_SAMPLER=0 has vLLM sample without it; if attention's, "
-                "--attention-backend TRITON_ATTN needs none, which older ones read from VLLM_ATTENTION_BACKEND "
+                "FlashInfer compiles a kernel with CUDA's nvcc, which failed here. Install nvcc; or, if the kernel is "
+                "the sampler's, set VLLM_USE_FLASHINFER_SAMPLER=0, and if it is attention's, add --attention-backend "
+                "TRITON_ATTN, for older versions of vLLM set VLLM_ATTENTION_BACKEND=TRITON_ATTN "
                 f"({said.rstrip(':')})."
             )
         return f"{ran_out} in the {at}{f': {said}' if said else '.'}"

@@ -31,8 +31,10 @@ RECORDING = OutputFile("keep-recording", "recording.npz", "the command `report`"
 ADVICE = OutputFile("advise", "advice.json", _JSON)
 RANK_JSON, RANKS_JSON, RANKS_TEXT, RANKS_PAGE = "rank.json", "ranks.json", "ranks.txt", "ranks.html"
 """What a rank has to say in its own folder, and what the first one says of all of them, beside the folders."""
-WATCH_JSON, FIT_JSON, PHASES_JSON, HOST_JSON = "watch.json", "fit.json", "phases.json", "host.json"
-"""Findings of a watched training, trials of a script's changes, memory by phase, and of the host."""
+WATCH_JSON, FIT_JSON, ENGINE_JSON = "watch.json", "fit.json", "engine.json"
+"""Findings of a watched training, trials of a script's changes, and memory of an inference engine."""
+PHASES_JSON, HOST_JSON = "phases.json", "host.json"
+"""Memory by phase, and memory of the host."""
 OUTPUT_FILES = (
     *(MAX_MEM, PAGE, PEAK, MEMORY_REPORT, RUN_TIME_REPORT, SNAPSHOT, TIMING),
     *(TRACE, RECORDING, ADVICE),
