@@ -43,6 +43,16 @@ def test_the_page_says_what_the_screen_says(
     assert sum(sizes[:-1]) == sizes[-1] == 80 * GIB
 
 
+def test_a_command_with_a_path_of_the_working_folder_is_for_that_folder(
+    start: EngineStart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "page.html"
+    write_engine_page(start, path, command=f"vllm serve {tmp_path}/llama8b", computed=False)
+    (page,) = data_of_html(path.read_text())["pages"]
+    assert page["headline"][-1] == "Start it, in the folder of the run, with: vllm serve llama8b"
+
+
 def test_the_page_of_a_script_begins_with_the_engine_that_it_has_made(start: EngineStart, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     write_pages((samples.small_page(),), path)

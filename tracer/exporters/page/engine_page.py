@@ -27,9 +27,12 @@ def write_engine_page(start: EngineStart, path: Path, *, command: str, computed:
 
 
 def put_engine_first(start: EngineStart, path: Path, *, computed: bool) -> None:
-    """Have the page of a script begin with the answer of the engine that it has made."""
+    """Have the page of a script begin with the answer of the engine that it has made.
+
+    The page is written once all steps are recorded, while the engine may not even have its KV cache.
+    """
     data = data_of_html(path.read_text("utf-8"))
-    (engine,) = relative_paths([page_data(engine_page(start, command="", computed=computed))])
+    engine = relative_paths(page_data(engine_page(start, command="", computed=computed)))
     for page in data["pages"]:
         page["title"] = engine["title"]
         page["headline"] = [*engine["headline"], *page["headline"]]
@@ -44,7 +47,6 @@ def engine_page(start: EngineStart, *, command: str, computed: bool) -> Page:
         command: The engine's own command; the empty text where a script made the engine.
     """
     worker = start.worst
-    to_paste = (f"Start it with: {command_to_paste(start, command)}",) if command else ()
     columns = ("of what", "bytes", "share")
     rows = tuple((words, size, share) for size, share, words in card_rows(start))
     return Page(
@@ -57,10 +59,16 @@ def engine_page(start: EngineStart, *, command: str, computed: bool) -> Page:
             card_sentence(start),
             *change_sentences(start),
             *lacking_sentences(start, computed=computed),
-            *to_paste,
+            *([_to_paste(command_to_paste(start, command))] if command else ()),
         ),
         sections=(Section("Memory of the engine", (), (Table(card_title(start), columns, rows), *_by_worker(start))),),
     )
+
+
+def _to_paste(command: str) -> str:
+    """Return the sentence with the command, whose paths the page shortens if they are below the working folder."""
+    place = ", in the folder of the run," if relative_paths(command) != command else ""
+    return f"Start it{place} with: {command}"
 
 
 def _by_worker(start: EngineStart) -> tuple[Table, ...]:
