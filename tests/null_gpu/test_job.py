@@ -326,7 +326,7 @@ def test_memory_on_another_ranks_gpu_counts_there(tmp_path: Path) -> None:
     ended = called(tmp_path, "predict", "--on", "2xh100:8GiB", "train.py")
     said = " ".join(ended.stdout.split())
     assert ended.returncode == 3, ended.stderr
-    assert "Rank 0 alone fits in" in said and "Whether the job fits stands behind all ranks" in said
+    assert "Rank 0 alone fits in" in said and "Whether the job fits is said at the end, after all ranks" in said
     assert "Rank 1 does not fit: OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB (train.py:8)" in said
     assert "On the GPU of rank 0, torch reserves 4.0" in said and "other ranks 4." in said
     assert "Rank 1 takes 4." in said and "of GPU 0, which is another rank's (train.py:8)" in said

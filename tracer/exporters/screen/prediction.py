@@ -230,7 +230,7 @@ def verdict(prediction: Prediction) -> str:
         return f"{subject}{fits} in {name} if NCCL takes no more than {format_bytes(left)}."
     words = f"{subject}{fits} in {name}: {format_range(least, most)} are left."
     if prediction.rank is not None:
-        words += " Whether the job fits stands behind all ranks, at the end."
+        words += " Whether the job fits is said at the end, after all ranks."
     if prediction.spread.high_bytes > card.usable_bytes:
         return f"{words} This prediction may be wrong by as much."
     return words
