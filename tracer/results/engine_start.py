@@ -76,7 +76,7 @@ class WorkerMemory:
 
     @property
     def unexplained_bytes(self) -> int:
-        """Return the bytes that torch counts beyond those of the stages; negative if more was freed between stages."""
+        """Return the bytes that torch counts beyond those of the stages; below zero if memory is freed between them."""
         return self.allocated_bytes - sum(self.stage_bytes.values())
 
     @property

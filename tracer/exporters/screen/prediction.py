@@ -229,8 +229,6 @@ def verdict(prediction: Prediction) -> str:
         left = card.usable_bytes - memory.peak_reserved_bytes
         return f"{subject}{fits} in {name} if NCCL takes no more than {format_bytes(left)}."
     words = f"{subject}{fits} in {name}: {format_range(least, most)} are left."
-    if prediction.rank is not None:
-        words += " Whether the job fits is said at the end, after all ranks."
     if prediction.spread.high_bytes > card.usable_bytes:
         return f"{words} This prediction may be wrong by as much."
     return words
@@ -255,7 +253,9 @@ def print_prediction(prediction: Prediction, console: Console, *, top: int) -> N
     need, spread, findings = prediction.need, prediction.spread, prediction.findings
     say(console)
     say(console, _ON_CPU if prediction.results.device == "cpu" else _ENGINE[prediction.engine])
-    say(console, verdict(prediction), style="bold")
+    is_of_rank = prediction.rank is not None and prediction.failed_at is None
+    at_end = " Whether the job fits is said at the end, after all ranks." if is_of_rank else ""
+    say(console, f"{verdict(prediction)}{at_end}", style="bold")
     phase = findings.worst.peak.phase if findings is not None else None
     until = "" if prediction.is_whole else ", up to where memory ran out"
     say(console, f"Peak allocated: {format_bytes(need.peak_allocated_bytes)}, in {phase or 'no phase'}{until}.")
