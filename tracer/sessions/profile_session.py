@@ -230,7 +230,8 @@ class ProfileSession(Session):
         if self._cost.has_step:
             self._end_within_step()
         else:
-            self._make_way(num_more_steps=int(self.schedule.is_apart), on_trace_ready=self._drop)
+            on_trace_ready = None if self.has_recording else self._drop
+            self._make_way(num_more_steps=int(self.schedule.is_apart), on_trace_ready=on_trace_ready)
 
     def _is_loading_module(self, name: str, path: object = None, target: object = None) -> None:
         # The only step of a program is recorded whatever it costs.
@@ -261,7 +262,7 @@ class ProfileSession(Session):
         self._dropped, self.history.snapshot = (add, self.history.snapshot), None
 
     def _use_dropped(self) -> None:
-        if self._dropped is not None and not self.has_recording:
+        if self._dropped is not None:
             add, snapshot = self._dropped
             add()
             if self.history.snapshot is None:  # else memory has run out since
