@@ -19,6 +19,8 @@ from tracer.snapshot.load import snapshot_in_memory
 
 TORCH = "/x/site-packages/torch"
 BACKWARD = [frame("torch::autograd::Engine::evaluate_function(x)", "??", 0)]
+ACCUMULATE = [frame("torch::autograd::AccumulateGrad::apply(x)", "??", 0), *BACKWARD]
+RELEASE = [frame("torch::autograd::generated::MmBackward0::release_variables()", "??", 0), *BACKWARD]
 MODULE_CALL = frame("_call_impl", f"{TORCH}/nn/modules/module.py", 1)
 
 
@@ -43,6 +45,10 @@ class Recorded:
         self.allocator.free(block)
         self._note(frames)
 
+    def use(self, size: int, frames: Any, *, freed: Any = None, stream: int = 0) -> None:
+        """Make a block and free it at once, by the same line or by another one."""
+        self.free(self.make(size, frames, stream=stream), frames if freed is None else freed)
+
     def _note(self, frames: Any) -> None:
         self._frames += [frames] * (len(self.allocator.history) - len(self._frames))
 
@@ -50,6 +56,16 @@ class Recorded:
         objects = self.allocator.snapshot()
         for row, frames in zip(objects["device_traces"][0], self._frames, strict=True):
             row["frames"] = frames
+        return objects
+
+    def snapshot_since(self, entry: int) -> Any:
+        """A recording that began behind so many entries; the stacks of blocks from before are known."""
+        objects = self.snapshot()
+        entries = objects["device_traces"][0]
+        known = {row["addr"]: row["frames"] for row in entries if row["action"] == "alloc"}
+        for block in (block for segment in objects["segments"] for block in segment["blocks"]):
+            block["frames"] = known.get(block["address"], [])
+        del entries[:entry]
         return objects
 
     def changes(self, objects: ObjectsAtFailure | None = None) -> dict[str, FirstChange]:
@@ -104,7 +120,7 @@ def train(program: Recorded, *, forward: int = 4, size: int = 10) -> None:
     gradient = program.make(size, BACKWARD)
     for block in [*kept, gradient, batch]:
         program.free(block, BACKWARD)
-    program.free(program.make(1, STEP), STEP)
+    program.use(1, STEP)
 
 
 def backward_of(program: Recorded, number: int) -> None:
@@ -113,7 +129,7 @@ def backward_of(program: Recorded, number: int) -> None:
         program.make(10, MOVING)
     for block in [program.make(10, layer(7)) for _ in range(number)]:
         program.free(block, BACKWARD)
-        program.make(10, [frame("torch::autograd::AccumulateGrad::apply(x)", "??", 0), *BACKWARD])
+        program.make(10, ACCUMULATE)
 
 
 def first(program: Recorded) -> FirstChange:

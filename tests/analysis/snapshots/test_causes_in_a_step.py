@@ -13,6 +13,7 @@ from tests.analysis.snapshots.recorded_program import (
     FOREACH,
     MODULE_CALL,
     MOVING,
+    RELEASE,
     SECOND_STATE,
     STATE,
     STEP,
@@ -59,7 +60,7 @@ def test_logits_of_several_calls_that_a_loop_goes_over_row_by_row() -> None:
         ]
         frames = [line(14, "log_probabilities"), line(caller)]
         for _ in range(2):
-            program.free(program.make(25, frames), [line(14)])
+            program.use(25, frames, freed=[line(14)])
         rows = [program.make(25, frames) for _ in range(4)]
         for block in (*made, *rows):
             program.free(block, [line(20)])
@@ -79,7 +80,7 @@ def test_a_layer_as_large_as_the_others_makes_no_logits() -> None:
 def test_the_first_step_of_an_optimizer_and_its_temporaries() -> None:
     program = Recorded(capacity=240)
     program.make(40, MOVING)
-    program.free(program.make(40, layer(7)), BACKWARD)
+    program.use(40, layer(7), freed=BACKWARD)
     program.make(40, BACKWARD)
     for _ in range(2):
         program.make(40, STATE)
@@ -113,7 +114,7 @@ def test_blocks_outside_of_modules_that_are_larger_than_all_before() -> None:
     program = Recorded(capacity=340)
     for _ in range(3):
         train(program)
-        program.free(program.make(20, [line(9)]), [line(9)])
+        program.use(20, [line(9)])
     program.make(200, [line(9)])
     program.fail(200, [line(9)])
     assert program.changes()["long batch"].words.startswith("make these in parts")
@@ -138,7 +139,7 @@ def test_a_batch_that_is_longer_than_all_before(frames: list[dict[str, Any]]) ->
 def test_memory_that_streams_keep_for_themselves() -> None:
     program = Recorded()
     for stream in range(5):
-        program.free(program.make(50, [line(2)], stream=stream), [line(2)])
+        program.use(50, [line(2)], stream=stream)
     change = first(program)
     assert change.cause == "stranded in streams"
     assert (change.reserved_before_bytes, change.reserved_bytes) == (250 << 20, 50 << 20)
@@ -339,7 +340,7 @@ def test_fsdp_that_gathers_the_whole_model_at_once(num_units: int, is_whole: boo
     for _ in range(10):
         program.make(4, MOVING)
     for _ in range(2):
-        program.free(program.make(1, layer(6)), [line(3)])
+        program.use(1, layer(6), freed=[line(3)])
         for number in range(num_units):
             unit = program.make(80 if is_whole else 40, gathering)
             program.make(1, layer(8))
@@ -356,7 +357,6 @@ def test_fsdp_that_gathers_the_whole_model_at_once(num_units: int, is_whole: boo
 @pytest.mark.parametrize("has_graph", [True, False])
 def test_a_graph_that_a_backward_made(has_graph: bool) -> None:
     """Of 4 blocks of 10 MiB autograd lets go as of what it saved, where they are no gradients that a variable keeps."""
-    release = [frame("torch::autograd::generated::MmBackward0::release_variables()", "??", 0), *BACKWARD]
     program = Recorded(capacity=210)
     for _ in range(2):
         program.make(3, MOVING)
@@ -364,11 +364,11 @@ def test_a_graph_that_a_backward_made(has_graph: bool) -> None:
     for _ in range(4):
         program.make(10, layer(7))
     made = [program.make(10, BACKWARD) for _ in range(4)]
-    program.free(program.make(1, BACKWARD), BACKWARD)
+    program.use(1, BACKWARD)
     program.make(10, layer(8))
     program.fail(130, layer(9))
     for block in made:
-        program.free(block, release if has_graph else [line(9)])
+        program.free(block, RELEASE if has_graph else [line(9)])
     changes = program.changes()
     assert ("graph of a gradient" in changes) == has_graph
     if has_graph:
@@ -433,7 +433,7 @@ def test_gradients_of_each_sample(
     program = Recorded(capacity=15 + sum(sizes) + asked - 2)
     for size in (10, 5):
         program.make(size, MOVING)
-    program.free(program.make(1, [function, line(3)]), [line(3)])
+    program.use(1, [function, line(3)], freed=[line(3)])
     for size in sizes:
         program.make(size, BACKWARD)
     program.fail(asked, frames)
@@ -451,7 +451,7 @@ def test_logits_that_a_variable_keeps_through_backward(backward: list[dict[str, 
     held = None
     for is_last in (False, True):
         for number in (7, 8):
-            program.free(program.make(10, linear(number)), backward)
+            program.use(10, linear(number), freed=backward)
         logits = program.make(100, linear(9))
         if held is not None:
             program.free(held, [line(3)])
@@ -463,7 +463,7 @@ def test_logits_that_a_variable_keeps_through_backward(backward: list[dict[str, 
             break
         for block in (root, loss, gradient):
             program.free(block, backward)
-        program.free(program.make(1, STEP), STEP)
+        program.use(1, STEP)
         held = logits
     change = program.changes()["held over the step"]
     assert "A variable keeps the logits, 100.00 MiB in 1 block" in change.sentence
@@ -480,7 +480,7 @@ def test_a_call_that_is_larger_than_those_before_where_no_optimizer_steps() -> N
     program.make(1, [line(5)])
     program.fail(200, layer(7))
     for _ in range(2):
-        program.free(program.make(20, layer(7)), [line(4)])
+        program.use(20, layer(7), freed=[line(4)])
     assert program.changes()["long batch"].words.startswith("call the model with smaller batches there")
 
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tests.analysis.snapshots.recorded_program import (
+    ACCUMULATE,
     BACKWARD,
+    FOREACH,
     LOADING,
     MOVING,
     STATE,
@@ -31,7 +33,7 @@ from tracer.snapshot.load import snapshot_in_memory
 def test_nothing_in_use_has_no_cause() -> None:
     """A recording of the driver's work alone."""
     program = Recorded()
-    program.free(program.make(30, [line(1)]), [line(2)])
+    program.use(30, [line(1)], freed=[line(2)])
     recording = program.snapshot()
     recording["device_traces"][0] = [row for row in recording["device_traces"][0] if row["action"] == "segment_alloc"]
     replayed = replay_snapshot(snapshot_in_memory(recording))
@@ -161,6 +163,19 @@ def test_blocks_of_the_sizes_of_weights_that_are_no_copies(sizes: tuple[int, ...
     assert "copies of weights" not in _with_copies(sizes, frames).changes()
 
 
+@pytest.mark.parametrize("frames", [BACKWARD, FOREACH])
+def test_temporaries_of_a_backward_or_of_a_step_are_no_copies_of_weights(frames: Any) -> None:
+    """At the peak their line has a block in use for each weight, of its size."""
+    program = Recorded()
+    for size in (10, 20, 10, 20):
+        program.make(size, MOVING)
+    program.use(1, layer(7), freed=BACKWARD)
+    for block in [program.make(size, frames) for size in (10, 20, 10, 20)]:
+        program.free(block, frames)
+    program.make(1, ACCUMULATE)
+    assert "copies of weights" not in program.changes()
+
+
 @pytest.mark.parametrize(
     ("batch", "is_behind", "kept", "is_data"),
     [(5, True, 5, True), (5, False, 5, False), (10, True, 5, False), (5, True, 60, False)],
@@ -177,16 +192,13 @@ def test_a_set_of_data_before_a_first_backward(batch: int, is_behind: bool, kept
     assert ("data on the device" in program.changes()) is is_data
 
 
-ACCUMULATE = [frame("torch::autograd::AccumulateGrad::apply(x)", "??", 0), *BACKWARD]
-
-
 def _step(program: Recorded, gradients: Sequence[int]) -> list[Block]:
     """Forward, backward and a step of the optimizer; returns the gradients."""
     kept = [program.make(1, layer(7)) for _ in gradients]
     for block in kept:
         program.free(block, BACKWARD)
     made = [program.make(size, ACCUMULATE) for size in gradients]
-    program.free(program.make(1, STEP), STEP)
+    program.use(1, STEP)
     return made
 
 

@@ -104,7 +104,7 @@ def test_a_first_forward_that_frees_most_of_its_blocks_keeps_the_large_ones_for_
     """Of two blocks' tensors half are freed on the way, and a workspace is: three of eight are left, 64 % of bytes."""
     program = Recorded(capacity=200)
     program.make(10, [line(2)])
-    program.free(program.make(1, layer(6)), layer(6))
+    program.use(1, layer(6))
     hidden = program.make(32, layer(7))
     program.make(32, layer(8))
     program.free(hidden, layer(8))
@@ -186,7 +186,7 @@ def test_a_graph_that_is_dropped_before_each_backward(is_dropped: bool, fails: b
         gradient = program.make(10, BACKWARD)
         for block in [*of_student, gradient]:
             program.free(block, [RELEASED, *BACKWARD])
-        program.free(program.make(1, STEP), STEP)
+        program.use(1, STEP)
     for frames in (teacher, student):
         for _ in range(9):
             program.make(10, frames)
@@ -204,8 +204,8 @@ def test_a_graph_that_backward_retains(is_used: bool, is_retained: bool) -> None
     program = Recorded(capacity=260)
     kept = [program.make(10, layer(7)) for _ in range(9)]
     if is_used:
-        program.free(program.make(10, BACKWARD), STEP)
-        program.free(program.make(1, STEP), STEP)
+        program.use(10, BACKWARD, freed=STEP)
+        program.use(1, STEP)
     for block in kept[is_retained * 9 :]:
         program.free(block, BACKWARD)
     program.make(10, [line(2)])

@@ -9,6 +9,7 @@ import pytest
 
 from tests.analysis.snapshots.recorded_program import (
     BACKWARD,
+    RELEASE,
     STEP,
     TORCH,
     Recorded,
@@ -79,13 +80,7 @@ def test_results_of_iterations_before_the_recording(
             program.make(size, frames)
         program.free(passing, [line(2)])
     program.fail(180 if before else 300, [line(2)])
-    recording = program.snapshot()
-    known = {row["addr"]: row["frames"] for row in recording["device_traces"][0] if row["action"] == "alloc"}
-    for segment in recording["segments"]:
-        for block in segment["blocks"]:
-            block["frames"] = known.get(block["address"], [])
-    del recording["device_traces"][0][: begins[4]]
-    found = changes_in(recording)
+    found = changes_in(program.snapshot_since(begins[4]))
     assert any(change.sentence.startswith("Memory grows") for change in found.values()) is is_growth
     if is_growth:
         change = found["results kept"]
@@ -115,7 +110,7 @@ def test_graphs_that_one_backward_behind_the_loop_needs(
     script.write_text(f"losses = []\nfor x in data:\n    losses.append(loss(model(x)))\n{learns}\n")
     program = Recorded(capacity=420)
     for _ in range(8):
-        program.free(program.make(1, [line(2)]), [line(2)])
+        program.use(1, [line(2)])
         for number in range(4):
             program.make(10, [*layer(7 + number)[:2], FUNCTIONAL, line(3, "<module>", str(script))])
     program.fail(110, [line(2)])
@@ -144,7 +139,6 @@ def test_a_graph_of_each_gradient(keeps: bool, words: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(("batch", "cause"), [(30, "graphs kept"), (90, "results kept")])
 def test_a_graph_outside_of_modules_beside_the_batch_that_it_holds(batch: int, cause: str) -> None:
     """Four blocks of 5 MiB that autograd lets go of: 20 of 50 MiB that a step leaves, or of 110."""
-    release = [frame("torch::autograd::generated::MmBackward0::release_variables()", "??", 0), *BACKWARD]
     program = Recorded(capacity=1000)
     kept = []
     for _ in range(8):
@@ -153,7 +147,7 @@ def test_a_graph_outside_of_modules_beside_the_batch_that_it_holds(batch: int, c
         kept += [program.make(5, [line(8)]) for _ in range(4)]
     program.fail(650, [line(2)])
     for block in kept:
-        program.free(block, release)
+        program.free(block, RELEASE)
     assert first(program).cause == cause
 
 
@@ -187,7 +181,7 @@ def test_what_is_grown_by_cat(caller: list[dict[str, Any]], cause: str) -> None:
     """10, 20, ... 110 MiB, where the old one is freed once the new one is there."""
     program, old = Recorded(capacity=240), None
     for length in range(1, 12):
-        program.free(program.make(1, [line(2)]), [line(2)])
+        program.use(1, [line(2)])
         new = program.make(10 * length, caller)
         if old is not None:
             program.free(old, caller)
@@ -219,7 +213,7 @@ def test_what_hooks_keep_where_gradients_are_off(is_off: bool, cause: str) -> No
         gradient = program.make(10, BACKWARD)
         for block in [*kept, gradient]:
             program.free(block, BACKWARD)
-        program.free(program.make(1, STEP), STEP)
+        program.use(1, STEP)
     for _ in range(8):
         batch = program.make(1, [line(5)])
         layers = [program.make(10, layer(number, caller=4)) for number in (7, 8)]
@@ -244,7 +238,7 @@ def test_a_setting_is_not_first_where_memory_grows() -> None:
             program.make(1, layer(9, caller=4))
         for block in passing:
             program.free(block, BACKWARD)
-        program.free(program.make(2, STEP), STEP)
+        program.use(2, STEP)
     program.fail(118, [line(2)])
     found = program.changes()
     assert [*found] == ["graphs kept", "largest line", "fragmentation"]
@@ -261,7 +255,7 @@ def test_two_optimizers_that_step_in_turn_make_one_iteration() -> None:
             passing = program.make(5, layer(number))
             program.make(10, layer(number + 10))
             program.free(passing, BACKWARD)
-            program.free(program.make(1, step), step)
+            program.use(1, step)
     program.fail(230, [line(2)])
     assert "each of 8 steps left 20.00 MiB, 160.00 MiB in 16 blocks" in first(program).sentence
 
@@ -278,9 +272,5 @@ def test_the_larger_growth_is_said_where_some_is_from_before_the_recording() -> 
     for _ in range(8):
         program.make(1, [line(12)])
     program.fail(180, [line(2)])
-    recording = program.snapshot()
-    known = {row["addr"]: row["frames"] for row in recording["device_traces"][0] if row["action"] == "alloc"}
-    for block in (block for segment in recording["segments"] for block in segment["blocks"]):
-        block["frames"] = known.get(block["address"], [])
-    del recording["device_traces"][0][: begins[4]]
-    assert "each of 5 iterations left 30.00 MiB" in next(iter(changes_in(recording).values())).sentence
+    change = next(iter(changes_in(program.snapshot_since(begins[4])).values()))
+    assert "each of 5 iterations left 30.00 MiB" in change.sentence

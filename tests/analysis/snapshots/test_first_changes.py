@@ -6,7 +6,7 @@ import pytest
 
 from tests.allocator.recorded import MIB
 from tests.analysis.snapshots.allocator_samples import explain, fragmented, full, screen
-from tests.analysis.snapshots.recorded_program import Recorded
+from tests.analysis.snapshots.recorded_program import ACCUMULATE, BACKWARD, Recorded
 from tests.snapshot.dumps import frame
 from tracer.allocator.blocks import Block
 from tracer.analysis.snapshots.first_changes import FirstChange
@@ -21,8 +21,6 @@ LOOP = [frame("main", "/home/me/train.py", 3)]
 IN_DDP = [*MODULE[:2], frame("_run_ddp_forward", "/x/torch/nn/parallel/distributed.py", 4), *MODULE[1:]]
 BUCKETS = [frame("_ddp_init_helper", "/x/torch/nn/parallel/distributed.py", 2), *LOOP]
 LOSS = [frame("cross_entropy", "/x/torch/nn/functional.py", 9), frame("main", "/home/me/train.py", 4)]
-BACKWARD = [frame("torch::autograd::Engine::evaluate_function(x)", "??", 0)]
-ACCUMULATE = [frame("torch::autograd::AccumulateGrad::apply(x)", "??", 0), *BACKWARD]
 STEP = [frame("step", "/x/torch/optim/sgd.py", 5), frame("main", "/home/me/train.py", 5)]
 FOREACH = [frame("_multi_tensor_sgd", "/x/torch/optim/sgd.py", 9), *STEP]
 ZERO_GRAD = [frame("zero_grad", "/x/torch/optim/optimizer.py", 2), frame("main", "/home/me/train.py", 2)]
@@ -54,8 +52,8 @@ def with_logits_kept(num_iterations: int) -> dict[str, FirstChange]:
         if len(held) == num_iterations:
             program.free(held.pop(0), LOOP)
         program.free(hidden, BACKWARD)
-        program.free(program.make(20, BACKWARD), BACKWARD)
-        program.free(program.make(20, STEP), STEP)
+        program.use(20, BACKWARD)
+        program.use(20, STEP)
         held.append(logits)
     return program.changes()
 
@@ -77,7 +75,7 @@ def test_gradients_that_wait_for_zero_grad() -> None:
             program.free(gradient, ZERO_GRAD)
         program.free(hidden, BACKWARD)
         gradient = program.make(60, ACCUMULATE)
-        program.free(program.make(10, STEP), STEP)
+        program.use(10, STEP)
     found = program.changes()
     assert allocated(found["gradients freed late"]) == (220, 160)
     assert weight
@@ -92,7 +90,7 @@ def test_gradients_beside_buckets_of_the_same_bytes(buckets: int) -> None:
         hidden = program.make(50, IN_DDP)
         gradient = program.make(60, ACCUMULATE)
         program.free(hidden, BACKWARD)
-        program.free(program.make(10, STEP), STEP)
+        program.use(10, STEP)
         program.free(gradient, ZERO_GRAD)
     found = program.changes()
     if buckets < 60:
@@ -107,7 +105,7 @@ def test_the_loss_in_parts() -> None:
     program = Recorded()
     hidden = program.make(100, MODULE)
     log_softmax = program.make(80, LOSS)
-    program.free(program.make(20, BACKWARD), BACKWARD)
+    program.use(20, BACKWARD)
     program.free(log_softmax, BACKWARD)
     program.free(hidden, BACKWARD)
     assert allocated(program.changes()["logits"]) == (200, 140)
@@ -116,9 +114,9 @@ def test_the_loss_in_parts() -> None:
 def test_emptying_between_phases() -> None:
     """The 120 MiB of forward are too few for the 125 of the optimizer's, which take a segment of 126."""
     program = Recorded()
-    program.free(program.make(120, MODULE), BACKWARD)
-    program.free(program.make(2, BACKWARD), BACKWARD)
-    program.free(program.make(125, STEP), STEP)
+    program.use(120, MODULE, freed=BACKWARD)
+    program.use(2, BACKWARD)
+    program.use(125, STEP)
     found = program.changes()
     change = found["cached memory"]
     assert (change.reserved_before_bytes, change.reserved_bytes) == (246 * MIB, 126 * MIB)
@@ -138,7 +136,7 @@ def test_the_line_that_fills_the_peak_comes_last() -> None:
 def test_no_more_than_three_and_none_below_a_hundredth() -> None:
     program = Recorded()
     large = program.make(1000, [])
-    program.free(program.make(9, FOREACH), FOREACH)
+    program.use(9, FOREACH)
     assert program.changes() == {}
     assert large
 
