@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -151,14 +152,19 @@ def decoder(number: int, caller: int = 3) -> list[dict[str, Any]]:
     return [inner, MODULE_CALL, *layer(20, caller)]
 
 
-def test_parts_that_repeat_are_checkpointed() -> None:
-    """Eight calls of a layer keep 3 x 10 MiB each; of seven a checkpoint keeps the last block: 140 MiB fewer."""
+def eight_calls(frames_of: Callable[[int], list[dict[str, Any]]]) -> Recorded:
+    """Eight calls of a layer keep 3 x 10 MiB each, by lines 7 to 9, and memory runs out behind them."""
     program = Recorded(capacity=300)
     program.make(10, [line(2)])
-    for _ in range(8):
-        for number in (7, 8, 9):
-            program.make(10, decoder(number))
+    for number in (7, 8, 9) * 8:
+        program.make(10, frames_of(number))
     program.fail(100, [line(4)])
+    return program
+
+
+def test_parts_that_repeat_are_checkpointed() -> None:
+    """Of seven calls a checkpoint keeps the last block: 140 MiB fewer."""
+    program = eight_calls(decoder)
     change = first(program)
     assert change.cause == "repeated parts" and change.num_served == 1
     assert change.allocated_before_bytes - change.allocated_bytes >= 40 << 20  # of the peak with what is then served
@@ -177,11 +183,7 @@ def test_parts_without_any_graph_keep_nothing_for_backward(
     is_training: bool, around: list[dict[str, Any]], are_kept: bool
 ) -> None:
     """A graph may be made when the call is over: of a training and of a compiled forward its absence says nothing."""
-    program = Recorded(capacity=300)
-    for _ in range(8):
-        for number in (7, 8, 9):
-            program.make(10, [*decoder(number)[:-1], *around, *decoder(number)[-1:]])
-    program.fail(100, [line(4)])
+    program = eight_calls(lambda number: [*decoder(number)[:-1], *around, *decoder(number)[-1:]])
     objects = objects_of(is_training=is_training, in_graphs=frozenset())
     assert ("repeated parts" in program.changes(objects)) is are_kept
 
@@ -202,21 +204,13 @@ def test_a_part_has_the_name_of_its_class_where_its_source_is_here(
     file = tmp_path / name
     if text is not None:
         file.write_text(text, "utf-8")
-    program = Recorded(capacity=300)
-    for _ in range(8):
-        for number in (7, 8, 9):
-            program.make(10, [line(number, "forward", str(file)), MODULE_CALL, *layer(20)])
-    program.fail(100, [line(4)])
+    program = eight_calls(lambda number: [line(number, "forward", str(file)), MODULE_CALL, *layer(20)])
     assert first(program).sentence.startswith(f"8 calls of {named} ({file}:7)")
 
 
 def test_the_layers_of_a_public_library_have_a_switch() -> None:
-    program = Recorded(capacity=300)
     library = "/x/site-packages/transformers/models/llama/modeling_llama.py"
-    for _ in range(8):
-        for number in (7, 8, 9):
-            program.make(10, [line(number, "forward", library), MODULE_CALL, *layer(20)])
-    program.fail(100, [line(4)])
+    program = eight_calls(lambda number: [line(number, "forward", library), MODULE_CALL, *layer(20)])
     assert first(program).words.startswith("call model.gradient_checkpointing_enable()")
 
 

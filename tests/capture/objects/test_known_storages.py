@@ -212,7 +212,7 @@ def test_a_tensor_outside_of_the_allocators_segments_holds_nothing() -> None:
     first, second, used = torch.from_numpy(host[:48]), torch.from_numpy(host[32:]), torch.zeros(4)
     begin = first.data_ptr()
     observer = StorageObserver()
-    blocks = DeviceBlocks(segments=((used.data_ptr(), used.data_ptr() + 512),))
+    blocks = DeviceBlocks(segments=((4096, 8192), (used.data_ptr(), used.data_ptr() + 16)))
     observer.observe(inputs(first, second, used), blocks={"cpu": blocks})
     pieces = [("", Role.IDLE, begin, 48, "cpu"), ("", Role.IDLE, begin + 48, 16, "cpu")]
     assert rows(observer.observations()) == [("x2", Role.INPUT, used.data_ptr(), 16, "cpu"), *pieces]

@@ -12,6 +12,7 @@ from tests.results.test_engine_start import GIB, READY
 from tracer.exporters.engine import print_engine
 from tracer.exporters.page.engine_page import engine_page, put_engine_first, write_engine_page
 from tracer.exporters.page.html import data_of_html, write_pages
+from tracer.exporters.page.model import Section
 from tracer.exporters.screen.terminal import screen
 from tracer.results.engine_start import EngineStart, engine_start
 
@@ -55,7 +56,7 @@ def test_a_command_with_a_path_of_the_working_folder_is_for_that_folder(
 
 def test_the_page_of_a_script_begins_with_the_engine_that_it_has_made(start: EngineStart, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    write_pages((samples.small_page(),), path)
+    write_pages((replace(samples.small_page(), sections=(Section("Memory of the script", (), ()),)),), path)
     (before,) = data_of_html(path.read_text())["pages"]
     put_engine_first(start, path, computed=True)
     (page,) = data_of_html(path.read_text())["pages"]
