@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tracer import timeline_tracer
 from tracer.sessions import recording_cost
@@ -201,17 +201,17 @@ def test_a_recording_that_was_dropped_is_used_where_no_other_is_made(
 ) -> None:
     """As of a script that only makes an inference engine: its last step ends with it, and nothing begins there."""
     monkeypatch.syspath_prepend(tmp_path)
-    load, model, cache = loads(tmp_path, range(1)), nn.Linear(64, 8), list[Tensor]()
+    load, model = loads(tmp_path, range(1)), nn.Linear(64, 8)
     make = partial(TrainingProfile, voice=ScriptVoice(), save_dir=tmp_path, schedule=Schedule(0, 0, 3, 1), screen=False)
     profile = ScriptProfile(make, is_inference=True)
     with profile, torch.no_grad():
         model(torch.ones(1, 64))
-        cache.append(torch.zeros(1 << 18))
+        model.register_buffer("cache", torch.zeros(1 << 18))
         load(0, model)
         model(torch.ones(1, 64))
     session = profile.session
     assert isinstance(session, TrainingProfile) and session.num_steps_done == 2
     (cycle,) = session.findings.cycles
     assert not cycle.is_whole
-    assert (cycle.peak.rows[0].bytes, cycle.peak.rows[0].category) == (1 << 20, "HELD")
+    assert (cycle.peak.rows[0].bytes, cycle.peak.rows[0].name) == (1 << 20, "cache")
     assert any("was recorded loads more than 100 Python modules" in note for note in session.notes)
