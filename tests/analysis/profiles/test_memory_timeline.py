@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from tests.histories import START_NS, Event, Key, recording_of
 from tests.programs import NODE_NS, Node, Program, Storage, programs
@@ -279,6 +280,24 @@ def test_the_total_is_the_allocators(name: str, recorded: Callable[[str], Record
 
 
 # ---- CUDA ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_equals_torch_on_cuda() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4)).cuda()
+    model(torch.randn(2, 3, 16, 16, device="cuda"))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(2, 3, 16, 16).cuda()).square().sum().backward()
+        optimizer.step()
+
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    (results,) = record(step, n_active=2, activities=activities)
+    assert_equals_torch(results, "cuda:0")
+    assert_equals_torch(results, "cpu")
+    assert MemoryTimeline.from_profiler(results).device == "cuda:0"
 
 
 def timeline_of_breakdown(found: CycleFindings) -> MemoryTimeline:
