@@ -89,6 +89,12 @@ def test_default_is_the_documented_model():
     assert all(isinstance(value, str | int | float) for value in workload.description.values())
 
 
+def test_spectrum_reaches_the_model():
+    for spectrum in ("new_zeros", "torch_zeros"):
+        model = small_fno(spectrum=spectrum).model
+        assert {block.spectral.spectrum for block in model.blocks} == {spectrum}
+
+
 # ---- a step ----------------------------------------------------------------------------------------------------------
 
 

@@ -277,6 +277,16 @@ def test_rows_know_shape_and_dtype() -> None:
     assert {("PARAMETER", (8, 32), "bfloat16"), ("INPUT", (16, 32), "bfloat16")} <= known
 
 
+def test_the_model_itself_goes_by_its_class() -> None:
+    model = Features()
+
+    def step() -> None:
+        model(torch.randn(10, 32)).sum().backward()
+        model.zero_grad()
+
+    assert set(findings(step, model=model).attribution.modules) == {"Features", "head"}
+
+
 class WithUnused(nn.Module):
     """A layer, and a weight that no operator is given."""
 

@@ -182,6 +182,11 @@ def test_equals_torch(name: str, recorded: Callable[[str], Recorded]) -> None:
     assert_equals_torch(run.results[1], theirs=run.oracle)
 
 
+@pytest.mark.parametrize("name", ["sgd_momentum", "growing_list"])
+def test_the_first_of_two_cycles_equals_torch(name: str, recorded: Callable[[str], Recorded]) -> None:
+    assert_equals_torch(recorded(name).results[0])
+
+
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_row_of_torchs_timeline(name: str, recorded: Callable[[str], Recorded]) -> None:
     """Before torch merges them: rows of one nanosecond may swap, all else is equal."""
