@@ -1,10 +1,11 @@
 """Whether programs that run out of memory for a known reason are told it first.
 
-    uv run python -m benchmarks.causes [NAME ...]
+    uv run python -m benchmarks.causes [--here] [--workers N] [NAME ...]
 
 Each program of scripts/causes says in its first line its card and its cause, mostly after a public report. It runs on
 the null GPU three times: with the allocator's history dumped in `except`, as most people do; dumped by an observer at
-the failure; and under `run --on CARD`. Right is what has the cause as the first change, or as the decisive one.
+the failure; and under `run --on CARD`. Right is what has the cause as the first change, or as the decisive one. With
+`--here` they run on the GPU of this machine, of whose memory they get that of their card.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import runpy
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from benchmarks.engine import as_markdown
+from benchmarks.limited_gpu import limited_to
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.first_changes import first_changes
 from tracer.analysis.snapshots.modelled import model_device
@@ -49,12 +53,12 @@ def _dump(program: str, file: str, how: str) -> None:
             memory._dump_snapshot(file)
 
 
-def _of_dump(program: Path, card: str, how: str, folder: Path) -> str:
+def _of_dump(program: Path, card: str, how: str, folder: Path, here: bool) -> str:
     """The first cause in a dump."""
     file = folder / f"{how}.pickle"
     devices = devices_of(card)
     command = [sys.executable, "-m", "benchmarks.causes", "--dump", how, "--to", str(file), str(program)]
-    variables = environment((devices.card,) * devices.count)
+    variables = limited_to(card) if here else environment((devices.card,) * devices.count)
     subprocess.run(command, env=variables, capture_output=True, check=False, timeout=_LIMIT_S)
     if not file.exists():
         return "not out of memory"
@@ -64,27 +68,29 @@ def _of_dump(program: Path, card: str, how: str, folder: Path) -> str:
     return first.changes[0].cause if first is not None and first.changes else "nothing"
 
 
-def _of_run(program: Path, card: str, folder: Path) -> str:
+def _of_run(program: Path, card: str, folder: Path, here: bool) -> str:
     """The decisive cause that `run` says."""
     out = folder / "run"
-    command = [sys.executable, "-m", "tracer", "run", "--on", card, "--save-dir", str(out), str(program)]
-    said = subprocess.run(command, capture_output=True, check=False, timeout=_LIMIT_S, text=True)
+    where = [] if here else ["--on", card]
+    command = [sys.executable, "-m", "tracer", "run", *where, "--save-dir", str(out), str(program)]
+    variables = limited_to(card) if here else None
+    said = subprocess.run(command, env=variables, capture_output=True, check=False, timeout=_LIMIT_S, text=True)
     if "with --inference" in said.stdout + said.stderr:
         command.insert(4, "--inference")
-        subprocess.run(command, capture_output=True, check=False, timeout=_LIMIT_S)
+        subprocess.run(command, env=variables, capture_output=True, check=False, timeout=_LIMIT_S)
     for file, key in ((out / "peak.json", "failure"), (out / "later" / "watch.json", "out_of_memory")):
         if file.exists() and (failure := json.loads(file.read_text()).get(key)):
             return failure["decisive"] or _NO_CAUSE
     return "no failure"
 
 
-def _judged(program: Path) -> dict[str, str]:
+def _judged(program: Path, here: bool) -> dict[str, str]:
     head = _HEAD.match(program.read_text())
     assert head is not None, f"{program.name} does not say its card and cause."
     _, card, cause = head.groups()
     with tempfile.TemporaryDirectory() as folder:
-        found = {how: _of_dump(program, card, how, Path(folder)) for how in ("except", "observer")}
-        found["run"] = _of_run(program, card, Path(folder))
+        found = {how: _of_dump(program, card, how, Path(folder), here) for how in ("except", "observer")}
+        found["run"] = _of_run(program, card, Path(folder), here)
     wrong = {how: said for how, said in found.items() if said not in cause.split(" or ")}
     shown = {how: "right" if how not in wrong else said for how, said in found.items()}
     return {"program": program.stem, "cause": cause, **shown}
@@ -94,6 +100,8 @@ def main() -> None:
     """Print a row for each program, and how many are right in each way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="programs of scripts/causes; all by default")
+    parser.add_argument("--here", action="store_true", help="on the GPU of this machine")
+    parser.add_argument("--workers", type=int, default=1, help="programs at a time")
     parser.add_argument("--dump", choices=["except", "observer"], help=argparse.SUPPRESS)
     parser.add_argument("--to", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -103,9 +111,10 @@ def main() -> None:
     programs = sorted(_PROGRAMS.glob("*.py"))
     chosen = [program for program in programs if not arguments.names or program.stem in arguments.names]
     rows = []
-    for program in chosen:
-        rows.append(_judged(program))
-        print(f"{len(rows)} of {len(chosen)}: {rows[-1]}", file=sys.stderr, flush=True)
+    with ThreadPoolExecutor(arguments.workers) as pool:
+        for row in pool.map(partial(_judged, here=arguments.here), chosen):
+            rows.append(row)
+            print(f"{len(rows)} of {len(chosen)}: {row}", file=sys.stderr, flush=True)
     print(as_markdown([list(rows[0]), *(list(row.values()) for row in rows)]))
     for how in ("except", "observer", "run"):
         print(f"{how}: {sum(row[how] == 'right' for row in rows)} of {len(rows)} right")

@@ -1,10 +1,11 @@
 """Whether `fit` finds the least that makes a program fit, in how much time, and whether `run --apply` reproduces it.
 
-    uv run python -m benchmarks.fit [NAME ...]
+    uv run python -m benchmarks.fit [--here] [--workers N] [NAME ...]
 
 Each program of scripts/fit says in its first line its card and the least that makes it fit there, which is known from
 how it is made; "nothing" where no change from outside helps. Right is this set, with the peak that `fit` said under
-`run --apply`. Time is a processor's.
+`run --apply`. Time is a processor's. With `--here` `run --apply` is on the GPU of this machine, of whose memory the
+program gets that of its card: right is what fits there.
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ import resource
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.engine import as_markdown
+from benchmarks.limited_gpu import limited_to
 
 _PROGRAMS = Path(__file__).parent / "scripts" / "fit"
 _HEAD = re.compile(r'"""(.+); on (\S+): (.+)\."""')
 _LIMIT_S = 40
 """That a search may take."""
+_SAME_PEAK = "the same peak"
 
 
 def _processor_s() -> float:
@@ -33,11 +38,11 @@ def _processor_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _ran(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "tracer", *words], capture_output=True, check=False)
+def _ran(*words: str, variables: dict[str, str] | None = None) -> None:
+    subprocess.run([sys.executable, "-m", "tracer", *words], env=variables, capture_output=True, check=False)
 
 
-def _judged(program: Path) -> dict[str, str]:
+def _judged(program: Path, here: bool) -> dict[str, str]:
     head = _HEAD.match(program.read_text())
     assert head is not None, f"{program.name} does not say its card and the least."
     _, card, least = head.groups()
@@ -51,10 +56,17 @@ def _judged(program: Path) -> dict[str, str]:
         if report["apply"] is None:
             return _row(program, least, "nothing", report, used_s, "-")
         (said,) = {trial["allocated_bytes"] for trial in report["trials"] if ",".join(trial["apply"]) == found}
-        _ran("run", "--on", card, "--apply", str(folder / "fit.json"), "--save-dir", str(folder / "run"), str(program))
-        peaks = [json.loads(path.read_text())["peak_bytes"] for path in (folder / "run").rglob("peak.json")]
+        run = ("--apply", str(folder / "fit.json"), "--save-dir", str(folder / "run"), str(program))
+        if here:
+            _ran("run", *run, variables=limited_to(card))
+        else:
+            _ran("run", "--on", card, *run)
+        ended = [json.loads(path.read_text()) for path in (folder / "run").rglob("peak.json")]
+    peaks = [peak["peak_bytes"] for peak in ended]
     is_same = bool(peaks) and max(peaks) == said
-    applied = "the same peak" if is_same else f"{max(peaks, default=0):,} bytes where {said:,} were said"
+    applied = _SAME_PEAK if is_same else f"{max(peaks, default=0):,} bytes where {said:,} were said"
+    if any("failure" in peak for peak in ended):
+        applied = f"out of memory: {applied}"
     return _row(program, least, found or "as it is", report, used_s, applied)
 
 
@@ -73,15 +85,18 @@ def main() -> int:
     """Print a row for each program; 1 if one is wrong or late."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="programs of scripts/fit; all by default")
+    parser.add_argument("--here", action="store_true", help="`run --apply` on the GPU of this machine")
+    parser.add_argument("--workers", type=int, default=1, help="programs at a time, whose time then says nothing")
     arguments = parser.parse_args()
     programs = sorted(_PROGRAMS.glob("*.py"))
+    chosen = [program for program in programs if not arguments.names or program.stem in arguments.names]
     rows = []
-    for program in programs:
-        if not arguments.names or program.stem in arguments.names:
-            rows.append(_judged(program))
-            print(rows[-1], file=sys.stderr, flush=True)
+    with ThreadPoolExecutor(arguments.workers) as pool:
+        for row in pool.map(partial(_judged, here=arguments.here), chosen):
+            rows.append(row)
+            print(row, file=sys.stderr, flush=True)
     print(as_markdown([list(rows[0]), *(list(row.values()) for row in rows)]))
-    right = sum(row["found"] == "right" and row["run --apply"] in ("the same peak", "-") for row in rows)
+    right = sum(row["found"] == "right" and row["run --apply"] in (_SAME_PEAK, "-") for row in rows)
     late = sum(float(row["processor, s"]) > _LIMIT_S for row in rows)
     print(f"{right} of {len(rows)} right, {len(rows) - late} in under {_LIMIT_S} s")
     return int(right < len(rows) or late > 0)

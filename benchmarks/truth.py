@@ -1,6 +1,6 @@
 """The tracer beside an independent bookkeeper, on programs of many kinds: what it breaks, and what it says of the peak.
 
-    uv run python -m benchmarks.truth [--programs NAME ...] [--details] [--on CARD]
+    uv run python -m benchmarks.truth [--programs NAME ...] [--details] [--on CARD | --here]
 
 Each program runs five times from the same seed, each in a process of its own: unwatched, under `profile_training`,
 under the bookkeeper in tests/truth, which shares no code with the tracer, under a bare profiler, for what the
@@ -12,7 +12,8 @@ Kinds are in bytes of those blocks that the bookkeeper can prove something about
 largest places that made activations.
 
 With `--on h100`, say, programs are on that card as the null GPU has it. Each runs three times: unwatched, where the
-allocator itself counts the peak of the recorded steps, watched, and under the bookkeeper, for kinds.
+allocator itself counts the peak of the recorded steps, watched, and under the bookkeeper, for kinds. With `--here`
+they are on the GPU of this machine.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import Any
 
@@ -166,13 +168,17 @@ def main() -> None:
     parser.add_argument("--programs", nargs="+", choices=names(on_device=True), metavar="NAME")
     parser.add_argument("--details", action="store_true", help="say below the table what is wrong")
     parser.add_argument("--on", metavar="CARD", help="on this card, as the null GPU has it")
+    parser.add_argument("--here", action="store_true", help="on the GPU of this machine")
+    parser.add_argument("--workers", type=int, default=1, help="programs at a time")
     options = parser.parse_args()
-    options.programs = options.programs or names(on_device=options.on is not None)
-    if options.on is None:
+    is_on_device = options.here or options.on is not None
+    options.programs = options.programs or names(on_device=is_on_device)
+    if not is_on_device:
         _run(options, HEADER, judge, row_of, total_row, details_of)
         return
-    devices = devices_of(options.on)
-    restart_on([devices.card] * devices.count)
+    if options.on is not None:
+        devices = devices_of(options.on)
+        restart_on([devices.card] * devices.count)
     _run(options, ON_DEVICE, judge_on_device, row_on_device, total_on_device, details_on_device)
 
 
@@ -186,9 +192,10 @@ def _run(
 ) -> None:
     print(as_markdown([header]), flush=True)
     verdicts = []
-    for name in options.programs:
-        verdicts.append(judge_one(name))
-        print(line_of(row(verdicts[-1])), flush=True)
+    with ThreadPoolExecutor(options.workers) as pool:
+        for verdict in pool.map(judge_one, options.programs):
+            verdicts.append(verdict)
+            print(line_of(row(verdict)), flush=True)
     print(line_of(total(verdicts)))
     if options.details:
         print("\n".join(["", *(line for verdict in verdicts for line in details(verdict))]))
