@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tracer.changes.planner import Advice, advise
-from tracer.workloads.shipped_models import shipped_model
+from tracer.workloads.factory import shipped_model
 from tracer.workloads.supervised import SupervisedWorkload
 from tracer.workloads.workload import Workload
 

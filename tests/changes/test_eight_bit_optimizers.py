@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.changes.programs import PROGRAMS
-from tracer.changes.eight_bit_optimizers import AsLarge, EightBitLibrary, keep_options, library_for
 from tracer.changes.kinds import state_in_8_bits
+from tracer.changes.kinds.state_in_8_bits import AsLarge, EightBitLibrary, keep_options, library_for
 from tracer.changes.planner import _Trials, advise
 from tracer.changes.script_changes import PACKAGES
 from tracer.workloads.workload import Workload

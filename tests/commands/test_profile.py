@@ -33,7 +33,7 @@ from tracer.sessions.jobs.ranks import Rank
 from tracer.sessions.output_files import OUTPUTS
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.workload_run import run_profile
-from tracer.workloads.shipped_models import shipped_model
+from tracer.workloads.factory import shipped_model
 
 ROOT = Path(main.__file__).parent
 FNO = shipped_model("fno_workload")

@@ -14,8 +14,7 @@ import pytest
 
 from tests.processes import run_python
 from tracer.errors import TracerError
-from tracer.sessions.engine_requests import free_address
-from tracer.sessions.engine_run import engine_reports, run_engine
+from tracer.sessions.engine_run import engine_reports, free_address, run_engine
 
 # A command that starts an engine, whose own process ignores SIGTERM and holds a FIFO open.
 _COMMAND = """

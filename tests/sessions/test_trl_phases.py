@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tracer.capture.torch_private.torch_profiler import on_regions
-from tracer.sessions.trl_phases import follow_trl
+from tracer.sessions.phase_reports import follow_trl
 
 MODULE = "trl.extras.profiling"
 WITH_CONTEXT = """

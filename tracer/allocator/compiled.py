@@ -23,8 +23,7 @@ from tracer.allocator.blocks import DEFAULT_POOL, PoolId
 from tracer.allocator.history import History, Op
 from tracer.arrays import Column, Ints
 from tracer.block_sizes import SMALL_BYTES, round_sizes
-from tracer.user_cache.builds import build_once, digest_of, user_cache
-from tracer.user_cache.private_folders import how_others_write
+from tracer.user_cache import build_once, digest_of, how_others_write, user_cache
 
 if TYPE_CHECKING:
     from tracer.allocator.settings import AllocatorSettings

@@ -239,7 +239,7 @@ def _only_peak(file: Path) -> SavedPeak:
 def _search(measured: _Measured, fail_above: str | None) -> Bisection:
     from tracer.analysis.peak_diff import parse_threshold
     from tracer.exporters.bisection import Bisection
-    from tracer.sessions.trials.first_bad import find_first_bad
+    from tracer.sessions.trials.bisections import find_first_bad
 
     threshold = parse_threshold(fail_above) if fail_above is not None else None
     points, names, last = measured.points, measured.points.names, len(measured.points.names) - 1

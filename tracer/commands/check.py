@@ -16,8 +16,7 @@ from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_i
 from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
 from tracer.commands.options import option, with_options
 from tracer.commands.predict_on import predict_script
-from tracer.commands.run_options import AsJson, ScreenOptions
-from tracer.commands.script_options import MixedScriptOptions, Steps
+from tracer.commands.run_options import AsJson, MixedScriptOptions, ScreenOptions, Steps
 from tracer.commands.usage import OUTPUTS, QUESTIONS
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import print_json, say

@@ -135,8 +135,7 @@ def answer_engine(
     if devices is not None and not quiet:
         say_where(devices)
     from tracer.exporters.files import check_folder
-    from tracer.sessions.engine_requests import free_address
-    from tracer.sessions.engine_run import OUTPUT, run_engine
+    from tracer.sessions.engine_run import OUTPUT, free_address, run_engine
 
     host, port = free_address()
     command = (engine.on_port(host, port) if num_requests else engine).command

@@ -14,11 +14,10 @@ import typer
 from tracer.command_line import role
 from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_import_path
 from tracer.commands.engines import engine_command, fit_engine, numbers_of_gpus
-from tracer.commands.fit_answer import answer_trial
-from tracer.commands.fit_trials import ScriptTrials, each_alone, first_that_fits, written
+from tracer.commands.fit_trials import ScriptTrials, answer_trial, each_alone, first_that_fits, written
 from tracer.commands.on_card import OnOptions
 from tracer.commands.options import option, with_options
-from tracer.commands.script_options import ScriptOptions, Steps
+from tracer.commands.run_options import ScriptOptions, Steps
 from tracer.commands.usage import OUTPUTS
 from tracer.errors import UsageError
 from tracer.exporters.screen.next_commands import program_name

@@ -1,4 +1,4 @@
-"""Trials of changes: the command again on the null GPU, in a process of its own, with changes made from outside."""
+"""Trials of changes: the command again on the null GPU, with changes made from outside, and its answer there."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tracer.command_line import in_role
+from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
+from tracer.commands.predict_on import script_trial
 from tracer.commands.script import Script
 from tracer.errors import SnapshotError, TracerError
 from tracer.exporters.screen.prediction import trial_words
 from tracer.exporters.screen.terminal import say, show
 from tracer.null_gpu.job.earlier import earlier_ranks_are_asked_for
+from tracer.null_gpu.job.place import RankPlace
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.results.files import FIT_JSON
 from tracer.results.fit import FitReport, FitTrial, RankTrial
@@ -28,9 +31,10 @@ from tracer.sessions.trials.trial_channel import TrialRequest, TrialServer, hist
 if TYPE_CHECKING:
     from tracer.analysis.snapshots.allocator_finding import Explanation
     from tracer.null_gpu.cards import Devices
-    from tracer.null_gpu.job.place import RankPlace
     from tracer.results.null_job import NullJob, RankRun
     from tracer.sessions.jobs.run_ranks import Job
+    from tracer.sessions.trials.trial_memory import TrialMemory
+
 
 _MOST_SHARED = 8
 """Ranks whose processes wait for the next trial: each keeps what it has loaded in memory."""
@@ -282,3 +286,57 @@ def _reason(said: Sequence[str]) -> str:
     begins = [row for row, line in enumerate(said) if line.startswith("Traceback (")]
     behind = said[begins[-1] + 1 :] if begins else ()
     return next((line for line in behind if not line[0].isspace()), said[-1])
+
+
+def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Script, *, num_steps: int = 0) -> None:
+    """Run the script with changes on the null GPU, and leave what came of it.
+
+    Args:
+        asked: The trial's request; or the pipes, through which it is asked for trials.
+    """
+    devices = start_on(card)
+    from tracer.changes.applied import AppliedChanges
+    from tracer.sessions.jobs.child_processes import end_with_parent
+    from tracer.sessions.trials.forked_trials import ForkedTrials
+    from tracer.sessions.trials.trial_channel import Channel, TrialRequest
+    from tracer.sessions.trials.trial_memory import TrialMemory
+
+    def tried(applied: AppliedChanges, more: Sequence[str]) -> dict[str, Any]:
+        with_more = script._replace(arguments=[*script.arguments, *more])
+        counted = script_trial(with_more, num_steps=num_steps, at_growth=memory.keep)
+        return {
+            "fits": counted.has_fit,
+            "allocated": counted.sizes.peak_allocated_bytes,
+            "reserved": counted.sizes.peak_reserved_bytes,
+            "built": counted.built_bytes,
+            "steps": counted.num_steps,
+            "growth": counted.growth_bytes,
+            "flops": counted.flops,
+            "pinned": counted.pinned_bytes,
+            "notes": applied.notes,
+        }
+
+    end_with_parent()
+    memory = TrialMemory(devices.count)
+    if "requests" in asked:
+        with ForkedTrials(Channel(**asked), memory.begin) as trials, on_null_gpu(on, None, quiet=True), closing(memory):
+            trials.look_out()
+            answer = tried(trials.applied, ())
+            if trials.folder is not None:
+                _leave(answer, memory, trials.folder)
+    else:
+        request = TrialRequest.of(asked)
+        with on_null_gpu(on, None, quiet=True), closing(memory):
+            memory.begin(request)
+            with AppliedChanges(request.changes) as applied:
+                _leave(tried(applied, request.arguments), memory, Path(request.folder))
+
+
+def _leave(answer: dict[str, Any], memory: TrialMemory, folder: Path) -> None:
+    from tracer.exporters.files import write_json
+    from tracer.sessions.trials.trial_channel import answer_name, history_name
+
+    place = RankPlace.here()
+    rank = place.rank if place is not None else 0
+    memory.write(folder / history_name(rank))
+    write_json(folder / answer_name(rank), answer)

@@ -19,10 +19,9 @@ from tracer.sessions.child_phases import children_followed
 from tracer.sessions.engine_run import engine_reports
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import read_ranks, shared_sentences
-from tracer.sessions.phase_reports import gpu_peaks, ledger_of_process, read_phases
+from tracer.sessions.phase_reports import follow_trl, gpu_peaks, ledger_of_process, read_phases
 from tracer.sessions.script_run import ScriptProfile
 from tracer.sessions.session import fault_text
-from tracer.sessions.trl_phases import follow_trl
 
 
 @contextmanager

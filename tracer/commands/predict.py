@@ -19,8 +19,7 @@ from tracer.commands.options import number, option, with_options
 from tracer.commands.predict_engines import Engine, OnNullGpu, Rehearsed, build
 from tracer.commands.predict_on import check, predict_script, starts_on_null_gpu
 from tracer.commands.predict_options import LargestOptions, PlaceOptions, PredictOptions
-from tracer.commands.run_options import AsJson, ScreenOptions
-from tracer.commands.script_options import MixedArguments, Module, Steps
+from tracer.commands.run_options import AsJson, MixedArguments, Module, ScreenOptions, Steps
 from tracer.commands.usage import OUTPUTS, QUESTIONS
 from tracer.commands.workload_options import PredictedWorkload
 from tracer.errors import UsageError
@@ -94,7 +93,7 @@ def predict(
         run_ranks(place, save_dir, quiet=screen.quiet, as_json=as_json, status_if_full=THRESHOLD_EXCEEDED, then=then)
         devices = check(options)
         if named is not None and place.card_text is not None and (asked := role("trial")) is not None:
-            from tracer.commands.fit_answer import answer_trial
+            from tracer.commands.fit_trials import answer_trial
 
             answer_trial(asked, place.card_text, place, named, num_steps=steps)
             return
@@ -109,7 +108,7 @@ def predict(
 
 def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool) -> bool | None:
     """The command, on the null GPU or by rehearsal; whether it fits, None where no card is named."""
-    from tracer.commands.predict_largest import find_largest
+    from tracer.commands.predict_sizes import find_largest
     from tracer.exporters.files import check_folder
 
     if options.save_dir is not None:
@@ -136,7 +135,7 @@ def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool
         answer = engine.predict(options.workload)
         largest = find_largest(options, engine, card) if options.largest.asked and card is not None else None
         if options.largest.table and card is not None:
-            from tracer.commands.predict_table import weight_table
+            from tracer.commands.predict_sizes import weight_table
 
             table = weight_table(options, engine, card)
         advice = _advice(options, card, is_there=is_there) if options.advise else None

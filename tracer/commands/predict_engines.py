@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tracer.commands.workload_options import PredictedWorkload
     from tracer.null_gpu.cards import Card, Devices
     from tracer.results.prediction import Prediction, ShapeNeed
-    from tracer.sessions.trials.largest_fitting import Trial
+    from tracer.sessions.trials.bisections import Trial
     from tracer.workloads.workload import Workload
 
 # The first two have state and cache settled; with shapes that vary, more for what the cache holds.

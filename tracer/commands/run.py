@@ -19,9 +19,8 @@ from tracer.commands.common import errors_for_people, kept_import_path, say_all
 from tracer.commands.engines import answer_engine, engine_command, run_engines_in_one_process
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import number, option, with_options
-from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptSchedule
+from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptOptions, ScriptSchedule
 from tracer.commands.script import BEFORE_SCRIPT, Script, run_script
-from tracer.commands.script_options import ScriptOptions
 from tracer.commands.usage import DEVICE
 from tracer.commands.workload_options import check_device
 from tracer.errors import Terminated, UsageError
@@ -158,7 +157,7 @@ def _answers_trial(on: OnOptions, script: Script) -> bool:
     """Answer `fit`, which runs this command again for each trial; False in any other process."""
     if on.on is None or (asked := role("trial")) is None:
         return False
-    from tracer.commands.fit_answer import answer_trial
+    from tracer.commands.fit_trials import answer_trial
 
     with kept_import_path():
         answer_trial(asked, on.on, on, script)

@@ -246,7 +246,7 @@ def _numbers(option: str, text: str) -> int | tuple[int, ...]:
 
 
 def _fno() -> Any:
-    from tracer.workloads.shipped_models import shipped_model
+    from tracer.workloads.factory import shipped_model
 
     return shipped_model("fno_workload")
 

@@ -20,8 +20,7 @@ from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.prototypes import HEADERS, Prototype, read_prototypes, stub_source, unanswered
 from tracer.null_gpu.toolchain import SOURCES, Toolchain, Torch, find_toolchain, read_torch
 from tracer.null_gpu.torch_symbols import other_fat_binaries, torch_symbols
-from tracer.user_cache.builds import build_once, digest_of, temporary_cache, user_cache
-from tracer.user_cache.private_folders import how_others_write
+from tracer.user_cache import build_once, digest_of, how_others_write, temporary_cache, user_cache
 
 NAME = "libnull_gpu.so"
 PRELOAD = "preload"

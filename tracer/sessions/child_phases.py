@@ -80,8 +80,7 @@ class FollowedRun:
 @contextmanager
 def _followed(folder: Path) -> Iterator[None]:
     from tracer.capture.device.phase_ledger import PhaseLedger
-    from tracer.sessions.phase_reports import ledger_of_process, write_phases
-    from tracer.sessions.trl_phases import follow_trl
+    from tracer.sessions.phase_reports import follow_trl, ledger_of_process, write_phases
 
     if PhaseLedger.is_followed:
         yield

@@ -1,16 +1,25 @@
-"""Phases of all processes of a run: each writes what it has seen into a folder, and the first reads them."""
+"""Phases of all processes of a run: each writes what it has seen into a folder, and the first reads them.
+
+trl names and times parts of a step, such as `vLLM.generate`, and opens no region there: they become regions here.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from torch.profiler import record_function
 
 from tracer.capture.device.phase_ledger import PhaseLedger
 from tracer.capture.device.phase_memory import GpuHolder, GpuPeak, PhaseMemory, ProcessPhases
 from tracer.exporters.files import write_json
+from tracer.loaded_modules import when_loaded
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import MAX_DEVICES
 
@@ -61,3 +70,39 @@ def gpu_peaks(processes: Sequence[ProcessPhases]) -> tuple[GpuPeak, ...]:
         if len(holders) > 1:
             found.append(GpuPeak(device, tuple(sorted(holders, key=lambda holder: -holder.bytes))))
     return tuple(found)
+
+
+_MODULE: Final = "trl.extras.profiling"
+_CONTEXT: Final = "ProfilingContext"
+"""Its class of context managers with a `name`; earlier versions of trl, in which it is missing, have no phases."""
+
+
+def follow_trl() -> Callable[[], None]:
+    """Have each part of a step that trl times be a `record_function` region, as soon as trl is loaded.
+
+    Returns:
+        A function that ends the waiting for trl.
+    """
+    return when_loaded(_MODULE, _open_regions)
+
+
+def _open_regions(module: Any) -> None:
+    if (context := getattr(module, _CONTEXT, None)) is None:
+        return
+    enter, leave = context.__enter__, context.__exit__
+    regions: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+    @functools.wraps(enter)
+    def entered(block: Any) -> Any:
+        regions[block] = record_function(f"trl: {block.name}")
+        regions[block].__enter__()
+        return enter(block)
+
+    @functools.wraps(leave)
+    def left(block: Any, *error: Any) -> Any:
+        try:
+            return leave(block, *error)
+        finally:
+            regions.pop(block).__exit__(*error)
+
+    context.__enter__, context.__exit__ = entered, left

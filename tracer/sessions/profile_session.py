@@ -33,10 +33,9 @@ from tracer.loaded_modules import on_import
 from tracer.results.failure import is_out_of_memory
 from tracer.results.null_run import caveat_of
 from tracer.results.run_history import RunHistory
-from tracer.sessions.first_step import FirstStep, only_the_first
 from tracer.sessions.observations import Observations, has_closure
 from tracer.sessions.recording_cost import RecordingCost
-from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule
+from tracer.sessions.schedule import DEFAULT_SCHEDULE, FirstStep, Schedule, only_the_first
 from tracer.sessions.session import Session, fault_text, warn_at_users_line
 from tracer.sessions.unneeded_memory import find_held_waste
 from tracer.timeline_tracer import TimelineTracer

@@ -18,8 +18,7 @@ from tests.training_steps import WORKLOADS, Recorded, mlp, mlp_batch, record, re
 from tracer.analysis.operators.invocations import InstanceTimes, instance_times, op_instances, short_op_name
 from tracer.analysis.operators.run_times import RunTimes, kernel_times, run_times
 from tracer.analysis.profiles.attribution import Attribution, Phase, attribute
-from tracer.capture.profiler.event_tree import read_recording
-from tracer.capture.profiler.kernel_events import read_kernels
+from tracer.capture.profiler.event_tree import read_kernels, read_recording
 from tracer.capture.recording import (
     Allocations,
     Calls,

@@ -14,8 +14,7 @@ import torch
 
 from tests.capture.profiler.event_trees import FakeResults, assert_consistent, columns, tree
 from tests.training_steps import WORKLOADS, Recorded, build_workload, record
-from tracer.capture.profiler.event_tree import read_recording
-from tracer.capture.profiler.kernel_events import read_kernels
+from tracer.capture.profiler.event_tree import read_kernels, read_recording
 from tracer.capture.torch_private import torch_profiler
 from tracer.errors import RecordingError
 

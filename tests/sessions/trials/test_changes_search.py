@@ -13,8 +13,8 @@ from tracer.errors import TracerError, UsageError
 from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.advice import fit_values, read_fit_json
 from tracer.results.fit import FitReport, FitTrial
+from tracer.sessions.trials.bisections import Trial, fitting_micro_batches, largest_fitting
 from tracer.sessions.trials.changes_search import Arguments, Changes, cheapest_first, least_that_fits, search
-from tracer.sessions.trials.largest_fitting import Trial, fitting_micro_batches, largest_fitting
 
 GIB = 1 << 30
 NAMES = changes_to_apply(is_job=False)

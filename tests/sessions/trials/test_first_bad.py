@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.sessions.trials.first_bad import find_first_bad
+from tracer.sessions.trials.bisections import find_first_bad
 
 
 @given(st.integers(2, 60), st.data())

@@ -6,12 +6,14 @@ collector paused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from operator import mul
 from pathlib import Path
 from types import NoneType
 from typing import Any
+
+import numpy as np
 
 from tracer.arrays import Interned
 from tracer.capture.profiler.event_columns import (
@@ -27,9 +29,9 @@ from tracer.capture.profiler.event_columns import (
     EventTables,
     to_columns,
 )
-from tracer.capture.profiler.kernel_events import read_kernels
 from tracer.capture.recording import (
     CallKind,
+    Kernels,
     OpKind,
     Recording,
 )
@@ -38,6 +40,7 @@ from tracer.capture.torch_private import torch_profiler
 from tracer.capture.torch_private.torch_dispatch import MIXED_LIST, NONE, TENSOR, TENSOR_LIST, match_schema
 from tracer.capture.torch_private.torch_profiler import (
     BACKWARD_SCOPE,
+    HOST_DEVICE_TYPE,
     STRIDED,
     USER_SCOPE,
     AllocationFields,
@@ -45,10 +48,55 @@ from tracer.capture.torch_private.torch_profiler import (
     PyCallFields,
     PyCCallFields,
     TensorFields,
+    check_kernel_events,
     device_text,
     storage_address,
 )
 from tracer.collector import paused_gc
+
+
+def read_kernels(results: Any, threads: Mapping[int, int], operators: Container[str]) -> Kernels | None:
+    """Read what ran on the device.
+
+    A kernel carries the number of the innermost operator that was running when it was launched. Kernels without one,
+    launched outside any operator, are left out: no row is theirs.
+
+    Returns:
+        None if nothing ran on a device, which is so on the CPU.
+
+    Raises:
+        RecordingError: torch's private types have changed.
+
+    Source:
+        `_parse_kineto_results` in `torch/autograd/profiler.py`.
+    """
+    check_kernel_events()
+    events = results.events()
+    launched = [
+        (event.linked_correlation_id(), event.duration_ns())
+        for event in events
+        if event.device_type() != HOST_DEVICE_TYPE
+        and event.linked_correlation_id() > 0
+        # A region that the program named lies on the device's timeline too, over all the kernels launched inside it.
+        and not event.is_user_annotation()
+    ]
+    if not launched:
+        return None
+    wanted = {number for number, _ in launched}
+    # Calls of the driver are events of the host too. Most are linked to an operator; of the others, made outside any,
+    # only the name says that they are none: their numbers count anew from 1 and may be those of operators (pytorch
+    # pull 196282).
+    operator = {
+        event.correlation_id(): (event.start_ns(), threads.get(event.start_thread_id(), -1))
+        for event in events
+        if event.correlation_id() in wanted
+        and event.linked_correlation_id() == 0
+        and event.device_type() == HOST_DEVICE_TYPE
+        and event.name() in operators
+    }
+    rows = [(*operator[number], duration_ns) for number, duration_ns in launched if number in operator]
+    launched_ns, thread, duration = np.array(rows, np.int64).reshape(-1, 3).T
+    return Kernels(*(np.ascontiguousarray(column) for column in (launched_ns, thread, duration)))
 
 
 def read_recording(profiler: Any) -> Recording:

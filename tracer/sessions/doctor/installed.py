@@ -24,7 +24,7 @@ from tracer.null_gpu.toolchain import find_toolchain, read_torch, torch_build, t
 from tracer.results.doctor import Outcome, failed, passed, skipped
 from tracer.sessions.trials.package_versions import normal_name
 from tracer.units import MIB, format_bytes
-from tracer.user_cache.builds import user_cache
+from tracer.user_cache import user_cache
 from tracer.working_folder import working_folder
 
 OLDEST_TORCH = (2, 11)

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tracer.workloads.factory import shipped_model
 from tracer.workloads.module_steps import checkpoint_blocks
-from tracer.workloads.shipped_models import shipped_model
 from tracer.workloads.user_model import StepOptions, build_user_workload
 from tracer.workloads.workload import Workload, train_step
 

@@ -1,7 +1,7 @@
 """The search for the least that has to change so that a script fits, and over values of the script's own options.
 
 Two others look alike. Of a model's changes (`changes/planner.py`) many exclude each other, so that not all can be made
-at once, and rehearsals are cheap: each is known alone before any are combined. `largest_fitting` bisects a number.
+at once, and rehearsals are cheap: each is known alone before any are combined. `bisections` look for a number.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from tracer.sessions.output_files import OUTPUTS
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile
 from tracer.sessions.training_profile import TrainingProfile
+from tracer.sessions.trials.bisections import Trial
 from tracer.sessions.trials.largest_batches import LargestBatches
-from tracer.sessions.trials.largest_fitting import Trial
 from tracer.sessions.trials.rehearsed_prediction import NUM_STEPS, on_card
 from tracer.sessions.trials.script_trial import MOST_STEPS, StepRequests, fullest_sizes, sizes_of
 from tracer.sessions.voices import ScriptVoice

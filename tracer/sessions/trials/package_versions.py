@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tracer.errors import TracerError, UsageError
-from tracer.user_cache.builds import build_once, digest_of, user_cache
-from tracer.user_cache.private_folders import how_others_write
+from tracer.user_cache import build_once, digest_of, how_others_write, user_cache
 
 _MOST_VERSIONS = 1000
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?=\s*(?:$|[\[(@;=<>!~]))")

@@ -20,7 +20,7 @@ from tracer.rehearsal.device_memory import DeviceMemory, reserved_spread
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
 from tracer.results.prediction import OutOfMemoryAt, Prediction, ShapeNeed, Sizes
 from tracer.results.run_results import RunResults
-from tracer.sessions.trials.largest_fitting import Trial
+from tracer.sessions.trials.bisections import Trial
 from tracer.units import format_bytes, some
 from tracer.workloads.workload import Workload
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tracer import user_cache
 from tracer.null_gpu import build
 from tracer.null_gpu.errors import NullGpuError
-from tracer.user_cache import private_folders
-from tracer.user_cache.private_folders import close_to_others, how_others_write, make_private
+from tracer.user_cache import close_to_others, how_others_write, make_private
 
 THERE = "torch1.0"
 
@@ -52,7 +52,7 @@ def test_a_cache_of_ones_own_is_used(cache: Path, recwarn: pytest.WarningsRecord
 def test_where_others_can_write_nothing_is_loaded(
     cache: Path, name: str, mode: int, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setattr(private_folders, "_is_own_group", lambda number: False)
+    monkeypatch.setattr(user_cache, "_is_own_group", lambda number: False)
     path = (cache / name).resolve()
     path.chmod(path.stat().st_mode | mode)
     elsewhere = Path(tempfile.gettempdir(), f"torch-timeline-{os.getuid()}", "null-gpu")
@@ -98,7 +98,7 @@ def test_a_link_is_looked_at_where_it_leads(cache: Path) -> None:
 
 
 def test_a_group_of_ones_own_may_write(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private_folders, "_is_own_group", lambda number: True)
+    monkeypatch.setattr(user_cache, "_is_own_group", lambda number: True)
     (cache / THERE).chmod(0o775)
     assert how_others_write(cache / THERE) is None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.null_gpu.started import ROOT
-from tracer.user_cache.builds import NUM_KEPT, UNUSED_SECONDS, locked, mark_used, prune
+from tracer.user_cache import NUM_KEPT, UNUSED_SECONDS, locked, mark_used, prune
 
 
 @pytest.fixture
@@ -72,8 +72,7 @@ def test_a_build_that_is_not_there_is_not_marked(tmp_path: Path) -> None:
 
 def test_ten_processes_delete_at_once(builds: list[Path], tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom pathlib import Path\n"
-        "from tracer.user_cache.builds import prune\nprune(Path(sys.argv[1]), 'torch')"
+        "import sys\nfrom pathlib import Path\nfrom tracer.user_cache import prune\nprune(Path(sys.argv[1]), 'torch')"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
     processes = [subprocess.Popen(command, cwd=ROOT) for _ in range(10)]
