@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -167,6 +167,70 @@ def call(
     return process, ours
 
 
+class ProgramAgain:
+    """`subprocess.Popen` of a program that starts itself again, as ranks and trials are: in a fork of a server's."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        pass_fds: Iterable[int] = (),
+        **standard: Any,
+    ) -> None:
+        variables = dict(os.environ if env is None else env)
+        self.returncode: int | None = None
+        with Path(os.devnull).open("r+b") as nothing:
+            streams = [
+                nothing.fileno() if stream == subprocess.DEVNULL else number if stream is None else stream.fileno()
+                for number, stream in enumerate(standard.pop(name, None) for name in ("stdin", "stdout", "stderr"))
+            ]
+            assert not standard
+            passed = list(pass_fds)
+            arguments = (list(command[1:]), str(cwd or Path.cwd()), variables, passed)
+            self._process = Process(_run_program, arguments, [*streams, *passed], _is_of_null_gpu(variables))
+        self.pid = self._process.pid
+
+    @staticmethod
+    def starts(command: object) -> bool:
+        """Whether it is a command of ours, or of pytest in a process of a test's own."""
+        words = list(command) if isinstance(command, list) else []
+        return words[:1] == [sys.executable] and (
+            words[1:2] == [str(ROOT / "main.py")] or words[1:3] in (["-m", "tracer"], ["-m", "pytest"])
+        )
+
+    def wait(self, timeout: float | None = None) -> int:
+        """As that of `Popen`."""
+        if self.returncode is None:
+            self.returncode = self._process.wait(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("a program", timeout or 0)
+        return self.returncode
+
+    def terminate(self) -> None:
+        """As that of `Popen`."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """As that of `Popen`."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid or 0, number)
+
+
+_popen = subprocess.Popen
+
+
+def _start(*arguments: Any, **options: Any) -> Any:
+    """In place of `subprocess.Popen` in programs."""
+    starts = ProgramAgain if arguments and ProgramAgain.starts(arguments[0]) else _popen
+    return starts(*arguments, **options)
+
+
 # ----------------------------------------------------------------------------------------------------- of a test run
 def share_servers() -> None:
     """For this process and every worker of pytest-xdist that it starts."""
@@ -240,7 +304,7 @@ def _serve(path: str) -> tuple[str, str, bytes]:
         _tell_of_ended(running)
         if listening in ready:
             connection, _ = listening.accept()
-            size, streams, _, _ = socket.recv_fds(connection, 8, 4)
+            size, streams, _, _ = socket.recv_fds(connection, 8, 8)
             if len(size) < 8:  # who asked has ended
                 connection.close()
                 continue
@@ -309,10 +373,17 @@ def _call(function: Callable[..., object], arguments: Sequence[object], variable
     function(Connection(3), *arguments)
 
 
-def _run_program(arguments: list[str], folder: str, variables: Mapping[str, str]) -> None:
-    """What the interpreter does with its arguments, in a process that has started already."""
+def _run_program(arguments: list[str], folder: str, variables: Mapping[str, str], passed: Sequence[int] = ()) -> None:
+    """What the interpreter does with its arguments, in a process that has started already.
+
+    Args:
+        passed: The numbers of the descriptors that it has beside the standard streams.
+    """
     from tracer.exporters.screen import next_commands
 
+    _give_descriptors(passed)
+    if FOLDER_VARIABLE in variables:
+        subprocess.Popen = _start  # type: ignore[misc,assignment]
     _set_environment(variables)
     os.chdir(folder)
     for stream in (sys.stdout, sys.stderr):
@@ -337,6 +408,16 @@ def _run_program(arguments: list[str], folder: str, variables: Mapping[str, str]
     else:
         main.__file__ = what
         exec(compile(Path(what).read_bytes(), what, "exec"), main.__dict__)
+
+
+def _give_descriptors(numbers: Sequence[int]) -> None:
+    """Have those behind the standard streams under these numbers."""
+    import fcntl
+
+    high = [fcntl.fcntl(3 + index, fcntl.F_DUPFD, 256) for index in range(len(numbers))]
+    for descriptor, number in zip(high, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
 
 
 def _file_of(module: str) -> str:

@@ -1,4 +1,4 @@
-"""Ranks that fill the first GPU in one way or another: `predict first_gpu_programs.py --on 2xh100:8GiB NAME`.
+"""Ranks that fill the first GPU in one way or another: `predict first_gpu_programs.py --on 2xh100:4GiB NAME`.
 
 The line that a rank takes memory of the first GPU at ends with `# there`.
 """
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-SIZE = 4 << 30
+SIZE = 2 << 30
 LOCAL = int(os.environ["LOCAL_RANK"])
 
 
@@ -35,7 +35,7 @@ def a_checkpoint_by_map_location() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state.pt"
         torch.save({"weight": torch.empty(SIZE // 16, dtype=torch.uint8)}, path)
-        state = [torch.load(path, map_location="cuda") for _ in range(16)]  # there
+        state = [torch.load(path, map_location="cuda", mmap=True) for _ in range(16)]  # there
     train(replica(), LOCAL)
     assert len(state) == 16
 

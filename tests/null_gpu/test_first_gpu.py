@@ -13,7 +13,7 @@ from tests.processes import run_python
 from tracer.null_gpu.cards import CONTEXT_BYTES
 
 PROGRAMS = Path(__file__).with_name("first_gpu_programs.py")
-SIZE = 4 << 30
+SIZE = 2 << 30
 FULL = (
     "a_checkpoint_by_map_location",
     "a_tensor_in_a_hook",
@@ -25,7 +25,7 @@ FULL = (
 
 def answer(name: str, folder: Path) -> tuple[int, dict[str, Any]]:
     """The status and the document of two ranks on cards with room for one of them."""
-    command = (str(ROOT / "main.py"), "predict", str(PROGRAMS), "--on", "2xh100:8GiB", "--json", name)
+    command = (str(ROOT / "main.py"), "predict", str(PROGRAMS), "--on", "2xh100:4GiB", "--json", name)
     ended = run_python(*command, folder=folder, limit_s=600)
     assert ended.stdout.startswith("{"), ended.stderr[-3000:]
     return ended.returncode, json.loads(ended.stdout)
@@ -52,9 +52,9 @@ def test_two_ranks_that_fill_the_first_gpu_are_out_of_memory_at_its_line(name: s
     assert Path(file).name == ("library_of_tables.py" if is_librarys else PROGRAMS.name)
     assert number == (2 if is_librarys else line_of(name))
     assert document["gpus"][1]["holdings"][0]["torch_bytes"] < SIZE
-    # The sum is that of the processes, with a context each; the card has 8 GiB.
+    # The sum is that of the processes, with a context each; the card has 4 GiB.
     parts = sum(held["torch_bytes"] + held["shared_bytes"] for held in first["holdings"])
-    assert first["held_bytes"] == parts + 2 * CONTEXT_BYTES > 8 << 30
+    assert first["held_bytes"] == parts + 2 * CONTEXT_BYTES > 4 << 30
 
 
 @needs_null_gpu
