@@ -87,9 +87,9 @@ def test_a_fault_in_looking_for_holders_costs_the_holders_alone(
     assert (tmp_path / "peak.json").exists()
 
 
-@pytest.mark.parametrize("name", ["write_outputs", "describe_parameters"])
+@pytest.mark.parametrize("name", ["output_files.write_outputs", "training_profile.describe_parameters"])
 def test_a_fault_of_ours_at_the_end_is_a_warning(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"tracer.sessions.training_profile.{name}", boom)
+    monkeypatch.setattr(f"tracer.sessions.{name}", boom)
     model, optimizer = net()
     with (
         pytest.warns(UserWarning, match=r"The profile is not complete[\s\S]*ZeroDivisionError: ours") as caught,
@@ -102,7 +102,7 @@ def test_a_fault_of_ours_at_the_end_is_a_warning(name: str, tmp_path: Path, monk
 
 
 def test_a_fault_of_ours_never_hides_the_users_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracer.sessions.training_profile.write_outputs", boom)
+    monkeypatch.setattr("tracer.sessions.output_files.write_outputs", boom)
     model, optimizer = net()
     with (
         pytest.raises(KeyError, match="mine") as caught,

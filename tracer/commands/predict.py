@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from tracer.null_gpu.cards import Card, Devices
     from tracer.results.fit import FitTrial
     from tracer.results.prediction import LargestSize, Prediction, TableRow
-    from tracer.results.run_results import RunResults
     from tracer.sessions.jobs.run_ranks import Job
 
 
@@ -143,8 +142,11 @@ def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool
             answer = replace(answer, other=_rehearsed(options, card).predict(options.workload))
     if options.save_dir is not None:
         from tracer.exporters.screen.prediction import verdict
+        from tracer.sessions.output_files import write_and_say
 
-        _write(replace(answer.results, advice=advice, verdict=verdict(answer)), options.save_dir, options)
+        results = replace(answer.results, advice=advice, verdict=verdict(answer))
+        if not write_and_say(results, options.save_dir, quiet=options.screen.quiet):
+            raise typer.Exit(1)
     _answer(answer, largest, table, advice, options)
     if options.script is not None and options.advise and devices is not None and RankPlace.here() is None:
         from tracer.results.fit import FitTrial
@@ -205,15 +207,6 @@ def _advice(options: PredictOptions, card: Card | None, *, is_there: bool) -> Ad
     from tracer.sessions.trials.advising import shown_on_null_gpu
 
     return shown_on_null_gpu(advice, lambda: build(options.workload, "cuda:0"))
-
-
-def _write(results: RunResults, folder: Path, options: PredictOptions) -> None:
-    """The files of a run, as far as nothing has to be computed for them."""
-    from tracer.sessions.output_files import teller, write_outputs
-
-    for written in write_outputs(results, folder, tell=teller(options.say, complain=options.say)):
-        if written.has_failed and written.error is not None:
-            raise written.error
 
 
 def _answer(

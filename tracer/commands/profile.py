@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -346,18 +348,16 @@ def _run_eager(build: Callable[[], Built], folder: Path, how: RunOptions) -> tup
 
     from tracer.analysis.profiles.caveats import saved_peak
     from tracer.capture.device.devices import release_cached_memory
+    from tracer.sessions.folder import SessionFolder
     from tracer.workloads.compiling import without_compiling
 
-    termination = Termination()
-    termination.watch()
-    try:
+    with closing(Termination()) as termination:
+        termination.watch()
         with without_compiling():
             built = build()
             device = built.workload.device
             results = _run(built, how, termination)
-        is_written = _write(results, folder, how)
-    finally:
-        termination.close()
+        is_written = _write(SessionFolder(folder), results, how)
     if results.failure is not None and not isinstance(results.failure.error, Exception):
         raise results.failure.error
     peak = None
@@ -384,12 +384,12 @@ def run_and_report(
     from tracer.exporters.screen.next_commands import after_run
     from tracer.exporters.screen.run import print_results
     from tracer.sessions.folder import SessionFolder
+    from tracer.sessions.jobs.ranks import peak_of
 
     folder = SessionFolder(save_dir)
     folder.begin()
-    termination = Termination()
-    termination.watch()
-    try:
+    with closing(Termination()) as termination:
+        termination.watch()
         results = replace(_run(built, how, termination), eager=eager)
         if advise is not None:
             termination.resume()
@@ -397,17 +397,19 @@ def run_and_report(
                 results = advise(built.workload, results)
             finally:
                 termination.hold()
-        succeeded = _write(results, folder.path, how) & _summarize(folder, results)
-    finally:
-        termination.close()
-    is_shown = not how.quiet and folder.is_of_first_rank
-    if is_shown:
-        has_next = succeeded and results.findings is not None  # also where the run failed, and its files say why
+        succeeded = _write(folder, results, how)
+        try:
+            if folder.rank is not None:
+                folder.finish(peak_of(folder.rank, results))
+        except OutputError as error:  # of the summary of all ranks, which costs the answer nothing
+            say_all(error.lines)
+            succeeded = False
+    if not how.quiet and folder.is_of_first_rank:
         with screen() as console:
             print_results(results, console, top=top, num_steps=results.num_steps)
-        names = [path.name for path in folder.path.iterdir()] if has_next else ()
-        is_advice_open = has_next and advise is None and folder.rank is None
-        say_all(after_run(folder.path, names, is_advice_open=is_advice_open))
+        if succeeded and results.findings is not None:  # also where the run failed, and its files say why
+            is_advice_open = advise is None and folder.rank is None
+            say_all(after_run(folder.path, folder.names, is_advice_open=is_advice_open))
     return succeeded and results.failure is None
 
 
@@ -429,28 +431,15 @@ def _run(built: Built, how: RunOptions, termination: Termination) -> RunResults:
         )
 
 
-def _write(results: RunResults, save_dir: Path, how: RunOptions) -> bool:
+def _write(folder: SessionFolder, results: RunResults, how: RunOptions) -> bool:
     """Say what failed and what is noteworthy, and write the files; False if one could not be written."""
     from tracer.exporters.screen.run import failure_lines
-    from tracer.sessions.output_files import left_from_earlier, left_sentence, teller, write_outputs
+    from tracer.sessions.output_files import left_from_earlier, say_written
 
     say_all(failure_lines(results))
     for note in results.notes:
         how.say(f"Note: {note}")
-    written = write_outputs(results, save_dir, leave_out=how.leave_out, tell=teller(how.say, complain=say))
-    if left := left_from_earlier(save_dir, written):
-        how.say(f"Note: {left_sentence(left)}")
-    return not any(file.has_failed for file in written)
-
-
-def _summarize(folder: SessionFolder, results: RunResults) -> bool:
-    """Add this rank to the summary of all; False if it could not be written, which costs the answer nothing."""
-    from tracer.sessions.jobs.ranks import peak_of
-
-    try:
-        if folder.rank is not None:
-            folder.finish(peak_of(folder.rank, results))
-    except OutputError as error:
-        say_all(error.lines)
-        return False
-    return True
+    folder.write(results, leave_out=how.leave_out, tell=partial(say_written, quiet=how.quiet))
+    if left := left_from_earlier(folder.path, folder.written):
+        how.say(f"Note: {left}")
+    return not any(file.has_failed for file in folder.written)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,13 +10,13 @@ import typer
 
 from tracer.commands.annotated import Annotate, annotate_recording
 from tracer.commands.browser import Open, opened, pages_of
-from tracer.commands.common import check_outputs, errors_for_people, not_said, refuse
+from tracer.commands.common import check_outputs, errors_for_people, refuse, say_all
 from tracer.commands.options import option
 from tracer.commands.run_options import NUM_ROWS, Quiet, Top
 from tracer.commands.usage import OUTPUTS
 from tracer.errors import RecordingError, UsageError
 from tracer.exporters.screen.next_commands import after_run
-from tracer.exporters.screen.terminal import say, screen
+from tracer.exporters.screen.terminal import screen
 from tracer.results.files import RECORDING
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Write any output of a run again from its kept recording, also elsewhere and with a later version."""
-    tell = not_said if quiet else say
     with errors_for_people():
         if annotate is not None:
             refuse(context, ("speedscope", *_OF_FILES), "without --annotate")
@@ -61,24 +60,21 @@ def report(
             return
         if speedscope is not None:
             _write_speedscope(file, speedscope)
-            tell(f"Wrote {speedscope}  (open with speedscope.app)")
+            say_all([f"Wrote {speedscope}  (open with speedscope.app)"] * (not quiet))
             return
         with opened(pages_of(folder), is_wanted=open_), screen(is_shown=not quiet) as console:
-            succeeded = _written_again(file, folder, only, console, top=top, tell=tell)
-        for line in after_run(folder, [path.name for path in folder.iterdir()]):
-            tell(line)
+            succeeded = _written_again(file, folder, only, console, top=top, quiet=quiet)
+        say_all(after_run(folder, [path.name for path in folder.iterdir()]) if not quiet else ())
     if not succeeded:
         raise typer.Exit(1)
 
 
-def _written_again(
-    file: Path, folder: Path, only: Collection[str], console: Console, *, top: int, tell: Callable[[str], None]
-) -> bool:
+def _written_again(file: Path, folder: Path, only: Collection[str], console: Console, *, top: int, quiet: bool) -> bool:
     """Write the files of a run, then the answer on a console; False if a file could not be written."""
     from tracer.exporters.files import check_folder
     from tracer.exporters.recording_file.kept_run_file import load_kept_run
     from tracer.exporters.screen.run import print_results
-    from tracer.sessions.output_files import teller, write_outputs
+    from tracer.sessions.output_files import write_and_say
     from tracer.sessions.stored_results import results_of
 
     _check_names(only)
@@ -86,12 +82,12 @@ def _written_again(
     kept_run = load_kept_run(file)
     results = results_of(kept_run)
     unwanted = _unwanted(only, results)
-    for line in (*(f"Of that run: {line}" for line in kept_run.failure), *(f"Note: {note}" for note in results.notes)):
-        tell(line)
-    written = write_outputs(results, folder, leave_out=unwanted, tell=teller(tell, complain=say))
+    if not quiet:
+        say_all([*(f"Of that run: {line}" for line in kept_run.failure), *(f"Note: {note}" for note in results.notes)])
+    succeeded = write_and_say(results, folder, quiet=quiet, leave_out=unwanted)
     # A script goes on behind the steps that were recorded.
     print_results(results, console, top=top, num_steps=None if "script" in results.settings else results.num_steps)
-    return not any(file.has_failed for file in written)
+    return succeeded
 
 
 def _write_speedscope(recording: Path, path: Path) -> None:

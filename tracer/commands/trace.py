@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.browser import Html, Open, opened, page_to_open, pages_of
-from tracer.commands.common import check_outputs, errors_for_people, not_said, say_all
+from tracer.commands.common import check_outputs, errors_for_people, say_all
 from tracer.commands.options import option
 from tracer.commands.run_options import NUM_ROWS, AsJson, Quiet, Top
 from tracer.commands.usage import DEVICE, OUTPUTS
 from tracer.errors import OutputError, RecordingError, TracerError
-from tracer.exporters.screen.terminal import print_json, say, screen
+from tracer.exporters.screen.terminal import print_json, screen
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -128,13 +128,9 @@ def write_files(report: TraceReport, wanted: dict[str, Path], save_dir: Path | N
         return True
     if report.results is None:
         raise TracerError(f"{report.file} has no allocations, so there is nothing to write.", hint=_NOTHING_TO_DRAW)
-    from tracer.sessions.output_files import teller, write_output, write_outputs
+    from tracer.sessions.output_files import write_and_say, write_output
 
-    tell = not_said if quiet else say
     for name, path in wanted.items():
         write_output(report.results, name, path)
         say_all([f"Wrote {path}"] * (not quiet))
-    if save_dir is None:
-        return True
-    written = write_outputs(report.results, save_dir, tell=teller(tell, complain=say))
-    return not any(file.has_failed for file in written)
+    return save_dir is None or write_and_say(report.results, save_dir, quiet=quiet)

@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from tracer.exporters.files import check_folder
 from tracer.null_gpu.writes import own_files
+from tracer.results.files import PAGE
 from tracer.sessions.jobs.ranks import Rank, RankMessage, begin, finish, leave, this_rank
 from tracer.working_folder import AnchoredPath
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from tracer.results.run_results import RunResults
     from tracer.sessions.jobs.rank_store import RankStore
+    from tracer.sessions.output_files import Written
 
 
 fcntl: Any
@@ -94,7 +99,7 @@ class OwnFolder:
 
 
 class SessionFolder:
-    """The folder of one session's files, and the rank that it speaks for."""
+    """The folder of one session's files, what became of each, and the rank that it speaks for."""
 
     def __init__(self, save_dir: str | Path) -> None:
         """Prepare; nothing is taken."""
@@ -103,6 +108,7 @@ class SessionFolder:
         self.rank: Rank | None = this_rank()
         self._own = OwnFolder(self.rank.folder(self.save_dir) if self.rank is not None else self.save_dir)
         self._store: RankStore | None = None
+        self.written: tuple[Written, ...] = ()  # What became of each file so far
         check_folder(self.save_dir)
 
     @property
@@ -124,6 +130,32 @@ class SessionFolder:
     def is_of_first_rank(self) -> bool:
         """Whether this process may use the screen: one of all ranks does."""
         return self.rank is None or self.rank.index == 0
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the files that were written."""
+        return [file.path.name for file in self.written if file.error is None]
+
+    @property
+    def page(self) -> Path | None:
+        """The page, if it was written."""
+        return self.path / PAGE.file_name if PAGE.file_name in self.names else None
+
+    def write(
+        self,
+        results: RunResults,
+        *,
+        leave_out: Collection[str] = (),
+        tell: Callable[[Written], object] = lambda written: None,
+    ) -> None:
+        """Write the files of a profile; an interruption goes on its way, and what was written until then is known."""
+        from tracer.sessions.output_files import write_outputs
+
+        def note(written: Written) -> None:
+            self.written += (written,)
+            tell(written)
+
+        write_outputs(results, self.path, leave_out=leave_out, tell=note)
 
     @property
     def store(self) -> RankStore | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from tracer.exporters.memory_snapshot import (
 from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.model import SlowModule, without_times
 from tracer.exporters.page.timeline_page import slow_modules, timeline_page
+from tracer.exporters.screen.terminal import say
 from tracer.exporters.screen.values import values_lines
 from tracer.exporters.sqlite_reports.memory_report import write_memory_report
 from tracer.exporters.sqlite_reports.run_time_report import write_run_time_report
@@ -422,29 +423,25 @@ def written_lines(written: Written) -> tuple[str, ...]:
     return error.lines
 
 
-def teller(say: Callable[[str], None], *, complain: Callable[[str], None]) -> Callable[[Written], None]:
-    """Return a function that says where each output is as soon as it is written, and complains of a failed one."""
-
-    def tell(written: Written) -> None:
-        for line in written_lines(written):
-            (complain if written.has_failed else say)(line)
-
-    return tell
+def say_written(written: Written, *, quiet: bool) -> None:
+    """Say where an output is; of a failed one also where nothing else is said."""
+    for line in written_lines(written) if written.has_failed or not quiet else ():
+        say(line)
 
 
-def left_from_earlier(save_dir: Path, written: Collection[Written]) -> tuple[Path, ...]:
-    """Files of ours in the folder that this run has not written, and that could be taken for its own.
+def write_and_say(results: RunResults, save_dir: Path, *, quiet: bool, leave_out: Collection[str] = ()) -> bool:
+    """Write every output, and say of each at once where it is; False if one could not be written."""
+    written = write_outputs(results, save_dir, leave_out=leave_out, tell=partial(say_written, quiet=quiet))
+    return not any(file.has_failed for file in written)
+
+
+def left_from_earlier(save_dir: Path, written: Collection[Written]) -> str:
+    """A sentence on files of ours in the folder that this run has not written, and that could be taken for its own.
 
     They are not removed: a run that fails, or leaves a file out, has no right to an earlier one's results.
     """
     ours = {file.path for file in written if file.error is None}
     paths = [save_dir / output.file_name for output in OUTPUTS]
-    return tuple(path for path in paths if path.is_file() and path not in ours)
-
-
-def left_sentence(left: Collection[Path]) -> str:
-    """Return the sentence about files of an earlier run."""
-    is_one = len(left) == 1
-    names = ", ".join(path.name for path in left)
-    folder = next(iter(left)).parent
-    return f"{names} in {folder} {'is' if is_one else 'are'} from an earlier run, not of this one."
+    left = [path.name for path in paths if path.is_file() and path not in ours]
+    are = "is" if len(left) == 1 else "are"
+    return f"{', '.join(left)} in {save_dir} {are} from an earlier run, not of this one." if left else ""

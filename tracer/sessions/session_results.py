@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracer.analysis.profiles.findings import Findings
 from tracer.capture.device.devices import allocator_counters
 from tracer.capture.device.host_peak import followed_peak
 from tracer.capture.objects.parameter_origins import Parameter
 from tracer.capture.run_origin import RunOrigin
+from tracer.errors import RecordingError
 from tracer.exporters.files import check_folder
 from tracer.exporters.notebook import notebook_html
 from tracer.exporters.screen.profile import headline
@@ -84,9 +84,8 @@ def _copy(error: BaseException) -> BaseException:
 def run_results(
     session: ProfileSession,
     *,
-    findings: Findings | None,
     failure: Failure | None,
-    notes: Sequence[str],
+    notes: Sequence[str] = (),
     parameters: tuple[Parameter, ...],
     project_root: Path | None,
     settings: Mapping[str, object],
@@ -95,6 +94,12 @@ def run_results(
     losses: tuple[float, ...] = (),
 ) -> ShownResults:
     """Put the results of a session together, of the command line's run as of anybody's own loop."""
+    findings = None
+    try:
+        findings = session.findings
+    except RecordingError as problem:
+        if session.has_recording or failure is None:  # else the failure says it
+            notes = (*notes, str(problem))
     ran_out = failure is not None and failure.out_of_memory and not failure.in_timing_pass
     device = session.device_of(findings)
     caveat = caveat_of(device)

@@ -19,17 +19,18 @@ from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.parameter_origins import Parameter, describe_parameters
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.sources.project_files import project_root
-from tracer.errors import OutputError, RecordingError, Terminated, TracerError, UsageError
+from tracer.errors import OutputError, Terminated, TracerError, UsageError
 from tracer.exporters.loggers import loggers, scalars
 from tracer.exporters.notebook import display_in_notebook
+from tracer.exporters.screen.next_commands import after_run
 from tracer.exporters.screen.profile import NUM_ROWS
+from tracer.exporters.screen.run import print_results, short_lines
 from tracer.exporters.screen.terminal import say, say_beside_bars, screen
 from tracer.nested import leaves
-from tracer.results.files import PAGE
 from tracer.results.run_results import RunResults
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import Rank, announce, peak_of
-from tracer.sessions.output_files import Written, left_from_earlier, left_sentence, write_outputs, written_lines
+from tracer.sessions.output_files import Written, left_from_earlier, written_lines
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule
 from tracer.sessions.session_results import ShownResults, failure_of, run_results
@@ -55,10 +56,10 @@ class TrainingProfile(ProfileSession):
 
     Attributes:
         results: Everything that was found; after the block.
-        written: What became of each file; after the block.
     """
 
     _folder: SessionFolder
+    results: ShownResults | None = None
 
     def __init__(
         self,
@@ -112,8 +113,6 @@ class TrainingProfile(ProfileSession):
             trace=trace,
             steps_are_found=self.voice.is_of_script,
         )
-        self.results: ShownResults | None = None
-        self.written: tuple[Written, ...] = ()
         self._is_announced = False
         self._has_failed: bool | None = None  # Whether the block raised; None where nothing is to be told, or all is
         self._peak_before_bytes = self._peak_recorded_bytes = peak_allocated_bytes(self.device) or 0
@@ -135,6 +134,16 @@ class TrainingProfile(ProfileSession):
         In that, a folder of its own where another session that is still running, as a parent process may have, writes.
         """
         return self._folder.path
+
+    @property
+    def written(self) -> tuple[Written, ...]:
+        """What became of each file so far."""
+        return self._folder.written
+
+    @property
+    def page(self) -> Path | None:
+        """The page, if it was written."""
+        return self._folder.page
 
     @property
     def is_complete(self) -> bool:
@@ -231,7 +240,7 @@ class TrainingProfile(ProfileSession):
         """All is recorded: write it now. A peer's death may end this process where Python never gets to say a word."""
         self._is_announced = True
         self.results = self._results(None)
-        self._write(self.results)
+        self._folder.write(self.results, leave_out=self._leave_out)
         # A folder that has become unwritable is told when the block ends: no step of the training raises it.
         with suppress(OutputError):
             announce(rank, self.results, self._folder.save_dir, self._folder.store)
@@ -261,7 +270,7 @@ class TrainingProfile(ProfileSession):
         """Explain, write, and say it; an exception from the loop goes on its way, whatever becomes of the files."""
         self.results = self._results(error)
         if not self._is_announced:
-            self._write(self.results)
+            self._folder.write(self.results, leave_out=self._leave_out)
         try:
             if self._folder.rank is not None:
                 self._folder.finish(peak_of(self._folder.rank, self.results))
@@ -278,7 +287,7 @@ class TrainingProfile(ProfileSession):
     def _write_before_the_end(self, error: Terminated) -> None:
         if self.has_recording and not self._is_announced:
             self.results = self._results(error)
-            self._write(self.results)
+            self._folder.write(self.results, leave_out=self._leave_out)
 
     def _log(self, results: RunResults) -> None:
         """Figures and page, to other people's loggers; what they raise is said, and ends nothing."""
@@ -290,33 +299,11 @@ class TrainingProfile(ProfileSession):
             except Exception as fault:
                 self.voice.complain(f"The peak could not be logged: {type(fault).__name__}: {fault}")
 
-    @property
-    def page(self) -> Path | None:
-        """The page, if it was written."""
-        pages = (file.path for file in self.written if file.path.name == PAGE.file_name and file.error is None)
-        return next(pages, None)
-
-    def _write(self, results: RunResults) -> None:
-        """All files; an interruption goes on its way, and what was written until then is known."""
-
-        def note(written: Written) -> None:
-            self.written += (written,)
-
-        write_outputs(results, self.folder, leave_out=self._leave_out, tell=note)
-
     def _results(self, error: BaseException | None) -> ShownResults:
         assert self._objects is not None
-        notes: list[str] = []
-        findings = None
-        try:
-            findings = self.findings
-        except RecordingError as problem:
-            notes.append(str(problem))
         return run_results(
             self,
-            findings=findings,
             failure=failure_of(error, self, is_raised=True) if error is not None else None,
-            notes=notes,
             parameters=_merged(self._parameters, _describe(self._objects)),
             project_root=self._project_root,
             settings=self._settings,
@@ -326,7 +313,7 @@ class TrainingProfile(ProfileSession):
     def tell_meanwhile(self) -> None:
         """Say, while a script goes on, that files are written and the answer comes at the end."""
         if self._shows_all and self.results is not None:
-            written = some(sum(file.error is None for file in self.written), "file")
+            written = some(len(self._folder.names), "file")
             say_beside_bars(f"Recorded: {written} in {self.folder}. The answer follows when the script ends.")
 
     def tell(self, num_steps: int | None, explained_in: Path | None = None) -> tuple[str, ...]:
@@ -360,7 +347,8 @@ class TrainingProfile(ProfileSession):
             return self._print_all(self.results, num_steps)
         self._tell_of_earlier_files()
         if self._screen == "short" and self._folder.is_of_first_rank and not display_in_notebook(self):
-            say_in_short(self.results, self.folder, self.written)
+            for line in short_lines(self.results, self.folder, self._folder.names):
+                say(line)
         for file in self.written:
             if file.error is not None:
                 self.voice.complain(" ".join(written_lines(file)))
@@ -368,9 +356,6 @@ class TrainingProfile(ProfileSession):
 
     def _print_all(self, results: RunResults, num_steps: int | None) -> tuple[str, ...]:
         """Print notes and files on stderr, then the answer on stdout; return lines that say what to do next."""
-        from tracer.exporters.screen.next_commands import after_run
-        from tracer.exporters.screen.run import print_results
-
         for line in (*(f"Note: {note}" for note in results.notes), *itertools.chain(*map(written_lines, self.written))):
             say(line)
         self._tell_of_earlier_files()
@@ -380,11 +365,11 @@ class TrainingProfile(ProfileSession):
         except OutputError as problem:
             self.voice.complain(f"{problem} {problem.hint}")
             return ()
-        return after_run(self.folder, names_of(self.written))
+        return after_run(self.folder, self._folder.names)
 
     def _tell_of_earlier_files(self) -> None:
         if left := left_from_earlier(self.folder, self.written):
-            self.voice.complain(left_sentence(left))
+            self.voice.complain(left)
 
     def _of_another_time(self) -> str:
         """A sentence if the script used more memory than in any recorded step; else empty.
@@ -445,19 +430,6 @@ def _describe(objects: TrainingObjects) -> tuple[Parameter, ...]:
 
 def _merged(first: tuple[Parameter, ...], later: tuple[Parameter, ...]) -> tuple[Parameter, ...]:
     return tuple({parameter.name: parameter for parameter in (*first, *later)}.values())
-
-
-def names_of(written: Collection[Written]) -> list[str]:
-    """Names of the files that could be written."""
-    return [file.path.name for file in written if file.error is None]
-
-
-def say_in_short(results: RunResults, folder: Path, written: Collection[Written]) -> None:
-    """Print a few lines on stderr: what filled the device, and where the files are."""
-    from tracer.exporters.screen.run import short_lines
-
-    for line in short_lines(results, folder, names_of(written)):
-        say(line)
 
 
 profile_training = TrainingProfile

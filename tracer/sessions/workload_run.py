@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from tracer.analysis.profiles.findings import Findings
 from tracer.capture.device.devices import has_random_state, with_index
 from tracer.capture.device.phase_timing import time_phases
 from tracer.capture.device.phase_timings import PhaseTimings
 from tracer.capture.objects.parameter_origins import describe_parameters
 from tracer.capture.sources.project_files import project_root
-from tracer.errors import RecordingError
 from tracer.results.failure import Failure, is_out_of_memory
 from tracer.results.null_run import caveat_of
 from tracer.sessions.profile_session import ProfileSession
@@ -77,14 +75,14 @@ def run_profile(
         if session.fault is not None and failure is None:
             notes.append(f"Profiling has stopped: {fault_text(session.fault)}")
             failure = failure_of(session.fault, session)
-        findings = _findings(session, failure, notes)
+        if failure is None:
+            _ = session.findings  # raises where nothing was allocated
         if timing and failure is None:
             timings, failure = _timed(
                 workload, session, termination, lambda done: progress(schedule.num_steps + done, total), notes
             )
         return run_results(
             session,
-            findings=findings,
             failure=failure,
             notes=notes,
             parameters=describe_parameters(workload.model),
@@ -139,18 +137,6 @@ def _timed(
         return None, None
     finally:
         termination.hold()
-
-
-def _findings(session: ProfileSession, failure: Failure | None, notes: list[str]) -> Findings | None:
-    if not session.has_recording:
-        return None
-    try:
-        return session.findings
-    except RecordingError as error:
-        if failure is None:
-            raise
-        notes.append(str(error))
-        return None
 
 
 def run_step(workload: Workload, session: ProfileSession) -> list[float]:
