@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from tracer.capture.objects import holders
 from tracer.capture.objects.holders import Holder, find_common_holder, find_holders
+from tracer.capture.objects.variables import running_frames
 from tracer.capture.objects.way_words import spelled
 
 HERE = "test_holders.py"
@@ -451,3 +452,21 @@ def test_no_code_of_a_users_class_is_called() -> None:
     address = place(inner)
     del inner
     assert only([address]).path == "loud.inner"
+
+
+def test_a_look_at_the_functions_that_run_keeps_none_of_them() -> None:
+    """A frame that holds itself would keep the tensors of all that called it until the garbage is collected."""
+
+    class Kept:
+        pass
+
+    def look() -> weakref.ref[Kept]:
+        kept = Kept()
+        list(running_frames(None))
+        return weakref.ref(kept)
+
+    gc.disable()
+    try:
+        assert look()() is None
+    finally:
+        gc.enable()

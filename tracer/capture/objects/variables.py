@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,11 +62,13 @@ def running_frames(error: BaseException | None) -> Iterator[types.FrameType]:
         left.append(trace.tb_frame)
         trace = trace.tb_next
     yield from reversed(left)
-    for frame in list(sys._current_frames().values()):
-        inner: types.FrameType | None = frame
-        while inner is not None:
-            yield inner
-            inner = inner.f_back
+    innermost: dict[int, types.FrameType | None] = dict(sys._current_frames())
+    # Not this function's own, which would hold itself and with it, from Python 3.12 on, all that called it.
+    innermost[threading.get_ident()] = sys._getframe(1)
+    for frame in innermost.values():
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
 
 
 _Modules: TypeAlias = dict[int, tuple[str, dict[str, Any]]]
