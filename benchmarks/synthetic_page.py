@@ -16,12 +16,10 @@ from tracer.exporters.page.model import (
     Mark,
     Page,
     PageBlocks,
-    PageLostTrack,
     PagePeak,
     Series,
-    SlowModule,
-    StepTiming,
 )
+from tracer.exporters.tables import Section, Table, columns
 
 _PHASES = ("forward", "backward", "optimizer")
 _PARTS = (0.38, 0.57)
@@ -127,19 +125,7 @@ def _page(times: Ints, blocks: _Blocks, bands: list[Band], num_rows: int, random
             rows=tuple(sorted(rows, key=lambda row: -row.bytes)),
             row=top,
         ),
-        lost_track=tuple(
-            PageLostTrack(
-                f"aten::_fft_r2c_{i}", (40 - 9 * i) << 20, f"blocks.{i}.conv", "/home/me/fno/layers.py", 90 + i
-            )
-            for i in range(4)
-        ),
-        timings=tuple(
-            StepTiming(f"ProfilerStep#{i + 2}", 21.4e6 + i * 4e5, 48.1e6 - i * 9e5, 6.2e6, 77e6) for i in range(3)
-        ),
-        clock="CUDA events",
-        slow_modules=tuple(
-            SlowModule(f"blocks.{i}.conv", 9e6 / (i + 1), 17e6 / (i + 1), (96 << 20) // (i + 1), 3) for i in range(8)
-        ),
+        sections=(Section("Time", (), (_slow_modules(),)),),
         run={
             "command": "python main.py --batch-size 32 --hidden-channels 128 --data-size 128 --n-modes 64",
             "device": "NVIDIA H200",
@@ -149,6 +135,12 @@ def _page(times: Ints, blocks: _Blocks, bands: list[Band], num_rows: int, random
         },
         notes=("Blocks that were alive before the recording began have no source line.",),
     )
+
+
+def _slow_modules() -> Table:
+    heads = (*columns("duration", "forward", "backward"), *columns("bytes", "at the peak"), *columns("text", "module"))
+    rows = tuple((9e6 / (i + 1), 17e6 / (i + 1), (96 << 20) // (i + 1), f"blocks.{i}.conv") for i in range(8))
+    return Table("The slowest modules, in ms", heads, rows)
 
 
 def _band_at(bands: list[Band], time: int, *, steps: bool) -> str | None:

@@ -44,7 +44,7 @@ def test_the_files_are_written_and_named(file: Path, tmp_path: Path) -> None:
     code, out, err = run("snapshot", file, "--html", page, "--sqlite", report)
     assert code == 0
     # What to do about it stands behind the failure, before all that is about the allocator.
-    order = [out.index(words) for words in ("What was in use then", "What to try first", "By kind")]
+    order = [out.index(words) for words in ("The request that failed", "What to try first", "By kind")]
     assert order == sorted(order)
     *files, after = err.splitlines()
     assert [line.split()[:2] for line in files] == [["Wrote", str(page)], ["Wrote", str(report)]]
@@ -99,7 +99,7 @@ def test_a_stream_that_takes_nothing_leaves_the_files(stream: str, file: Path, t
     assert page.is_file() and report.is_file()
     if stream == "stderr":
         assert ended.returncode == 0
-        assert "What was in use then" in ended.stdout
+        assert "The request that failed" in ended.stdout
     else:
         first, second, error, _ = ended.stderr.splitlines()
         assert first.startswith(f"Wrote {page}") and second.startswith(f"Wrote {report}")

@@ -41,7 +41,7 @@ def test_the_screen_has_memory_and_time(file: Path) -> None:
         # 13 before the first launch, 35 between the kernels, 35 behind the last of 100 us.
         "83 % of the time the GPU waits for the host to launch work",
         "relu_backward_kernel",
-        "aten::threshold_backward Net_0 net.py:5",
+        "aten::threshold_backward  net.py:5  Net_0   relu_backward_kernel",
     ):
         assert words in result.stdout, words
 

@@ -40,7 +40,7 @@ from tracer.errors import SnapshotError
 from tracer.exporters.json_documents.snapshot import snapshot_json
 from tracer.exporters.page.data import page_data, page_json
 from tracer.exporters.page.snapshot_page import snapshot_page
-from tracer.exporters.screen.allocator import print_allocator, print_first_changes
+from tracer.exporters.screen.allocator import print_allocator
 from tracer.exporters.screen.snapshot import print_snapshot
 from tracer.exporters.sqlite_reports.memory_report import write_snapshot_report
 from tracer.snapshot.load import load_snapshot
@@ -159,12 +159,9 @@ def explain(path: Path, *, isolated: bool) -> str:
         replayed = replay_snapshot(snapshot)
         finding = explain_replayed(replayed)
         console = Console(file=io.StringIO(), width=100)
-        print_snapshot(finding, console, file="file")
         allocator = explain_allocator(replayed, settings=("expandable_segments:True",), gpu_memory=1 << 21)
+        print_snapshot(finding, console, file="file", first={found.device: found.first for found in allocator})
         print_allocator(allocator, console)
-        for found in allocator:
-            if found.first is not None:
-                print_first_changes(found.first, console)
         json.dumps(snapshot_json(finding, file="file", allocator=allocator))
         diff_snapshots(snapshot, snapshot)
         draw_and_report(replayed, finding, path.with_suffix(".sqlite"))

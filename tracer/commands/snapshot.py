@@ -355,30 +355,17 @@ def _print_json(explained: ExplainedSnapshot, console: Console, path: Path) -> N
 
 
 def _print(explained: ExplainedSnapshot, console: Console, path: Path, top: int) -> None:
-    from tracer.exporters.screen.allocator import print_allocator, print_first_changes
+    from tracer.exporters.screen.allocator import print_allocator
     from tracer.exporters.screen.snapshot import print_moments, print_snapshot
-
-    first = {allocator.device: allocator.first for allocator in explained.allocator}
-    failed = {device.device for device in explained.finding.devices if device.oom}
-
-    def print_first(index: int) -> None:
-        if (changes := first.get(index)) is not None:
-            print_first_changes(changes, console)
 
     def print_more(index: int) -> None:
         for moments in explained.moments:
             if moments.device == index:
                 print_moments(moments, console, top=top)
         print_allocator([finding for finding in explained.allocator if finding.device == index], console, top=top)
-        if index not in failed:
-            print_first(index)
 
-    def why(index: int) -> str:
-        return changes.much_is_saved if (changes := first.get(index)) is not None else ""
-
-    print_snapshot(
-        explained.finding, console, file=str(path), top=top, more=print_more, behind_failure=print_first, why=why
-    )
+    first = {allocator.device: allocator.first for allocator in explained.allocator}
+    print_snapshot(explained.finding, console, file=str(path), top=top, first=first, more=print_more)
 
 
 def _moments(

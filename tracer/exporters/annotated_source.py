@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from tracer.analysis.line_memory import LineMemory
 from tracer.exporters.screen.paths import short_path
-from tracer.exporters.screen.terminal import visible
-from tracer.exporters.screen.text import print_table, say, table
+from tracer.exporters.screen.text import print_table, say
+from tracer.exporters.tables import Cell, Table, columns
 from tracer.units import format_bytes
 
 CONTEXT_LINES = 3
@@ -131,21 +130,20 @@ def print_annotated(file: AnnotatedFile, peak_bytes: int, console: Console) -> N
     say(console, f"{short_path(file.file)}: {format_bytes(file.peak_bytes)} of a peak of {format_bytes(peak_bytes)}")
     if file.note:
         say(console, file.note)
-    grid = table("at the peak", "of backward", "own peak")
-    grid.add_column("freed", no_wrap=True)
-    grid.add_column("line", justify="right", no_wrap=True)
-    grid.add_column("source", no_wrap=True)
     unknown = "(not in the file)" if any(line.text is not None for line in file.lines) else ""
+    rows: list[tuple[Cell, ...]] = []
     for index, line in enumerate(file.lines):
         if index and line.number != file.lines[index - 1].number + 1:
-            grid.add_row(*[""] * 5, "...")
-        grid.add_row(*_cells(line), Text(visible(unknown if line.text is None else line.text)))
-    print_table("Memory by line", grid, console)
+            rows.append((*[""] * 5, "..."))
+        rows.append((*_cells(line), unknown if line.text is None else line.text))
+    sizes = columns("bytes", "at the peak", "of backward", "own peak")
+    words = (*columns("label", "freed"), *columns("count", "line"), *columns("label", "source"))
+    print_table(Table("Memory by line", (*sizes, *words), tuple(rows)), console)
 
 
-def _cells(line: AnnotatedLine) -> tuple[str, ...]:
+def _cells(line: AnnotatedLine) -> tuple[Cell, ...]:
     memory, number = line.memory, str(line.number)
     if memory is None:
         return "", "", "", "", number
     sizes = (memory.peak_bytes, memory.backward_bytes, memory.own_peak_bytes)
-    return *(format_bytes(size) if size else "" for size in sizes), freed_words(memory), number
+    return *(size or "" for size in sizes), freed_words(memory), number

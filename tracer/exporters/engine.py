@@ -15,7 +15,8 @@ from typing import Any, Final
 from rich.console import Console
 
 from tracer.exporters.json_documents.header import json_header
-from tracer.exporters.screen.text import print_rows, say
+from tracer.exporters.screen.text import print_table, say
+from tracer.exporters.tables import Cell, Table, columns
 from tracer.results.engine_start import EngineStart, StartStage, WorkerMemory, replaced_options
 from tracer.units import format_bytes, some
 
@@ -38,8 +39,7 @@ def print_engine(start: EngineStart, console: Console, *, command: str, computed
     say(console, verdict, style="bold")
     for sentence in others:
         say(console, sentence)
-    rows = [(f"{size:,}", format_bytes(size), share, words) for size, share, words in card_rows(start)]
-    print_rows(card_title(start), ("bytes", "", "share"), rows, console, words=("of what",))
+    print_table(card_table(start), console)
     for group in (lacking_sentences(start, computed=computed), change_sentences(start)):
         if group:
             say(console)
@@ -77,18 +77,16 @@ def change_sentences(start: EngineStart) -> tuple[str, ...]:
     return tuple(f"{option}  {effect}." for option, effect in start.changes)
 
 
-def card_title(start: EngineStart) -> str:
-    """Return the title of the table whose rows are `card_rows`."""
+def card_table(start: EngineStart) -> Table:
+    """Return bytes and share of each part of the card's memory; they sum to the card."""
     worker = start.worst
-    return f"Memory of {'the card' if worker.num_workers == 1 else f'the card of rank {worker.rank}'}, {worker.device}"
-
-
-def card_rows(start: EngineStart) -> list[tuple[int, str, str]]:
-    """Return bytes, share and words of each part of the card's memory; the last row is their sum, the card."""
-    worker = start.worst
-    rows = [(size, name + details) for size, name, details in _parts(worker, start.cache_tokens)]
-    rows.append((worker.total_bytes, "the card"))
-    return [(size, f"{100 * size / worker.total_bytes:.1f} %", words) for size, words in rows]
+    parts = [(size, f"{name}{details}") for size, name, details in _parts(worker, start.cache_tokens)]
+    heads = (*columns("count", "bytes"), *columns("bytes", ""), *columns("share", "share"), *columns("text", "of what"))
+    rows = tuple(
+        (size, size, size / worker.total_bytes, words) for size, words in [*parts, (worker.total_bytes, "the card")]
+    )
+    card = "the card" if worker.num_workers == 1 else f"the card of rank {worker.rank}"
+    return Table(f"Memory of {card}, {worker.device}", heads, rows[:-1], rows[-1])
 
 
 def card_sentence(start: EngineStart) -> str:
@@ -101,19 +99,23 @@ def card_sentence(start: EngineStart) -> str:
 
 def print_engines(rows: Sequence[tuple[Sequence[str], EngineStart]], console: Console) -> None:
     """Print a table of starts with different options, as they were tried."""
-    cells = [(*_columns(start), shlex.join(options), "" if start.fits else start.limit) for options, start in rows]
+    cells = tuple((*_cells(start), shlex.join(options), "" if start.fits else start.limit) for options, start in rows)
+    heads = (
+        *columns("bytes", "KV cache"),
+        *columns("count", "tokens", "requests", "longest"),
+        *columns("bytes", "free"),
+    )
     title = f"KV cache on {rows[0][1].worst.device}, by options"
-    columns = ("KV cache", "tokens", "requests", "longest", "free")
-    print_rows(title, columns, cells, console, words=("options", "does not start"))
+    print_table(Table(title, (*heads, *columns("text", "options", "does not start")), cells), console)
 
 
-def _columns(start: EngineStart) -> tuple[str, str, str, str, str]:
-    longest = f"{start.largest_context:,}" if start.largest_context is not None else ""
+def _cells(start: EngineStart) -> tuple[Cell, ...]:
+    longest = "" if start.largest_context is None else start.largest_context
     if not start.fits:
         return "", "", "", longest, ""
-    tokens = f"{start.cache_tokens:,}" if start.cache_tokens is not None else ""
+    tokens = "" if start.cache_tokens is None else start.cache_tokens
     requests = f"{start.concurrency:,.1f}" if start.concurrency is not None else ""
-    return format_bytes(start.worst.cache_bytes), tokens, requests, longest, format_bytes(start.worst.free_bytes)
+    return start.worst.cache_bytes, tokens, requests, longest, start.worst.free_bytes
 
 
 def _verdict(start: EngineStart) -> str:

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tracer.analysis.kinds import words_of
 from tracer.analysis.peak_diff import PeakDiff
+from tracer.exporters.diff_sections import changes_tables
 from tracer.exporters.files import write_atomically
+from tracer.exporters.tables import WORDS, cell_text
 from tracer.units import format_bytes
 
 _NUM_ROWS = 12
@@ -28,20 +29,15 @@ def _lines(name: str, diff: PeakDiff, sentences: Sequence[str]) -> Iterator[str]
     for sentence in sentences:
         yield ""
         yield _plain(sentence)
-    changes = [change for change in diff.changes["line"] if change.bytes]
-    if not changes:
+    (table,) = (table for table in changes_tables(diff) if table.title.startswith("By line"))
+    if not table.rows:
         return
     yield ""
-    yield "| change | category | module | operator | line |"
-    yield "|---:|---|---|---|---|"
-    for change in changes[:_NUM_ROWS]:
-        yield f"| {_signed(change.bytes)} | " + " | ".join(map(_plain, map(words_of, change.name))) + " |"
-    if rest := changes[_NUM_ROWS:]:
-        yield f"| {_signed(sum(change.bytes for change in rest))} | | | | {len(rest)} more |"
-
-
-def _signed(size_bytes: int) -> str:
-    return f"{'+' if size_bytes > 0 else '-' if size_bytes < 0 else ''}{format_bytes(abs(size_bytes))}"
+    yield f"| {' | '.join(column.name for column in table.columns)} |"
+    yield f"|{'|'.join('---' if column.kind in WORDS else '---:' for column in table.columns)}|"
+    for row in table.first_rows(_NUM_ROWS):
+        cells = zip(row, table.columns, strict=True)
+        yield f"| {' | '.join(_plain(cell_text(cell, column)) for cell, column in cells)} |"
 
 
 def _plain(text: str) -> str:

@@ -5,18 +5,17 @@ A kernel prints stderr on red ground, as if something had failed, so that the an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import import_module
 from pathlib import Path
 
 from tracer.analysis.kinds import words_of
-from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import Findings
-from tracer.arrays import totals_by
 from tracer.capture.sources.notebook_cells import running_shell
 from tracer.exporters.page.data import CATEGORIES
-from tracer.exporters.screen.profile import headline, line_name
+from tracer.exporters.screen.profile import categories_table, headline, lines_table
+from tracer.exporters.tables import Table, cell_text
 from tracer.units import format_bytes
 
 NUM_ROWS = 10
@@ -36,8 +35,7 @@ def notebook_html(
         f"<p><strong>{escape(headline(findings, num_steps))}</strong></p>",
         paragraphs,
         _bar(peak.by_category(), peak.peak_bytes),
-        _table("What filled it", peak.rows, lambda row: words_of(row.category), peak.peak_bytes),
-        _table("By line", peak.rows, line_name, peak.peak_bytes),
+        *map(_table, (categories_table(peak), lines_table(peak))),
         _frame(page) if page is not None else "",
     )
     return "".join(parts)
@@ -90,15 +88,12 @@ def _frame(page: Path) -> str:
     return f"<details open><summary>Memory over time</summary>{frame}</details>"
 
 
-def _table(title: str, rows: Iterable[PeakRow], name: Callable[[PeakRow], str], peak_bytes: int) -> str:
-    ordered = [(text, size) for text, (size, _) in totals_by(rows, name).items()]
-    shown, rest = ordered[:NUM_ROWS], ordered[NUM_ROWS:]
-    if rest:
-        shown.append((f"{len(rest)} more", sum(size for _, size in rest)))
-    lines = "".join(_row(*line, peak_bytes) for line in [*shown, ("sum", peak_bytes)])
-    return f"<table><caption>{escape(title)}</caption><tbody>{lines}</tbody></table>"
+def _table(table: Table) -> str:
+    def line(tag: str, texts: Iterable[str]) -> str:
+        cells = (escape(text).replace("\n", "<br>") for text in texts)
+        return f"<tr>{''.join(f'<{tag}>{cell}</{tag}>' for cell in cells)}</tr>"
 
-
-def _row(name: str, size_bytes: int, peak_bytes: int) -> str:
-    cells = (f"{size_bytes:,}", format_bytes(size_bytes), f"{100 * size_bytes / peak_bytes:.1f} %")
-    return f"<tr><th>{escape(name)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+    rows = [*table.first_rows(NUM_ROWS), *([table.footer] if table.footer else [])]
+    heads = line("th", (column.name for column in table.columns))
+    lines = "".join(line("td", map(cell_text, row, table.columns)) for row in rows)
+    return f"<table><caption>{escape(table.title)}</caption><thead>{heads}</thead><tbody>{lines}</tbody></table>"

@@ -13,9 +13,10 @@ from rich.console import Console
 
 from tracer.capture.device.phase_memory import GpuPeak, PhaseMemory, ProcessPhases
 from tracer.exporters.json_documents.header import json_header
-from tracer.exporters.screen.text import print_rows
+from tracer.exporters.screen.text import print_table
+from tracer.exporters.tables import Cell, Table, columns
 from tracer.results.files import PHASES_JSON
-from tracer.units import format_bytes, some
+from tracer.units import format_bytes
 
 VERSION: Final = 1
 _MOST_ROWS: Final = 24
@@ -25,26 +26,26 @@ def print_phases(processes: Sequence[ProcessPhases], peaks: Sequence[GpuPeak], c
     """Print a table for each process that has phases, and who held each GPU when it was fullest."""
     for each in processes:
         whose = f" of {each.name}, process {each.process}" if len(processes) > 1 else ""
-        shown = each.phases[:_MOST_ROWS]
-        left = some(len(each.phases) - len(shown), "phase")
-        cut = f" ({left} more in {PHASES_JSON})" if len(each.phases) > len(shown) else ""
-        has_unmapped = any(phase.unmapped_bytes for phase in shown)
-        columns = ["allocated", "cached", "outside", *["unmapped"] * has_unmapped, "on the GPU", "at its end", "times"]
-        rows = [_row(phase, has_unmapped) for phase in shown]
-        print_rows(f"Memory by phase{whose}, each part at its most{cut}", columns, rows, console, words=("phase",))
+        cut = f" (all of them in {PHASES_JSON})" if len(each.phases) > _MOST_ROWS + 1 else ""
+        has_unmapped = any(phase.unmapped_bytes for phase in each.phases)
+        sizes = ["allocated", "cached", "outside", *["unmapped"] * has_unmapped, "on the GPU", "at its end"]
+        heads = (*columns("bytes", *sizes, adds_up=False), *columns("count", "times"), *columns("text", "phase"))
+        rows = tuple(_row(phase, has_unmapped) for phase in each.phases)
+        title = f"Memory by phase{whose}, each part at its most{cut}"
+        print_table(Table(title, heads, rows), console, top=_MOST_ROWS)
     for peak in peaks:
-        held = [
-            (format_bytes(each.bytes), f"{each.name}, process {each.process}".lstrip(", "), each.phase)
-            for each in peak.holders
-        ]
+        held = tuple(
+            (each.bytes, f"{each.name}, process {each.process}".lstrip(", "), each.phase) for each in peak.holders
+        )
         title = f"GPU {peak.device} when it was fullest: {format_bytes(peak.held_bytes)}"
-        print_rows(title, ("on the GPU",), held, console, words=("process", "phase"))
+        heads = (*columns("bytes", "on the GPU"), *columns("text", "process", "phase"))
+        print_table(Table(title, heads, held), console)
 
 
-def _row(phase: PhaseMemory, has_unmapped: bool) -> tuple[str, ...]:
+def _row(phase: PhaseMemory, has_unmapped: bool) -> tuple[Cell, ...]:
+    sizes = (phase.allocated_bytes, phase.cached_bytes, phase.outside_bytes)
     unmapped = [-phase.unmapped_bytes] if has_unmapped else []
-    sizes = [phase.allocated_bytes, phase.cached_bytes, phase.outside_bytes, *unmapped, phase.held_bytes]
-    return (*map(format_bytes, [*sizes, phase.end_bytes]), f"{phase.num_times:,}", phase.name)
+    return (*sizes, *unmapped, phase.held_bytes, phase.end_bytes, phase.num_times, phase.name)
 
 
 def phases_json(processes: Sequence[ProcessPhases], peaks: Sequence[GpuPeak] = (), *, computed: bool) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -12,19 +12,19 @@ from rich.console import Console
 from tracer.analysis.profiles.source_lines import PlaceInCode
 from tracer.analysis.times.findings import TraceTimes, cause
 from tracer.analysis.times.ranks import JobTimes, RankRow
-from tracer.analysis.times.step_times import KernelRow, StepTimes, WorkRow
+from tracer.analysis.times.step_times import StepTimes
 from tracer.capture.torch_names import step_words
 from tracer.exporters.json_documents.header import json_header
 from tracer.exporters.json_documents.peak import peak_document
-from tracer.exporters.screen.paths import short_path, source_place
+from tracer.exporters.screen.paths import short_path
 from tracer.exporters.screen.run import print_results
-from tracer.exporters.screen.text import print_rows, say, say_wrapped
+from tracer.exporters.screen.text import print_table, say, say_wrapped
+from tracer.exporters.tables import Cell, Place, Section, Table, columns
 from tracer.results.trace_report import TraceReport
-from tracer.units import NS_PER_US, format_bytes, ms, some
+from tracer.units import NS_PER_US, ms, some
 
 VERSION = 1
 _MAX_STEPS = 12
-_MAX_NAME = 60
 _NS = re.compile(r"_ns$")
 
 
@@ -47,81 +47,84 @@ def print_times(times: TraceTimes, console: Console, *, top: int) -> None:
         say(console, f"It worked more than the others in this trace: {others}.")
     if not top:
         return
-    shown = times.steps[:_MAX_STEPS]
-    title = "Where the time went, in ms; the first five columns of time sum to the last"
-    if len(times.steps) > len(shown):
-        title += f" ({some(len(times.steps) - len(shown), 'more step')} in the sum)"
-    total = [("all", times.total)] if len(times.steps) > 1 else []
-    steps = [*((step_words(step.name), step) for step in shown), *total]
-    columns = ("computes", "collectives", "copies", "waits for host", "waits, launched", "step", "overlapped")
-    print_rows(title, (*columns, ""), [(*_step_cells(step), name) for name, step in steps], console)
-    _print_loading(times.total, console)
-    _print_streams(times, console)
-    _print_work(times, console, top)
-    _print_kernels(times.kernels, console, top)
+    loading = _loading(times.total)
+    if loading:
+        say_wrapped(console, loading)
+    print_table(_steps(times, _MAX_STEPS), console)
+    for table in _work_tables(times):
+        print_table(table, console, top=top)
 
 
-def _step_cells(step: StepTimes) -> Iterable[str]:
-    parts = (step.compute_ns, step.communication_ns, step.copies_ns, step.host_wait_ns, step.launched_wait_ns)
-    return (_ms(value) for value in (*parts, step.wall_ns, step.overlapped_ns))
-
-
-def _print_loading(total: StepTimes, console: Console) -> None:
-    """How long the program waited for batches, where a DataLoader gives them."""
-    if not total.loading_ns:
-        return
-    share = 100 * total.loading_ns / total.wall_ns if total.wall_ns else 0.0
-    say_wrapped(
-        console,
-        f"Loading data: the host waits {_ms(total.loading_ns)} ms for batches, {share:.0f} % of the steps; for "
-        f"{_ms(total.loading_wait_ns)} ms of that the GPU waits for the host.",
+def time_section(times: TraceTimes) -> Section:
+    """The same for a page."""
+    loading = _loading(times.total)
+    return Section(
+        f"Time on GPU {times.device}", (loading,) if loading else (), (_steps(times, 50), *_work_tables(times))
     )
 
 
-def _print_streams(times: TraceTimes, console: Console) -> None:
-    if len(times.streams) < 2:
-        return
-    rows = [
-        (_ms(stream.compute_ns), _ms(stream.communication_ns), _ms(stream.copies_ns), f"{stream.count:,}", stream.words)
-        for stream in times.streams
-    ]
-    print_rows("Streams, in ms", ("computes", "collectives", "copies", "kernels", ""), rows, console)
+def _steps(times: TraceTimes, most: int) -> Table:
+    title = "Where the time went, in ms; the first five columns of time sum to the last"
+    if more := times.steps[most:]:
+        title += f" ({some(len(more), 'more step')} in the sum)"
+    steps = [(step_words(step.name), step) for step in times.steps[:most]]
+    parts = ("computes", "collectives", "copies", "waits for host", "waits, launched", "step", "overlapped")
+    rows = tuple((*_parts(step), name) for name, step in steps)
+    footer = (*_parts(times.total), "all") if len(times.steps) > 1 else None
+    return Table(title, (*columns("duration", *parts), *columns("text", "")), rows, footer)
 
 
-def _print_work(times: TraceTimes, console: Console, top: int) -> None:
-    def cells(row: WorkRow) -> tuple[str, ...]:
-        return (_ms(row.forward_ns), _ms(row.backward_ns), _ms(row.other_ns), _ms(row.host_wait_ns), f"{row.count:,}")
-
-    lines = [(cells(row), _launcher(row.launcher)) for row in times.rows[:top]]
-    if rest := times.rows[top:]:
-        sums = [sum(values) for values in zip(*(_numbers(row) for row in rest), strict=True)]
-        lines.append(((*map(_ms, sums[:4]), f"{sums[4]:,}"), f"{len(rest):,} more"))
-    title = "Work on the GPU by who launched it, in ms, and how long the GPU waited for that"
-    columns = ("forward", "backward", "other", "waited for", "kernels")
-    print_rows(title, columns, [(*numbers, words) for numbers, words in lines], console, words=("launched by",))
+def _parts(step: StepTimes) -> tuple[Cell, ...]:
+    parts = (step.compute_ns, step.communication_ns, step.copies_ns, step.host_wait_ns, step.launched_wait_ns)
+    return (*parts, step.wall_ns, step.overlapped_ns)
 
 
-def _numbers(row: WorkRow) -> tuple[int, ...]:
-    return row.forward_ns, row.backward_ns, row.other_ns, row.host_wait_ns, row.count
+def _loading(total: StepTimes) -> str:
+    """How long the program waited for batches, where a DataLoader gives them."""
+    if not total.loading_ns:
+        return ""
+    share = 100 * total.loading_ns / total.wall_ns if total.wall_ns else 0.0
+    return (
+        f"Loading data: the host waits {_ms(total.loading_ns)} ms for batches, {share:.0f} % of the steps; for "
+        f"{_ms(total.loading_wait_ns)} ms of that the GPU waits for the host."
+    )
 
 
-def _print_kernels(kernels: tuple[KernelRow, ...], console: Console, top: int) -> None:
-    rows = []
-    for kernel in kernels[:top]:
-        name = kernel.name if len(kernel.name) <= _MAX_NAME else f"{kernel.name[: _MAX_NAME - 3]}..."
-        words = f"{name}\n  {_launcher(kernel.launcher)}"
-        rows.append((_ms(kernel.total_ns), _ms(kernel.longest_ns), f"{kernel.count:,}", words))
-    print_rows("The longest kernels", ("ms", "longest", "times"), rows, console, words=("kernel",))
+def _work_tables(times: TraceTimes) -> Iterator[Table]:
+    """Streams where there are several, work by who launched it, and the longest kernels."""
+    counts = columns("count", "kernels")
+    if len(times.streams) > 1:
+        rows = [(one.compute_ns, one.communication_ns, one.copies_ns, one.count, one.words) for one in times.streams]
+        parts = columns("duration", "computes", "collectives", "copies")
+        yield Table("Streams, in ms", (*parts, *counts, *columns("text", "stream")), tuple(rows))
+    parts = columns("duration", "forward", "backward", "other", "waited for")
+    yield Table(
+        "Work on the GPU by who launched it, in ms, and how long the GPU waited for that",
+        (*parts, *counts, *columns("text", "launched by", "module")),
+        tuple(
+            (row.forward_ns, row.backward_ns, row.other_ns, row.host_wait_ns, row.count, *_launched_by(row.launcher))
+            for row in times.rows
+        ),
+    )
+    heads = (
+        *columns("duration", "together"),
+        *columns("duration", "longest", adds_up=False),
+        *columns("count", "times"),
+    )
+    yield Table(
+        "The longest kernels, in ms",
+        (*heads, *columns("text", "launched by", "module", "kernel")),
+        tuple(
+            (one.total_ns, one.longest_ns, one.count, *_launched_by(one.launcher), one.name) for one in times.kernels
+        ),
+    )
 
 
-def _launcher(launcher: PlaceInCode) -> str:
-    if launcher.op is None:
-        return "(no operator)"
-    place = source_place(launcher.file, launcher.line) if launcher.file else ""
-    return " ".join(part for part in (launcher.op, launcher.module or "", place) if part)
+def _launched_by(launcher: PlaceInCode) -> tuple[Place, str]:
+    return Place(launcher.op or "no operator", launcher.file, launcher.line), launcher.module or ""
 
 
-def _ms(duration_ns: int) -> str:
+def _ms(duration_ns: float) -> str:
     return f"{ms(duration_ns):,.3f}"
 
 
@@ -133,15 +136,19 @@ def print_trace_job(job: JobTimes, console: Console) -> None:
     say_wrapped(console, slowest_sentence(job), style="bold")
     for file, problem in job.problems:
         say(console, f"Not read, {file}: {problem}", style="yellow")
-    columns = ("peak", "step, ms", "computes", "collectives", "waits for host", "waited", "waited for", "came last")
-    rows = [
-        (*_rank_numbers(row), "-" if row.times.rank is None else str(row.times.rank), row.times.file)
-        for row in job.rows[:_MAX_ROWS]
-    ]
+    print_table(_ranks_table(job), console, top=_MAX_ROWS)
+
+
+def _ranks_table(job: JobTimes) -> Table:
+    parts = ("step", "computes", "collectives", "waits for host", "waited", "waited for")
+    heads = (
+        *columns("bytes", "peak", adds_up=False),
+        *columns("duration", *parts, adds_up=False),
+        *columns("count", "came last", "rank", adds_up=False),
+    )
     title = "Rank by rank, ms a step; waited: in collectives, for ranks that came later"
-    if len(job.rows) > _MAX_ROWS:
-        title += f" (the first {_MAX_ROWS} of {len(job.rows):,})"
-    print_rows(title, columns, rows, console, words=("rank", "file"))
+    rows = tuple((*_rank_numbers(row), row.times.rank, row.times.file) for row in job.rows)
+    return Table(title, (*heads, *columns("text", "file")), rows)
 
 
 def slowest_sentence(job: JobTimes) -> str:
@@ -159,14 +166,13 @@ def slowest_sentence(job: JobTimes) -> str:
     )
 
 
-def _rank_numbers(row: RankRow) -> tuple[str, ...]:
+def _rank_numbers(row: RankRow) -> tuple[Cell, ...]:
     times, num_steps = row.times, max(row.times.num_steps, 1)
     total = times.total
-    peak = "-" if times.peak_bytes is None else format_bytes(times.peak_bytes)
     parts = () if total is None else (total.wall_ns, total.compute_ns, total.communication_ns, total.host_wait_ns)
-    cells = [f"{ms(part / num_steps):,.3f}" for part in parts] or ["-"] * 4
-    waits = (row.waited_ns, row.waited_for_ns)
-    return (peak, *cells, *(f"{ms(wait / num_steps):,.3f}" for wait in waits), f"{row.num_last:,}")
+    waits = (row.waited_ns / num_steps, row.waited_for_ns / num_steps)
+    a_step: tuple[Cell, ...] = tuple(part / num_steps for part in parts) or (None,) * 4
+    return (times.peak_bytes, *a_step, *waits, row.num_last)
 
 
 def trace_json(report: TraceReport) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from tracer.exporters.memory_snapshot import (
     write_memory_snapshot,
 )
 from tracer.exporters.page.html import write_pages
-from tracer.exporters.page.model import SlowModule, without_times
-from tracer.exporters.page.timeline_page import slow_modules, timeline_page
+from tracer.exporters.page.model import without_times
+from tracer.exporters.page.timeline_page import timeline_page
 from tracer.exporters.screen.terminal import say
 from tracer.exporters.screen.values import values_lines
 from tracer.exporters.sqlite_reports.memory_report import write_memory_report
@@ -159,12 +159,13 @@ def _write_page(material: Material, path: Path) -> None:
     run, known = run_description(results), results.known
     caveat = results.origin.caveat or (_REHEARSED if results.is_predicted else "")
     notes = (*results.notes, *values_lines(results.values_read))
+    run_times = material.run_times if _has_times(results) else None
     page = timeline_page(
         findings,
         run=run,
         caveat=caveat,
         notes=notes,
-        slow_modules=_slow_modules(material, findings),
+        run_times=run_times,
         failed=results.failed_allocation,
         first=results.first_changes,
         pinned=results.history.pinned,
@@ -183,7 +184,7 @@ def _write_page(material: Material, path: Path) -> None:
             run={**run, "device": page_results.device},
             caveat=caveat,
             notes=notes,
-            slow_modules=_slow_modules(material, page_results),
+            run_times=run_times,
             known=known,
         )
         for page_results in material.others
@@ -191,10 +192,6 @@ def _write_page(material: Material, path: Path) -> None:
     pages = [page, *others]
     shown = pages if _has_times(results) else [without_times(page) for page in pages]
     write_pages(shown, path, names=results.name_in_project, root=results.sources_root)
-
-
-def _slow_modules(material: Material, findings: Findings) -> tuple[SlowModule, ...]:
-    return slow_modules(material.run_times, findings.worst.peak) if _has_times(material.results) else ()
 
 
 def unneeded_of(results: RunResults) -> tuple[UnneededMemory, ...]:

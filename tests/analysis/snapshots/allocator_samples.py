@@ -14,7 +14,9 @@ from tracer.allocator.reserving import OutOfMemoryError
 from tracer.analysis.snapshots.allocator_finding import AllocatorFinding, explain_allocator
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.reserved import Reserved
-from tracer.exporters.screen.allocator import print_allocator, print_first_changes
+from tracer.exporters.history_sections import first_changes_sections
+from tracer.exporters.screen.allocator import print_allocator
+from tracer.exporters.screen.text import print_section
 from tracer.snapshot.load import snapshot_in_memory
 
 SMALL_STACK = [frame("make_small", "/home/me/model.py", 5)]
@@ -29,8 +31,8 @@ def screen(*found: AllocatorFinding) -> str:
     console = Console(file=StringIO(), width=110)
     print_allocator(found, console)
     for finding in found:
-        if finding.first is not None:
-            print_first_changes(finding.first, console)
+        for section in first_changes_sections(finding.first):
+            print_section(section, console)
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 

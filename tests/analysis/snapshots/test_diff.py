@@ -142,7 +142,7 @@ class TestGrowth:
             assert ((softmax.before_bytes, softmax.after_bytes), softmax.growth) == (sizes, growth)
             assert sum(change.bytes for change in diff.changes["stack"]) == diff.bytes
         text = printed_diff(diff_snapshots(before, after))
-        assert "8.00 MiB      x4  " in text and "Growth compares the most that each row had in use at once" in text
+        assert "8.00 MiB  x4 " in text and "Growth compares the most that each row had in use at once" in text
 
     def test_of_a_kind_and_not_the_sum_of_its_stacks(self, tmp_path: Path) -> None:
         """Two stacks of one kind, one after the other, and then both at once."""

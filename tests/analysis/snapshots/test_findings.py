@@ -257,7 +257,7 @@ def test_pinned_host_memory_has_rows_by_line(tmp_path: Path) -> None:
     first = finding.pinned[0]
     assert (first.site.file, first.bytes, first.count) == ("/home/me/data.py", 8192, 2)
     assert sum(line.bytes for line in finding.pinned) == 3 * 4096
-    assert "Pinned host memory at the end" in printed(finding) and "data.py:3" in printed(finding)
+    assert "Pinned at the end" in printed(finding) and "data.py:3" in printed(finding)
 
 
 def test_what_was_there_before_and_is_not_known_is_called_from_before(tmp_path: Path) -> None:

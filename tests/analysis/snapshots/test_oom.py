@@ -112,7 +112,7 @@ class TestOutOfMemory:
     def test_each_line_is_shown_once_and_before_the_peak(self, tmp_path: Path) -> None:
         finding = explain_snapshot(load(tmp_path / "s", snapshot([failed(99 * MIB, 1)] * 3)))
         text = printed(finding)
-        assert text.count("Out of memory, entry") == 1
+        assert text.count("Out of memory at forward  ~/model.py:7, entry") == 1
         assert "2 more failures" in text
         assert text.index("Out of memory") < text.index("By kind")
         assert text.count("by line and kind") + text.count("What was in use then\n") == 1, "no table twice"

@@ -22,7 +22,7 @@ from tests.analysis.snapshots.test_findings import (
 )
 from tests.snapshot.dumps import Row, block, entry, frame, segment, snapshot
 from tracer.analysis.snapshots.sites import Site, Sites, pool_words, pools_of_graphs
-from tracer.exporters.screen.snapshot import place
+from tracer.exporters.history_sections import place
 
 GENERATED = "/tmp/torchinductor_me/ab/cabcdefghij.py"
 RUN = frame("run", "/py/site-packages/torch/_inductor/output_code.py", 466)

@@ -17,8 +17,10 @@ from tests.exporters.page.page_samples import peak_row
 from tracer.analysis.peak_diff import PeakDiff, SavedPeak, diff_peaks
 from tracer.analysis.peak_row import PeakRow
 from tracer.errors import SnapshotError
+from tracer.exporters.diff_sections import eager_section
 from tracer.exporters.json_documents.peak import eager_document, read_peak_json
-from tracer.exporters.screen.diff import print_against_eager, print_peak_diffs
+from tracer.exporters.screen.diff import print_peak_diffs
+from tracer.exporters.screen.text import print_section
 
 
 def saved(*rows: PeakRow, device: str = "cuda:0", phase: str | None = "backward") -> SavedPeak:
@@ -108,10 +110,10 @@ def test_the_screen_says_what_compiling_changes() -> None:
     out = io.StringIO()
     console = Console(file=out, width=100)
     diff = diff_peaks(eager, compiled)
-    print_against_eager(diff, ("A sentence.",), console)
+    print_section(eager_section(diff, ("A sentence.",)), console)
     text = out.getvalue()
     assert "A sentence." in text and "eager" in text and "compiled" in text
-    assert "-1.50 KiB  2.00 KiB     512 B  activation  models/net.py:7, [red]a" in text
+    assert "-1.50 KiB  2.00 KiB     512 B  1 -> 1  activation  [red]a  aten::mm  models/net.py:7" in text
     assert "models/net.py:8" not in text, "only what differs"
 
 

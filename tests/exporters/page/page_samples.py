@@ -13,21 +13,15 @@ from tracer.analysis.snapshots.timeline import Band
 from tracer.capture.torch_names import STEP_PREFIX
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.html import html_of_data
-from tracer.exporters.page.model import (
-    Curve,
-    KindBytes,
-    Mark,
-    Page,
-    PageLostTrack,
-    PagePeak,
-    Series,
-    SlowModule,
-    StepTiming,
-)
+from tracer.exporters.page.model import Curve, KindBytes, Mark, Page, PagePeak, Series
+from tracer.exporters.tables import Place, Section, Table, columns
 
 SCRIPT = "</script><script>alert(1)</script>"
 IMAGE = "<img src=x onerror=alert(1)>"
 MARKUP = "<b>bold</b> &lt;i&gt; %{y} $x$ <a href='javascript:alert(1)'>link</a>"
+
+PLACE = (Place(IMAGE, f"/{IMAGE}", 1, (SCRIPT,)), SCRIPT)
+SLOW = Table("Slow", (*columns("duration", "time"), *columns("text", "module")), ((3e6, "net.1"), (None, "net.0")))
 
 
 def html_of(pages: Sequence[Page]) -> str:
@@ -83,9 +77,7 @@ def small_page() -> Page:
                 peak_row(500, module="net.2", line=123),
             ),
         ),
-        timings=(StepTiming("ProfilerStep#4", 1.5e6, 2.5e6, None, 4.5e6),),
-        clock="host clock",
-        slow_modules=(SlowModule("net.1", 1e6, 2e6, 3000), SlowModule("net.0", 5e5, None, None)),
+        sections=(Section("Time", ("By the host's clock.",), (SLOW,)),),
         run={"command": "python main.py", "torch": "2.15"},
         notes=("Reserved memory does not exist on the CPU.",),
     )
@@ -139,10 +131,7 @@ def hostile_page() -> Page:
         peak=PagePeak(
             300, 2000, step=SCRIPT, phase=IMAGE, breakdown=(KindBytes(IMAGE, 200), KindBytes(MARKUP, 100)), rows=rows
         ),
-        lost_track=(PageLostTrack(IMAGE, 5, module=SCRIPT, file=f"/{IMAGE}", line=1),),
-        timings=(StepTiming(IMAGE, 1.0, 2.0, 3.0, 6.0),),
-        clock=SCRIPT,
-        slow_modules=(SlowModule(MARKUP, 1.0, 2.0, 3),),
+        sections=(Section(SCRIPT, (IMAGE,), (Table(MARKUP, columns("text", IMAGE, SCRIPT), (PLACE,), PLACE),)),),
         run={IMAGE: SCRIPT, "command": MARKUP},
         notes=(IMAGE, SCRIPT),
     )

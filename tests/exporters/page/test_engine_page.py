@@ -12,8 +12,8 @@ from tests.results.test_engine_start import GIB, READY
 from tracer.exporters.engine import print_engine
 from tracer.exporters.page.engine_page import engine_page, put_engine_first, write_engine_page
 from tracer.exporters.page.html import data_of_html, write_pages
-from tracer.exporters.page.model import Section
 from tracer.exporters.screen.terminal import screen
+from tracer.exporters.tables import Section
 from tracer.results.engine_start import EngineStart, engine_start
 
 
@@ -40,8 +40,8 @@ def test_the_page_says_what_the_screen_says(
     assert [sentence.split()[0] for sentence in page["headline"]] == [
         "vLLM", "The", "3", "Of", "--gpu-memory-utilization", "Start"
     ]  # fmt: skip
-    sizes = [row[1] for row in page["sections"][0]["tables"][0]["rows"]]
-    assert sum(sizes[:-1]) == sizes[-1] == 80 * GIB
+    table = page["sections"][0]["tables"][0]
+    assert sum(row[0] for row in table["rows"]) == table["footer"][0] == 80 * GIB
 
 
 def test_a_command_with_a_path_of_the_working_folder_is_for_that_folder(
@@ -74,5 +74,5 @@ def test_a_card_that_is_too_small_lacks_memory() -> None:
 def test_of_several_workers_each_card_has_a_row(start: EngineStart) -> None:
     workers = [replace(READY, num_workers=2, rank=rank) for rank in range(2)]
     page = engine_page(engine_start(workers, cache_tokens=1, concurrency=1.0), command="", computed=False)
-    assert [row[0] for row in page.sections[0].tables[1].rows] == ["0", "1"]
+    assert [row[0] for row in page.sections[0].tables[1].rows] == [0, 1]
     assert any("NCCL is not counted" in sentence for sentence in page.answer)

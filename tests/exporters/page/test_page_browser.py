@@ -30,8 +30,9 @@ from tests.exporters.page.test_snapshot_page import page_of
 from tests.snapshot.dumps import block, entry, segment, snapshot
 from tests.training_steps import Recorded
 from tracer.analysis.profiles.findings import put_together
-from tracer.exporters.page.model import Page, PageAdvice, PagePeak, Section, Table
+from tracer.exporters.page.model import Page, PageAdvice, PagePeak
 from tracer.exporters.page.timeline_page import timeline_page
+from tracer.exporters.tables import Section, Table, columns
 
 pytestmark = pytest.mark.browser
 
@@ -258,7 +259,8 @@ def test_the_tree_is_a_flame_graph_by_caller_and_inverted(opened: Callable[..., 
 
 def test_on_a_phone_rows_of_a_comparison_stand_in_columns(opened: Callable[..., Any]) -> None:
     rows = tuple((1000 * number, number, 1001 * number, "1 -> 2", f"module.{number}") for number in range(-9, 9))
-    table = Table("By module", ("change", "before", "after", "blocks", "module"), rows)
+    sizes = (*columns("change", "change"), *columns("bytes", "before", "after"))
+    table = Table("By module", (*sizes, *columns("text", "blocks", "module")), rows)
     page = replace(samples.empty_page(), sections=(Section("What changed", (), (table,)),))
     with opened(page) as tab:
         tab.set_viewport_size({"width": 390, "height": 844})
@@ -276,8 +278,9 @@ def test_on_a_phone_rows_of_a_comparison_stand_in_columns(opened: Callable[..., 
 
 
 def test_a_number_of_a_finding_is_never_broken_and_an_empty_cell_takes_no_room(opened: Callable[..., Any]) -> None:
-    row = ("0.457 ms", "12", "", "net." * 60, "kernel." * 60)
-    page = replace(samples.empty_page(), sections=(Section("Time", (), (Table("", tuple("abcde"), (row,)),)),))
+    row = (457_000, 12, "", "net." * 60, "kernel." * 60)
+    heads = (*columns("duration", "a"), *columns("count", "b"), *columns("text", "c", "d", "e"))
+    page = replace(samples.empty_page(), sections=(Section("Time", (), (Table("", heads, (row,)),)),))
     with opened(page) as tab:
         cells = tab.locator(".flows tbody td")
         breaks = [cells.nth(place).locator("wbr").count() for place in (0, 1, 3)]

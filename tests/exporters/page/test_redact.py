@@ -23,8 +23,9 @@ from tracer.commands.app import app
 from tracer.exporters.page.blocks import unpacked
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.html import data_of_html, write_pages
-from tracer.exporters.page.model import FileCell, Page, PageBlocks, Section, SlowModule, Table
+from tracer.exporters.page.model import Page, PageBlocks
 from tracer.exporters.page.redact import redacted_pages
+from tracer.exporters.tables import Place, Section, Table, columns
 
 DATA = '<script type="application/json" id="data">'
 LINEAR = "linear (site-packages/torch/nn.py:1)"
@@ -54,13 +55,20 @@ def secret_page() -> Page:
     module, recording = "falcon.head", "/x/falcon.pickle"
     lines = Table(
         "In use by falcon.blocks.0",
-        ("size", "made by", "module", "region", "line", "recording"),
+        (*columns("bytes", "size"), *columns("text", "made by", "module", "region", "line", "recording")),
         (
-            (9, FileCell("falcon_step", "train_falcon.py", 3), module, "falcon data", "train_falcon.py:3", recording),
-            (9, FileCell("MulBackward0 (no Python frame)"), module, "", "falcon_net.py:7", "falcon.pickle"),
             (
                 9,
-                FileCell("falcon::gathered"),
+                Place("falcon_step", "train_falcon.py", 3, ("from falcon_main",)),
+                module,
+                "falcon data",
+                "train_falcon.py:3",
+                recording,
+            ),
+            (9, Place("MulBackward0 (no Python frame)"), module, "", "falcon_net.py:7", "falcon.pickle"),
+            (
+                9,
+                Place("falcon::gathered"),
                 "",
                 "",
                 "",
@@ -82,7 +90,6 @@ def secret_page() -> Page:
         peak=replace(small.peak, rows=rows, stacks=(stack, (), ()), row=0),
         blocks=PageBlocks(rows, number, number + 1, number, number + 2, (stack, (), ())),
         bands=(*small.bands, Band("step", "falcon region", 0, 1)),
-        slow_modules=(SlowModule("falcon.blocks.0", 1.0),),
         run={"command": "python train_falcon.py", "torch": "2.15", "dataset": "falcon", "batch size": 8},
         sections=(Section("falcon.blocks.0", ("By falcon.head in falcon_net.py.",), (lines,)),),
     )
@@ -128,7 +135,7 @@ def test_one_name_has_one_number_in_rows_stacks_and_sentences() -> None:
     assert page["notes"][0] == "name1.name2.0 was not seen; function1 was."
     assert page["sections"][0]["tables"][0]["rows"][0][:3] == [
         9,
-        {"words": "function1", "file": "file2.py", "line": 3},
+        {"words": "function1", "file": "file2.py", "line": 3, "below": []},
         "name1.name4",
     ]
     assert page["blocks"]["stacks"]["frames"][0] == "function1 (file2.py:3)"

@@ -9,7 +9,8 @@ import pytest
 from tests.exporters.page import page_samples as samples
 from tracer.exporters.page.data import folders_up, readable_text, relative_paths
 from tracer.exporters.page.html import data_of_html, write_pages
-from tracer.exporters.page.model import FileCell, Page, PagePeak, Section, Table
+from tracer.exporters.page.model import Page, PagePeak
+from tracer.exporters.tables import Place, Section, Table, columns
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_how_far_the_sources_are_above_the_page(
 
 def test_a_page_names_no_home(tmp_path: Path) -> None:
     home = "/home/ann/net.py"
-    table = Table("t", ("line",), ((FileCell("f", home, 3),), (f"{home}:3",)))
+    table = Table("t", columns("text", "line"), ((Place("f", home, 3),), (f"{home}:3",)))
     page = Page(
         title="x",
         device="cpu",

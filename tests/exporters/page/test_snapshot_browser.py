@@ -162,7 +162,7 @@ def test_a_snapshot_says_why_it_ran_out_and_unfolds_its_stacks(opened: Callable[
         assert "(~/model.py:7)" in advice.inner_text()
         # Once: below are the numbers.
         assert tab.locator("body").inner_text().count("Fragmentation is not the cause") == 1
-        assert "48.00 MiB" in tab.locator("section.alarming").inner_text()
+        assert "48.00 MiB" in tab.locator("section.alarming").first.inner_text()
         assert tab.locator("nav a").all_inner_texts() == [
             "Timeline",
             "In use",

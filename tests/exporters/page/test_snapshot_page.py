@@ -18,8 +18,9 @@ from tracer.analysis.snapshots.first_changes import FirstChange, FirstChanges
 from tracer.analysis.snapshots.sites import Site
 from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.exporters.page.data import headline, page_data
-from tracer.exporters.page.model import FileCell, Page
+from tracer.exporters.page.model import Page
 from tracer.exporters.page.snapshot_page import snapshot_page
+from tracer.exporters.tables import Place
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot
 
@@ -77,7 +78,7 @@ def test_by_hand(tmp_path: Path) -> None:
         "The line that holds most is model.py:7: 3.00 MiB, 50 %, made by forward.",
         "The peak counts requested bytes. torch reports 6.00 MiB allocated (rounded up) and 16.00 MiB reserved.",
     )
-    assert [section.title for section in shown.sections] == ["Growth", "Reserved memory"]
+    assert [section.title for section in shown.sections] == ["The peak", "Reserved memory", "Growth"]
 
 
 def test_stacks_are_in_the_data_once_each(tmp_path: Path) -> None:
@@ -102,26 +103,24 @@ def test_stacks_are_in_the_data_once_each(tmp_path: Path) -> None:
 def test_out_of_memory_comes_first(tmp_path: Path) -> None:
     shown = page_of(load(tmp_path / "s", out_of_memory()))
     check_sums(shown)
-    first, *others = shown.sections
-    assert (first.title, first.is_alarming) == ("Out of memory", True)
+    first, again, *others = shown.sections
+    assert first.is_alarming and first.title.startswith("Out of memory at forward  ~/model.py:7, entry 4")
     # Both failures are of one line. What was in use is the peak, which is shown already.
-    assert first.sentences == ("Entry 4 failed at the peak: “What was in use” shows what filled it.",)
+    assert first.sentences == ("The peak was at that moment: its tables show what was in use then.",)
+    assert again.sentences == ("1 more failure, most at lines that had failed before; --json has all of them.",)
     assert shown.alarm[0] == (
         "Out of memory on device 0, 2 times: 48.00 MiB were asked for by model.py:7 with 1.00 MiB free on the device."
     )
     assert shown.alarm[1].count("Fragmentation is not the cause") == 1
-    (failures,) = first.tables
-    assert len(failures.rows) == 2
-    cells = dict(zip(failures.columns, failures.rows[1], strict=True))
-    assert cells == {
-        "entry": "4",
-        "allocation site": FileCell("forward", "/home/me/model.py", 7),
+    (request,) = first.tables
+    assert {row[0]: row[2] for row in request.rows} == {
         "requested": 48 * MIB,
-        "device free": MIB,
+        "free on the device": MIB,
         "in use": 5 * MIB,
         "reserved": 8 * MIB,
-        "unallocated": 3 * MIB,
-        "largest free": 2 * MIB,
+        "reserved but unallocated": 3 * MIB,
+        "largest free block": 2 * MIB,
+        "free for this request": 3 * MIB,
     }
     assert not any(section.is_alarming for section in others)
     assert [mark.label for mark in shown.marks if mark.kind == "oom"] == [
@@ -137,7 +136,7 @@ def test_what_was_in_use_at_a_failure_below_the_peak_is_shown(tmp_path: Path) ->
     objects["device_traces"][0][3:3] = larger
     (section, *_) = page_of(load(tmp_path / "s", objects)).sections
     _, in_use = section.tables
-    assert (section.sentences, in_use.title) == ((), "In use at entry 7")
+    assert (section.sentences, in_use.title) == ((), "What was in use then")
     assert sum(int(row[0]) for row in in_use.rows if isinstance(row[0], int)) == 5 * MIB
 
 
@@ -153,20 +152,20 @@ CHANGES = FirstChanges(
 
 def test_what_to_try_first_stands_with_the_failure(tmp_path: Path) -> None:
     loaded = load(tmp_path / "s", out_of_memory())
-    (section, *_) = page_of(loaded, first=CHANGES).sections
-    _, tried = section.tables
-    assert tried.columns[1:] == (
-        *("allocated", "allocated with it", "reserved", "reserved with it"),
-        "failed requests that then fit",
+    tried = page_of(loaded, first=CHANGES).sections[2]
+    assert (tried.title, tried.is_alarming) == ("What to try first", True)
+    (table,) = tried.tables
+    assert [column.name for column in table.columns] == [
+        *("allocated", "with it", "reserved", "with it"),
+        *("requests that then fit", "change"),
+    ]
+    assert table.rows == (
+        (9, 4, 10, 5, "1 of 2", Place("use a smaller batch (forward)", "/home/me/model.py", 7)),
+        (9, 9, 10, 8, "1 of 2", Place("empty the cache")),
+        (9, 8, 10, 9, "1 of 2", Place("free it sooner (MmBackward0  (no Python frame))")),
     )
-    assert tried.rows == (
-        (FileCell("use a smaller batch", "/home/me/model.py", 7), 9, 4, 10, 5, "1 of 2"),
-        (FileCell("empty the cache"), 9, 9, 10, 8, "1 of 2"),
-        (FileCell("free it sooner (MmBackward0 (no Python frame))"), 9, 8, 10, 9, "1 of 2"),
-    )
-    (section, *_) = page_of(loaded, first=FirstChanges((), 2)).sections
-    assert section.sentences[-1] == "No change that was tried in a replay serves a failed request."
-    assert [table.title for table in section.tables] == ["Each failure"]
+    nothing = page_of(loaded, first=FirstChanges((), 2)).sections[2]
+    assert nothing.sentences == ("No change that was tried in a replay serves a failed request.",)
 
 
 def test_what_to_try_first_is_a_section_where_nothing_failed(tmp_path: Path) -> None:
@@ -174,8 +173,10 @@ def test_what_to_try_first_is_a_section_where_nothing_failed(tmp_path: Path) -> 
     (section, *_) = page_of(loaded, first=replace(CHANGES, num_failed=0)).sections
     assert (section.title, section.is_alarming) == ("What to try first", False)
     (tried,) = section.tables
-    assert tried.columns[-1] == "reserved with it" and len(tried.rows) == 3
-    assert page_of(loaded, first=FirstChanges((), 0)).sections[0].title == "Growth"
+    assert tried.columns[-2].name == "with it" and len(tried.rows) == 3
+    assert page_of(loaded, first=FirstChanges((), 0)).sections[0].sentences == (
+        "No change that was tried in a replay lowers the peak by 1 %.",
+    )
 
 
 def test_the_worst_device_is_shown_and_the_others_are_named(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ def test_the_worst_device_is_shown_and_the_others_are_named(tmp_path: Path) -> N
     shown = page_of(loaded)
     assert shown.device == "device 3"
     (others,) = [section for section in shown.sections if section.title == "Other devices"]
-    assert others.tables[0].rows == (("device 0", 512, "0"), ("device 1", 1024, "0"))
+    assert others.tables[0].rows == (("device 0", 512, 0), ("device 1", 1024, 0))
     assert page_of(loaded, device=1).device == "device 1"
 
 
@@ -194,7 +195,7 @@ def test_a_device_that_ran_out_is_worse_than_a_larger_one(tmp_path: Path) -> Non
     shown = page_of(load(tmp_path / "s", objects))
     assert shown.device == "device 0"
     (others,) = [section for section in shown.sections if section.title == "Other devices"]
-    assert others.tables[0].rows == (("device 1", 60 * MIB, "0"),)
+    assert others.tables[0].rows == (("device 1", 60 * MIB, 0),)
 
 
 def test_without_history_there_is_no_timeline_and_nothing_was_before_it(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ import pytest
 
 from tracer.errors import OutputError
 from tracer.exporters.screen.terminal import say, say_beside_bars, screen, show, visible
-from tracer.exporters.screen.text import print_rows, say_wrapped
+from tracer.exporters.screen.text import print_table, say_wrapped
 from tracer.exporters.screen.text import say as say_on
+from tracer.exporters.tables import Table, columns
 
 ROOT = Path(__file__).resolve().parents[3]
 FULL = Path("/dev/full")
@@ -177,9 +178,9 @@ def test_what_a_terminal_would_obey_is_spelled(monkeypatch: pytest.MonkeyPatch) 
         console.print(HOSTILE, soft_wrap=True, markup=False)
         say_on(console, HOSTILE)
         say_wrapped(console, HOSTILE)
-        print_rows(HOSTILE, [HOSTILE], [[HOSTILE]], console)
+        print_table(Table(HOSTILE, columns("text", HOSTILE), ((HOSTILE,),), (HOSTILE,)), console)
     shown = "".join([*out.pieces, *err.pieces])
-    assert shown.count("a\\x1b[31mred") == 9
+    assert shown.count("a\\x1b[31mred") == 10
     assert {character for character in shown if not character.isprintable()} == {"\n"}
 
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from rich.text import Text
 
 from tracer.exporters.screen.paths import short_path, shorten_paths, source_place
-from tracer.exporters.screen.text import print_table, say, say_wrapped, signed, table
+from tracer.exporters.screen.text import print_table, say, say_wrapped
+from tracer.exporters.tables import ColumnKind, Place, Table, cell_text, columns, signed
+from tracer.units import GIB
 
 PATH = "/mnt/data/somebody/project/src/train/a_rather_long_name_of_a_model.py:174"
 
@@ -47,10 +48,7 @@ def test_a_line_is_broken_between_words_on_a_terminal_alone(is_terminal: bool) -
 
 def test_a_table_is_whole_where_there_is_no_terminal() -> None:
     made = console()
-    filled = table("bytes")
-    filled.add_column("where", overflow="fold")
-    filled.add_row("1.00 GiB", Text(PATH))
-    print_table("By line", filled, made)
+    print_table(Table("By line", (*columns("bytes", "bytes"), *columns("text", "where")), ((GIB, PATH),)), made)
     empty, title, _, row = printed(made).splitlines()
     assert (empty, title) == ("", "By line")
     assert row.split() == ["1.00", "GiB", PATH]
@@ -58,13 +56,41 @@ def test_a_table_is_whole_where_there_is_no_terminal() -> None:
 
 def test_a_table_breaks_no_word_on_a_narrow_terminal() -> None:
     made = console(width=60, is_terminal=True)
-    filled = table("bytes", "share")
-    filled.add_column("where", overflow="fold")
-    filled.add_column("why it is there", overflow="fold")
-    filled.add_row("1,234,567,890", "12.5 %", Text(PATH), "because of this and that")
-    print_table("By line", filled, made)
+    heads = (*columns("count", "bytes"), *columns("share", "share"), *columns("text", "where", "why it is there"))
+    rows = ((1_234_567_890, 0.125, PATH, "because of this and that"),)
+    print_table(Table("By line", heads, rows), made)
+    assert "1,234,567,890" in printed(made) and "12.5 %" in printed(made)
     assert PATH in printed(made)
     assert {"because", "of", "this", "and", "that"} <= set(printed(made).split())
+
+
+def test_rows_beyond_the_first_are_summed_where_that_says_something() -> None:
+    heads = (*columns("bytes", "size"), *columns("bytes", "peak", adds_up=False), *columns("text", "where"))
+    table = Table("t", heads, tuple((size, size, f"line {size}") for size in (9, 5, 3, 1)))
+    assert list(table.first_rows(2)) == [(9, 9, "line 9"), (5, 5, "line 5"), (4, "", "2 more")]
+    assert list(table.first_rows(3)) == list(table.rows), "one row is as short as its sum"
+
+
+def test_words_share_a_column_on_the_screen() -> None:
+    heads = (*columns("bytes", "size"), *columns("text", "module", "line"))
+    joined = Table("t", heads, ((9, "net.0", "train.py:3"), (1, "", "a.py:1"))).joined()
+    assert [column.name for column in joined.columns] == ["size", "module, line"]
+    assert joined.rows == ((9, "net.0, train.py:3"), (1, "a.py:1"))
+
+
+def test_a_cell_is_written_by_the_kind_of_its_column() -> None:
+    kinds: tuple[tuple[ColumnKind, float], ...] = (
+        ("bytes", 2048),
+        ("change", 2048),
+        ("count", 2048),
+        ("duration", 1_500_000),
+        ("share", 0.5),
+    )
+    texts = [cell_text(value, column) for kind, value in kinds for column in columns(kind, "")]
+    assert texts == ["2.00 KiB", "+2.00 KiB", "2,048", "1.500", "50.0 %"]
+    (words,) = columns("text", "")
+    assert cell_text(None, words) == "-"
+    assert cell_text(Place("f", "train.py", 3, ("from g",)), words) == "f  train.py:3\n  from g"
 
 
 def test_changes_have_a_sign() -> None:

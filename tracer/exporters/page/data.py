@@ -24,8 +24,9 @@ from tracer.arrays import Ints, Rows
 from tracer.capture.torch_names import step_words
 from tracer.exporters.annotated_source import AnnotatedFile, freed_words
 from tracer.exporters.page.blocks import MOST_BLOCKS, blocks_json, packed, space_json, stacks_json
-from tracer.exporters.page.model import Curve, Page, PageLane, PagePeak, Table
+from tracer.exporters.page.model import Curve, Page, PageLane, PagePeak
 from tracer.exporters.screen.paths import packaged_file, short_path, source_place
+from tracer.exporters.tables import Table
 from tracer.units import format_bytes
 
 _PACKED = "packed"
@@ -137,10 +138,6 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
         "caveat": page.caveat,
         "alarm": page.alarm,
         "advice": [asdict(advice) for advice in page.advice],
-        "lostTrack": [asdict(lost) for lost in page.lost_track[:MAX_OTHER_ROWS]],
-        "timings": [asdict(timing) for timing in page.timings[:MAX_OTHER_ROWS]],
-        "clock": page.clock,
-        "slowModules": [asdict(module) for module in page.slow_modules[:MAX_OTHER_ROWS]],
         "run": [(str(name), str(value)) for name, value in page.run.items()],
         "notes": page.notes,
         "sections": [

@@ -13,18 +13,17 @@ from tracer.analysis.aligned_curves import AlignedCurves, highest
 from tracer.analysis.diff_cause import cause_of
 from tracer.analysis.kinds import words_of
 from tracer.capture.torch_names import step_words
+from tracer.exporters.diff_sections import changes_tables, growth_sentences
 from tracer.exporters.page.data import BOTH, LESS, MORE
 from tracer.exporters.page.html import write_pages
-from tracer.exporters.page.model import Cell, Curve, Mark, Page, Section, Series, Table
-from tracer.exporters.screen.diff import growth_sentences
+from tracer.exporters.page.model import Curve, Mark, Page, Series
+from tracer.exporters.tables import Cell, Section, Table, columns
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
-    from tracer.analysis.peak_diff import PeakChange, PeakDiff
+    from tracer.analysis.peak_diff import PeakDiff
 
 _MOST_NAMED = 3
-# Columns of the names in a list of changes; of any other that of its own name.
-_COLUMNS = {"line": ("category", "module", "operator", "line"), "stack": ("kind", "innermost frame", "called from")}
 
 
 def write_diff_page(
@@ -58,29 +57,13 @@ def diff_pages(
     """The content, device by device; a page of its own says that there is none."""
     pages = [
         _with_curves(
-            _page(diff.after.device, _answer(diff), growth_sentences(diff), changes_tables(diff), before, after),
+            _page(diff.after.device, _answer(diff), growth_sentences(diff), tuple(changes_tables(diff)), before, after),
             (curves or {}).get(diff.after.device),
         )
         for diff in diffs
     ]
     pages = pages or [_page("no device", ("Neither snapshot has a device with memory.",), (), (), before, after)]
     return [replace(page, notes=notes) for page in pages]
-
-
-def changes_tables(diff: PeakDiff, *, before: str = "before", after: str = "after") -> tuple[Table, ...]:
-    """Memory that came and went, by everything that it is gathered by, under the names of both sides."""
-    return tuple(
-        Table(
-            f"By {gathered_by}",
-            ("change", before, after, "growth", "blocks", *_COLUMNS.get(gathered_by, (gathered_by,))),
-            tuple(
-                (*_sizes(change), *(_stack_cells(change) if gathered_by == "stack" else change.name))
-                for change in changes
-                if change.bytes or change.before_count != change.after_count
-            ),
-        )
-        for gathered_by, changes in diff.changes.items()
-    )
 
 
 def _page(
@@ -147,9 +130,8 @@ def _phases(curves: AlignedCurves, old: np.ndarray, new: np.ndarray) -> Table:
         step = next((step_words(one.name) for one in reversed(steps) if one.start <= band.start <= one.end), "")
         (_, most_before), (row, most_after) = (highest(level, curves.position, band) for level in (old, new))
         rows.append((most_after - most_before, most_before, most_after, step, band.name, _named(curves.growth_at(row))))
-    return Table(
-        "The most in use in each phase", ("change", "before", "after", "step", "phase", "what grew"), tuple(rows)
-    )
+    sizes = (*columns("change", "change"), *columns("bytes", "before", "after"))
+    return Table("The most in use in each phase", (*sizes, *columns("text", "step", "phase", "what grew")), tuple(rows))
 
 
 def _named(grown: Sequence[tuple[str, int]]) -> str:
@@ -177,14 +159,3 @@ def _answer(diff: PeakDiff) -> tuple[str, ...]:
     where = f"Before it was in {was}, now in {now}." if was and now and was != now else ""
     sentences = (first, cause_of(diff), most and f"What changed most: {most}.", where)
     return tuple(sentence for sentence in sentences if sentence)
-
-
-def _sizes(change: PeakChange) -> tuple[Cell, ...]:
-    blocks = f"{change.before_count:,} -> {change.after_count:,}"
-    return change.bytes, change.before_bytes, change.after_bytes, change.growth_words, blocks
-
-
-def _stack_cells(change: PeakChange) -> tuple[str, ...]:
-    kind, innermost, *callers = change.name
-    moved = f" (was {change.was})" if change.was else ""
-    return kind, f"{innermost}{moved}", callers[0] if callers else ""

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from tracer.exporters.engine import (
     answer_sentences,
-    card_rows,
     card_sentence,
-    card_title,
+    card_table,
     change_sentences,
     command_to_paste,
     lacking_sentences,
@@ -16,7 +15,8 @@ from tracer.exporters.engine import (
 from tracer.exporters.files import write_atomically
 from tracer.exporters.page.data import page_data, relative_paths
 from tracer.exporters.page.html import data_of_html, html_of_data, write_prepared
-from tracer.exporters.page.model import Page, Section, Table
+from tracer.exporters.page.model import Page
+from tracer.exporters.tables import Section, Table, columns
 from tracer.results.engine_start import EngineStart
 from tracer.results.null_run import CAVEAT
 
@@ -47,8 +47,6 @@ def engine_page(start: EngineStart, *, command: str, computed: bool) -> Page:
         command: The engine's own command; the empty text where a script made the engine.
     """
     worker = start.worst
-    columns = ("of what", "bytes", "share")
-    rows = tuple((words, size, share) for size, share, words in card_rows(start))
     return Page(
         title="Memory of an inference engine",
         device=worker.device,
@@ -61,7 +59,7 @@ def engine_page(start: EngineStart, *, command: str, computed: bool) -> Page:
             *lacking_sentences(start, computed=computed),
             *([_to_paste(command_to_paste(start, command))] if command else ()),
         ),
-        sections=(Section("Memory of the engine", (), (Table(card_title(start), columns, rows), *_by_worker(start))),),
+        sections=(Section("Memory of the engine", (), (card_table(start), *_by_worker(start))),),
     )
 
 
@@ -75,16 +73,9 @@ def _by_worker(start: EngineStart) -> tuple[Table, ...]:
     """Return a table of all workers, if there are several."""
     if len(start.workers) < 2:
         return ()
-    names = ("rank", "KV cache", "weights", "activations", "buffers", "free")
+    sizes = ("KV cache", "weights", "activations", "buffers", "free")
     rows = tuple(
-        (
-            f"{each.rank:,}",
-            each.cache_bytes,
-            each.weights_bytes,
-            each.activation_bytes,
-            each.other_bytes,
-            each.free_bytes,
-        )
+        (each.rank, each.cache_bytes, each.weights_bytes, each.activation_bytes, each.other_bytes, each.free_bytes)
         for each in start.workers
     )
-    return (Table("Each card", names, rows),)
+    return (Table("Each card", (*columns("count", "rank"), *columns("bytes", *sizes)), rows),)

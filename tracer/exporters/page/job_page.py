@@ -10,26 +10,24 @@ from typing import Any
 
 from tracer.analysis.kinds import LAYERS
 from tracer.analysis.peak_diff import PeakDiff
-from tracer.analysis.snapshots.job import JobFinding, RankGroup, RankPeak
+from tracer.analysis.snapshots.job import JobFinding, RankPeak
+from tracer.exporters.diff_sections import changes_tables
 from tracer.exporters.page.data import page_data
-from tracer.exporters.page.diff_page import changes_tables
 from tracer.exporters.page.html import write_prepared
-from tracer.exporters.page.model import Cell, KindBytes, Page, PageRank, Section, Table
+from tracer.exporters.page.model import KindBytes, Page, PageRank
 from tracer.exporters.screen.job import (
     alarm_sentences,
     answer_sentences,
     capitalized,
     gpu_sentences,
+    groups_table,
     numbers_of,
-    peak_span,
-    rank_names,
 )
 from tracer.exporters.screen.paths import behind
+from tracer.exporters.tables import Cell, Section, Table, columns
 from tracer.results.gpu_sums import GpuSum, Holding, recorded_sums
-from tracer.units import format_bytes
 
 ALL_RANKS = "all ranks"
-_MOST_NAMED = 3
 
 
 def write_job_page(
@@ -80,7 +78,7 @@ def job_page(
         ranks=_ranks(finding, single, files),
         run=run,
         sections=(
-            Section("Groups of equal ranks", (), (_groups(finding.groups),)),
+            Section("Groups of equal ranks", (), (groups_table(finding.groups),)),
             *(() if finding.difference is None else (_difference(finding, finding.difference),)),
             *_shared(gpus),
             *_not_there(finding, files),
@@ -134,24 +132,11 @@ def _layers(rank: RankPeak) -> tuple[KindBytes, ...]:
     return tuple(KindBytes(kind.name, bytes_of[kind.words]) for kind in LAYERS if kind.words in bytes_of)
 
 
-def _groups(groups: Sequence[RankGroup]) -> Table:
-    rows: list[tuple[Cell, ...]] = []
-    for group in groups:
-        first = group.ranks[0]
-        kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in first.kinds[:_MOST_NAMED])
-        reserved = max(rank.reserved_bytes for rank in group.ranks)
-        count = f"{len(group.ranks):,}"
-        rows.append((peak_span(group.ranks), reserved, count, rank_names(group.ranks), kinds, ", ".join(group.words)))
-    return Table(
-        "Ranks whose kinds differ by less than 2 %", ("peak", "reserved", "ranks", "which", "mostly", ""), tuple(rows)
-    )
-
-
 def _difference(finding: JobFinding, difference: PeakDiff) -> Section:
     assert finding.worst is not None and finding.typical is not None
     worst, typical = finding.worst.name, finding.typical.name
     return Section(
-        f"{capitalized(worst)} beside {typical}", (), changes_tables(difference, before=typical, after=worst)
+        f"{capitalized(worst)} beside {typical}", (), tuple(changes_tables(difference, before=typical, after=worst))
     )
 
 
@@ -164,7 +149,11 @@ def _shared(gpus: Sequence[GpuSum]) -> tuple[Section, ...]:
     )
     if all(not gpu.guests for gpu in gpus):
         return ()
-    table = Table("Each process at its most, with CUDA's context", ("bytes", "GPU", "process", ""), rows)
+    table = Table(
+        "Each process at its most, with CUDA's context",
+        (*columns("bytes", "bytes"), *columns("text", "GPU", "process", "")),
+        rows,
+    )
     return (Section("What each GPU holds in all", (), (table,)),)
 
 
@@ -178,7 +167,7 @@ def _not_there(finding: JobFinding, files: Mapping[str, str]) -> tuple[Section, 
         return ()
     sentence = f"There is no recording of rank {numbers_of(finding.missing)}." if finding.missing else ""
     rows = tuple((recording.name, files[recording.file], recording.problem) for recording in finding.unreadable)
-    tables = (Table("Not readable", ("rank", "file", "why"), rows),) if rows else ()
+    tables = (Table("Not readable", columns("text", "rank", "file", "why"), rows),) if rows else ()
     return (Section("What is not there", (sentence,) if sentence else (), tables),)
 
 
@@ -188,7 +177,8 @@ def _every(finding: JobFinding, files: Mapping[str, str]) -> Table:
 
     def row(rank: RankPeak) -> tuple[Cell, ...]:
         part = (", ".join(rank.role.words),) if has_roles else ()
-        return (rank.peak_bytes, rank.reserved_bytes, rank.name, *part, f"{rank.entries:,}", files[rank.file])
+        return (rank.peak_bytes, rank.reserved_bytes, rank.entries, rank.name, *part, files[rank.file])
 
-    columns = ("peak", "reserved", "rank", *(("part of the job",) if has_roles else ()), "entries", "file")
-    return Table("The largest peak first", columns, tuple(map(row, ordered)))
+    sizes = (*columns("bytes", "peak", "reserved"), *columns("count", "entries"))
+    names = columns("text", "rank", *(["part of the job"] if has_roles else []), "file")
+    return Table("The largest peak first", (*sizes, *names), tuple(map(row, ordered)))

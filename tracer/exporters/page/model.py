@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from tracer.arrays import Int, Ints, PerBlock, PerPageRow
+from tracer.exporters.tables import Section
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
@@ -141,41 +142,6 @@ class PageAdvice:
     how_found: str = ""  # "rehearsed", "replayed", "measured", as a sentence ends: `found by ...`
 
 
-@dataclass(frozen=True, slots=True)
-class FileCell:
-    """A line of a file as a table's cell; without a file, only the words."""
-
-    words: str
-    file: str | None = None
-    line: int | None = None
-
-
-Cell = int | str | FileCell  # Of a table: bytes, words, or a line of a file
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows under a title, in the order in which to show them."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]  # As many cells each as there are columns; an int is a number of bytes
-
-    def __post_init__(self) -> None:
-        if any(len(row) != len(self.columns) for row in self.rows):
-            raise ValueError(f"{self.title}: a row has another number of cells than the {len(self.columns)} columns")
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A part of the page with a title of its own: sentences, then tables."""
-
-    title: str
-    sentences: tuple[str, ...] = ()
-    tables: tuple[Table, ...] = ()
-    is_alarming: bool = False  # Whether it belongs to what ended the program, which the page says first
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PageLane:
     """Work of a device over time, on one stream."""
@@ -203,39 +169,6 @@ class PageRank:
     has_page: bool = False  # Whether a page of its own, named as it, is in the file too
 
 
-@dataclass(frozen=True, slots=True)
-class PageLostTrack:
-    """An operator at which torch's data flow lost a tensor's category, and the bytes that followed from it."""
-
-    op: str
-    bytes: int
-    module: str | None = None
-    file: str | None = None
-    line: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StepTiming:
-    """How long one step took; None is not measured."""
-
-    name: str
-    forward_ns: float | None = None
-    backward_ns: float | None = None
-    optimizer_ns: float | None = None
-    total_ns: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SlowModule:
-    """Time of a module beside its memory; None is not measured."""
-
-    module: str
-    forward_ns: float | None = None
-    backward_ns: float | None = None
-    peak_bytes: int | None = None  # What the module held at the peak
-    calls: int | None = None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Page:
     """Everything on one page, for one device and one recording."""
@@ -261,10 +194,6 @@ class Page:
     bands: tuple[Band, ...] = ()
     lanes: tuple[PageLane, ...] = ()  # What ran on the device, by stream
     peak: PagePeak | None = None  # The worst moment, or None where there is none
-    lost_track: tuple[PageLostTrack, ...] = ()  # Where torch lost track, largest first
-    timings: tuple[StepTiming, ...] = ()  # One row per step
-    clock: str = ""  # What `timings` were taken with: "CUDA events", "host clock"
-    slow_modules: tuple[SlowModule, ...] = ()  # Slowest first
     # Command, device, versions, settings, model size, date.
     run: Mapping[str, str | int | float] = field(default_factory=dict)
     answer: tuple[str, ...] = ()  # What the page says first where it is not about one peak
@@ -286,7 +215,7 @@ class Page:
 
 
 def without_times(page: Page) -> Page:
-    """The same page on an axis of events, without durations."""
+    """The same page on an axis of events."""
     drawn = np.maximum.accumulate(page.times) if len(page.times) else page.times
 
     def positions(times: Ints) -> Ints:
@@ -307,7 +236,4 @@ def without_times(page: Page) -> Page:
         ),
         bands=tuple(replace(band, start=position(band.start), end=position(band.end)) for band in page.bands),
         peak=None if peak is None else replace(peak, time=peak.row),
-        timings=(),
-        clock="",
-        slow_modules=(),
     )

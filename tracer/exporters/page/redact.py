@@ -177,8 +177,6 @@ class _Names:
         own = {
             "peak": peak and {**peak, "rows": [*map(self.row, peak["rows"])], "stacks": self.stacks(peak["stacks"])},
             "blocks": blocks and self.blocks(blocks),
-            "lostTrack": [self.row(row) for row in page["lostTrack"]],
-            "slowModules": [self.row(row) for row in page["slowModules"]],
             "run": [(name, value) for name, value in page["run"] if name in _FACTS or _is_number(value)],
             "bands": [{**band, "name": self.band(band)} for band in page["bands"]],
             "lanes": [{**lane, "labels": [*map(self.kernel, lane["labels"])]} for lane in page.get("lanes", ())],
@@ -201,11 +199,10 @@ class _Names:
 
     def table(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """Cells by their columns."""
-        rows = [[self.cell(*cell) for cell in zip(table["columns"], row, strict=True)] for row in table["rows"]]
+        names = [column["name"] for column in table["columns"]]
+        rows = [[self.cell(*cell) for cell in zip(names, row, strict=True)] for row in table["rows"]]
         return {
-            **table,
-            "title": self.words(table["title"]),
-            "columns": mapped(table["columns"], self.words),
+            **mapped({**table, "rows": []}, self.words),
             "rows": rows,
         }
 
@@ -214,7 +211,7 @@ class _Names:
         if isinstance(value, dict):
             file = value["file"]
             words = self.operator(value["words"], file=file) if file else self.words(value["words"])
-            return {**value, "words": words, "file": self.file(file) if file else None}
+            return {**value, "words": words, "file": self.file(file) if file else None, "below": []}
         if not isinstance(value, str) or not value:
             return value
         if column in _MODULES:
@@ -267,8 +264,6 @@ def _texts(value: Any) -> Iterable[str]:
 
 def _rows(page: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
     """All that have a file, a module or an operator."""
-    yield from page["lostTrack"]
-    yield from page["slowModules"]
     if page["peak"]:
         yield from page["peak"]["rows"]
     if page["blocks"]:

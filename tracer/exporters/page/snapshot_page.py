@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,16 +14,15 @@ from tracer.analysis.snapshots.fragmentation import address_ranges
 from tracer.analysis.snapshots.groups import group_lives
 from tracer.analysis.snapshots.peak import Peak
 from tracer.analysis.snapshots.timeline import START, DeviceTimeline, device_timeline
-from tracer.exporters.page.blocks import page_space
-from tracer.exporters.page.history_sections import (
+from tracer.exporters.history_sections import (
+    device_sections,
+    failure_sections,
     first_changes_sections,
-    groups_table,
     host_sections,
     much_saved,
-    oom_section,
     oom_sentences,
-    reserved_table,
 )
+from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.model import (
     Curve,
@@ -32,10 +31,9 @@ from tracer.exporters.page.model import (
     Page,
     PageBlocks,
     PagePeak,
-    Section,
     Series,
-    Table,
 )
+from tracer.exporters.tables import Section, Table, columns
 from tracer.units import format_bytes, some
 
 _MAX_OOM_MARKS = 4
@@ -85,7 +83,7 @@ def snapshot_page(
         run=run,
         alarm=oom_sentences(device.oom, f"device {device.device}"),
         notes=(*finding.notes, *device.notes, *_left_out(timeline)),
-        sections=(*_what_helps(device, first), *_sections(finding, shown)),
+        sections=_sections(finding, shown, first),
         headline_notes=(*much_saved(None if device.oom else first), *_rounded(device.peak)),
     )
     if not device.entries:
@@ -170,56 +168,20 @@ def _peak(device: DeviceFinding, timeline: DeviceTimeline) -> PagePeak:
     )
 
 
-# ----------------------------------------------------------------------------------------------------- other findings
-def _what_helps(device: DeviceFinding, first: FirstChanges | None) -> tuple[Section, ...]:
-    """Return the failed request and the first change to try; the cause stands at the top of the page."""
-    if device.oom:
-        return (oom_section(device.oom, first, at_peak=device.peak.groups),)
-    return first_changes_sections(first)
-
-
-def _sections(finding: SnapshotFinding, shown: int) -> tuple[Section, ...]:
+def _sections(finding: SnapshotFinding, shown: int, first: FirstChanges | None) -> tuple[Section, ...]:
     device = finding.devices[shown]
-    sections = [_reserved_section(device)]
-    if device.entries:
-        sections.insert(0, _growth_section(device))
-    peak = device.peak
-    for title, column, shares, is_shown in (
-        ("Annotations", "region", peak.by_annotation, peak.has_annotations),
-        ("Names", "name", peak.by_name, peak.has_names),
-    ):
-        if is_shown:
-            rows = tuple((share.name, share.bytes, f"{share.count:,}") for share in shares)
-            sections.append(Section(title, tables=(Table(f"The peak by {column}", (column, "size", "blocks"), rows),)))
-    sections += host_sections(finding.pinned)
     others = [device for index, device in enumerate(finding.devices) if index != shown]
-    if others:
-        rows = tuple(
-            (f"device {device.device}", device.peak.requested_bytes, f"{len(device.oom):,}") for device in others
-        )
-        sentence = f"What is shown is device {device.device}; another one is chosen at the top of the page."
-        table = Table("Their peaks", ("device", "peak", "times out of memory"), rows)
-        sections.append(Section("Other devices", (sentence,), (table,)))
-    return tuple(sections)
-
-
-def _growth_section(device: DeviceFinding) -> Section:
-    start, end, grown = device.start_requested_bytes, device.end_requested_bytes, device.growth_bytes
-    verb = "grew" if grown >= 0 else "shrank"
-    sentence = (
-        f"Memory in use {verb} by {format_bytes(abs(grown))} over the recording, from {format_bytes(start)} to "
-        f"{format_bytes(end)}."
+    return (
+        *failure_sections(device.oom, first_time_us=device.first_time_us, at_peak=device.peak.groups, is_advised=True),
+        *first_changes_sections(first),
+        *device_sections(device),
+        *host_sections(finding.pinned),
+        *([_other_devices(device, others)] if others else []),
     )
-    tables = (groups_table("Allocated in the recording and never freed in it", device.never_freed),)
-    return Section("Growth", (sentence,), tables if device.never_freed else ())
 
 
-def _reserved_section(device: DeviceFinding) -> Section:
-    moments = [("at the peak", device.peak.fragmentation), ("at the end", device.end_fragmentation)]
-    if not device.entries:
-        moments = [("when it was taken", device.end_fragmentation)]
-    rows = [
-        (name, moment.reserved_bytes, moment.allocated_bytes, moment.free_bytes, moment.largest_free_bytes)
-        for name, moment in moments
-    ]
-    return Section("Reserved memory", tables=(reserved_table(rows),))
+def _other_devices(shown: DeviceFinding, others: Sequence[DeviceFinding]) -> Section:
+    sentence = f"What is shown is device {shown.device}; another one is chosen at the top of the page."
+    heads = (*columns("text", "device"), *columns("bytes", "peak"), *columns("count", "times out of memory"))
+    rows = tuple((f"device {device.device}", device.peak.requested_bytes, len(device.oom)) for device in others)
+    return Section("Other devices", (sentence,), (Table("Their peaks", heads, rows),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,54 +26,48 @@ from tracer.analysis.profiles.counted_blocks import CountedBlocks, counted_block
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.line_memory import line_memory
 from tracer.analysis.profiles.peak import LOOP_OWNER, PeakReport, group_rows
-from tracer.analysis.profiles.source_lines import PlaceInCode
 from tracer.analysis.snapshots.timeline import Band, BandKind
 from tracer.arrays import Int, PerBlock, totals_by
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX, step_words
 from tracer.exporters.annotated_source import AnnotatedFile, annotated_files
-from tracer.exporters.page.blocks import page_space
-from tracer.exporters.page.data import headline
-from tracer.exporters.page.history_sections import (
+from tracer.exporters.diff_sections import eager_section
+from tracer.exporters.history_sections import (
+    failure_section,
     first_changes_sections,
     host_sections,
     much_saved,
-    oom_section,
     oom_sentences,
-    reserved_table,
+    reserved_section,
 )
+from tracer.exporters.page.blocks import page_space
+from tracer.exporters.page.data import headline
 from tracer.exporters.page.model import (
-    Cell,
     Curve,
-    FileCell,
     KindBytes,
     Mark,
     Page,
     PageAdvice,
     PageBlocks,
     PageLane,
-    PageLostTrack,
     PagePeak,
     PageSpace,
-    Section,
     Series,
-    SlowModule,
-    StepTiming,
-    Table,
 )
 from tracer.exporters.python_stacks import PythonStacks
 from tracer.exporters.screen.paths import source_place
-from tracer.units import format_bytes, ms, some
+from tracer.exporters.tables import Cell, Place, Section, Table, columns
+from tracer.exporters.trace_times import time_section
+from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
     from tracer.analysis.aligned_curves import MemoryCurve
-    from tracer.analysis.peak_diff import PeakChange, PeakDiff
+    from tracer.analysis.peak_diff import PeakDiff
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
     from tracer.analysis.snapshots.causes.pinned_memory import PinnedLine
     from tracer.analysis.snapshots.first_changes import FirstChanges
     from tracer.analysis.times.findings import TraceTimes
-    from tracer.analysis.times.step_times import StepTimes
     from tracer.capture.device.host_peak import HostPeak
     from tracer.changes.recommendation import AdviceReport, UnneededMemory
 
@@ -89,7 +83,7 @@ def timeline_page(
     run: Mapping[str, str | int | float],
     caveat: str = "",
     notes: tuple[str, ...] = (),
-    slow_modules: tuple[SlowModule, ...] = (),
+    run_times: RunTimes | None = None,
     failed: FailedAllocation | None = None,
     first: FirstChanges | None = None,
     pinned: Sequence[PinnedLine] = (),
@@ -122,10 +116,6 @@ def timeline_page(
         lanes=() if device_times is None else time_lanes(device_times),
         peak=_page_peak(cycle),
         advice=(*map(_found, unneeded), *_advice(advice)),
-        lost_track=_lost_track(cycle),
-        timings=_timings(cycle),
-        clock="the host's clock, in the profiled steps",
-        slow_modules=slow_modules,
         run=run,
         sources=_sources(cycle, known, source_of),
         alarm=() if failed is None else oom_sentences((failed.event,), peak.device),
@@ -144,11 +134,17 @@ def timeline_page(
             *growth_sentences(findings.growth),
         ),
         sections=(
-            *(first_changes_sections(first) if failed is None else (_failure_section(failed, peak),)),
-            *(() if against_eager is None else (_eager_section(against_eager),)),
+            *(
+                first_changes_sections(first if first and first.changes else None)
+                if failed is None
+                else _failure_sections(failed, peak)
+            ),
+            *(() if against_eager is None else (eager_section(against_eager, eager_sentences(against_eager)),)),
             *_reserved_section(peak),
             *host_sections(pinned, host),
-            *(() if device_times is None else (_time_section(device_times),)),
+            *_lost_track(cycle),
+            *([] if run_times is None else [_time_section(cycle, run_times)]),
+            *(() if device_times is None else (time_section(device_times),)),
         ),
     )
     return replace(page, answer=(verdict, *headline(page))) if verdict else page
@@ -191,9 +187,9 @@ def _page_peak(cycle: CycleFindings) -> PagePeak:
     )
 
 
-def _failure_section(failed: FailedAllocation, peak: PeakReport) -> Section:
-    at_peak = failed.event.groups if failed.is_at(peak) else ()
-    return oom_section((failed.event,), failed.first, at_peak=at_peak)
+def _failure_sections(failed: FailedAllocation, peak: PeakReport) -> tuple[Section, ...]:
+    section = failure_section(failed.event, has_groups=not failed.is_at(peak))  # its advice is said above
+    return (section, *first_changes_sections(failed.first))
 
 
 def _title(device_times: TraceTimes | None, verdict: str) -> str:
@@ -219,26 +215,6 @@ def _found(unneeded: UnneededMemory) -> PageAdvice:
 
 
 _HOW = {"rehearsed": "rehearsal", "replayed": "replay", "measured": "measuring"}
-
-
-def _eager_section(diff: PeakDiff) -> Section:
-    sizes = ("change", "without compilation", "compiled")
-
-    def table(title: str, names: tuple[str, ...], changes: Sequence[PeakChange]) -> Table:
-        rows: list[tuple[Cell, ...]] = [
-            (change.bytes, change.before_bytes, change.after_bytes, *change.name) for change in changes
-        ]
-        return Table(title, (*sizes, *names), tuple(rows))
-
-    return Section(
-        "Compiled, and the same without compilation",
-        eager_sentences(diff),
-        (
-            table("By category", ("category",), diff.changes["category"]),
-            table("By module", ("module",), diff.changes["module"]),
-            table("By line", ("category", "module", "operator or kernel", "line"), diff.changes["line"]),
-        ),
-    )
 
 
 def _blocks(cycle: CycleFindings, counted: CountedBlocks, known: KnownStorages | None) -> PageBlocks:
@@ -271,20 +247,27 @@ def _space(cycle: CycleFindings) -> PageSpace | None:
     return None if ranges is None else page_space(ranges, history.texts.__getitem__)
 
 
-def _lost_track(cycle: CycleFindings) -> tuple[PageLostTrack, ...]:
+def _lost_track(cycle: CycleFindings) -> tuple[Section, ...]:
     """Lines at which torch's categories stopped; those below a thousandth of the peak share one row."""
     losses = [
-        PageLostTrack(
-            place.op or "a tensor from before the recording", lost.bytes, place.module, place.file, place.line
+        (
+            lost.bytes,
+            Place(place.op or "a tensor from before the recording", place.file, place.line),
+            place.module or "",
         )
         for lost in cycle.lost_track
         for place in [lost.place]
     ]
-    large = [lost for lost in losses if lost.bytes * _LEAST_SHARE >= cycle.peak.peak_bytes]
-    small = [lost for lost in losses if lost.bytes * _LEAST_SHARE < cycle.peak.peak_bytes]
-    if len(small) > 1:
-        small = [PageLostTrack(f"{len(small)} others, each less", sum(lost.bytes for lost in small))]
-    return (*large, *small) if large else ()
+    num_large = sum(size_bytes * _LEAST_SHARE >= cycle.peak.peak_bytes for size_bytes, *_ in losses)
+    if not num_large:
+        return ()
+    heads = (*columns("bytes", "bytes that followed"), *columns("text", "operator", "module"))
+    rows = tuple(Table("", heads, tuple(losses)).first_rows(num_large))
+    sentence = (
+        "Torch gives a tensor a category by following data from the inputs. At these operators it no longer could, and "
+        "all that was made from their results has no category of its own."
+    )
+    return (Section("Where torch lost track", (sentence,), (Table("The operators, the largest first", heads, rows),)),)
 
 
 def _reserved_section(peak: PeakReport) -> tuple[Section, ...]:
@@ -299,7 +282,7 @@ def _reserved_section(peak: PeakReport) -> tuple[Section, ...]:
         f"by block, to {format_bytes(peak.peak_bytes)}.{pending}"
     )
     row = ("at the peak", reserved.reserved_bytes, peak.peak_bytes, reserved.free_bytes, reserved.largest_free_bytes)
-    return (Section("Reserved memory", (sentence,), (reserved_table([row]),)),)
+    return (reserved_section([row], sentence),)
 
 
 def _reserved(cycle: CycleFindings) -> tuple[Curve, ...]:
@@ -337,18 +320,15 @@ def _bands(cycle: CycleFindings) -> tuple[Band, ...]:
     return (*steps, *phases)
 
 
-def _timings(cycle: CycleFindings) -> tuple[StepTiming, ...]:
-    rows = []
+def _time_section(cycle: CycleFindings, times: RunTimes) -> Section:
+    """How long each step took, and the slowest modules beside their memory."""
+    rows: list[tuple[Cell, ...]] = []
     for name in cycle.attribution.step_names:
-        mine = {phase.phase: phase for phase in cycle.step_phases if phase.step == name}
-        rows.append(
-            StepTiming(
-                name,
-                **{f"{phase}_ns": float(mine[phase].duration_ns) if phase in mine else None for phase in _BANDS},
-                total_ns=float(sum(phase.duration_ns for phase in mine.values())) if mine else None,
-            )
-        )
-    return tuple(rows)
+        mine = {phase.phase: phase.duration_ns for phase in cycle.step_phases if phase.step == name}
+        rows.append((*(mine.get(phase) for phase in _BANDS), sum(mine.values()) if mine else None, step_words(name)))
+    heads = (*columns("duration", *_BANDS, "all"), *columns("text", "step"))
+    steps = Table("Each step, in ms, by the host's clock in the profiled steps", heads, tuple(rows))
+    return Section("Time", (), (steps, slow_modules(times, cycle.peak)))
 
 
 def _headline_notes(peak: PeakReport) -> tuple[str, ...]:
@@ -357,92 +337,36 @@ def _headline_notes(peak: PeakReport) -> tuple[str, ...]:
     return (*(() if missed is None else (missed,)), *unexplained)
 
 
-def slow_modules(times: RunTimes, peak: PeakReport) -> tuple[SlowModule, ...]:
+def slow_modules(times: RunTimes, peak: PeakReport) -> Table:
     """Time of each module's own operators in a step beside what it held at the peak, slowest first.
 
     An operator that some steps lack counts by its share of them.
     """
     num_steps = max((row.num_steps for row in times.rows), default=0)
     bytes_of = {module: size for module, (size, _) in totals_by(peak.rows, attrgetter("module")).items()}
-    totals: dict[str, list[float]] = {}
+    totals: dict[str, tuple[float, float, int]] = {}
     for invocation in times.rows:
-        total = totals.setdefault(invocation.module or LOOP_OWNER, [0.0, 0.0, 0.0])
+        module = invocation.module or LOOP_OWNER
+        forward_ns, backward_ns, calls = totals.get(module, (0.0, 0.0, 0))
         share = invocation.num_steps / num_steps
-        total[0] += invocation.forward_ns * share
-        total[1] += (invocation.backward_ns or 0.0) * share
-        total[2] += 1
-    modules = [
-        SlowModule(module, forward_ns, backward_ns, bytes_of.get(module), int(num_ops))
-        for module, (forward_ns, backward_ns, num_ops) in totals.items()
-    ]
-    return tuple(sorted(modules, key=lambda module: -((module.forward_ns or 0) + (module.backward_ns or 0))))
-
-
-_MOST_STEPS, _MOST_ROWS = 50, 100
+        backward_ns += (invocation.backward_ns or 0.0) * share
+        totals[module] = forward_ns + invocation.forward_ns * share, backward_ns, calls + 1
+    rows = (
+        (forward_ns + backward_ns, forward_ns, backward_ns, calls, bytes_of.get(module), module)
+        for module, (forward_ns, backward_ns, calls) in totals.items()
+    )
+    heads = (
+        *columns("duration", "time", "forward", "backward"),
+        *columns("count", "operators"),
+        *columns("bytes", "at the peak"),
+        *columns("text", "module"),
+    )
+    return Table(
+        "The slowest modules, in ms, and their memory", heads, tuple(sorted(rows, key=itemgetter(0), reverse=True))
+    )
 
 
 def time_lanes(times: TraceTimes) -> tuple[PageLane, ...]:
     """A lane for each stream."""
     words = {stream.stream: stream.words for stream in times.streams}
     return tuple(PageLane(f"GPU {times.device}, {words[lane.stream]}", lane) for lane in times.lanes)
-
-
-def _time_section(times: TraceTimes) -> Section:
-    return Section(f"Time on GPU {times.device}", (), (_steps(times), _launchers(times), _kernels(times)))
-
-
-def _steps(times: TraceTimes) -> Table:
-    loads = times.total.loading_ns > 0
-    columns = ("step", "computes", "collectives", "copies", "waits for the host", "waits, launched", "together")
-    of_loading = ("host loads data", "while the GPU waits") if loads else ()
-    total = [("all", times.total)] if len(times.steps) > 1 else []
-    shown = [(step_words(step.name), step) for step in times.steps[:_MOST_STEPS]]
-    return Table(
-        "Where the time went",
-        (*columns, *of_loading),
-        tuple((name, *_parts(step, loads)) for name, step in (*total, *shown)),
-    )
-
-
-def _parts(step: StepTimes, loads: bool) -> tuple[str, ...]:
-    parts = (step.compute_ns, step.communication_ns, step.copies_ns, step.host_wait_ns, step.launched_wait_ns)
-    loading = (step.loading_ns, step.loading_wait_ns) if loads else ()
-    return tuple(_ms(value) for value in (*parts, step.wall_ns, *loading))
-
-
-def _launchers(times: TraceTimes) -> Table:
-    rows = tuple(
-        (
-            *map(_ms, (row.forward_ns, row.backward_ns, row.other_ns, row.host_wait_ns)),
-            f"{row.count:,}",
-            *_place(row.launcher),
-        )
-        for row in times.rows[:_MOST_ROWS]
-    )
-    columns = ("forward", "backward", "other", "waited for", "kernels", "operator and line", "module")
-    return Table("Work by who launched it, and how long the GPU waited for that", columns, rows)
-
-
-def _kernels(times: TraceTimes) -> Table:
-    rows = tuple(
-        (
-            _ms(kernel.total_ns),
-            _ms(kernel.longest_ns),
-            f"{kernel.count:,}",
-            kernel.name,
-            *_place(kernel.launcher),
-        )
-        for kernel in times.kernels[:_MOST_ROWS]
-    )
-    columns = ("together", "longest", "times", "kernel", "operator and line", "module")
-    return Table("The longest kernels, by who launched them", columns, rows)
-
-
-def _place(launcher: PlaceInCode) -> tuple[Cell, ...]:
-    words = launcher.op or "no operator"
-    place: Cell = FileCell(words, launcher.file, launcher.line) if launcher.file else words
-    return place, launcher.module or ""
-
-
-def _ms(duration_ns: int) -> str:
-    return f"{ms(duration_ns):,.3f} ms"

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from tracer.changes.unneeded import unneeded_sentence
 from tracer.exporters.screen.paths import short_path
-from tracer.exporters.screen.text import print_table, say, say_wrapped, table
+from tracer.exporters.screen.text import print_table, say, say_wrapped
+from tracer.exporters.tables import Cell, Table, columns
 from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
@@ -80,24 +81,26 @@ def _print_table(report: AdviceReport, console: Console) -> None:
     from tracer.changes.recommendation import Group
 
     has_reserved = report.reserved_bytes is not None
-    grid = table("saves", "", *(("of reserved",) if has_reserved else ()))
-    grid.add_column("change", overflow="fold", min_width=24)
-    grid.add_column("results and cost", overflow="fold", min_width=18)
-    rows = [*report.rows[:NUM_ROWS], *([report.together] if report.together is not None else [])]
+    reserved = columns("bytes", "of reserved") if has_reserved else ()
+    rows: list[tuple[Cell, ...]] = []
     heading = ""
-    for row in rows:
+    for row in [*report.rows[:NUM_ROWS], *([report.together] if report.together is not None else [])]:
         if row is not report.together and row.group != heading:
             heading = row.group
-            grid.add_row(*[""] * (2 + has_reserved), Group[heading.upper()].words, style="bold")
-        share = f"{100 * row.known_bytes / report.peak_bytes:.0f} %" if report.peak_bytes else ""
-        cells = [format_bytes(row.known_bytes), share]
-        if has_reserved:
-            cells.append("" if row.saves_reserved_bytes is None else format_bytes(row.saves_reserved_bytes))
+            rows.append((*[""] * (2 + has_reserved), f"{Group[heading.upper()].words}:", ""))
+        of_reserved = ["" if row.saves_reserved_bytes is None else row.saves_reserved_bytes] * has_reserved
         how = "" if _is_of_null_gpu(row) else _HOW.get(row.how_found, "")
         cost = "; ".join(part for part in (row.results, row.cost, how) if part)
         name = f"together: {row.change}" if row is report.together else row.change
-        grid.add_row(*cells, Text(name), Text(cost))
-    print_table("What would help", grid, console)
+        share = f"{100 * row.known_bytes / report.peak_bytes:.0f} %" if report.peak_bytes else ""
+        rows.append((row.known_bytes, share, *of_reserved, name, cost))
+    heads = (
+        *columns("bytes", "saves"),
+        *columns("share", ""),
+        *reserved,
+        *columns("text", "change", "results and cost"),
+    )
+    print_table(Table("What would help", heads, tuple(rows)), console)
 
 
 _HOW = {"replayed": "replayed", "measured": "measured"}

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
-from rich.text import Text
 
 from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
-from tracer.analysis.snapshots.first_changes import FirstChanges
 from tracer.analysis.snapshots.modelled import Modelled
-from tracer.analysis.snapshots.reserved import Reserved, SegmentHolder
+from tracer.analysis.snapshots.reserved import SegmentHolder
 from tracer.analysis.snapshots.what_if import AS_RECORDED, SettingsOutcome, WhatIf, where_it_fails
-from tracer.exporters.screen.paths import shorten_paths
-from tracer.exporters.screen.snapshot import place
-from tracer.exporters.screen.text import print_rows, print_table, say, table
+from tracer.exporters.history_sections import place
+from tracer.exporters.screen.text import print_table, say
+from tracer.exporters.tables import Cell, Table, columns
 from tracer.units import format_bytes, some
 
 
@@ -35,95 +33,70 @@ def print_allocator(findings: Sequence[AllocatorFinding], console: Console, *, t
 def _print_reserved(finding: AllocatorFinding, console: Console) -> None:
     """Both moments side by side, each with rows that sum to what was reserved."""
     moments = [moment for moment in (finding.at_peak, finding.at_end) if moment is not None]
-    columns = [{(row.pool, row.stream, row.reason): row.bytes for row in moment.rows} for moment in moments]
-    if not any(columns):
+    parts = [{(row.pool, row.stream, row.reason): row.bytes for row in moment.rows} for moment in moments]
+    if not any(parts):
         return
+
+    def cells(sizes: Iterable[int]) -> tuple[Cell, ...]:
+        shares = (
+            (size, size / moment.bytes if moment.bytes else "") for size, moment in zip(sizes, moments, strict=True)
+        )
+        return tuple(cell for pair in shares for cell in pair)
+
     names = ("most reserved", "at the end")[-len(moments) :]
-    grid = table(*(part for name in names for part in (name, "")))
-    grid.add_column("pool")
-    grid.add_column("why", overflow="fold")
-    for key in dict.fromkeys(key for column in columns for key in column):
-        pool, stream, reason = key
-        cells = [_with_share(column.get(key, 0), moment) for column, moment in zip(columns, moments, strict=True)]
-        name = pool if stream == 0 else f"{pool}, stream {stream:#x}"
-        grid.add_row(*(part for cell in cells for part in cell), name, reason)
-    sums = [_with_share(sum(column.values()), moment) for column, moment in zip(columns, moments, strict=True)]
-    grid.add_row(*(part for cell in sums for part in cell), "", "reserved", style="bold")
-    print_table("Why so much is reserved", grid, console)
-
-
-def _with_share(size: int, moment: Reserved) -> tuple[str, str]:
-    return format_bytes(size), f"{100 * size / moment.bytes:.1f} %" if moment.bytes else ""
+    heads = tuple(column for name in names for column in (*columns("bytes", name), *columns("share", "")))
+    rows = tuple(
+        (*cells(part.get(key, 0) for part in parts), pool if stream == 0 else f"{pool}, stream {stream:#x}", reason)
+        for key in dict.fromkeys(key for part in parts for key in part)
+        for pool, stream, reason in [key]
+    )
+    footer = (*cells(sum(part.values()) for part in parts), "", "reserved")
+    words = (*columns("label", "pool"), *columns("text", "why"))
+    print_table(Table("Why so much is reserved", (*heads, *words), rows, footer), console)
 
 
 def _print_holders(holders: Sequence[SegmentHolder], console: Console, top: int) -> None:
     if not holders:
         return
-    rows = []
-    for holder in holders[:top]:
-        where = "; ".join(map(place, holder.sites)) or "more than three lines in each segment"
-        rows.append(_holders_row([holder], where))
-    if rest := holders[top:]:
-        rows.append(_holders_row(rest, f"{len(rest)} more"))
-    columns = ("would be free", "held", "segments", "blocks")
-    print_rows("What keeps free memory in its segments", columns, rows, console, words=("by blocks of",))
-
-
-def _holders_row(holders: Sequence[SegmentHolder], words: str) -> tuple[str, ...]:
-    sizes = (sum(h.free_bytes for h in holders), sum(h.held_bytes for h in holders))
-    counts = (sum(h.num_segments for h in holders), sum(h.num_blocks for h in holders))
-    return (*map(format_bytes, sizes), *(f"{number:,}" for number in counts), words)
-
-
-def print_first_changes(first: FirstChanges, console: Console) -> None:
-    """Print what to try first, or that nothing helps."""
-    if not first.changes:
-        say(console)
-        say(console, first.nothing_helps, indent=2)
-        return
-    rows = []
-    for change in first.changes:
-        allocated = (change.allocated_before_bytes, change.allocated_bytes)
-        sizes = (*allocated, change.reserved_before_bytes, change.reserved_bytes)
-        served = [f"{change.num_served} of {first.num_failed}"] if first.num_failed else []
-        where = f" ({place(change.site)})" if change.site is not None else ""
-        rows.append((*map(format_bytes, sizes), *served, change.words + where))
-    served_column = ["requests that then fit"] if first.num_failed else []
-    columns = ("allocated", "with it", "reserved", "with it", *served_column)
-    title = "What to try first: peaks of a replay as recorded, and with the change"
-    print_rows(title, columns, rows, console, words=("change",))
-    is_said = bool(first.much_is_saved) and not first.num_failed  # with the peak
-    for sentence in first.sentences[is_said:]:
-        say(console, shorten_paths(sentence), indent=2)
+    heads = (*columns("bytes", "would be free", "held"), *columns("count", "segments", "blocks"))
+    rows = tuple(
+        (
+            *(holder.free_bytes, holder.held_bytes, holder.num_segments, holder.num_blocks),
+            "; ".join(map(place, holder.sites)) or "more than three lines in each segment",
+        )
+        for holder in holders
+    )
+    title = "What keeps free memory in its segments"
+    print_table(Table(title, (*heads, *columns("text", "by blocks of")), rows), console, top=top)
 
 
 def _print_what_if(what_if: WhatIf, modelled: Modelled, console: Console) -> None:
-    on_gpu = what_if.gpu_memory is not None
-    grid = table("peak", "saved", "calls", *(["retries"] if what_if.capacity is not None else []))
-    if what_if.num_failed:
-        grid.add_column("failed requests", overflow="fold")
-    if what_if.gpu_memory is not None:
-        grid.add_column(f"on {format_bytes(what_if.gpu_memory)}", overflow="fold")
-        grid.add_column("smallest", justify="right", no_wrap=True)
-    grid.add_column("settings", overflow="fold", min_width=20)
+    on_gpu, is_limited = what_if.gpu_memory is not None, what_if.capacity is not None
+    heads = (
+        *(*columns("bytes", "peak", "saved"), *columns("count", "calls")),
+        *(columns("count", "retries") if is_limited else ()),
+        *(columns("text", "failed requests") if what_if.num_failed else ()),
+        *(columns("text", f"on {format_bytes(what_if.gpu_memory or 0)}") if on_gpu else ()),
+        *(columns("bytes", "smallest") if on_gpu else ()),
+        *columns("text", "settings"),
+    )
+    rows: list[tuple[Cell, ...]] = []
     for row in what_if.rows:
         outcome = row.outcome
-        sizes = [format_bytes(outcome.reserved_peak_bytes), _saved(row)]
-        limited = [f"{outcome.num_retries:,}"] if what_if.capacity is not None else []
-        limited += [_served(row, what_if.num_failed)] if what_if.num_failed else []
-        fits = [_fits(row), "" if row.smallest_gpu_bytes is None else format_bytes(row.smallest_gpu_bytes)]
+        limited = [outcome.num_retries] if is_limited else []
+        served = [_served(row, what_if.num_failed)] if what_if.num_failed else []
+        fits = [_fits(row), "" if row.smallest_gpu_bytes is None else row.smallest_gpu_bytes] if on_gpu else []
         name = "as recorded" if row.settings == AS_RECORDED else row.settings
-        grid.add_row(*sizes, f"{outcome.num_driver_calls:,}", *limited, *(fits if on_gpu else []), Text(name))
-    print_table("Reserved peak of the same requests under other settings", grid, console)
+        sizes = (outcome.reserved_peak_bytes, _saved(row), outcome.num_driver_calls)
+        rows.append((*sizes, *limited, *served, *fits, name))
+    print_table(Table("Reserved peak of the same requests under other settings", heads, tuple(rows)), console)
     say(console)
     for sentence in _explanations(what_if, modelled):
         say(console, sentence, indent=2)
 
 
-def _saved(row: SettingsOutcome) -> str:
-    if row.settings == AS_RECORDED or row.outcome.failure is not None:
-        return ""
-    return format_bytes(row.saved_bytes)
+def _saved(row: SettingsOutcome) -> Cell:
+    return "" if row.settings == AS_RECORDED or row.outcome.failure is not None else row.saved_bytes
 
 
 def _served(row: SettingsOutcome, num_failed: int) -> str:

@@ -16,7 +16,8 @@ from tracer.analysis.snapshots.job import JobFinding, RankGroup, RankPeak
 from tracer.exporters.host import host_sentences
 from tracer.exporters.screen.diff import print_peak_diffs
 from tracer.exporters.screen.paths import behind
-from tracer.exporters.screen.text import print_rows, say
+from tracer.exporters.screen.text import print_table, say
+from tracer.exporters.tables import Cell, Table, columns
 from tracer.results.failure import without_gpu
 from tracer.results.gpu_sums import GpuSum, fullest, recorded_sums
 from tracer.results.null_job import NullJob, RankRun
@@ -34,8 +35,7 @@ def print_job(finding: JobFinding, console: Console, *, top: int = 10) -> None:
     if finding.worst is not None:
         say(console, f"Recording of {finding.worst.name}: {finding.worst.file}")
     if finding.groups:
-        rows, words = map(_row, finding.groups), ("mostly", "ranks", "")
-        print_rows("Groups of equal ranks", ("peak", "reserved"), rows, console, words=words)
+        print_table(groups_table(finding.groups), console)
     for recording in finding.unreadable:
         say(console, f"Not readable, {recording.name} ({recording.file}): {recording.problem}")
     if finding.difference is not None and finding.worst is not None and finding.typical is not None:
@@ -106,16 +106,16 @@ def capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _row(group: RankGroup) -> tuple[str, str, str, str, str]:
-    first = group.ranks[0]
-    kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in first.kinds[:2])
-    return (
-        peak_span(group.ranks),
-        format_bytes(max(rank.reserved_bytes for rank in group.ranks)),
-        kinds,
-        rank_names(group.ranks),
-        ", ".join(group.words),
-    )
+def groups_table(groups: Sequence[RankGroup]) -> Table:
+    """Ranks that are alike, a row for each group."""
+    rows: list[tuple[Cell, ...]] = []
+    for group in groups:
+        kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in group.ranks[0].kinds[:_MOST_NAMED])
+        reserved = max(rank.reserved_bytes for rank in group.ranks)
+        count, names = len(group.ranks), rank_names(group.ranks)
+        rows.append((peak_span(group.ranks), reserved, count, names, kinds, ", ".join(group.words)))
+    heads = (*columns("bytes", "peak", "reserved"), *columns("count", "ranks"), *columns("text", "which", "mostly", ""))
+    return Table("Groups of ranks whose kinds differ by less than 2 %", heads, tuple(rows))
 
 
 def rank_names(ranks: Sequence[RankPeak]) -> str:
@@ -142,8 +142,8 @@ def print_null_job(job: NullJob, console: Console) -> None:
     for line in job_words(job):
         say(console, line)
     if any(run.peak_bytes is not None for run in job.runs):
-        title, rows = "Ranks that ran, equal ones together", map(_run_row, job.groups)
-        print_rows(title, ("bytes", "peak", "reserved"), rows, console, words=("ranks",))
+        heads = (*columns("count", "bytes"), *columns("bytes", "peak", "reserved"), *columns("text", "ranks"))
+        print_table(Table("Ranks that ran, equal ones together", heads, tuple(map(_run_row, job.groups))), console)
 
 
 def job_words(job: NullJob) -> list[str]:
@@ -261,14 +261,12 @@ def _apart(worst: RankRun, least: RankRun) -> str:
     return ", ".join(f"{words_of(name)} {'-' if by[name] > 0 else '+'}{format_bytes(abs(by[name]))}" for name in widest)
 
 
-def _run_row(group: tuple[RankRun, ...]) -> tuple[str, str, str, str]:
+def _run_row(group: tuple[RankRun, ...]) -> tuple[Cell, ...]:
     first = group[0]
-    peak = f"{first.peak_bytes:,}" if first.peak_bytes is not None else "-"
-    size = format_bytes(first.peak_bytes) if first.peak_bytes is not None else ""
-    reserved = format_bytes(first.reserved_bytes) if first.reserved_bytes else ""
+    peak = "" if first.peak_bytes is None else first.peak_bytes
     ranks = ", ".join(f"{run.rank:,}" for run in group)
     if first.failure:
-        return peak, size, reserved, f"{ranks}: {without_gpu(first.failure)}"
-    if first.status:
-        return peak, size, reserved, f"{ranks}: ended with status {first.status}"
-    return peak, size, reserved, ranks
+        ranks += f": {without_gpu(first.failure)}"
+    elif first.status:
+        ranks += f": ended with status {first.status}"
+    return first.peak_bytes, peak, first.reserved_bytes or "", ranks

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from tracer.exporters.screen.paths import source_place
-from tracer.exporters.screen.text import print_rows, say
+from tracer.exporters.screen.text import print_table, say
+from tracer.exporters.tables import Cell, Table, columns
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.results.fit import FitTrial
 from tracer.results.null_run import CAVEAT
@@ -126,11 +127,11 @@ def print_search(
 ) -> None:
     """Print a table of trials, and commands to paste below it."""
     is_job = any(trial.ranks for trial in trials)
-    rows = [
+    rows = tuple(
         (*_row(trial, usable_bytes), *([_by_rank(trial)] if is_job else [])) for trial in trials if not trial.in_vain
-    ]
-    title, words = f"Tried on {device}, the cheapest that fits first", ("with", "peak by rank")[: 1 + is_job]
-    print_rows(title, ("peak", "reserved", "left"), rows, console, words=words)
+    )
+    heads = (*columns("bytes", "peak", "reserved", "left"), *columns("text", *("with", "peak by rank")[: 1 + is_job]))
+    print_table(Table(f"Tried on {device}, the cheapest that fits first", heads, rows), console)
     if commands:
         say(console)
         say(console, "Commands for those that fit, in that order:")
@@ -138,15 +139,11 @@ def print_search(
             console.print(command, soft_wrap=True, markup=False, highlight=False)
 
 
-def _row(trial: FitTrial, usable_bytes: int) -> tuple[str, str, str, str]:
-    if trial.has_ended_before:
-        return "", "", "error", _what(trial)
-    if not trial.fits and not trial.is_whole:
-        return "", "", "out of memory", _what(trial)
-    if not trial.fits:
-        return format_bytes(trial.allocated_bytes), format_bytes(trial.reserved_bytes), "does not fit", _what(trial)
-    words = _left(trial, usable_bytes).removeprefix(", ").strip()
-    return format_bytes(trial.allocated_bytes), format_bytes(trial.reserved_bytes), words, _what(trial)
+def _row(trial: FitTrial, usable_bytes: int) -> tuple[Cell, ...]:
+    if trial.has_ended_before or not (trial.fits or trial.is_whole):
+        return "", "", "error" if trial.has_ended_before else "out of memory", _what(trial)
+    left = _left(trial, usable_bytes).removeprefix(", ").strip() if trial.fits else "does not fit"
+    return trial.allocated_bytes, trial.reserved_bytes, left, _what(trial)
 
 
 def _by_rank(trial: FitTrial) -> str:
@@ -300,14 +297,15 @@ def print_weight_table(table: Sequence[TableRow], console: Console) -> None:
     uses = list(dict.fromkeys(cell.use for row in table for cell in row.cells))
     rows = []
     for row in table:
-        cells = {cell.use: _cell_words(cell) for cell in row.cells}
-        rows.append((format_bytes(row.weights_bytes), *(cells.get(use, "") for use in uses), row.weights))
-    print_rows("Reserved, by the type of weights", ("weights", *uses), rows, console, words=("type",))
+        cells = {cell.use: _cell(cell) for cell in row.cells}
+        rows.append((row.weights_bytes, *(cells.get(use, "") for use in uses), row.weights))
+    heads = (*columns("bytes", "weights", *uses), *columns("text", "type"))
+    print_table(Table("Reserved, by the type of weights", heads, tuple(rows)), console)
     say(console, "8 and 4 bits are computed: linear layers as bitsandbytes has them, and all else as in 16 bits.")
 
 
-def _cell_words(cell: TableCell) -> str:
-    return format_bytes(cell.reserved_bytes) + ("" if cell.fits else " (does not fit)")
+def _cell(cell: TableCell) -> Cell:
+    return cell.reserved_bytes if cell.fits else f"{format_bytes(cell.reserved_bytes)} (does not fit)"
 
 
 def batches_words(read: BatchesRead) -> tuple[str, ...]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Final, Protocol
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from tracer.analysis.kinds import Evidence, Kind, meaning_of, words_of
 from tracer.analysis.peak_row import ModuleNode, PeakRow, module_tree
@@ -30,7 +28,8 @@ from tracer.arrays import totals_by
 from tracer.capture.torch_names import GRADIENT_BUCKETS, in_buffers_of, step_words
 from tracer.exporters.python_stacks import PythonStacks
 from tracer.exporters.screen.paths import short_path, shorten_paths, source_place
-from tracer.exporters.screen.text import print_table, say_wrapped, table
+from tracer.exporters.screen.text import print_table, say_wrapped
+from tracer.exporters.tables import Place, Table, columns
 from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
@@ -132,14 +131,14 @@ def _print_modules(peak: SummedRows, console: Console, top: int) -> None:
         for depth, node in root.walk()
         if 0 < depth <= MODULE_DEPTH and (node.total_bytes >= smallest or _is_only_one(node, root.children, smallest))
     ][: top + MORE_MODULES]
-    lines = [
-        ("  " * (depth - 1) + (node.path if depth == 1 else f".{node.path.rpartition('.')[2]}"), node.total_bytes, 0)
+    lines: list[tuple[str | Place, int]] = [
+        ("  " * (depth - 1) + (node.path if depth == 1 else f".{node.path.rpartition('.')[2]}"), node.total_bytes)
         for depth, node in shown
     ]
     outermost = [node for depth, node in shown if depth == 1]
     if num_more := len(root.children) - len(outermost):
-        lines.append((f"{num_more} more", root.total_bytes - sum(node.total_bytes for node in outermost), 0))
-    _print_bytes("By module, with the modules inside it", "module", lines, peak.peak_bytes, console)
+        lines.append((f"{num_more} more", root.total_bytes - sum(node.total_bytes for node in outermost)))
+    print_table(_parts_table("By module, with the modules inside it", "module", lines, peak.peak_bytes), console)
 
 
 def _is_only_one(node: ModuleNode, outermost: list[ModuleNode], smallest: int) -> bool:
@@ -176,13 +175,17 @@ def _print_phases(cycle: CycleFindings, console: Console) -> None:
         rows = sorted([*rows, (peak.time_ns, peak.step or "", peak.phase, peak.peak_bytes)])
     if len(rows) < 2:  # the headline says as much
         return
-    phases = table()
-    for label in ("step", "phase", "most bytes", ""):
-        phases.add_column(label, justify="right" if label == "most bytes" else "left")
-    for _, step, phase, peak_bytes in rows:
-        mark = "<- peak" if (step, phase) == (peak.step or "", peak.phase) else ""
-        phases.add_row(step_words(step).removeprefix("step ") or "-", phase, format_bytes(peak_bytes), mark)
-    print_table("The step, phase by phase", phases, console)
+    cells = tuple(
+        (
+            step_words(step).removeprefix("step ") or "-",
+            phase,
+            peak_bytes,
+            "<- peak" if (step, phase) == (peak.step or "", peak.phase) else "",
+        )
+        for _, step, phase, peak_bytes in rows
+    )
+    heads = (*columns("label", "step", "phase"), *columns("bytes", "most bytes"), *columns("label", ""))
+    print_table(Table("The step, phase by phase", heads, cells), console)
 
 
 def _lost_track(cycle: CycleFindings) -> Iterable[str]:
@@ -266,8 +269,7 @@ def _three_sizes(peak: PeakReport, allocator: AllocatorPeak, graph_bytes: int) -
 
 def print_categories(peak: SummedRows, console: Console, *, title: str = "What filled it") -> None:
     """Print the peak by category."""
-    by_category = [(name, *total) for name, total in totals_by(peak.rows, lambda row: words_of(row.category)).items()]
-    _print_bytes(title, "category", by_category, peak.peak_bytes, console, meaning=meaning_of)
+    print_table(categories_table(peak, title), console)
 
 
 def print_lines(peak: SummedRows, console: Console, top: int) -> None:
@@ -276,36 +278,43 @@ def print_lines(peak: SummedRows, console: Console, top: int) -> None:
         console.print()
         say_wrapped(console, "By line: no line of your code made any of it.")
         return
+    print_table(lines_table(peak), console, top=top)
+
+
+def categories_table(peak: SummedRows, title: str = "What filled it") -> Table:
+    """The peak by category."""
+    lines = [(name, size) for name, (size, _) in totals_by(peak.rows, lambda row: words_of(row.category)).items()]
+    table = _parts_table(title, "category", lines, peak.peak_bytes)
+    rows = tuple((*row, meaning_of(name)) for row, (name, _) in zip(table.rows, lines, strict=True))
+    return Table(title, (*table.columns, *columns("text", "")), rows, (*(table.footer or ()), ""))
+
+
+def lines_table(peak: SummedRows) -> Table:
+    """The peak by line."""
     place = cache(source_place)  # thousands of rows are of a few lines
     callers = {place(row.caller_file, row.caller_line) for row in peak.rows if row.caller_file}
     is_one = len(callers) == 1
 
-    def line(row: PeakRow) -> str:
-        made = line_name(row, place)
+    def line(row: PeakRow) -> tuple[str, str]:
         is_called = row.caller_file and not is_one
-        return f"{made}\n  from {place(row.caller_file or '', row.caller_line)}" if is_called else made
+        return line_name(row, place), f"from {place(row.caller_file or '', row.caller_line)}" if is_called else ""
 
-    largest: dict[str, tuple[tuple[str, ...], int]] = {}
+    largest: dict[tuple[str, str], tuple[tuple[str, ...], int]] = {}
     for (name, part), (_, count) in totals_by(peak.rows, lambda row: (line(row), _part(row))).items():
         largest.setdefault(name, (part, count))
 
-    def with_largest(name: str, size_bytes: int) -> str:
-        if size_bytes * 100 < _LEAST_SHARE_OF_LINE * peak.peak_bytes:
-            return name
-        words, count = largest[name]
-        number = f"{count} x " if count > 1 else ""
-        room = max(_PART_WIDTH, *(len(text) - 2 for text in name.splitlines())) - len(number)
-        return f"{name}\n  {number}{next((text for text in words if len(text) <= room), words[-1])}"
+    def cell(name: tuple[str, str], size_bytes: int) -> Place:
+        below = [name[1]] if name[1] else []
+        if size_bytes * 100 >= _LEAST_SHARE_OF_LINE * peak.peak_bytes:
+            words, count = largest[name]
+            number = f"{count} x " if count > 1 else ""
+            room = max(_PART_WIDTH, *(len(text) for text in name)) - len(number)
+            below.append(f"{number}{next((text for text in words if len(text) <= room), words[-1])}")
+        return Place(name[0], below=tuple(below))
 
     title = f"By line; those of libraries were called from {callers.pop()}" if is_one else "By line"
-    ordered = list(totals_by(peak.rows, line).items())
-    shown, rest = ordered[:top], ordered[top:]
-    if len(rest) == 1:
-        shown, rest = ordered, []
-    lines = [(with_largest(name, total[0]), *total) for name, total in shown]
-    if rest:
-        lines.append((f"{len(rest)} more", sum(t[0] for _, t in rest), sum(t[1] for _, t in rest)))
-    _print_bytes(title, "line", lines, peak.peak_bytes, console)
+    lines = [(cell(name, size), size) for name, (size, _) in totals_by(peak.rows, line).items()]
+    return _parts_table(title, "line", lines, peak.peak_bytes)
 
 
 def _part(row: PeakRow) -> tuple[str, ...]:
@@ -324,46 +333,22 @@ def line_name(row: PeakRow, place: Callable[[str, int | None], str] = source_pla
     return place(row.file, row.line)
 
 
-def _print_bytes(
-    title: str,
-    label: str,
-    lines: Iterable[tuple[str, int, int]],
-    total_bytes: int,
-    console: Console,
-    *,
-    meaning: Callable[[str], str] | None = None,
-) -> None:
-    sizes = Table(box=None, padding=(0, 1), pad_edge=False, show_footer=True)
-    sizes.add_column(label, footer="sum", overflow="fold")
-    sizes.add_column("bytes", footer=f"{total_bytes:,}", justify="right", no_wrap=True)
-    sizes.add_column("", footer=format_bytes(total_bytes), justify="right", no_wrap=True)
-    sizes.add_column("share", footer="100.0 %", justify="right", no_wrap=True)
-    if meaning is not None:
-        sizes.add_column("")
-    for name, size_bytes, _ in lines:
-        if not size_bytes:
-            sizes.add_row(Text(name))
-            continue
-        share = f"{100 * size_bytes / total_bytes:.1f} %"
-        words = () if meaning is None else (Text(meaning(name)),)
-        sizes.add_row(Text(name), f"{size_bytes:,}", format_bytes(size_bytes), share, *words)
-    print_table(title, sizes, console)
+def _parts_table(title: str, name: str, lines: Sequence[tuple[str | Place, int]], total_bytes: int) -> Table:
+    """Parts of a sum, which is the last row."""
+    heads = (*columns("text", name), *columns("count", "bytes"), *columns("bytes", ""), *columns("share", "share"))
+    rows = tuple((part, size, size, size / total_bytes) for part, size in lines)
+    return Table(title, heads, rows, ("sum", total_bytes, total_bytes, 1.0))
 
 
 def print_timings(timings: PhaseTimings, console: Console) -> None:
     """Print mean and spread of each phase."""
     from tracer.capture.device.phase_timings import PHASES
 
-    num_steps = len(timings.durations_ms[PHASES[0]])
-    times = table()
-    times.add_column("phase")
-    times.add_column("ms", justify="right")
-    times.add_column("±", justify="right")
     words = {"model_fwd": "forward and loss", "loss_bk": "backward", "opt_step": "optimizer step", "total_time": "all"}
-    for phase in ("model_fwd", "loss_bk", "opt_step", "total_time"):
-        times.add_row(words[phase], f"{timings.mean_ms(phase):.1f}", f"{timings.std_ms(phase):.1f}")
+    rows = tuple((words[phase], f"{timings.mean_ms(phase):.1f}", f"{timings.std_ms(phase):.1f}") for phase in words)
+    num_steps = len(timings.durations_ms[PHASES[0]])
     title = f"Time of a step on {timings.device}: mean and standard deviation (±) of {num_steps}, no profiler"
-    print_table(title, times, console)
+    print_table(Table(title, (*columns("text", "phase"), *columns("count", "ms", "±")), rows), console)
 
 
 def parameters_sentence(unused: tuple[str, ...]) -> str:

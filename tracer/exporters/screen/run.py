@@ -12,6 +12,13 @@ from tracer.analysis.profiles.caveats import eager_sentences
 from tracer.analysis.profiles.findings import Findings
 from tracer.changes.unneeded import large, unneeded_memory, unneeded_sentence
 from tracer.errors import Terminated
+from tracer.exporters.diff_sections import eager_section
+from tracer.exporters.history_sections import (
+    failure_section,
+    first_changes_sections,
+    host_sections,
+    ran_out_at,
+)
 from tracer.exporters.screen.advice import print_unneeded
 from tracer.exporters.screen.next_commands import after_run, fit_words
 from tracer.exporters.screen.paths import behind, short_path
@@ -24,7 +31,7 @@ from tracer.exporters.screen.profile import (
     print_timings,
     short_screen,
 )
-from tracer.exporters.screen.text import say
+from tracer.exporters.screen.text import print_section, say
 from tracer.exporters.screen.values import print_values, values_sentences
 from tracer.results.failure import Failure
 from tracer.results.run_results import RunResults
@@ -37,8 +44,6 @@ if TYPE_CHECKING:
 
 def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tuple[str, ...]:
     """The answer in a few lines."""
-    from tracer.exporters.screen.snapshot import ran_out_at
-
     failed = results.failed_allocation
     lines = [results.origin.caveat] * bool(results.origin.caveat)
     lines += [f"{ran_out_at(failed.event.site)}: {failed.event.advice}"] if failed is not None else []
@@ -72,17 +77,13 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS,
         why = first.much_is_saved if first is not None else ""
         print_peak(findings, console, num_steps=num_steps, top=shown, categories=not is_peak, why=why)
         if top and first is not None and first.changes:
-            from tracer.exporters.screen.allocator import print_first_changes
-
-            print_first_changes(first, console)
-    if top and results.history.pinned:
-        from tracer.exporters.screen.snapshot import print_pinned
-
-        print_pinned(results.history.pinned, console, top)
+            for section in first_changes_sections(first):
+                print_section(section, console)
+    if top:
+        for section in host_sections(results.history.pinned):
+            print_section(section, console, top=top)
     if (diff := results.against_eager) is not None:
-        from tracer.exporters.screen.diff import print_against_eager
-
-        print_against_eager(diff, eager_sentences(diff), console, top=top)
+        print_section(eager_section(diff, eager_sentences(diff)), console, top=top)
     if results.advice is not None:
         from tracer.exporters.screen.advice import print_advice
 
@@ -179,17 +180,14 @@ def print_failure(
     Returns:
         Whether that was the run's peak: its modules and lines are not printed here.
     """
-    from tracer.exporters.screen.snapshot import print_failed_allocation
-
     in_use = failed.in_use
     is_peak = findings is not None and failed.is_at(findings.worst.peak)
-    print_failed_allocation(failed.event, console, top=top if in_use is None else 0, fit=fit)
+    said = (failed.event.advice, *([fit] if fit else []))
+    print_section(failure_section(failed.event, said=said, has_groups=in_use is None), console, top=top)
     if in_use is not None:
         print_categories(in_use, console, title="What was in use then")
-    if failed.first is not None:
-        from tracer.exporters.screen.allocator import print_first_changes
-
-        print_first_changes(failed.first, console)
+    for section in first_changes_sections(failed.first):
+        print_section(section, console)
     if in_use is not None and not is_peak:
         print_parts(in_use, console, top, categories=False)
     return is_peak

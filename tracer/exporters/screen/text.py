@@ -8,16 +8,16 @@ they are.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import Any
 
+import rich.table
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
+from tracer.exporters.screen.paths import shorten_paths
 from tracer.exporters.screen.terminal import visible
+from tracer.exporters.tables import WORDS, Section, Table, cell_text
 from tracer.units import format_bytes
 
 _UNLIMITED = 10_000  # Columns: more than any table has
@@ -42,36 +42,39 @@ def say_wrapped(console: Console, words: str, *, style: str = "", indent: int = 
             console.print(Text(" " * indent + part, style=style), soft_wrap=True)
 
 
-def table(*numbers: str, words: Iterable[str] = ()) -> Table:
-    """A table whose first columns are numbers, and those behind them words."""
-    grid = _Grid(box=None, padding=(0, 1), pad_edge=False)
-    for number in numbers:
-        grid.add_column(number, justify="right", no_wrap=True)
-    for word in words:
-        grid.add_column(word, overflow="fold")
-    return grid
+def print_table(table: Table, console: Console, *, top: int | None = None, is_close: bool = False) -> None:
+    """Print a table below an empty line and its title, as far as it has one: its first rows, and the sum of the others.
+
+    Args:
+        is_close: Whether it stands below the line before it, without an empty one.
+    """
+    grid = rich.table.Table(box=None, padding=(0, 1), pad_edge=False, show_footer=table.footer is not None)
+    for column, foot in zip(table.columns, table.footer or [""] * len(table.columns), strict=True):
+        grid.add_column(
+            Text(visible(column.name)),
+            Text(visible(cell_text(foot, column))),
+            justify="left" if column.kind in WORDS else "right",
+            no_wrap=column.kind != "text",
+            overflow="fold",
+        )
+    for row in table.rows if top is None else table.first_rows(top):
+        cells = zip(row, table.columns, strict=True)
+        grid.add_row(*(Text(visible(cell_text(cell, column))) for cell, column in cells))
+    if not is_close:
+        say(console)
+    if table.title:
+        say(console, table.title, style="bold")
+    console.print(_UnwrappedTable(grid), crop=False)
 
 
-def print_table(title: str, filled: Table, console: Console) -> None:
-    """Print a table below an empty line and its title, which is folded to the width of no column."""
+def print_section(section: Section, console: Console, *, top: int | None = None) -> None:
+    """Print a section's title, sentences and tables."""
     say(console)
-    say(console, title, style="bold")
-    console.print(_UnwrappedTable(filled), crop=False)
-
-
-def print_rows(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], console: Console, *, words: Sequence[str] = ()
-) -> None:
-    """Print a table of numbers, and behind them columns of words, which are never read as markup."""
-    filled = table(*columns, words=words)
-    for row in rows:
-        filled.add_row(*row[: len(columns)], *(Text(visible(cell)) for cell in row[len(columns) :]))
-    print_table(title, filled, console)
-
-
-def signed(size_bytes: float) -> str:
-    """A change: `+1.00 MiB`."""
-    return f"+{format_bytes(size_bytes)}" if size_bytes > 0 else format_bytes(size_bytes)
+    say(console, section.title, style="bold red" if section.is_alarming else "bold")
+    for sentence in section.sentences:
+        say(console, shorten_paths(sentence), indent=2)
+    for index, table in enumerate(section.tables):
+        print_table(table, console, top=top, is_close=not index and not section.sentences)
 
 
 def exact(size_bytes: int) -> str:
@@ -79,18 +82,10 @@ def exact(size_bytes: int) -> str:
     return f"{format_bytes(size_bytes)} ({size_bytes:,} B)"
 
 
-class _Grid(Table):
-    """A table whose columns are as wide as what is shown in them."""
-
-    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
-        """Add a row of texts as they are shown."""
-        super().add_row(*(visible(cell) if isinstance(cell, str) else cell for cell in cells), **options)
-
-
 class _UnwrappedTable:
     """A table without broken words: folded between them on a terminal, and as wide as it is where there is none."""
 
-    def __init__(self, filled: Table) -> None:
+    def __init__(self, filled: rich.table.Table) -> None:
         self._filled = filled
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -9,8 +9,8 @@ from tracer.analysis.snapshots.sites import NO_FRAMES
 from tracer.analysis.steps.step_findings import GrowthOverSteps
 from tracer.arrays import totals_by
 from tracer.capture.device.device_ledger import DeviceLedger
+from tracer.exporters.history_sections import place, ran_out_at
 from tracer.exporters.screen.paths import behind, source_place
-from tracer.exporters.screen.snapshot import place, ran_out_at
 from tracer.exporters.screen.values import values_lines
 from tracer.results.failure import without_gpu
 from tracer.results.watch_report import END_OF_RUN, HolderName, OutlivedMemory, WatchReport

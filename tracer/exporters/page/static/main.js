@@ -1,14 +1,14 @@
 // The words first, then the timeline, then what was in it. Each device has a page of its own in the data.
 
-const SECTIONS = ["answer", "ranks", "timeline", "peak", "source", "space", "lost", "time", "run"];
-const NAVIGATION = { ranks: "Ranks", timeline: "Timeline", peak: "In use", source: "Source", space: "Segments", lost: "Lost track", time: "Time", run: "Run" };
+const SECTIONS = ["answer", "ranks", "timeline", "peak", "source", "space", "run"];
+const NAVIGATION = { ranks: "Ranks", timeline: "Timeline", peak: "In use", source: "Source", space: "Segments", run: "Run" };
 
 const showNavigation = () => {
   const there = Object.keys(NAVIGATION).filter((id) => !document.getElementById(id).hidden)
     .map((id) => [id, id === "run" ? document.querySelector("#run h2").textContent.replace(/^The r/, "R") : NAVIGATION[id]]);
   const alarm = document.querySelector(".alarming"), findings = [...document.querySelectorAll("main > section[id^=finding]")].filter((one) => one !== alarm);
   if (!there.some(([id]) => id === "timeline")) there.splice(there[0]?.[0] === "ranks" ? 1 : 0, 0, ...findings.map((one) => [one.id, one.querySelector("h2").textContent]));
-  if (alarm) there.splice(2, 0, [alarm.id, alarm.querySelector("h2").textContent]);
+  if (alarm) there.splice(2, 0, [alarm.id, "Out of memory"]);
   // The address belongs to the moment, so a link scrolls and leaves it as it is.
   const go = (id) => (event) => {
     event.preventDefault();
@@ -56,9 +56,7 @@ class DevicePage {
     document.getElementById("subtitle").textContent = [data.device, data.subtitle].filter((part) => part).join(", ");
     showAnswer(data, selector);
     if (data.ranks.length) this.ranks = new RankSection(data.ranks, open, pages.filter((page) => page !== data && page.source), Object.keys(data.categories));
-    showLostTrack(data.lostTrack);
     showSources(data.sources ?? []);
-    showTime(data);
     showRun(data);
     showSections(data.sections);
     this.color();

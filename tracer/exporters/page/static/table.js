@@ -4,8 +4,8 @@
 const isNarrow = () => window.innerWidth <= 560;
 
 // columns: {label, value(row), cell(row), numeric}. Ties keep the order in which the rows came. On a narrow screen a row
-// that folds has a line for each of its cells.
-const sortableTable = ({ caption, columns, rows, sortedBy = 0, limit = isNarrow() ? 8 : 25, isChosen = () => false, folds = true }) => {
+// has a line for each of its cells.
+const sortableTable = ({ caption, columns, rows, sortedBy = 0, limit = isNarrow() ? 8 : 25, isChosen = () => false }) => {
   const state = { column: sortedBy, descending: columns[sortedBy].numeric ?? false, rows, all: false };
   const body = el("tbody"), more = el("p", { class: "more" });
   const headers = columns.map((column, index) => {
@@ -49,7 +49,7 @@ const sortableTable = ({ caption, columns, rows, sortedBy = 0, limit = isNarrow(
     show();
   };
   show();
-  return { show, sorted: inOrder, element: el("div", { class: folds ? "scroll folds" : "scroll", tabindex: "0", role: "region", "aria-label": caption }, table, more), table, update, showAll };
+  return { show, sorted: inOrder, element: el("div", { class: "scroll folds", tabindex: "0", role: "region", "aria-label": caption }, table, more), table, update, showAll };
 };
 
 const barCell = (bytes, whole) =>

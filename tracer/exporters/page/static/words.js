@@ -21,7 +21,6 @@ const timeUnit = (spanNs) => {
   for (const unit of [["s", 1e9], ["ms", 1e6], ["µs", 1e3]]) if (spanNs >= 2 * unit[1]) return unit;
   return ["ns", 1];
 };
-const formatMs = (ns) => (ns === null ? "-" : ns >= 1e10 ? `${(ns / 1e9).toFixed(2)} s` : `${(ns / 1e6).toFixed(ns < 1e8 ? 2 : 1)} ms`);
 const stepName = (name) => name.replace(/^ProfilerStep#(\d+)/, (_, number) => `step ${Number(number) + 1}`);
 
 const FALLBACK_COLORS = ["#7a9e9f", "#b07aa1", "#9c755f", "#59a14f", "#edc948", "#76b7b2"];

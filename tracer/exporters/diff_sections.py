@@ -1,0 +1,64 @@
+"""Two peaks compared, as tables and sentences of the screen, the page and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tracer.analysis.kinds import words_of
+from tracer.analysis.peak_diff import PeakChange, PeakDiff
+from tracer.exporters.tables import Cell, Section, Table, columns
+from tracer.units import some
+
+_OWN_PEAKS = "Growth compares the most that each row had in use at once, which may be at another moment than the peak."
+_NAMES = {
+    "category": columns("label", "category"),
+    "kind": columns("label", "kind"),
+    "line": (*columns("label", "category"), *columns("text", "module", "operator", "line")),
+    "stack": (*columns("label", "kind"), *columns("text", "innermost frame", "called from")),
+}
+"""Columns of the names in a list of changes; of any other that of its own name."""
+
+
+def changes_tables(diff: PeakDiff, *, before: str = "before", after: str = "after") -> Iterator[Table]:
+    """Yield what came and went, by everything that it is gathered by, under the names of both sides."""
+    for gathered_by, changes in diff.changes.items():
+        yield _changes_table(gathered_by, changes, before, after)
+
+
+def _changes_table(gathered_by: str, changes: Sequence[PeakChange], before: str, after: str) -> Table:
+    changed = [change for change in changes if change.bytes]
+    title = f"By {'kind and stack' if gathered_by == 'stack' else gathered_by}"
+    if same := len(changes) - len(changed):
+        title += f" ({some(same, 'row')} without a change left out)"
+    names = _NAMES.get(gathered_by, columns("text", gathered_by))
+    growth = columns("label", "growth") if any(change.growth_words for change in changed) else ()
+    rows = tuple(
+        (
+            *(change.bytes, change.before_bytes, change.after_bytes),
+            *(change.growth_words for _ in growth),
+            f"{change.before_count:,} -> {change.after_count:,}",
+            *_name_cells(change, len(names)),
+        )
+        for change in changed
+    )
+    sizes = (*columns("change", "change"), *columns("bytes", before, after), *growth, *columns("label", "blocks"))
+    return Table(title, (*sizes, *names), rows)
+
+
+def _name_cells(change: PeakChange, number: int) -> tuple[Cell, ...]:
+    cells = [words_of(name) for name in change.name[:number]]
+    if change.was or change.became:
+        cells[1:2] = [f"{''.join(cells[1:2])} (a frame differs: {change.was or 'none'} -> {change.became or 'none'})"]
+    return *cells, *[""] * (number - len(cells))
+
+
+def growth_sentences(diff: PeakDiff) -> tuple[str, ...]:
+    """What growth is of, where that is not what a row's sizes say."""
+    changes = (change for changes in diff.changes.values() for change in changes)
+    return (_OWN_PEAKS,) if any(change.own_peaks and change.growth is not None for change in changes) else ()
+
+
+def eager_section(diff: PeakDiff, sentences: tuple[str, ...]) -> Section:
+    """What compiling changes at the peak."""
+    lists = [table for table in changes_tables(diff, before="eager", after="compiled") if table.title != "By operator"]
+    return Section("Compiled, and the same without compilation", sentences, tuple(lists))
