@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -87,8 +87,9 @@ def _restarted(command: Sequence[str], variables: dict[str, str]) -> dict[str, s
     from tracer.null_gpu.cards import devices_of
     from tracer.null_gpu.process import environment
 
-    if "--on" not in command[:-1] or {"fit", "check"} & set(command) or _is_of_null_gpu(variables):
-        return variables
+    is_trial = "trial" in variables.get("TORCH_TIMELINE_ROLE", "")
+    if "--on" not in command[:-1] or ("fit" in command and not is_trial) or _is_of_null_gpu(variables):
+        return variables  # `fit` itself needs no GPU
     with suppress(TracerError):
         devices = devices_of(command[command.index("--on") + 1])
         if devices.count == 1 and devices.card is not None and devices.card.name:
@@ -167,41 +168,47 @@ def call(
     return process, ours
 
 
-class ProgramAgain:
-    """`subprocess.Popen` of a program that starts itself again, as ranks and trials are: in a fork of a server's."""
+class ForkedProgram:
+    """`subprocess.Popen` of a program that starts itself again or that torchrun starts: in a fork of a server's."""
 
     def __init__(
         self,
-        command: Sequence[str],
+        args: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-        pass_fds: Iterable[int] = (),
-        **standard: Any,
+        pass_fds: Sequence[int] = (),
+        start_new_session: bool = False,
+        stdin: Any = None,
+        stdout: Any = None,
+        stderr: Any = None,
     ) -> None:
-        variables = dict(os.environ if env is None else env)
+        command = [word for word in args[1:] if word != "-u"]
+        variables = _restarted(command, dict(os.environ if env is None else env))
         self.returncode: int | None = None
         with Path(os.devnull).open("r+b") as nothing:
             streams = [
                 nothing.fileno() if stream == subprocess.DEVNULL else number if stream is None else stream.fileno()
-                for number, stream in enumerate(standard.pop(name, None) for name in ("stdin", "stdout", "stderr"))
+                for number, stream in enumerate((stdin, stdout, stderr))
             ]
-            assert not standard
-            passed = list(pass_fds)
-            arguments = (list(command[1:]), str(cwd or Path.cwd()), variables, passed)
-            self._process = Process(_run_program, arguments, [*streams, *passed], _is_of_null_gpu(variables))
-        self.pid = self._process.pid
+            arguments = (command, str(cwd or Path.cwd()), variables, list(pass_fds), start_new_session)
+            self._process = Process(_run_program, arguments, [*streams, *pass_fds], _is_of_null_gpu(variables))
+        self.pid = self._process.pid or 0
 
     @staticmethod
-    def starts(command: object) -> bool:
-        """Whether it is a command of ours, or of pytest in a process of a test's own."""
-        words = list(command) if isinstance(command, list) else []
-        return words[:1] == [sys.executable] and (
-            words[1:2] == [str(ROOT / "main.py")] or words[1:3] in (["-m", "tracer"], ["-m", "pytest"])
-        )
+    def starts(words: Sequence[str]) -> bool:
+        """Whether it is a command of ours, of pytest for a test of its own, or a rank of torchrun's."""
+        is_ours = words[1:2] == [str(ROOT / "main.py")] or words[1:3] in (["-m", "tracer"], ["-m", "pytest"])
+        is_rank = words[1:2] == ["-u"] and words[2].endswith(".py")
+        return words[:1] == [sys.executable] and (is_ours or is_rank)
+
+    def poll(self) -> int | None:
+        """As that of `Popen`, like all below."""
+        with suppress(subprocess.TimeoutExpired):
+            return self.wait(0.001)
+        return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """As that of `Popen`."""
         if self.returncode is None:
             self.returncode = self._process.wait(timeout)
         if self.returncode is None:
@@ -209,17 +216,15 @@ class ProgramAgain:
         return self.returncode
 
     def terminate(self) -> None:
-        """As that of `Popen`."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """As that of `Popen`."""
         self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
         if self.returncode is None:
             with suppress(ProcessLookupError):
-                os.kill(self.pid or 0, number)
+                os.kill(self.pid, number)
 
 
 _popen = subprocess.Popen
@@ -227,8 +232,9 @@ _popen = subprocess.Popen
 
 def _start(*arguments: Any, **options: Any) -> Any:
     """In place of `subprocess.Popen` in programs."""
-    starts = ProgramAgain if arguments and ProgramAgain.starts(arguments[0]) else _popen
-    return starts(*arguments, **options)
+    command = options["args"] if "args" in options else arguments[0]
+    is_forked = isinstance(command, list | tuple) and ForkedProgram.starts(list(map(str, command)))
+    return (ForkedProgram if is_forked else _popen)(*arguments, **options)
 
 
 # ----------------------------------------------------------------------------------------------------- of a test run
@@ -373,7 +379,13 @@ def _call(function: Callable[..., object], arguments: Sequence[object], variable
     function(Connection(3), *arguments)
 
 
-def _run_program(arguments: list[str], folder: str, variables: Mapping[str, str], passed: Sequence[int] = ()) -> None:
+def _run_program(
+    arguments: list[str],
+    folder: str,
+    variables: Mapping[str, str],
+    passed: Sequence[int] = (),
+    is_of_new_session: bool = False,
+) -> None:
     """What the interpreter does with its arguments, in a process that has started already.
 
     Args:
@@ -381,6 +393,8 @@ def _run_program(arguments: list[str], folder: str, variables: Mapping[str, str]
     """
     from tracer.exporters.screen import next_commands
 
+    if is_of_new_session:
+        os.setsid()
     _give_descriptors(passed)
     if FOLDER_VARIABLE in variables:
         subprocess.Popen = _start  # type: ignore[misc,assignment]

@@ -7,9 +7,9 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import textwrap
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from tests.commands.test_snapshot_job import job
 from tests.exporters.page.test_html import data_in
 from tests.pieces import Pieces
+from tests.processes import run_python
 from tracer.capture.checkpoint_loads import LoadedFile
 from tracer.capture.device.host_peak import HostPart, HostPeak
 from tracer.errors import Terminated
@@ -359,11 +360,9 @@ DYING = """
 
 
 def launch(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.run(
-        [*launcher, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    return run_python(*launcher, *command, folder=folder, variables=variables)
 
 
 @pytest.mark.slow
@@ -423,14 +422,14 @@ def test_machines_without_a_common_folder_have_one_summary(tmp_path: Path) -> No
         port = free.getsockname()[1]
     told = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     told |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-c", textwrap.dedent(APART)]
-    processes = [
-        subprocess.Popen(command, cwd=tmp_path, env=os.environ | told | {"RANK": rank}, stderr=subprocess.PIPE)
-        for rank in ("0", "1")
-    ]
-    for process in processes:
-        _, complaint = process.communicate(timeout=300)
-        assert process.returncode == 0, complaint.decode()
+
+    def run(rank: str) -> subprocess.CompletedProcess[str]:
+        variables = os.environ | told | {"RANK": rank}
+        return run_python("-c", textwrap.dedent(APART), folder=tmp_path, variables=variables)
+
+    with ThreadPoolExecutor(2) as pool:
+        for ended in pool.map(run, ("0", "1")):
+            assert ended.returncode == 0, ended.stderr
     for what in ("profiled", "watched"):
         assert not (tmp_path / "node0" / what / "rank1").exists()
         summary = json.loads((tmp_path / "node0" / what / "ranks.json").read_text())
