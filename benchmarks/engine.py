@@ -46,7 +46,7 @@ from tracer.capture.profiler.event_tree import read_recording
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
 from tracer.timeline_tracer import TimelineTracer
-from tracer.workloads.supervised import SupervisedWorkload as Workload
+from tracer.workloads.module_steps import SupervisedWorkload as Workload
 
 NUM_THREADS = 2
 TARGET_RATIO = 10.0

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-from tracer.null_gpu.build import library
-from tracer.null_gpu.toolchain import torch_folder
+from tracer.null_gpu.build import library, torch_folder
 from tracer.null_gpu.torch_symbols import NVIDIA_FUNCTION, read_library
 
 _NVIDIAS = {"nvidia", "cuda", "triton"}

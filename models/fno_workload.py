@@ -15,12 +15,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from tracer.workloads.supervised import Batch, SupervisedWorkload
+from tracer.workloads.module_steps import SupervisedWorkload
 
 from .darcy import darcy_samples
 from .fno import FNO
 from .fno_layers import Spectrum
 
+Batch = tuple[Tensor, ...]
 Data = Literal["random", "darcy"]
 
 NUM_DARCY_BATCHES = 8

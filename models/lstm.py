@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tracer.workloads.supervised import SupervisedWorkload
+from tracer.workloads.module_steps import SupervisedWorkload
 
 
 class Forecaster(nn.Module):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tracer.workloads.supervised import SupervisedWorkload
+from tracer.workloads.module_steps import SupervisedWorkload
 
 EXPANSION = 4
 """Channels out of a bottleneck for each channel inside it."""

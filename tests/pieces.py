@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.fno_workload import FnoSettings, build_fno_workload
-from tracer.workloads.supervised import SupervisedWorkload as FnoWorkload
+from tracer.workloads.module_steps import SupervisedWorkload as FnoWorkload
 
 Batch = tuple[Tensor, Tensor]
 # Called with the name of the piece and the number of the step, before the piece does its work.

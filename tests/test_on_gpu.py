@@ -13,8 +13,7 @@ from models.fno_workload import FnoSettings, build_fno_workload
 from tracer.analysis.kinds import Kind
 from tracer.results.doctor import Status
 from tracer.sessions.doctor.checks import DEVICE_CHECKS, DeviceCheck
-from tracer.sessions.doctor.programs import PROGRAMS, DoctorTraining
-from tracer.sessions.doctor.trained import let_go, train
+from tracer.sessions.doctor.trained import PROGRAMS, DoctorTraining, let_go, train
 from tracer.sessions.output_files import OUTPUTS, write_outputs
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.workload_run import run_profile

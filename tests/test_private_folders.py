@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tracer import user_cache
+from tracer.errors import NullGpuError
 from tracer.null_gpu import build
-from tracer.null_gpu.errors import NullGpuError
 from tracer.user_cache import close_to_others, how_others_write, make_private
 
 THERE = "torch1.0"

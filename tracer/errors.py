@@ -96,3 +96,7 @@ def first_line(error: BaseException) -> str:
 def error_words(error: BaseException) -> str:
     """`ValueError: first line of the message`, or `ValueError`."""
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+
+
+class NullGpuError(TracerError):
+    """The null GPU cannot be built or started here: no compiler, no CUDA build of torch, another system than Linux."""

@@ -1,10 +1,11 @@
-"""Modules that Python loads: who is told of them, and changes of other people's modules as soon as they are loaded."""
+"""Modules that Python loads: who is told of them, and changes of other people's modules, or before their next call."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib.machinery import ModuleSpec
 from itertools import dropwhile
 from types import ModuleType, SimpleNamespace
@@ -62,3 +63,28 @@ def _follow(loader: Any, change: Callable[[Any], None]) -> None:
         change(module)
 
     loader.exec_module = executed
+
+
+def before_next_call(owner: Any, names: tuple[str, ...], act: Callable[[], object]) -> Callable[[], None]:
+    """Have something called right before the next call of one of a module's functions.
+
+    Args:
+        owner: The module; callers have to look the functions up in it.
+
+    Returns:
+        The function that ends that; more than once does no harm.
+    """
+    own = {name: getattr(owner, name) for name in names if hasattr(owner, name)}
+
+    def end() -> None:
+        for name, function in own.items():
+            setattr(owner, name, function)
+
+    def called(name: str, *arguments: Any, **options: Any) -> Any:
+        end()
+        act()
+        return own[name](*arguments, **options)
+
+    for name in own:
+        setattr(owner, name, partial(called, name))
+    return end

@@ -35,7 +35,7 @@ from tracer.errors import RecordingError, TracerError
 from tracer.exporters.max_mem import write_max_mem
 
 if TYPE_CHECKING:
-    from tracer.capture.profiler.profiler_trace import ProfilerTrace
+    from tracer.capture.recording import ProfilerTrace
 
 
 @dataclass(slots=True, eq=False)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tracer.capture.torch_private.peak_counters import PeakCounters
+from tracer.capture.torch_private.torch_cuda import PeakCounters
 
 STATS: dict[str, Any] = {
     "allocated_bytes": {"all": {"current": 2, "peak": 9}},

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tracer.changes.planner import Advice, advise
 from tracer.workloads.factory import shipped_model
-from tracer.workloads.supervised import SupervisedWorkload
+from tracer.workloads.module_steps import SupervisedWorkload
 from tracer.workloads.workload import Workload
 
 

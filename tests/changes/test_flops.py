@@ -10,7 +10,7 @@ from torch import nn
 from tracer.changes.flops import FlopCount, flops_of
 from tracer.rehearsal.recorder import OperatorCall
 from tracer.rehearsal.rehearse import rehearse
-from tracer.workloads.supervised import SupervisedWorkload
+from tracer.workloads.module_steps import SupervisedWorkload
 
 
 def call(name: str, *args: object, out: object = None) -> OperatorCall:

@@ -13,8 +13,7 @@ from tracer.rehearsal.cuda_rules import RULE_NAMES
 from tracer.rehearsal.rehearse import rehearse
 from tracer.sessions.trials.advising import measure, run_for_real
 from tracer.units import MIB
-from tracer.workloads.module_steps import StepWorkload
-from tracer.workloads.supervised import SupervisedWorkload
+from tracer.workloads.module_steps import StepWorkload, SupervisedWorkload
 from tracer.workloads.workload import Workload
 
 

@@ -11,7 +11,7 @@ from tests.changes.programs import PROGRAMS
 from tests.changes.test_language_models import language_model, naive
 from tracer.changes.kinds import bf16
 from tracer.changes.planner import _Trials, candidates
-from tracer.workloads.supervised import SupervisedWorkload
+from tracer.workloads.module_steps import SupervisedWorkload
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs the package transformers")
 

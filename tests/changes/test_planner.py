@@ -11,7 +11,7 @@ from tracer.changes.planner import LEAST_SHARE, advise, applied, report_of
 from tracer.changes.recommendation import Group, Keeps
 from tracer.errors import TracerError
 from tracer.rehearsal.rehearse import rehearse
-from tracer.workloads.supervised import SupervisedWorkload
+from tracer.workloads.module_steps import SupervisedWorkload
 from tracer.workloads.workload import Workload
 
 

@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 
 import main
 from tracer import __version__
-from tracer.commands.defaults import did_you_mean
 from tracer.commands.options import number, option, switched_off, with_options
+from tracer.commands.usage import did_you_mean
 
 ROOT = Path(main.__file__).parent
 

@@ -15,19 +15,19 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import main
-from tracer.capture.values_read import ValuesRead
+from tracer.capture.run_origin import ValuesRead
 from tracer.changes.script_changes import changes_of
 from tracer.commands.fit_trials import ScriptTrials
+from tracer.errors import NullGpuError
 from tracer.exporters.document import Document
 from tracer.exporters.recording_file.checked_columns import RECORDING
 from tracer.exporters.screen.values import print_values
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import Card, devices_of
-from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.values import switch
 from tracer.null_gpu.values.answers import Answer
 from tracer.null_gpu.values.device_reads import DeviceRead, Line
-from tracer.null_gpu.values.known_ranges import Known
+from tracer.null_gpu.values.device_values import Known
 from tracer.null_gpu.values.switch import ValuesReport
 from tracer.results.fit import FitTrial
 from tracer.results.null_job import NullJob

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tracer.commands.script_environment import set_environment_of
+from tracer.commands.launchers import set_environment_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -22,8 +22,7 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import block, entry, segment, snapshot, write
 from tracer.errors import TracerError
 from tracer.sessions.jobs import read_recordings as reading
-from tracer.sessions.jobs.pages import read_page, read_pages
-from tracer.sessions.jobs.read_recordings import read_job, read_rank, recordings
+from tracer.sessions.jobs.read_recordings import read_job, read_page, read_pages, read_rank, recordings
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.replay import Replay
 from tracer.units import MIB

@@ -138,7 +138,7 @@ def test_reading_a_snapshot_does_not_wait_for_torch(file: Path, tmp_path: Path) 
         "file, folder = map(Path, sys.argv[1:])\n"
         "show_snapshot(file, Console(), html=folder / 'a.html', sqlite=folder / 'a.sqlite')\n"
         "show_diff(file, file, Console())\n"
-        "import tracer.sessions.jobs.pages  # what each process of a job's readers imports\n"
+        "import tracer.sessions.jobs.read_recordings  # what each process of a job's readers imports\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, file, tmp_path], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

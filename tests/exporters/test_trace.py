@@ -21,8 +21,8 @@ from tests.training_steps import WORKLOADS, record_workload
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 from tracer.capture.profiler.event_tree import read_recording
-from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.profiler.trace_store import TraceStore
+from tracer.capture.recording import ProfilerTrace
 from tracer.errors import OutputError, RecordingError
 from tracer.exporters.trace import memory_events, write_trace
 from tracer.timeline_tracer import TimelineTracer

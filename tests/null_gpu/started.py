@@ -13,11 +13,10 @@ from types import MappingProxyType
 import pytest
 
 from tests.processes import run_python
-from tracer.null_gpu.build import library
+from tracer.errors import NullGpuError
+from tracer.null_gpu.build import find_toolchain, library, read_torch, torch_folder
 from tracer.null_gpu.cards import H100, Card
-from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.process import environment
-from tracer.null_gpu.toolchain import find_toolchain, read_torch, torch_folder
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

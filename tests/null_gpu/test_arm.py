@@ -12,9 +12,9 @@ import pytest
 
 from tests.null_gpu.started import needs_null_gpu
 from tracer.null_gpu import build
+from tracer.null_gpu.build import find_toolchain, read_torch, torch_folder
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.process import environment
-from tracer.null_gpu.toolchain import find_toolchain, read_torch, torch_folder
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 LIBRARIES = Path("/usr/aarch64-linux-gnu")

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.null_gpu.started import ROOT, needs_null_gpu, null_gpu_library
+from tracer.errors import NullGpuError
 from tracer.null_gpu import build
-from tracer.null_gpu.build import cache_folder, declared_prototypes
-from tracer.null_gpu.errors import NullGpuError
-from tracer.null_gpu.toolchain import SOURCES, find_toolchain, read_torch, torch_folder
+from tracer.null_gpu.build import SOURCES, cache_folder, declared_prototypes, find_toolchain, read_torch, torch_folder
 from tracer.null_gpu.torch_symbols import read_library, torch_symbols
 
 pytestmark = needs_null_gpu
@@ -116,7 +115,7 @@ def test_a_new_build_deletes_old_ones_and_a_use_is_marked(tmp_path: Path, monkey
 @pytest.mark.slow
 def test_ten_processes_build_it_once(tmp_path: Path) -> None:
     program = (
-        "from tracer.null_gpu import build\nfrom tracer.null_gpu.toolchain import torch_folder\n"
+        "from tracer.null_gpu import build\nfrom tracer.null_gpu.build import torch_folder\n"
         "inner = build._build\nbuild._build = lambda *a: (print('built', flush=True), inner(*a))\n"
         "print(build.library(torch_folder()))"
     )

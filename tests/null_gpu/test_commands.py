@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests.processes import run_python
+from tracer.errors import NullGpuError
 from tracer.exporters.page.html import data_of_html
 from tracer.null_gpu.cards import H100
-from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.process import environment
 from tracer.results.null_run import CAVEAT
 

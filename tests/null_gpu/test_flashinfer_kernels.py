@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tracer.null_gpu.flashinfer_kernels import LEFT_OUT_VARIABLE, SAMPLER_VARIABLE, leave_out_sampling_kernels
+from tracer.null_gpu.engine_changes import LEFT_OUT_VARIABLE, SAMPLER_VARIABLE, leave_out_sampling_kernels
 
 _CORE = """
 class JitSpec:

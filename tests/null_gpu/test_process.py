@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.null_gpu.started import ROOT, needs_null_gpu, null_gpu_library
+from tracer.errors import NullGpuError
 from tracer.null_gpu import nvidia_smi, process
 from tracer.null_gpu.build import libraries
 from tracer.null_gpu.cards import H100
-from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.process import environment, is_active, load, restart_on
 from tracer.null_gpu.torch_symbols import read_library
 from tracer.units import GIB

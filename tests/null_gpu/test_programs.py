@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.null_gpu.started import assert_well, needs_null_gpu, run_program
+from tracer.null_gpu.build import torch_folder
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.process import environment
-from tracer.null_gpu.toolchain import torch_folder
 
 pytestmark = needs_null_gpu
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tracer.null_gpu import build, toolchain
-from tracer.null_gpu.errors import NullGpuError
-from tracer.null_gpu.toolchain import Torch, find_toolchain, read_torch
+from tracer.errors import NullGpuError
+from tracer.null_gpu import build
+from tracer.null_gpu.build import Torch, find_toolchain, read_torch
 
 
 def installed(folder: Path, *, version: str = "2.15.0+cu132", cuda: str | None = "13.2", hip: str = "None") -> Path:
@@ -48,7 +48,7 @@ def test_another_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system:
 def test_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(NullGpuError, match="torch is not installed"):
-        toolchain.torch_folder()
+        build.torch_folder()
 
 
 def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from tracer.errors import TracerError
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.process import environment
 from tracer.null_gpu.values.answers import parse_answer
+from tracer.null_gpu.values.device_values import Known, KnownRanges
 from tracer.null_gpu.values.kernels import rounds
-from tracer.null_gpu.values.known_ranges import Known, KnownRanges
 
 TOGETHER = (
     "memory_is_the_same",

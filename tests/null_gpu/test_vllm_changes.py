@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from tracer.null_gpu.vllm_changes import count_new_tokens, leave_out_queues
+from tracer.null_gpu.engine_changes import count_new_tokens, leave_out_queues
 
 
 class _Runner:

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from tracer.null_gpu.values.answers import Answer
 from tracer.null_gpu.values.device_reads import EndlessLoopError, Guard
-from tracer.null_gpu.values.known_ranges import Known
+from tracer.null_gpu.values.device_values import Known
 from tracer.null_gpu.values.switch import HostValues
 
 DEVICE = "cuda"

@@ -14,7 +14,7 @@ from tracer.capture.device import devices
 from tracer.results.doctor import Outcome
 from tracer.sessions.doctor import further, loaded, trained
 from tracer.sessions.doctor.examine import answer
-from tracer.sessions.doctor.programs import PROGRAMS
+from tracer.sessions.doctor.trained import PROGRAMS
 
 DEVICE = torch.device("cuda", 0)
 LSTM = next(program for program in PROGRAMS if program.name == "LSTM")

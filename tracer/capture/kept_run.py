@@ -16,8 +16,8 @@ from tracer.capture.sources.source_files import is_user_code
 from tracer.capture.sources.source_line import SourceLine
 
 if TYPE_CHECKING:
-    from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
-    from tracer.capture.profiler.profiler_trace import ProfilerTrace
+    from tracer.capture.objects.known_storages import ObjectsAtFailure
+    from tracer.capture.recording import ProfilerTrace
 
 
 @dataclass(frozen=True, slots=True)

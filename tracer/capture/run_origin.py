@@ -6,15 +6,69 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
+from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.command_line import this_command
 
 if TYPE_CHECKING:
-    from tracer.capture.device.phase_timings import PhaseTimings
     from tracer.capture.objects.parameter_origins import Parameter
-    from tracer.capture.values_read import ValuesRead
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRead:
+    """Values that one line read with one operator."""
+
+    file: str  # File of the innermost line outside torch; empty where no Python called
+    line: int  # Its number; 0 likewise
+    function: str  # It is in
+    operator: str  # Such as `aten::nonzero`
+    count: int  # How often
+    value: str  # The last one, as text; where it decides a size, that size
+    known: str  # How well the worst known of them is known: `exact`, `drawn` or `unknown`
+    answered: bool  # Whether it was given by `--answer`
+    decides_size: bool  # Whether it was the size of a result
+    num_empty: int  # How many of those results were empty
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Operators whose results could not be computed."""
+
+    reason: str  # With the operator's name
+    count: int  # How often
+
+
+@dataclass(frozen=True, slots=True)
+class ValuesRead:
+    """All that was read until the results were put together."""
+
+    reads: tuple[ValueRead, ...] = ()  # The reads, in the order in which they first happened
+    left_out: tuple[LeftOut, ...] = ()  # What could not be computed
+    num_compiled_buffers: int = 0  # Buffers of compiled code: what its kernels left there is unknown
+    unused_answers: tuple[str, ...] = ()  # Such as `train.py:12`, where nothing was read
+
+
+PHASES = ("model_fwd", "loss_bk", "total_time", "opt_step")
+"""Names and order as the file format has them. total_time is all three phases and what lies between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimings:
+    """Durations of the phases over several steps."""
+
+    device: str  # Name as `str(torch.device)` writes it
+    clock: str  # The device's type in capitals, such as `CUDA`, for its events; `CPU` for the host's clock
+    durations_ms: dict[str, tuple[float, ...]]  # Per phase of `PHASES`, one duration per measured step
+
+    def mean_ms(self, phase: str) -> float:
+        """Mean over the steps."""
+        return fmean(self.durations_ms[phase])
+
+    def std_ms(self, phase: str) -> float:
+        """Population standard deviation over the steps, as `numpy.std` computes it."""
+        return pstdev(self.durations_ms[phase])
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tracer.null_gpu.cards import Devices
     from tracer.results.null_job import NullJob, RankRun
     from tracer.sessions.jobs.run_ranks import Job
-    from tracer.sessions.trials.trial_memory import TrialMemory
+    from tracer.sessions.trials.forked_trials import TrialMemory
 
 
 _MOST_SHARED = 8
@@ -297,9 +297,8 @@ def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Scr
     devices = start_on(card)
     from tracer.changes.applied import AppliedChanges
     from tracer.sessions.jobs.child_processes import end_with_parent
-    from tracer.sessions.trials.forked_trials import ForkedTrials
+    from tracer.sessions.trials.forked_trials import ForkedTrials, TrialMemory
     from tracer.sessions.trials.trial_channel import Channel, TrialRequest
-    from tracer.sessions.trials.trial_memory import TrialMemory
 
     def tried(applied: AppliedChanges, more: Sequence[str]) -> dict[str, Any]:
         with_more = script._replace(arguments=[*script.arguments, *more])

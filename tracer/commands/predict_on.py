@@ -13,11 +13,10 @@ from tracer.changes.script_changes import ALLOCATOR_SETTINGS
 from tracer.commands.common import refuse, was_given
 from tracer.commands.script import Script, no_card_named, run_script
 from tracer.commands.workload_options import FNO_ONLY
-from tracer.errors import Terminated, TracerError, UsageError
+from tracer.errors import NullGpuError, Terminated, TracerError, UsageError
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import A100, Devices, devices_of
-from tracer.null_gpu.errors import NullGpuError
 
 if TYPE_CHECKING:
     from tracer.commands.predict_options import PredictOptions

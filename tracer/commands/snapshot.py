@@ -243,7 +243,7 @@ def show_job(
 
 
 def _write_job(finding: JobFinding, html: Path, *, dask: str | None, named: Sequence[Path]) -> None:
-    from tracer.sessions.jobs.pages import write_job
+    from tracer.sessions.jobs.read_recordings import write_job
 
     with _hint_for_outputs():
         write_job(finding, html, run={"recordings": ", ".join(map(str, named))}, dask=dask)

@@ -23,7 +23,7 @@ import numpy as np
 from tracer.analysis.profiles.counted_blocks import counted_blocks
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.arrays import Ints
-from tracer.capture.profiler.profiler_trace import ProfilerTrace
+from tracer.capture.recording import ProfilerTrace
 from tracer.errors import RecordingError
 from tracer.exporters.files import replacing
 from tracer.trace.events import trace_head

@@ -22,9 +22,8 @@ from tracer.capture.device.memory_counters import Counters, read_counters
 from tracer.capture.device.phase_ledger import PhaseLedger
 from tracer.exporters.files import write_json
 from tracer.loaded_modules import when_loaded
-from tracer.null_gpu.flashinfer_kernels import leave_out_sampling_kernels
+from tracer.null_gpu.engine_changes import count_new_tokens, leave_out_sampling_kernels
 from tracer.null_gpu.process import is_active
-from tracer.null_gpu.vllm_changes import count_new_tokens
 from tracer.results.engine_start import GRAPHS, StartStage, WorkerMemory
 from tracer.results.failure import is_out_of_memory
 from tracer.sessions.phase_reports import ledger_of_process

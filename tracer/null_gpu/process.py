@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracer.command_line import replace_process
+from tracer.errors import NullGpuError
 from tracer.null_gpu.cards import MAX_DEVICES, Card
-from tracer.null_gpu.errors import NullGpuError
 from tracer.units import GIB, format_bytes
 
 if TYPE_CHECKING:
@@ -123,9 +123,8 @@ def environment(
     Raises:
         NullGpuError: The null GPU cannot be built here.
     """
-    from tracer.null_gpu.build import INDUCTOR, TRITON, VLLM, libraries, library
-    from tracer.null_gpu.flashinfer_kernels import LEFT_OUT_VARIABLE, SAMPLER_VARIABLE
-    from tracer.null_gpu.toolchain import torch_folder
+    from tracer.null_gpu.build import INDUCTOR, TRITON, VLLM, libraries, library, torch_folder
+    from tracer.null_gpu.engine_changes import LEFT_OUT_VARIABLE, SAMPLER_VARIABLE
 
     _check_address_space(cards)
     variables = dict(os.environ if base is None else base)
@@ -193,8 +192,7 @@ def load(cards: Sequence[Card]) -> None:
     Raises:
         NullGpuError: torch has been imported already, or the null GPU cannot be built here.
     """
-    from tracer.null_gpu.build import libraries, library
-    from tracer.null_gpu.toolchain import torch_folder
+    from tracer.null_gpu.build import libraries, library, torch_folder
 
     if is_active():
         return

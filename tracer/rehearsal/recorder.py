@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tracer.capture.objects.known_storages import Role
-from tracer.capture.objects.plain_tensors import plain_tensors
+from tracer.capture.objects.storage_columns import plain_tensors
 from tracer.capture.recording import OpKind
 from tracer.capture.torch_names import BACKWARD_FUNCTION, ENGINE_PREFIX, is_accumulate_grad
 from tracer.capture.torch_private import torch_dispatch, torch_fake, torch_graph, torch_tensors

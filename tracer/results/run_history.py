@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tracer.analysis.snapshots.causes.pinned_memory import PinnedLine
     from tracer.analysis.snapshots.first_changes import FirstChanges
     from tracer.analysis.snapshots.job import HeldOnDevice
-    from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
+    from tracer.capture.objects.known_storages import ObjectsAtFailure
     from tracer.snapshot.columns import Snapshot
 
 

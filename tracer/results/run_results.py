@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tracer.analysis.snapshots.first_changes import FirstChanges
     from tracer.analysis.times.findings import TraceTimes
     from tracer.capture.device.host_peak import HostPeak
-    from tracer.capture.profiler.profiler_trace import ProfilerTrace
+    from tracer.capture.recording import ProfilerTrace
     from tracer.changes.recommendation import AdviceReport
 
 

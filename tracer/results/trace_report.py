@@ -14,7 +14,7 @@ from tracer.analysis.profiles.attribution import attribute
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
 from tracer.analysis.times.findings import TraceTimes, find_times
 from tracer.analysis.times.ranks import JobTimes, RankTimes, compare_ranks
-from tracer.capture.profiler.profiler_trace import ProfilerTrace
+from tracer.capture.recording import ProfilerTrace
 from tracer.capture.run_origin import RunOrigin
 from tracer.errors import RecordingError
 from tracer.null_gpu.process import CUPTI_VERSION

@@ -14,9 +14,9 @@ from tracer.analysis.steps.step_findings import StepFindings
 from tracer.arrays import totals_by
 from tracer.capture.device.device_ledger import DeviceLedger
 from tracer.capture.objects.holders import Holder
+from tracer.capture.run_origin import ValuesRead
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns
-from tracer.capture.values_read import ValuesRead
 
 END_OF_RUN: Final = "the end of the run"  # The event of a run that has ended by itself
 

@@ -21,8 +21,8 @@ from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory, recorded_from_start
 from tracer.capture.graph_captures import GRAPH_CAPTURES, LivePool
 from tracer.capture.objects.call_hooks import CallHooks
-from tracer.capture.objects.frozen_objects import FROZEN
 from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.objects.live_tensors import FROZEN
 from tracer.capture.objects.storage_observer import Observed
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
@@ -43,8 +43,8 @@ from tracer.units import MIB, format_bytes, some
 
 if TYPE_CHECKING:
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
-    from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
-    from tracer.capture.profiler.profiler_trace import ProfilerTrace
+    from tracer.capture.objects.known_storages import ObjectsAtFailure
+    from tracer.capture.recording import ProfilerTrace
 
 
 _MOST_STEPS_OF_HISTORY = 10

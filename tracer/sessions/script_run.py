@@ -17,8 +17,7 @@ from tracer.capture.device.devices import is_accelerator
 from tracer.capture.forked_child import in_forked_child
 from tracer.capture.graph_captures import GRAPH_CAPTURES
 from tracer.capture.objects.call_hooks import hook_every_module, remove_hooks
-from tracer.capture.objects.frozen_objects import FROZEN
-from tracer.capture.objects.live_tensors import objects_of
+from tracer.capture.objects.live_tensors import FROZEN, objects_of
 from tracer.capture.objects.model_names import names_of
 from tracer.capture.objects.parameter_origins import ParameterOrigins
 from tracer.capture.torch_private import torch_compile, torch_modules

@@ -23,7 +23,7 @@ from tracer.sessions.output_files import Written, write_outputs
 from tracer.sessions.profile_session import ProfileSession
 
 if TYPE_CHECKING:
-    from tracer.capture.device.phase_timings import PhaseTimings
+    from tracer.capture.run_origin import PhaseTimings
 
 
 class ShownResults(RunResults):

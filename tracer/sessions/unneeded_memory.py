@@ -22,7 +22,7 @@ from tracer.analysis.profiles.waste import (
 )
 from tracer.capture.objects.holders import Holder, find_common_holder, find_holders
 from tracer.capture.objects.live_tensors import live_tensors
-from tracer.capture.objects.plain_tensors import storages_with_memory
+from tracer.capture.objects.storage_columns import storages_with_memory
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.sources.storing_lines import (
     has_keyword,

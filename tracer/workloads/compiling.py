@@ -11,8 +11,7 @@ import torch
 
 from tracer.errors import first_line
 from tracer.workloads.factory import parse_arguments
-from tracer.workloads.module_steps import ModuleWorkload
-from tracer.workloads.supervised import SupervisedWorkload
+from tracer.workloads.module_steps import ModuleWorkload, SupervisedWorkload
 from tracer.workloads.user_errors import UserModelError
 
 __tracebackhide__ = True  # what raises here is to be looked for in the model

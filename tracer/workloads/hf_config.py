@@ -15,11 +15,10 @@ from torch import nn
 
 from tracer.errors import first_line
 from tracer.workloads.factory import parse_arguments
-from tracer.workloads.lora import with_adapters
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.module_tensors import default_dtype, give_memory
 from tracer.workloads.user_errors import UserModelError, WrongValueError
-from tracer.workloads.user_model import StepOptions, as_workload
+from tracer.workloads.user_model import StepOptions, as_workload, with_adapters
 
 __tracebackhide__ = True  # what raises here is to be looked for in the configuration
 

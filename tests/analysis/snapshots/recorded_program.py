@@ -14,7 +14,7 @@ from tracer.allocator.reserving import OutOfMemoryError
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.first_changes import FirstChange, first_changes
 from tracer.analysis.snapshots.modelled import model_device
-from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
+from tracer.capture.objects.known_storages import ObjectsAtFailure
 from tracer.snapshot.load import snapshot_in_memory
 
 TORCH = "/x/site-packages/torch"

@@ -21,7 +21,7 @@ from tests.analysis.snapshots.recorded_program import (
     train,
 )
 from tests.snapshot.dumps import frame
-from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
+from tracer.capture.objects.known_storages import ObjectsAtFailure
 
 
 def test_a_graph_that_each_step_leaves() -> None:

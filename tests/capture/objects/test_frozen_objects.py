@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from tests.truth.isolate import value_in_fresh_process
-from tracer.capture.objects.frozen_objects import FrozenObjects
-from tracer.capture.objects.live_tensors import objects_of
+from tracer.capture.objects.live_tensors import FrozenObjects, objects_of
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tracer.capture.objects.hooks_beside import HooksBeside, hook_after_call, hook_call, hook_step
+from tracer.capture.objects.call_hooks import HooksBeside, hook_after_call, hook_call, hook_step
 
 
 def theirs(module: nn.Module, args: Any) -> None:

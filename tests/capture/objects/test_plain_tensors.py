@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tracer.capture.objects.known_storages import Role
-from tracer.capture.objects.plain_tensors import plain_tensors
+from tracer.capture.objects.storage_columns import plain_tensors
 from tracer.capture.objects.storage_observer import StorageObserver
 
 

@@ -15,8 +15,8 @@ from tests.pieces import Pieces
 from tracer.analysis.peak_diff import SavedPeak
 from tracer.analysis.profiles.findings import find_in_cycle, put_together, with_allocator_history
 from tracer.capture.kept_run import KeptRun
+from tracer.capture.objects.known_storages import ObjectsAtFailure
 from tracer.capture.objects.live_tensors import LiveTensors
-from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
 from tracer.capture.recording import Allocations, Kernels, Recording
 from tracer.capture.sources.compiled_code import CompiledCode, CompiledGraph
 from tracer.exporters.memory_snapshot import snapshot_of_recording

@@ -22,8 +22,8 @@ from tests.exporters.recording_file.samples import SETTINGS, kept_on_cpu, kept_o
 from tests.exporters.recording_file.test_recording_columns import assert_equal
 from tests.snapshot.fuzz import mutate_objects
 from tracer.capture.kept_run import KeptRun
-from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
-from tracer.capture.profiler.profiler_trace import ProfilerTrace
+from tracer.capture.objects.known_storages import ObjectsAtFailure
+from tracer.capture.recording import ProfilerTrace
 from tracer.errors import RecordingError, TracerError
 from tracer.exporters.recording_file.checked_columns import MAX_UNPACKED_BYTES, Columns
 from tracer.exporters.recording_file.kept_run_file import (

@@ -19,7 +19,7 @@ from tracer.allocator.settings import ALLOCATOR_VARIABLES
 from tracer.capture.device import devices
 from tracer.capture.torch_private import torch_history
 from tracer.errors import RecordingError
-from tracer.null_gpu.toolchain import torch_folder
+from tracer.null_gpu.build import torch_folder
 from tracer.results.doctor import Outcome, Status
 from tracer.sessions.doctor import installed, loaded
 from tracer.units import GIB

@@ -18,10 +18,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from tracer.changes.applied import AppliedChanges
 from tracer.results.prediction import Sizes
 from tracer.sessions.script_run import CountedSteps, FirstStepsDone, ScriptProfile
-from tracer.sessions.trials import script_trial, trial_memory
+from tracer.sessions.trials import forked_trials, script_trial
+from tracer.sessions.trials.forked_trials import TrialMemory
 from tracer.sessions.trials.script_trial import StepFlops, StepRequests, script_sizes
 from tracer.sessions.trials.trial_channel import TrialRequest
-from tracer.sessions.trials.trial_memory import TrialMemory
 
 
 def test_steps_are_counted_until_it_is_enough() -> None:
@@ -198,7 +198,7 @@ def test_of_a_tensor_that_is_put_together_of_others_what_these_do_counts() -> No
 @pytest.mark.parametrize("limit_s", [0, 100])
 def test_a_script_that_never_ends_a_step_is_ended(monkeypatch: pytest.MonkeyPatch, limit_s: int) -> None:
     limits: dict[int, int] = {}
-    monkeypatch.setattr(trial_memory, "limited_to", lambda *_: nullcontext())
+    monkeypatch.setattr(forked_trials, "limited_to", lambda *_: nullcontext())
     monkeypatch.setattr(resource, "setrlimit", lambda what, pair: limits.update({what: pair[0]}))
     TrialMemory(1).begin(TrialRequest((), "", is_limited=False, limit_s=limit_s))
     assert (limits.get(resource.RLIMIT_CPU, 0) >= 100) is (limit_s > 0)

@@ -18,8 +18,7 @@ from tracer.analysis.snapshots.kind_finder import NOTHING_HELD, HeldNow
 from tracer.analysis.snapshots.modelled import model_device
 from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory, in_evaluation, last_out_of_memory
 from tracer.arrays import Rows
-from tracer.capture.objects.known_storages import KnownStorages, Role
-from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
+from tracer.capture.objects.known_storages import KnownStorages, ObjectsAtFailure, Role
 from tracer.snapshot.columns import Snapshot
 
 

@@ -13,7 +13,7 @@ from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.modelled import Modelled
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.sites import Site
-from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
+from tracer.capture.objects.known_storages import ObjectsAtFailure
 from tracer.units import format_bytes
 
 MAX_CHANGES: Final = 3

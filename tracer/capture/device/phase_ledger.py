@@ -17,7 +17,7 @@ from tracer.capture.device.devices import cuda_device, device_memory
 from tracer.capture.device.memory_counters import read_counters
 from tracer.capture.device.phase_memory import BETWEEN, MemoryLevels, PhaseMemory, ProcessPhases
 from tracer.capture.forked_child import in_forked_child
-from tracer.capture.torch_private.peak_counters import PEAKS
+from tracer.capture.torch_private.torch_cuda import PEAKS
 from tracer.capture.torch_private.torch_profiler import on_regions
 
 _ALL_OF_FIRST: Final = 32

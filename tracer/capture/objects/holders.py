@@ -22,8 +22,18 @@ import torch
 from tracer.capture.objects.holder_links import ARROW
 from tracer.capture.objects.reference_graph import ReferenceGraph
 from tracer.capture.objects.variables import Root, variables_of
-from tracer.capture.objects.way_words import cuts_of, graph_of, name_of, place_of, spelled, spelled_cycle
-from tracer.capture.objects.ways_up import Cut, Way, WaysUp, around
+from tracer.capture.objects.ways_up import (
+    Cut,
+    Way,
+    WaysUp,
+    around,
+    cuts_of,
+    graph_of,
+    name_of,
+    place_of,
+    spelled,
+    spelled_cycle,
+)
 from tracer.capture.torch_private import torch_tensors
 from tracer.collector import paused_gc
 

@@ -3,13 +3,18 @@
 The CPU's allocator does not say what it holds, and an operator shows only what it touches. So the garbage collector's
 list of objects is read once before each recorded cycle, without collecting anything, and the graphs behind the tensors
 are followed to what they keep for backward. No code of a user's class is called.
+
+`gc.get_objects()` leaves frozen objects out. vLLM freezes all when its engine has started, the KV cache among them, and
+servers that fork do so before. So `gc.freeze` is replaced while a profile runs, and notes weakly what is about to go.
 """
 
 from __future__ import annotations
 
 import gc
+import operator
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
@@ -17,10 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tracer.capture.objects.frozen_objects import FROZEN
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.model_names import names_of
-from tracer.capture.objects.plain_tensors import address_of
+from tracer.capture.objects.storage_columns import address_or_none
 from tracer.capture.objects.storage_observer import optimizer_tensors
 from tracer.capture.sources.compiled_code import without_wrappers
 from tracer.capture.torch_private import (
@@ -31,6 +35,54 @@ from tracer.capture.torch_private import (
     torch_tensors,
 )
 from tracer.nested import leaves
+
+_NOTED = (Tensor, torch.UntypedStorage, nn.Module, torch.optim.Optimizer)
+
+
+class FrozenObjects:
+    """Notes what is frozen while anybody has started it."""
+
+    def __init__(self) -> None:
+        self._num_starts = 0
+        self._freeze: Callable[[], None] | None = None
+        self._references: list[weakref.ref[Any]] = []
+
+    def start(self) -> None:
+        """Note what is frozen from now on; as often as it is called, `stop` has to be."""
+        self._num_starts += 1
+        if self._num_starts == 1:
+            self._freeze = gc.freeze
+            gc.freeze = self._note_and_freeze
+
+    def stop(self) -> None:
+        """Put `gc.freeze` back and forget all, if nobody else wants to know."""
+        self._num_starts -= 1
+        if not self._num_starts and self._freeze is not None:
+            if gc.freeze == self._note_and_freeze:
+                gc.freeze = self._freeze
+            self._freeze = None
+            self._references.clear()
+
+    def alive(self) -> list[Any]:
+        """Return the noted objects that are frozen and alive; without a Python call for each."""
+        if not self._references:
+            return []
+        if not gc.get_freeze_count():  # the program has called gc.unfreeze
+            self._references.clear()
+            return []
+        found = [thing for thing in map(operator.call, self._references) if thing is not None]
+        return list({id(thing): thing for thing in found}.values())
+
+    def _note_and_freeze(self) -> None:
+        objects = gc.get_objects()
+        wanted = {kind for kind in set(map(type, objects)) if issubclass(kind, _NOTED)}
+        self._references += map(weakref.ref, compress(objects, map(wanted.__contains__, map(type, objects))))
+        if self._freeze is not None:
+            self._freeze()
+
+
+FROZEN = FrozenObjects()
+
 
 # Graphs that a leak has kept are followed this far, some two seconds; a note says where that was too little.
 MAX_NODES = 200_000
@@ -210,7 +262,7 @@ def unnamed_tensors(device: torch.device) -> Mapping[str, Alike]:
                 storage = tensor.untyped_storage()
             except (RuntimeError, NotImplementedError):  # what has other tensors inside may have none of its own
                 continue
-            address, size = address_of(storage), storage.nbytes()
+            address, size = address_or_none(storage), storage.nbytes()
             if address is None:
                 continue
             if role not in _UNNAMED:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tracer.capture.objects.known_storages import ObjectsAtFailure
 from tracer.capture.objects.live_tensors import nodes_behind, objects_of
-from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
-from tracer.capture.objects.plain_tensors import storages_with_memory
+from tracer.capture.objects.storage_columns import storages_with_memory
 from tracer.capture.torch_private import torch_graph, torch_modules, torch_tensors
 
 

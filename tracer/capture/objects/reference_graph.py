@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tracer.arrays import Ints
-from tracer.capture.objects.plain_tensors import plain_tensors
+from tracer.capture.objects.storage_columns import plain_tensors
 from tracer.capture.torch_private import torch_graph
 
 MAX_NODES: Final = 200_000

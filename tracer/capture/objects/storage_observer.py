@@ -25,8 +25,7 @@ from tracer.capture.device.asleep_memory import ASLEEP
 from tracer.capture.device.device_blocks import DeviceBlocks
 from tracer.capture.device.host_memory import file_at, gaps, mapped_files
 from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
-from tracer.capture.objects.plain_tensors import storages_with_memory
-from tracer.capture.objects.storage_columns import address_of, device_of, plain_storages, size_of
+from tracer.capture.objects.storage_columns import address_of, device_of, plain_storages, size_of, storages_with_memory
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_private import torch_graph, torch_tensors
 from tracer.nested import leaves

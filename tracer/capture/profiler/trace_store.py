@@ -21,7 +21,7 @@ from tracer.capture.torch_private.torch_profiler import save_trace
 from tracer.errors import OutputError, TracerError
 
 if TYPE_CHECKING:
-    from tracer.capture.profiler.profiler_trace import ProfilerTrace
+    from tracer.capture.recording import ProfilerTrace
 
 
 _CHUNK_BYTES, _TAIL_BYTES = 1 << 20, 1 << 14
@@ -71,7 +71,7 @@ class TraceStore:
 
     def trace(self, number: int) -> ProfilerTrace:
         """The trace of a cycle, counted from 0."""
-        from tracer.capture.profiler.profiler_trace import ProfilerTrace
+        from tracer.capture.recording import ProfilerTrace
 
         return ProfilerTrace(os.getpid(), partial(self._chunks, number))
 

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from tracer.capture.before_call import before_next_call
+from tracer.loaded_modules import before_next_call
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from tracer.capture.before_call import before_next_call
 from tracer.capture.torch_private.torch_cuda import when_cuda_has_begun
 from tracer.errors import RecordingError
+from tracer.loaded_modules import before_next_call
 
 _at_cudas_start: dict[str, str] = {}
 """The `name` of this process's allocations where CUDA begins, once somebody has given one."""

@@ -10,9 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from tracer.changes.change import BATCH_NORMS, Change, Situation, Stage
+from tracer.changes.change import BATCH_NORMS, Change, Situation, Stage, Wrapped, inmost
 from tracer.changes.recommendation import Group, Keeps
-from tracer.changes.wrapped import Wrapped, inmost
 from tracer.nested import leaves
 from tracer.workloads.module_steps import StepWorkload
 

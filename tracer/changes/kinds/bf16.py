@@ -9,10 +9,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from tracer.changes.change import Change, Situation, Stage
+from tracer.changes.change import Change, ForwardUnder, Situation, Stage
 from tracer.changes.hooks import Hooks
 from tracer.changes.recommendation import Group, Keeps
-from tracer.changes.wrapped import ForwardUnder
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.module_tensors import all_tensors
 from tracer.workloads.workload import Workload

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tracer.changes.change import Change, Situation, after
+from tracer.changes.change import Change, Situation, after, inmost, with_inmost
 from tracer.changes.hooks import Hooks
 from tracer.changes.recommendation import Group, Keeps
-from tracer.changes.wrapped import inmost, with_inmost
-from tracer.workloads.supervised import SupervisedWorkload
+from tracer.workloads.module_steps import SupervisedWorkload
 from tracer.workloads.workload import Workload
 
 NUM_CHUNKS = 16

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from tracer.changes.change import Change, Situation, Stage, optimizer_options
+from tracer.changes.change import Change, Situation, Stage, Wrapped, inmost, optimizer_options, with_inmost
 from tracer.changes.hooks import Hooks
 from tracer.changes.recommendation import Group, Keeps
-from tracer.changes.wrapped import Wrapped, inmost, with_inmost
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.workload import Workload, num_micro_batches
 

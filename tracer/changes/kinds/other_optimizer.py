@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from tracer.changes.change import Change, Situation, Stage, optimizer_options
+from tracer.changes.change import Change, Situation, Stage, inmost, optimizer_options
 from tracer.changes.recommendation import Group, Keeps
-from tracer.changes.wrapped import inmost
 from tracer.workloads.module_steps import StepWorkload
 
 FAMILY = "optimizer state"

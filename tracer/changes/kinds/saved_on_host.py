@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from tracer.capture.torch_private.torch_graph import running_node
 from tracer.changes import host_copies
-from tracer.changes.change import Change, Situation, Stage
+from tracer.changes.change import Change, ForwardUnder, Situation, Stage, inmost
 from tracer.changes.hooks import Hooks
 from tracer.changes.kinds.checkpoint import module_words
 from tracer.changes.recommendation import Group, Keeps
-from tracer.changes.wrapped import ForwardUnder, inmost
 from tracer.workloads.module_steps import StepWorkload
 
 _NEEDS = "The host has the memory for it, pinned."

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tracer.capture.objects.live_tensors import objects_of
-from tracer.changes.change import Change, Situation
+from tracer.changes.change import Change, Situation, inmost
 from tracer.changes.hooks import Hooks, Reached
 from tracer.changes.recommendation import Group, Keeps
-from tracer.changes.wrapped import inmost
 from tracer.workloads.module_steps import StepWorkload
 
 _LEAST_BYTES = 1 << 20

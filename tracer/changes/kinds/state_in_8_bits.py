@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from tracer.changes import script_changes
-from tracer.changes.change import Change, Situation, Stage
+from tracer.changes.change import Change, Situation, Stage, with_inmost
 from tracer.changes.hooks import Hooks
 from tracer.changes.kinds.other_optimizer import FAMILY, adams
 from tracer.changes.recommendation import Group, Keeps
 from tracer.changes.script_changes import NOT_INSTALLED, PACKAGES, installed_packages
 from tracer.changes.state_between_steps import NO_STATE, STAND_INS, MadeSteps
-from tracer.changes.wrapped import with_inmost
 from tracer.errors import TracerError
 from tracer.null_gpu import process
 from tracer.workloads.workload import Workload

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from tracer.analysis.snapshots.causes.pinned_memory import PinnedLine
     from tracer.analysis.snapshots.first_changes import FirstChanges
     from tracer.capture.recording import Recording
-    from tracer.capture.run_origin import RunOrigin
-    from tracer.capture.values_read import ValuesRead
+    from tracer.capture.run_origin import RunOrigin, ValuesRead
     from tracer.exporters.document import Document
 
 NAME, VERSION = "peak", 1

@@ -14,14 +14,12 @@ from typing import Any
 import numpy as np
 
 from tracer.analysis.profiles.waste import WasteKind
-from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, KeptWaste, SourceFile
-from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
+from tracer.capture.objects.known_storages import ObjectsAtFailure
 from tracer.capture.objects.parameter_origins import Parameter
-from tracer.capture.profiler.profiler_trace import ProfilerTrace
-from tracer.capture.run_origin import RunOrigin
+from tracer.capture.recording import ProfilerTrace
+from tracer.capture.run_origin import PHASES, PhaseTimings, RunOrigin, ValuesRead
 from tracer.capture.sources.source_line import SourceLine
-from tracer.capture.values_read import ValuesRead
 from tracer.errors import RecordingError
 from tracer.exporters.document import Document
 from tracer.exporters.json_documents.peak import graph_pool_from, saved_peak_from

@@ -8,9 +8,16 @@ from typing import Any
 
 import torch
 
-from tracer.null_gpu.values.device_bytes import host_view, is_dense
-from tracer.null_gpu.values.device_values import LARGE_BYTES, MEDIUM_BYTES, SMALL_BYTES, DeviceValues, is_number
-from tracer.null_gpu.values.known_ranges import Known
+from tracer.null_gpu.values.device_values import (
+    LARGE_BYTES,
+    MEDIUM_BYTES,
+    SMALL_BYTES,
+    DeviceValues,
+    Known,
+    host_view,
+    is_dense,
+    is_number,
+)
 from tracer.null_gpu.values.operators import PROBABILITIES, Operator, tensors_of
 
 _READ_BYTES = 4 * MEDIUM_BYTES

@@ -13,7 +13,7 @@ import torch
 
 from tracer.errors import TracerError
 from tracer.null_gpu.values.answers import Answer
-from tracer.null_gpu.values.known_ranges import Known
+from tracer.null_gpu.values.device_values import Known
 
 _NOT_THE_PROGRAM = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}", "<frozen")
 """Files whose frames are passed over on the way to the line that reads."""

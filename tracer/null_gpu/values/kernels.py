@@ -17,11 +17,18 @@ import torch
 
 from tracer.capture.torch_private import torch_dispatch
 from tracer.null_gpu.values.compute import Compute
-from tracer.null_gpu.values.device_bytes import extent, host_view
 from tracer.null_gpu.values.device_reads import ReadLog
-from tracer.null_gpu.values.device_values import LARGE_BYTES, MEDIUM_BYTES, SMALL_BYTES, DeviceValues, is_number
-from tracer.null_gpu.values.draws import host_generator
-from tracer.null_gpu.values.known_ranges import Known
+from tracer.null_gpu.values.device_values import (
+    LARGE_BYTES,
+    MEDIUM_BYTES,
+    SMALL_BYTES,
+    DeviceValues,
+    Known,
+    extent,
+    host_generator,
+    host_view,
+    is_number,
+)
 from tracer.null_gpu.values.operators import ALLOCATIONS, UNTOUCHED, Operator, operator_named, packet_name, tensors_of
 from tracer.null_gpu.values.sizes import SIZED, SizedResults
 

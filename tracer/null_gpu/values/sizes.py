@@ -11,8 +11,7 @@ import torch
 from tracer.capture.torch_private import torch_dispatch
 from tracer.null_gpu.values.compute import Compute
 from tracer.null_gpu.values.device_reads import ReadLog
-from tracer.null_gpu.values.device_values import LARGE_BYTES, DeviceValues
-from tracer.null_gpu.values.known_ranges import Known
+from tracer.null_gpu.values.device_values import LARGE_BYTES, DeviceValues, Known
 from tracer.null_gpu.values.operators import Operator, tensors_of
 
 SIZED = frozenset({"nonzero", "_unique2", "unique_dim", "unique_consecutive", "nms"})

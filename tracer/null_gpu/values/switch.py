@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tracer.capture.torch_private import torch_compile, torch_modules
-from tracer.null_gpu.errors import NullGpuError
+from tracer.errors import NullGpuError
 from tracer.null_gpu.values.answers import Answer
 from tracer.null_gpu.values.device_reads import DeviceRead, Guard, ReadLog
 from tracer.null_gpu.values.device_values import DeviceValues

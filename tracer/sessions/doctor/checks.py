@@ -11,8 +11,7 @@ import torch
 from tracer.results.doctor import Outcome
 from tracer.sessions.doctor import further, loaded
 from tracer.sessions.doctor.installed import INSTALLED
-from tracer.sessions.doctor.programs import PROGRAMS, programs_for
-from tracer.sessions.doctor.trained import train
+from tracer.sessions.doctor.trained import PROGRAMS, programs_for, train
 
 
 @dataclass(frozen=True, slots=True)

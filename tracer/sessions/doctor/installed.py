@@ -15,12 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from tracer.allocator.settings import ALLOCATOR_VARIABLES, parse_settings
-from tracer.errors import OutputError, SettingsError
+from tracer.errors import NullGpuError, OutputError, SettingsError
 from tracer.exporters.files import check_folder
-from tracer.null_gpu.build import NAME, cache_folder, libraries
-from tracer.null_gpu.errors import NullGpuError
+from tracer.null_gpu.build import NAME, cache_folder, find_toolchain, libraries, read_torch, torch_build, torch_folder
 from tracer.null_gpu.process import is_active
-from tracer.null_gpu.toolchain import find_toolchain, read_torch, torch_build, torch_folder
 from tracer.results.doctor import Outcome, failed, passed, skipped
 from tracer.sessions.trials.package_versions import normal_name
 from tracer.units import MIB, format_bytes

@@ -318,8 +318,7 @@ def _recording(run: RankRun, save_dir: Path) -> Path | None:
 
 def _write(files: Sequence[Path], path: Path, save_dir: Path, job: NullJob) -> bool:
     from tracer.analysis.snapshots.job import explain_job
-    from tracer.sessions.jobs.pages import write_job
-    from tracer.sessions.jobs.read_recordings import read_job
+    from tracer.sessions.jobs.read_recordings import read_job, write_job
 
     finding = replace(explain_job(read_job(files)), missing=())  # the ranks between were not meant to run
     if finding.worst is None:

@@ -11,12 +11,11 @@ from statistics import median
 import torch
 
 from tracer.capture.device.devices import synchronize
-from tracer.changes.change import Change
+from tracer.changes.change import Change, Wrapped
 from tracer.changes.kinds import accumulate
 from tracer.changes.kinds.accumulate import Accumulated
 from tracer.changes.planner import LEAST_SHARE, Advice, Build, Device, RehearsedChanges, advise, applied, report_of
 from tracer.changes.recommendation import AdviceReport, Group, Measured, Recommendation
-from tracer.changes.wrapped import Wrapped
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import CARDS, UNNAMED, Card
 from tracer.null_gpu.cudnn import cudnn_of

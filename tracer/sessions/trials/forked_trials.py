@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -18,17 +20,24 @@ from typing import Any, Self
 
 import torch
 
+from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.forked_child import fork_to_go_on
 from tracer.capture.torch_private.torch_cuda import (
     before_cuda_begins,
     can_begin_in_fork,
     set_allocator_settings,
+    when_cuda_has_begun,
 )
 from tracer.capture.torch_private.torch_distributed import before_first_group
+from tracer.capture.torch_private.torch_history import on_out_of_memory
 from tracer.changes.applied import AppliedChanges
 from tracer.changes.script_changes import ALLOCATOR_SETTINGS, allocator_variables
+from tracer.exporters.memory_snapshot import write_memory_snapshot
+from tracer.null_gpu.process import WITHOUT_END_BYTES, limited_to
+from tracer.null_gpu.writes import own_files
 from tracer.sessions.jobs.child_processes import end_with_parent
 from tracer.sessions.on_null_gpu import delete_writes, writes_in_fork
+from tracer.sessions.training_watch import MAX_ENTRIES
 from tracer.sessions.trials.trial_channel import Channel, TrialRequest
 
 
@@ -158,3 +167,52 @@ def _modes() -> dict[int, int]:
         with suppress(OSError):  # the listing's own is closed again
             modes[int(path.name)] = os.fstat(int(path.name)).st_mode
     return modes
+
+
+class TrialMemory:
+    """Sets the limit and records the history that a trial asks for, from `begin` until `close`."""
+
+    def __init__(self, num_devices: int) -> None:
+        self._num_devices = num_devices
+        self._end = ExitStack()
+        self._history: AllocatorHistory | None = None
+
+    def begin(self, request: TrialRequest) -> None:
+        """Do as a request says from now on, before anything is allocated."""
+        if not request.is_limited:
+            self._end.enter_context(limited_to(WITHOUT_END_BYTES, self._num_devices))
+        if request.limit_s:
+            _limit(resource.RLIMIT_CPU, int(time.process_time()) + request.limit_s)
+            _limit(resource.RLIMIT_CORE, 0)  # or the signal that ends it leaves one
+        if request.is_explained:
+            when_cuda_has_begun(self._record)
+
+    def _record(self) -> None:
+        device = torch.device("cuda", 0)  # torch records all of them
+        self._history = AllocatorHistory(device, max_entries=MAX_ENTRIES, stacks_of_frees=False, is_timed=False)
+        self._history.start()
+        on_out_of_memory(device, self.keep)
+
+    def keep(self) -> None:
+        """Keep the history so far; nothing that goes wrong may reach the allocator, which may be within a request."""
+        try:
+            if self._history is not None:
+                self._history.dump()
+        except Exception:
+            sys.excepthook(*sys.exc_info())
+
+    def write(self, path: Path) -> None:
+        """Write what was kept last, if anything was."""
+        if self._history is not None and self._history.snapshot is not None:
+            with own_files():
+                write_memory_snapshot(self._history.snapshot, path)
+
+    def close(self) -> None:
+        """Memory ends again where the card's does, and nothing is recorded."""
+        if self._history is not None:
+            self._history.stop()
+        self._end.close()
+
+
+def _limit(what: int, most: int) -> None:
+    resource.setrlimit(what, (most, resource.getrlimit(what)[1]))

@@ -25,7 +25,7 @@ from tracer.analysis.snapshots.modelled import Modelled
 from tracer.analysis.snapshots.sites import Site, Sites
 from tracer.analysis.snapshots.stack_facts import Fact, has, is_module_call
 from tracer.arrays import Bools, Interned, Ints
-from tracer.capture.objects.objects_at_failure import ObjectsAtFailure
+from tracer.capture.objects.known_storages import ObjectsAtFailure
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Frame, Stacks
 from tracer.snapshot.replay import BEFORE, Lives, as_it_failed
