@@ -65,7 +65,7 @@ def _judged(program: Path, here: bool) -> dict[str, str]:
     peaks = [peak["peak_bytes"] for peak in ended]
     is_same = bool(peaks) and max(peaks) == said
     applied = _SAME_PEAK if is_same else f"{max(peaks, default=0):,} bytes where {said:,} were said"
-    if any("failure" in peak for peak in ended):
+    if any(peak["failure"] is not None for peak in ended):
         applied = f"out of memory: {applied}"
     return _row(program, least, found or "as it is", report, used_s, applied)
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import reduce
 from typing import Any
 
@@ -193,9 +193,9 @@ def _run(
     print(as_markdown([header]), flush=True)
     verdicts = []
     with ThreadPoolExecutor(options.workers) as pool:
-        for verdict in pool.map(judge_one, options.programs):
-            verdicts.append(verdict)
-            print(line_of(row(verdict)), flush=True)
+        for judged in as_completed([pool.submit(judge_one, name) for name in options.programs]):
+            verdicts.append(judged.result())
+            print(line_of(row(verdicts[-1])), flush=True)
     print(line_of(total(verdicts)))
     if options.details:
         print("\n".join(["", *(line for verdict in verdicts for line in details(verdict))]))

@@ -199,6 +199,16 @@ def test_what_an_absolute_counter_had_at_the_beginning_is_a_block_of_its_own(tot
     assert levels_of(lifetimes) == lifetimes.allocator_bytes.tolist() == [total]
 
 
+@pytest.mark.parametrize(("rise_bytes", "unseen"), [(0, []), (59, []), (60, [1])])
+def test_what_a_running_total_does_not_rise_with_was_there_before(rise_bytes: int, unseen: list[int]) -> None:
+    """Key 1 has 60 bytes, and is out of Python's reach; between the two events the total rises by some."""
+    some = [Event(10_000, 1, 100, total_bytes=1000), Event(10_001, 1, 101, total_bytes=1001 + rise_bytes)]
+    recording = with_flow(recording_of(some, KEYS, devices=("cuda:0",)), (5, 1))
+    known = walked(known_of((-5, 100, 40, Role.HELD, ""), device="cuda:0"), -5)
+    assert unseen_keys(DeviceRecording(recording, known, 0)).tolist() == unseen
+    assert unseen or levels_of(follow_blocks(recording, known, 0))[0] == 1000
+
+
 @pytest.mark.parametrize(("device", "first", "levels"), [("cuda:0", 9216, [9728, 512]), ("cpu", 9216, [8704, 512])])
 def test_a_free_says_how_large_a_caching_allocators_block_was(device: str, first: int, levels: list[int]) -> None:
     """A gradient of 8,192 bytes from before the recording, in a block of 9,216: the rest was too little to split off.

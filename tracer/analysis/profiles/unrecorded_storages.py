@@ -171,7 +171,8 @@ def unseen_keys(device: DeviceRecording) -> Rows:
     """Storages that operators used, no recorded allocation made, and a walk right before the recording did not find.
 
     Another thread made them, or a library outside torch, such as numpy. One whose free the CPU's allocator reports was
-    made in an earlier cycle: it reports no other.
+    made in an earlier cycle: it reports no other. An accelerator's running total rises with each: where it does not,
+    only C++ holds the storage, as the random state of cuDNN's dropout, and Python cannot reach it.
     """
     if device.walk_ns is None:
         return np.empty(0, np.int64)
@@ -180,7 +181,17 @@ def unseen_keys(device: DeviceRecording) -> Rows:
     if device.is_cpu:
         freed = recording.allocations.allocation_id[recording.allocations.size_bytes < 0]
         is_old |= np.isin(recording.keys.allocation_id[keys], freed)
+    else:
+        is_old |= recording.keys.size_bytes[keys] > _largest_unseen_rise(device)
     return keys[~is_old]
+
+
+def _largest_unseen_rise(device: DeviceRecording) -> int:
+    """The most bytes by which an accelerator's running total rose between two recorded events."""
+    allocations = device.recording.allocations
+    reported = device.events[~allocations.assumed[device.events]]
+    total = allocations.total_allocated_bytes[reported]
+    return int((total[1:] - allocations.size_bytes[reported][1:] - total[:-1]).max(initial=0))
 
 
 def _made_unseen(device: DeviceRecording) -> UnrecordedStorages:
