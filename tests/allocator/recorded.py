@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.allocator.recording_allocator import RecordingAllocator
 from tracer.allocator.blocks import PENDING, USED, Block
-from tracer.allocator.history import History, read_history
-from tracer.allocator.replay import Requests, program_of
+from tracer.allocator.history import History, Requests, read_history
+from tracer.allocator.replay import program_of
 from tracer.allocator.reproduce import Reproduction, reproduce
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings, recorded_settings

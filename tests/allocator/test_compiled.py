@@ -15,9 +15,10 @@ from tests.allocator.recorded import GIB, MIB, Program, device_of, parts, reprod
 from tests.snapshot.fuzz import mutated_file
 from tracer.allocator import compiled
 from tracer.allocator import replay as replay_module
+from tracer.allocator.caching_allocator import CachingAllocator
 from tracer.allocator.compiled import ReplayLibrary
-from tracer.allocator.history import Op
-from tracer.allocator.replay import Need, Requests, program_of, replay
+from tracer.allocator.history import Need, Op, Requests
+from tracer.allocator.replay import program_of, replay
 from tracer.allocator.settings import parse_settings
 from tracer.allocator.start_state import StartState
 from tracer.errors import SnapshotError
@@ -47,7 +48,7 @@ def both(monkeypatch: pytest.MonkeyPatch, library: ReplayLibrary, program: Reque
     settings = replace(parse_settings(conf), per_process_memory_fraction=fraction)
     outcomes = []
 
-    def in_c(*arguments: Any, **more: Any) -> compiled.CompiledOutcome | None:
+    def in_c(*arguments: Any, **more: Any) -> Need | None:
         outcomes.append(compiled.compiled_replay(*arguments, **more, library=library))
         return outcomes[-1]
 
@@ -117,14 +118,13 @@ def test_no_numbers_beyond_64_bits(library: ReplayLibrary) -> None:
     program, _ = recorded(1)
     lives = program.history.lives
     huge = replace(lives, requested_bytes=np.full_like(lives.requested_bytes, 1 << 50))
-    history = replace(program.history, lives=huge)
-    options: dict[str, Any] = {"capacity": None, "device_bytes": None, "address_space": 1 << 44, "goes_on": True}
-    options |= {"counts_segments": True, "top": 1 << 62, "start": None, "library": library}
-    settings = parse_settings("")
-    assert compiled.compiled_replay(program.history, program.code, program.operand, settings, **options) is not None
-    assert compiled.compiled_replay(history, program.code, program.operand, settings, **options) is None
-    beyond = np.where(program.code == Op.ALLOC, len(lives), program.operand)
-    assert compiled.compiled_replay(program.history, program.code, beyond, settings, **options) is None
+    allocator = CachingAllocator(parse_settings(""))
+    options: dict[str, Any] = {"capacity": None, "goes_on": True, "top": 1 << 62, "start": None, "library": library}
+    assert compiled.compiled_replay(program, allocator, **options) is not None
+    too_large = replace(program, history=replace(program.history, lives=huge))
+    assert compiled.compiled_replay(too_large, allocator, **options) is None
+    beyond = replace(program, operand=np.where(program.code == Op.ALLOC, len(lives), program.operand))
+    assert compiled.compiled_replay(beyond, allocator, **options) is None
 
 
 def test_damaged_files_have_the_same_answers(

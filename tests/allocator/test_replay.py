@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.allocator.recorded import MIB, Program, requests_of
-from tracer.allocator.history import Op
-from tracer.allocator.replay import BEFORE_THE_RECORDING, replay, smallest_capacity
+from tracer.allocator.history import BEFORE_THE_RECORDING, Op
+from tracer.allocator.replay import replay, smallest_capacity
 from tracer.allocator.settings import AllocatorSettings, parse_settings
 
 DEFAULT = AllocatorSettings()

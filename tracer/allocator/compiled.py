@@ -12,7 +12,6 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from tracer.allocator.blocks import DEFAULT_POOL, PoolId
-from tracer.allocator.history import History, Op
+from tracer.allocator.history import FailedRequest, History, Need, Op, Requests
 from tracer.arrays import Column, Ints
 from tracer.block_sizes import SMALL_BYTES, round_sizes
 from tracer.user_cache import build_once, digest_of, how_others_write, user_cache
 
 if TYPE_CHECKING:
+    from tracer.allocator.caching_allocator import CachingAllocator
     from tracer.allocator.settings import AllocatorSettings
     from tracer.allocator.start_state import StartState
 
@@ -72,44 +72,20 @@ class ReplayLibrary:
         return dict(zip(self._outcome, outcome, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledOutcome:
-    """The outcome of a replay, as in `replay.Need`."""
-
-    reserved_peak_bytes: int
-    allocated_peak_bytes: int
-    num_driver_calls: int
-    num_retries: int
-    wanted_bytes: int
-    has_failed: int
-    failed_at: int  # Position of the operation that failed; -1 for a block that was there at the start
-    failed_size_bytes: int  # Its rounded request
-    failed_reserved_bytes: int
-    failed_allocated_bytes: int
-    unserved: list[int]  # Positions of failed requests of the recording that were not served either
-
-
 def compiled_replay(
-    history: History,
-    code: Ints,
-    operand: Ints,
-    settings: AllocatorSettings,
+    program: Requests,
+    allocator: CachingAllocator,
     *,
     capacity: int | None,
-    device_bytes: int | None,
-    address_space: int,
-    counts_segments: bool,
     goes_on: bool,
     top: int,
     start: StartState | None,
     library: ReplayLibrary | None = None,
-) -> CompiledOutcome | None:
-    """Replay the operations of a history in C.
+) -> Need | None:
+    """Replay requests in C.
 
     Args:
-        code: Codes of `Op` [operations].
-        operand: What each operation is about [operations].
-        device_bytes: What a memory fraction is of.
+        allocator: One that has served nothing yet.
         top: The address below which the driver places segments.
         library: By default the one of the cache, which is compiled if that is worth it.
 
@@ -117,20 +93,21 @@ def compiled_replay(
         None where there is no compiled replay, the program is too short for one, its numbers are too large, or it
         contradicts itself: then Python replays it.
     """
+    history, code, operand, settings = program.history, program.code, program.operand, allocator.settings
     library = library or _library_for(len(code))
     if library is None or not _are_within(history, code, operand):
         return None
     columns = _columns(history, settings, start)
-    if columns is None or max(address_space, settings.large_segment_size) > _MOST_BYTES:
+    if columns is None or max(allocator.address_space, settings.large_segment_size) > _MOST_BYTES:
         return None
     columns |= {"code": _ints(code), "operand": _ints(operand)}
     given = {
-        **_numbers_of_settings(settings, device_bytes),
+        **_numbers_of_settings(settings, capacity if start is None else None),
         **{f"num_{name}": len(columns[column]) for name, column in _COUNTED.items()},
         **{name: column.ctypes.data for name, column in columns.items()},
         "capacity": -1 if capacity is None else min(max(capacity, 0), _NO_LIMIT),
-        "counts_segments": counts_segments,
-        "address_space": address_space,
+        "counts_segments": allocator.counts_segments,
+        "address_space": allocator.address_space,
         "goes_on": goes_on,
         "top": top,
         "reserved": 0 if start is None else start.reserved_bytes,
@@ -140,8 +117,14 @@ def compiled_replay(
     outcome = library.replay(given, unserved)
     if outcome is None:
         return None
-    found = unserved[: outcome.pop("num_unserved")].tolist()
-    return CompiledOutcome(**outcome, unserved=found)
+    entries = program.entry[unserved[: outcome.pop("num_unserved")]]
+    has_failed, position, *failed = (outcome.pop(name) for name in _FAILURE)
+    failure = FailedRequest(program.entry_at(position), *failed) if has_failed else None
+    return Need(failure=failure, unserved=tuple(entries.tolist()), **outcome)
+
+
+_FAILURE: Final = ("has_failed", "failed_at", "failed_size_bytes", "failed_reserved_bytes", "failed_allocated_bytes")
+"""Whether a request failed; then its position, and the other fields of `FailedRequest`."""
 
 
 def _numbers_of_settings(settings: AllocatorSettings, device_bytes: int | None) -> dict[str, int]:

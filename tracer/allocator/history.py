@@ -1,9 +1,10 @@
-"""What a recording asked of the allocator, in order, and what the allocator answered: the input of every replay."""
+"""What a recording asked of the allocator, in order, what the allocator answered, and what a replay of it needs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Lives, Replay
 
 RELEASES = ("segment_free", "segment_unmap")
+BEFORE_THE_RECORDING = -1
 _SEGMENT_ACTIONS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
 
 
@@ -74,6 +76,50 @@ class History:
     def num_allocations(self) -> int:
         """Allocations that the recording has."""
         return self.code.count(Op.ALLOC)
+
+
+@dataclass(frozen=True, eq=False)
+class Requests:
+    """Requests of a history, without the decisions of its allocator."""
+
+    history: History
+    code: Ints  # Codes of `Op`: requests, frees and emptied caches [operations]
+    operand: Ints  # As in the history [operations]
+    entry: Ints  # [operations]
+
+    @cached_property
+    def operations(self) -> tuple[list[int], list[int]]:
+        """Codes and operands as lists, which Python reads faster than arrays."""
+        return self.code.tolist(), self.operand.tolist()
+
+    def entry_at(self, position: int) -> int:
+        """The trace entry of an operation; that of a block from before the recording has position -1."""
+        return BEFORE_THE_RECORDING if position < 0 else int(self.entry[position])
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRequest:
+    """A request that could not be served."""
+
+    entry: int  # Its trace entry; `BEFORE_THE_RECORDING` (-1) if it was for a block that was there at the start
+    size: int  # The rounded request
+    reserved_bytes: int
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Memory that a history needs under some settings."""
+
+    reserved_peak_bytes: int
+    allocated_peak_bytes: int  # The most that was in use, rounded
+    num_driver_calls: int  # Segments and pages taken and given back, which is what other settings cost in time
+    num_retries: int  # How often the cache was emptied for a request
+    failure: FailedRequest | None  # The first request that could not be served; None if all could
+    # Trace entries of the requests that failed in the recording and could not be served here either, where the replay
+    # went on after them.
+    unserved: tuple[int, ...] = ()
+    wanted_bytes: int = 0  # In use, rounded, with the last request that failed in the recording; 0 where none did
 
 
 def read_history(snapshot: Snapshot, state: DeviceState, replay: Replay) -> History:

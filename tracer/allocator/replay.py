@@ -3,68 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from tracer.allocator.blocks import Block, FreeBlocks
 from tracer.allocator.caching_allocator import CachingAllocator
-from tracer.allocator.compiled import CompiledOutcome, compiled_replay
+from tracer.allocator.compiled import compiled_replay
 from tracer.allocator.driver import ABOVE_ALL_DEVICES, PackingDriver
-from tracer.allocator.history import History, Op
+from tracer.allocator.history import BEFORE_THE_RECORDING, FailedRequest, History, Need, Op, Requests
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings
 from tracer.allocator.start_state import StartState, load
 from tracer.allocator.state import NEWEST_TORCH
-from tracer.arrays import Ints
 from tracer.block_sizes import SEGMENT_STEP_BYTES, SMALL_BYTES, round_sizes
 
-BEFORE_THE_RECORDING = -1
 _NUM_PROBES = 8
 _ALLOC, _FREE, _REQUEST, _COMPLETE, _RELEASE, _OOM = map(
     int, (Op.ALLOC, Op.FREE, Op.REQUEST_FREE, Op.COMPLETE_FREE, Op.RELEASE, Op.OOM)
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Requests:
-    """Requests of a history, without the decisions of its allocator."""
-
-    history: History
-    code: Ints  # Codes of `Op`: requests, frees and emptied caches [operations]
-    operand: Ints  # As in the history [operations]
-    entry: Ints  # [operations]
-
-    @cached_property
-    def operations(self) -> tuple[list[int], list[int]]:
-        """Codes and operands as lists, which Python reads faster than arrays."""
-        return self.code.tolist(), self.operand.tolist()
-
-
-@dataclass(frozen=True, slots=True)
-class FailedRequest:
-    """A request that could not be served."""
-
-    entry: int  # Its trace entry; `BEFORE_THE_RECORDING` (-1) if it was for a block that was there at the start
-    size: int  # The rounded request
-    reserved_bytes: int
-    allocated_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """Memory that a history needs under some settings."""
-
-    reserved_peak_bytes: int
-    allocated_peak_bytes: int  # The most that was in use, rounded
-    num_driver_calls: int  # Segments and pages taken and given back, which is what other settings cost in time
-    num_retries: int  # How often the cache was emptied for a request
-    failure: FailedRequest | None  # The first request that could not be served; None if all could
-    # Trace entries of the requests that failed in the recording and could not be served here either, where the replay
-    # went on after them.
-    unserved: tuple[int, ...] = ()
-    wanted_bytes: int = 0  # In use, rounded, with the last request that failed in the recording; 0 where none did
 
 
 def program_of(history: History, releases_by_program: Sequence[int] = ()) -> Requests:
@@ -115,21 +71,9 @@ def replay(
     allocator = CachingAllocator(
         settings, driver=driver, device_bytes=capacity if start is None else None, torch_version=torch_version
     )
-    compiled = compiled_replay(
-        program.history,
-        program.code,
-        program.operand,
-        settings,
-        capacity=capacity,
-        device_bytes=capacity if start is None else None,
-        address_space=allocator.address_space,
-        counts_segments=allocator.counts_segments,
-        goes_on=goes_on,
-        top=driver.lowest,
-        start=start,
-    )
+    compiled = compiled_replay(program, allocator, capacity=capacity, goes_on=goes_on, top=driver.lowest, start=start)
     if compiled is not None:
-        return _need_of(compiled, program)
+        return compiled
     run = _ReplayRun(program, settings, allocator, goes_on=goes_on, start=start)
     failure = run.failure()
     return Need(
@@ -141,30 +85,6 @@ def replay(
         unserved=tuple(run.unserved),
         wanted_bytes=run.wanted_bytes,
     )
-
-
-def _need_of(compiled: CompiledOutcome, program: Requests) -> Need:
-    failure = None
-    if compiled.has_failed:
-        failure = FailedRequest(
-            entry=_entry_at(program, compiled.failed_at),
-            size=compiled.failed_size_bytes,
-            reserved_bytes=compiled.failed_reserved_bytes,
-            allocated_bytes=compiled.failed_allocated_bytes,
-        )
-    return Need(
-        reserved_peak_bytes=compiled.reserved_peak_bytes,
-        allocated_peak_bytes=compiled.allocated_peak_bytes,
-        num_driver_calls=compiled.num_driver_calls,
-        num_retries=compiled.num_retries,
-        failure=failure,
-        unserved=tuple(program.entry[compiled.unserved].tolist()),
-        wanted_bytes=compiled.wanted_bytes,
-    )
-
-
-def _entry_at(program: Requests, position: int) -> int:
-    return BEFORE_THE_RECORDING if position < 0 else int(program.entry[position])
 
 
 def _driver_from(start: StartState, capacity: int | None) -> PackingDriver:
@@ -202,7 +122,7 @@ class _ReplayRun:
                 self._go_on_from(self._from)
             self._perform()
         except OutOfMemoryError as error:
-            return FailedRequest(_entry_at(self._program, self._position), error.size, error.reserved, error.allocated)
+            return FailedRequest(self._program.entry_at(self._position), error.size, error.reserved, error.allocated)
         return None
 
     def _start(self) -> None:

@@ -10,7 +10,8 @@ import pytest
 import tracer.allocator.replay as replay_file
 from tests.allocator.recorded import GIB, MIB, Program
 from tests.analysis.snapshots.allocator_samples import explain, fragmented, full, screen
-from tracer.allocator.replay import FailedRequest, Need, smallest_capacity
+from tracer.allocator.history import FailedRequest, Need
+from tracer.allocator.replay import smallest_capacity
 from tracer.allocator.settings import AllocatorSettings
 from tracer.analysis.snapshots.what_if import WORTH_TRYING
 from tracer.block_sizes import SEGMENT_STEP_BYTES

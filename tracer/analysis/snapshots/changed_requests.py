@@ -10,8 +10,7 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 
 from tracer.allocator.blocks import DEFAULT_POOL
-from tracer.allocator.history import Op
-from tracer.allocator.replay import Need, Requests
+from tracer.allocator.history import Need, Op, Requests
 from tracer.allocator.settings import AllocatorSettings
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.modelled import Modelled, model_device

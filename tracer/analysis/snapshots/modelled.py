@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from tracer.allocator.blocks import State
-from tracer.allocator.history import History, read_history
-from tracer.allocator.replay import Need, Requests, program_of, replay
+from tracer.allocator.history import History, Need, Requests, read_history
+from tracer.allocator.replay import program_of, replay
 from tracer.allocator.reproduce import Reproduction, reproduce
 from tracer.allocator.settings import AllocatorSettings, recorded_settings
 from tracer.allocator.start_state import StartState, find_start

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tracer.allocator.caching_allocator import CachingAllocator
-from tracer.allocator.replay import FailedRequest, Need, Requests, smallest_capacity
+from tracer.allocator.history import FailedRequest, Need, Requests
 from tracer.allocator.replay import replay as replay_program
+from tracer.allocator.replay import smallest_capacity
 from tracer.allocator.settings import AllocatorSettings, parse_settings
 from tracer.analysis.snapshots.modelled import Modelled
 from tracer.block_sizes import SEGMENT_STEP_BYTES
