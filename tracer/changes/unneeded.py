@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tracer.analysis.profiles.waste import Waste, WasteKind
@@ -111,10 +111,10 @@ _PASTE = {
 }
 
 
-def unneeded_sentence(unneeded: UnneededMemory, peak_bytes: int, *, file_name: Callable[[str], str] = str) -> str:
+def unneeded_sentence(unneeded: UnneededMemory, peak_bytes: int) -> str:
     """A finding in words."""
     share = f", {100 * unneeded.bytes / peak_bytes:.0f} %" if peak_bytes else ""
-    where = f" at {file_name(unneeded.file)}:{unneeded.line}" if unneeded.file is not None else ""
+    where = f" at {unneeded.file}:{unneeded.line}" if unneeded.file is not None else ""
     held = f", held by {_way(unneeded)}" if unneeded.held_by else ""
     how = f"Rehearsed, it saves {format_bytes(unneeded.saves_bytes)}." if unneeded.saves_bytes is not None else ""
     text = (

@@ -16,7 +16,7 @@ from tracer.analysis.times.step_times import StepTimes
 from tracer.capture.torch_names import step_words
 from tracer.exporters.json_documents.header import json_header
 from tracer.exporters.json_documents.peak import peak_document
-from tracer.exporters.screen.paths import short_path
+from tracer.exporters.screen.paths import shorten_paths
 from tracer.exporters.screen.run import print_results
 from tracer.exporters.screen.text import print_table, say, say_wrapped
 from tracer.exporters.tables import Cell, Place, Section, Table, columns
@@ -41,7 +41,7 @@ def print_trace(report: TraceReport, console: Console, *, top: int) -> None:
 
 def print_times(times: TraceTimes, console: Console, *, top: int) -> None:
     """Print the cause, the steps, who launched what, and the kernels."""
-    say_wrapped(console, f"Time on GPU {times.device}: {cause(times, file_name=short_path)}", style="bold")
+    say_wrapped(console, f"Time on GPU {times.device}: {shorten_paths(cause(times))}", style="bold")
     if times.other_devices:
         others = ", ".join(map(str, times.other_devices))
         say(console, f"It worked more than the others in this trace: {others}.")

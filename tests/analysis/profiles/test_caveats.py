@@ -165,17 +165,17 @@ def test_a_program_that_compiles_nothing_has_no_sentence() -> None:
 def test_graphs_breaks_and_recompilations_are_told() -> None:
     breaks = tuple(GraphBreak(f"reason {number}", LINE if number else None) for number in range(5))
     functions = (CompiledFunction("0/0", "forward", LINE, ""), CompiledFunction("0/1", "forward", LINE, "size\nmore"))
-    first, *rest = compiled_sentences(found(CompiledCode(GRAPHS, functions, breaks)), file_name=lambda _: "net.py")
+    first, *rest = compiled_sentences(found(CompiledCode(GRAPHS, functions, breaks)))
     assert first.startswith(
         "Compiled code ran: 1 graph of forward and 1 of backward; 5 graph breaks and 1 recompilation "
     )
     assert rest[:4] == [
         "Graph break: reason 0.",
-        "Graph break at net.py:7: reason 1.",
-        "Graph break at net.py:7: reason 2.",
+        "Graph break at /home/somebody/net.py:7: reason 1.",
+        "Graph break at /home/somebody/net.py:7: reason 2.",
         "2 more graph breaks.",
     ]
-    assert rest[4] == "forward (net.py:7) was compiled again: size."
+    assert rest[4] == "forward (/home/somebody/net.py:7) was compiled again: size."
 
 
 def test_what_is_computed_again_is_counted() -> None:

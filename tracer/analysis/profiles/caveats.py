@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
@@ -115,12 +114,12 @@ def not_recorded(peak: PeakReport) -> str | None:
     )
 
 
-def growth_sentences(growth: Growth | None, *, file_name: Callable[[str], str] = str) -> tuple[str, ...]:
+def growth_sentences(growth: Growth | None) -> tuple[str, ...]:
     """Sentences on how much memory grows, and the lines that make what stays."""
     if growth is None:
         return ()
     shown, rest = growth.places[:_NUM_PLACES], growth.places[_NUM_PLACES:]
-    parts = [_growing(place, file_name) for place in shown]
+    parts = list(map(_growing, shown))
     if rest:
         rest_bytes = sum(place.bytes_per_step for place in rest)
         parts.append(f"{format_bytes(rest_bytes)} from {some(len(rest), 'more place')}")
@@ -130,9 +129,9 @@ def growth_sentences(growth: Growth | None, *, file_name: Callable[[str], str] =
     )
 
 
-def _growing(growing: GrowingPlace, file_name: Callable[[str], str]) -> str:
+def _growing(growing: GrowingPlace) -> str:
     place = growing.place
-    where = f"at {file_name(place.file)}:{place.line}" if place.file else "at no line of yours"
+    where = f"at {place.file}:{place.line}" if place.file else "at no line of yours"
     return f"{format_bytes(growing.bytes_per_step)} ({growing.kind.words}) by {place.op or 'no operator'} {where}"
 
 
@@ -147,21 +146,20 @@ def left_out(findings: Findings) -> tuple[str, ...]:
 
 
 _NUM_SHOWN = 3
-_FileName = Callable[[str], str]
 
 
-def compiled_sentences(findings: Findings, *, file_name: _FileName = str) -> tuple[str, ...]:
+def compiled_sentences(findings: Findings) -> tuple[str, ...]:
     """Sentences on compiled code; none where nothing compiled ran."""
     code = findings.compiled
     if findings.worst.attribution.origins is None:
         return ()
     return (
         _graphs(code),
-        *_breaks(code, file_name),
-        *_recompilations(code, file_name),
+        *_breaks(code),
+        *_recompilations(code),
         *_cuda_graphs(code, is_explained=bool(findings.graph_pools)),
         *_recomputed(findings),
-        *_budgets(code, file_name),
+        *_budgets(code),
         *_without_line(findings),
     )
 
@@ -176,22 +174,19 @@ def _graphs(code: CompiledCode) -> str:
     )
 
 
-def _breaks(code: CompiledCode, file_name: _FileName) -> list[str]:
-    shown = [
-        f"Graph break{_at(graph_break.line, file_name)}: {graph_break.reason}."
-        for graph_break in code.breaks[:_NUM_SHOWN]
-    ]
+def _breaks(code: CompiledCode) -> list[str]:
+    shown = [f"Graph break{_at(graph_break.line)}: {graph_break.reason}." for graph_break in code.breaks[:_NUM_SHOWN]]
     return shown + _rest(len(code.breaks), "graph break")
 
 
-def _at(line: SourceLine | None, file_name: _FileName) -> str:
-    return "" if line is None else f" at {file_name(line.file)}:{line.line}"
+def _at(line: SourceLine | None) -> str:
+    return "" if line is None else f" at {line.file}:{line.line}"
 
 
-def _recompilations(code: CompiledCode, file_name: _FileName) -> list[str]:
+def _recompilations(code: CompiledCode) -> list[str]:
     again = [function for function in code.functions if not function.compile_id.endswith("/0")]
     shown = [
-        f"{function.name} ({file_name(function.line.file)}:{function.line.line}) was compiled again{_why(function)}."
+        f"{function.name} ({function.line.file}:{function.line.line}) was compiled again{_why(function)}."
         for function in again[:_NUM_SHOWN]
     ]
     return shown + _rest(len(again), "recompilation")
@@ -236,22 +231,22 @@ def _recomputed(findings: Findings) -> list[str]:
     ]
 
 
-def _budgets(code: CompiledCode, file_name: _FileName) -> list[str]:
+def _budgets(code: CompiledCode) -> list[str]:
     sentences = []
     for budget in sorted({graph.budget for graph in code.budgets}):
         mine = [graph for graph in code.budgets if graph.budget == budget]
         kept_bytes, by_default = sum(graph.kept_bytes for graph in mine), sum(graph.default_bytes for graph in mine)
         sentences.append(
             f"With an activation_memory_budget of {budget:g} forward keeps {format_bytes(kept_bytes)} for backward; by "
-            f"default it would keep {format_bytes(by_default)}.{_computed_again(mine, file_name)}"
+            f"default it would keep {format_bytes(by_default)}.{_computed_again(mine)}"
         )
     return sentences
 
 
-def _computed_again(budgets: list[MemoryBudget], file_name: _FileName) -> str:
+def _computed_again(budgets: list[MemoryBudget]) -> str:
     totals = Counter[str]()
     for tensor in (tensor for budget in budgets for tensor in budget.recomputed):
-        totals[_at(tensor.line, file_name).removeprefix(" at ") or tensor.module or "no line"] += tensor.size_bytes
+        totals[_at(tensor.line).removeprefix(" at ") or tensor.module or "no line"] += tensor.size_bytes
     if not totals:
         return ""
     shown = [f"{place} ({format_bytes(size_bytes)})" for place, size_bytes in totals.most_common(_NUM_SHOWN)]

@@ -205,7 +205,7 @@ _ALL_PCT = 90
 Weight = Callable[[WorkRow], int]
 
 
-def cause(times: TraceTimes, *, file_name: Callable[[str], str] = str) -> str:
+def cause(times: TraceTimes) -> str:
     """One or two sentences on the largest part of the time."""
     total = times.total
     parts = {
@@ -221,10 +221,10 @@ def cause(times: TraceTimes, *, file_name: Callable[[str], str] = str) -> str:
     share = 100 * part_ns / total.wall_ns if total.wall_ns else 0.0
     loading = 100 * total.loading_wait_ns / part_ns if is_wait and part_ns else 0.0
     loads = f", and in {loading:.0f} % of that the host is loading data" if loading >= _WORTH_SAYING_PCT else ""
-    return f"{share:.0f} % of the time {name}{loads}.{_where(times.rows, weight, is_wait, file_name)}"
+    return f"{share:.0f} % of the time {name}{loads}.{_where(times.rows, weight, is_wait)}"
 
 
-def _where(rows: Sequence[WorkRow], weight: Weight, is_wait: bool, file_name: Callable[[str], str]) -> str:
+def _where(rows: Sequence[WorkRow], weight: Weight, is_wait: bool) -> str:
     """The module that has most of it, and the operator that has the largest part."""
     total = sum(map(weight, rows))
     largest = max(rows, key=weight, default=None)
@@ -234,7 +234,7 @@ def _where(rows: Sequence[WorkRow], weight: Weight, is_wait: bool, file_name: Ca
     module, share = _module_of_most(rows, weight, total)
     inside = f"{share:.0f} % {what} is in {_phase(rows, module)}{module}; the" if module else "The"
     launcher = largest.launcher
-    place = f" ({file_name(launcher.file)}:{launcher.line})" if launcher.file else ""
+    place = f" ({launcher.file}:{launcher.line})" if launcher.file else ""
     part = f"largest part, {100 * weight(largest) / total:.0f} %, is {'for ' if is_wait else ''}"
     return f" {inside} {part}{launcher.op or 'work without an operator'}{place}."
 

@@ -11,15 +11,9 @@ import numpy as np
 
 from tracer.analysis.operators.run_times import RunTimes
 from tracer.analysis.profiles.caveats import (
-    asleep_sentences,
-    compiled_sentences,
     counted,
     eager_sentences,
-    graph_sentences,
-    growth_sentences,
-    left_out,
     not_recorded,
-    unseen,
 )
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.analysis.profiles.counted_blocks import CountedBlocks, counted_blocks
@@ -57,6 +51,7 @@ from tracer.exporters.page.model import (
 )
 from tracer.exporters.python_stacks import PythonStacks
 from tracer.exporters.screen.paths import source_place
+from tracer.exporters.screen.profile import finding_sentences
 from tracer.exporters.tables import Cell, Place, Section, Table, columns
 from tracer.exporters.trace_times import time_section
 from tracer.units import format_bytes, some
@@ -126,12 +121,7 @@ def timeline_page(
         ),
         notes=(
             *notes,
-            *left_out(findings),
-            *asleep_sentences(cycle.peak),
-            *graph_sentences(findings),
-            *compiled_sentences(findings),
-            *unseen(recording, lifetimes),
-            *growth_sentences(findings.growth),
+            *finding_sentences(findings),
         ),
         sections=(
             *(

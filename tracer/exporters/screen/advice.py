@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tracer.changes.unneeded import unneeded_sentence
-from tracer.exporters.screen.paths import short_path
+from tracer.exporters.screen.paths import shorten_paths
 from tracer.exporters.screen.text import print_table, say, say_wrapped
 from tracer.exporters.tables import Cell, Table, columns
 from tracer.units import format_bytes, some
@@ -69,7 +69,7 @@ def print_unneeded(places: Sequence[UnneededMemory], peak_bytes: int, console: C
     say(console)
     say(console, "Not needed at the peak", style="bold")
     for unneeded in places[:NUM_FOUND]:
-        say_wrapped(console, unneeded_sentence(unneeded, peak_bytes, file_name=short_path))
+        say_wrapped(console, shorten_paths(unneeded_sentence(unneeded, peak_bytes)))
         for line in unneeded.lines:  # to be copied: whole, however long
             console.print(Text(f"    {line}"), soft_wrap=True)
     if len(places) > NUM_FOUND:

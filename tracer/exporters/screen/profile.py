@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -27,7 +27,7 @@ from tracer.analysis.profiles.peak import AllocatorPeak, PeakReport
 from tracer.arrays import totals_by
 from tracer.capture.torch_names import GRADIENT_BUCKETS, in_buffers_of, step_words
 from tracer.exporters.python_stacks import PythonStacks
-from tracer.exporters.screen.paths import short_path, shorten_paths, source_place
+from tracer.exporters.screen.paths import shorten_paths, source_place
 from tracer.exporters.screen.text import print_table, say_wrapped
 from tracer.exporters.tables import Place, Table, columns
 from tracer.units import format_bytes, some
@@ -84,16 +84,22 @@ def print_peak(
     if top:
         _print_phases(findings.worst, console)
         _print_graphs(findings, console, top)
-    for words in (
-        *growth_sentences(findings.growth, file_name=short_path),
-        *_lost_track(findings.worst),
-        *left_out(findings),
-        *parallelism_sentences(findings.worst),
-        *compiled_sentences(findings, file_name=short_path),
-        *unseen(findings.worst.recording, findings.worst.lifetimes),
-    ):
+    for words in finding_sentences(findings):
         console.print()
-        say_wrapped(console, words)
+        say_wrapped(console, shorten_paths(words))
+
+
+def finding_sentences(findings: Findings) -> Iterator[str]:
+    """Yield what else there is to say of a peak, on the screen and on the page."""
+    cycle = findings.worst
+    yield from growth_sentences(findings.growth)
+    yield from _lost_track(cycle)
+    yield from left_out(findings)
+    yield from asleep_sentences(cycle.peak)
+    yield from graph_sentences(findings)
+    yield from parallelism_sentences(cycle)
+    yield from compiled_sentences(findings)
+    yield from unseen(cycle.recording, cycle.lifetimes)
 
 
 def print_parts(peak: SummedRows, console: Console, top: int, *, categories: bool = True) -> None:
@@ -118,7 +124,7 @@ def short_screen(findings: Findings, num_steps: int | None = None) -> tuple[str,
         headline(findings, num_steps),
         *shares,
         *(() if missed is None else (missed,)),
-        *growth_sentences(findings.growth, file_name=short_path),
+        *map(shorten_paths, growth_sentences(findings.growth)),
     )
 
 
@@ -147,9 +153,6 @@ def _is_only_one(node: ModuleNode, outermost: list[ModuleNode], smallest: int) -
 
 
 def _print_graphs(findings: Findings, console: Console, top: int) -> None:
-    for words in (*asleep_sentences(findings.worst.peak), *graph_sentences(findings)):
-        console.print()
-        say_wrapped(console, words)
     explained = [pool for pool in findings.graph_pools if pool.rows]
     for pool in explained[:MORE_POOLS]:
         of = "a CUDA graph at its" if pool.num_graphs == 1 else f"{pool.num_graphs} CUDA graphs at the"

@@ -21,7 +21,7 @@ from tracer.exporters.history_sections import (
 )
 from tracer.exporters.screen.advice import print_unneeded
 from tracer.exporters.screen.next_commands import after_run, fit_words
-from tracer.exporters.screen.paths import behind, short_path
+from tracer.exporters.screen.paths import behind, shorten_paths
 from tracer.exporters.screen.profile import (
     NUM_ROWS,
     parameters_sentence,
@@ -50,7 +50,7 @@ def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tu
     if results.findings is not None:
         lines += short_screen(results.findings, results.num_steps)
         peak_bytes = results.findings.worst.peak.peak_bytes
-        lines += (unneeded_sentence(unneeded, peak_bytes, file_name=short_path) for unneeded in _large(results))
+        lines += (shorten_paths(unneeded_sentence(unneeded, peak_bytes)) for unneeded in _large(results))
     lines += values_sentences(results.values_read) if results.values_read is not None else ()
     if written:
         lines.append(f"{some(len(written), 'file')} in {folder}: {', '.join(written)}.")

@@ -7,6 +7,7 @@ they are.
 
 from __future__ import annotations
 
+import io
 import textwrap
 
 import rich.table
@@ -65,6 +66,14 @@ def print_table(table: Table, console: Console, *, top: int | None = None, is_cl
     if table.title:
         say(console, table.title, style="bold")
     console.print(_UnwrappedTable(grid), crop=False)
+
+
+def table_lines(table: Table, *, top: int | None = None) -> list[str]:
+    """The lines of a table for a file, an empty one before them."""
+    console = Console(file=io.StringIO(), width=_UNLIMITED)
+    print_table(table, console, top=top)
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
 def print_section(section: Section, console: Console, *, top: int | None = None) -> None:

@@ -11,7 +11,9 @@ from tracer.arrays import totals_by
 from tracer.capture.device.device_ledger import DeviceLedger
 from tracer.exporters.history_sections import place, ran_out_at
 from tracer.exporters.screen.paths import behind, source_place
+from tracer.exporters.screen.text import table_lines
 from tracer.exporters.screen.values import values_lines
+from tracer.exporters.tables import Table, columns
 from tracer.results.failure import without_gpu
 from tracer.results.watch_report import END_OF_RUN, HolderName, OutlivedMemory, WatchReport
 from tracer.units import format_bytes, some
@@ -218,37 +220,29 @@ def ledger_lines(ledger: DeviceLedger, device: str) -> Iterator[str]:
         yield f"  beside it, resident host memory: {format_bytes(ledger.resident_bytes)}"
 
 
-def _table_of_groups(groups: tuple[SnapshotRow, ...]) -> Iterator[str]:
+def _table_of_groups(groups: tuple[SnapshotRow, ...]) -> list[str]:
     if not groups:
-        return
-    yield ""
-    yield "In use then, by line and kind"
+        return []
     # Whether the ring still has the allocation says nothing about a block.
-    rows = list(totals_by(groups, lambda group: (group.kind.words, place(group.site))).items())
-    for (kind, where), (size, count) in rows[:_MAX_GROUPS]:
-        yield f"  {format_bytes(size):>12} {count:>7,}  {kind:<16} {where}"
-    if rest := rows[_MAX_GROUPS:]:
-        size, count = (sum(sizes[at] for _, sizes in rest) for at in (0, 1))
-        yield f"  {format_bytes(size):>12} {count:>7,}  {len(rest)} more"
+    sizes = totals_by(groups, lambda group: (group.kind.words, place(group.site)))
+    rows = tuple((size, count, *names) for names, (size, count) in sizes.items())
+    heads = (*columns("bytes", "bytes"), *columns("count", "blocks"), *columns("label", "kind"))
+    table = Table("In use then, by line and kind", (*heads, *columns("text", "made by")), rows)
+    return table_lines(table, top=_MAX_GROUPS)
 
 
-def _table_of_steps(report: WatchReport) -> Iterator[str]:
+def _table_of_steps(report: WatchReport) -> list[str]:
     """Some twenty rows, evenly spread."""
-    columns = report.columns
-    if not len(columns):
-        return
-    yield ""
-    if report.allocated_bytes is None:
-        yield "     step      resident"
-    else:
-        yield "     step   in use at end  after forward  before optimizer       reserved"
-    chosen = sorted({round(at * (len(columns) - 1) / 19) for at in range(20)})
-    for row in chosen:
-        values = [columns.end_bytes[row]]
-        if report.allocated_bytes is not None:
-            values += [columns.forward_bytes[row], columns.backward_bytes[row], columns.reserved_bytes[row]]
-        words = ("-" if value < 0 else format_bytes(int(value)) for value in values)
-        yield f"{int(columns.step[row]):>9,}  {'  '.join(f'{word:>14}' for word in words)}"
+    columns_of = report.columns
+    if not len(columns_of):
+        return []
+    names = {"end_bytes": "in use at end" if report.allocated_bytes is not None else "resident"}
+    if report.allocated_bytes is not None:
+        names |= {"forward_bytes": "after forward", "backward_bytes": "before optimizer", "reserved_bytes": "reserved"}
+    chosen = sorted({round(at * (len(columns_of) - 1) / 19) for at in range(20)})
+    values = [[None if size < 0 else size for size in getattr(columns_of, name)[chosen].tolist()] for name in names]
+    rows = tuple(zip(columns_of.step[chosen].tolist(), *values, strict=True))
+    return table_lines(Table("", (*columns("count", "step"), *columns("bytes", *names.values())), rows))
 
 
 def _list_of_events(report: WatchReport) -> Iterator[str]:
