@@ -42,7 +42,7 @@ def _changes_table(gathered_by: str, changes: Sequence[PeakChange], before: str,
         for change in changed
     )
     sizes = (*columns("change", "change"), *columns("bytes", before, after), *growth, *columns("label", "blocks"))
-    return Table(title, (*sizes, *names), rows)
+    return Table(title, (*sizes, *names), rows, is_wide=gathered_by in ("line", "stack"))
 
 
 def _name_cells(change: PeakChange, number: int) -> tuple[Cell, ...]:

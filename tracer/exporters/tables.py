@@ -49,6 +49,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]  # As many cells each as there are columns
     footer: tuple[Cell, ...] | None = None  # The last row, which is always shown
+    is_wide: bool = False  # Whether a terminal has no room for all of its words: see `joined`
 
     def __post_init__(self) -> None:
         if any(len(row) != len(self.columns) for row in (*self.rows, self.footer or self.columns)):
@@ -65,10 +66,10 @@ class Table:
             yield (*sums[:named], f"{len(rest):,} more", *sums[named + 1 :])
 
     def joined(self) -> Table:
-        """The last columns of text as one: a narrow terminal has no room for all."""
-        first = next(index for index in range(len(self.columns), 0, -1) if self.columns[index - 1].kind != "text")
-        if len(self.columns) - first < 2:
+        """The last columns of text as one, where it is wide."""
+        if not self.is_wide:
             return self
+        first = next(index for index in range(len(self.columns), 0, -1) if self.columns[index - 1].kind != "text")
         names, rest = self.columns[:first], ", ".join(column.name for column in self.columns[first:])
         rows = tuple((*row[:first], ", ".join(str(cell) for cell in row[first:] if cell)) for row in self.rows)
         return replace(self, columns=(*names, Column(rest)), rows=rows)
@@ -82,6 +83,7 @@ class Section:
     sentences: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
     is_alarming: bool = False  # Whether it belongs to what ended the program, which is said first
+    is_answer: bool = False  # Whether a page has it directly below its first sentences
 
 
 def _sum(cells: tuple[Cell, ...], column: Column) -> Cell:

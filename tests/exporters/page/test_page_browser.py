@@ -30,7 +30,7 @@ from tests.exporters.page.test_snapshot_page import page_of
 from tests.snapshot.dumps import block, entry, segment, snapshot
 from tests.training_steps import Recorded
 from tracer.analysis.profiles.findings import put_together
-from tracer.exporters.page.model import Page, PageAdvice, PagePeak
+from tracer.exporters.page.model import Page, PagePeak
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.exporters.tables import Section, Table, columns
 
@@ -421,15 +421,11 @@ def test_keys_move_and_zoom_and_are_listed(opened: Callable[..., Any], recorded:
         assert not keys.is_visible()
 
 
-def test_advice_stands_in_the_first_card_and_without_any_nothing_does(opened: Callable[..., Any]) -> None:
-    advice = (PageAdvice("Recompute the blocks in backward.", 2**30, "a third more time", "rehearsing the step"),)
-    with opened(replace(samples.small_page(), advice=advice)) as tab:
-        text = tab.locator("#answer .advice li").inner_text()
-        assert text == (
-            "1.00 GiB Recompute the blocks in backward. Costs a third more time. Found by rehearsing the step."
-        )
-    with opened(samples.small_page()) as tab:
-        assert tab.locator(".advice").count() == 0
+def test_advice_stands_below_the_first_card_and_other_findings_at_the_end(opened: Callable[..., Any]) -> None:
+    sections = (Section("Reserved memory", ("9 GiB",)), Section("What would help", ("Recompute.",), is_answer=True))
+    with opened(replace(samples.small_page(), sections=sections)) as tab:
+        shown = [title for title in tab.locator("main h2").all_inner_texts() if title]
+        assert shown[0] == "What would help" and "Reserved memory" in shown[2:]
 
 
 def test_everything_is_reached_and_seen_with_the_tab_key(opened: Callable[..., Any]) -> None:

@@ -137,7 +137,6 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
         "space": space_json(page.space, rows) if page.space is not None and blocks is not None else None,
         "caveat": page.caveat,
         "alarm": page.alarm,
-        "advice": [asdict(advice) for advice in page.advice],
         "run": [(str(name), str(value)) for name, value in page.run.items()],
         "notes": page.notes,
         "sections": [

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from os.path import abspath, commonpath, relpath
 from pathlib import Path
 from typing import Any
 
 from tracer.analysis.kinds import LAYERS
-from tracer.analysis.peak_diff import PeakDiff
 from tracer.analysis.snapshots.job import JobFinding, RankPeak
-from tracer.exporters.diff_sections import changes_tables
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.html import write_prepared
 from tracer.exporters.page.model import KindBytes, Page, PageRank
 from tracer.exporters.screen.job import (
     alarm_sentences,
     answer_sentences,
-    capitalized,
     gpu_sentences,
-    groups_table,
-    numbers_of,
+    job_files,
+    job_sections,
 )
-from tracer.exporters.screen.paths import behind
 from tracer.exporters.tables import Cell, Section, Table, columns
-from tracer.results.gpu_sums import GpuSum, Holding, recorded_sums
+from tracer.results.gpu_sums import GpuSum, recorded_sums
 
 ALL_RANKS = "all ranks"
 
@@ -66,7 +61,7 @@ def job_page(
     gpus: Sequence[GpuSum] | None = None,
 ) -> Page:
     """The content, without the pages of single ranks."""
-    files = _files(finding)
+    files = job_files(finding)
     gpus = recorded_sums(finding.ranks) if gpus is None else gpus
     return Page(
         title="Memory of a job",
@@ -78,10 +73,7 @@ def job_page(
         ranks=_ranks(finding, single, files),
         run=run,
         sections=(
-            Section("Groups of equal ranks", (), (groups_table(finding.groups),)),
-            *(() if finding.difference is None else (_difference(finding, finding.difference),)),
-            *_shared(gpus),
-            *_not_there(finding, files),
+            *job_sections(finding, gpus, files),
             Section("Every rank", (), (_every(finding, files),)),
         ),
     )
@@ -117,58 +109,10 @@ def _ranks(finding: JobFinding, single: Collection[str], files: Mapping[str, str
     return tuple(sorted(bars, key=lambda bar: (bar.rank is None, bar.rank or 0, bar.file)))
 
 
-def _files(finding: JobFinding) -> dict[str, str]:
-    """The recordings as they are named below the folder that all of them are in; alone in it, as they are."""
-    files = [rank.file for rank in (*finding.ranks, *finding.unreadable)]
-    if len({Path(file).parent for file in files}) < 2:
-        return {file: file for file in files}
-    folder = commonpath(map(abspath, files))
-    return {file: Path(relpath(file, folder)).as_posix() for file in files}
-
-
 def _layers(rank: RankPeak) -> tuple[KindBytes, ...]:
     """Bytes by category in the drawing's order, so that each category lies at the same place in every bar."""
     bytes_of = dict(rank.kinds)
     return tuple(KindBytes(kind.name, bytes_of[kind.words]) for kind in LAYERS if kind.words in bytes_of)
-
-
-def _difference(finding: JobFinding, difference: PeakDiff) -> Section:
-    assert finding.worst is not None and finding.typical is not None
-    worst, typical = finding.worst.name, finding.typical.name
-    return Section(
-        f"{capitalized(worst)} beside {typical}", (), tuple(changes_tables(difference, before=typical, after=worst))
-    )
-
-
-def _shared(gpus: Sequence[GpuSum]) -> tuple[Section, ...]:
-    """Return a table of each GPU's memory by process, if a process holds memory of another rank's GPU."""
-    rows = tuple(
-        (holding.bytes, f"GPU {gpu.index} of node {gpu.node}", f"rank {holding.rank:,}", _whose(holding))
-        for gpu in gpus
-        for holding in gpu.holdings
-    )
-    if all(not gpu.guests for gpu in gpus):
-        return ()
-    table = Table(
-        "Each process at its most, with CUDA's context",
-        (*columns("bytes", "bytes"), *columns("text", "GPU", "process", "")),
-        rows,
-    )
-    return (Section("What each GPU holds in all", (), (table,)),)
-
-
-def _whose(holding: Holding) -> str:
-    place = "its own GPU" if holding.is_own else f"another rank's GPU{behind(holding.line)}"
-    return f"{place}, as the nearest rank that ran" if holding.is_assumed else place
-
-
-def _not_there(finding: JobFinding, files: Mapping[str, str]) -> tuple[Section, ...]:
-    if not finding.unreadable and not finding.missing:
-        return ()
-    sentence = f"There is no recording of rank {numbers_of(finding.missing)}." if finding.missing else ""
-    rows = tuple((recording.name, files[recording.file], recording.problem) for recording in finding.unreadable)
-    tables = (Table("Not readable", columns("text", "rank", "file", "why"), rows),) if rows else ()
-    return (Section("What is not there", (sentence,) if sentence else (), tables),)
 
 
 def _every(finding: JobFinding, files: Mapping[str, str]) -> Table:

@@ -132,16 +132,6 @@ class PageSpace:
     first_row: int  # Row of `Page.times` after the first entry of the ranges' lives
 
 
-@dataclass(frozen=True, slots=True)
-class PageAdvice:
-    """A change that would save memory."""
-
-    change: str
-    saves_bytes: int  # Bytes of the peak that it saves
-    cost: str = ""  # What it costs, in words; empty for nothing
-    how_found: str = ""  # "rehearsed", "replayed", "measured", as a sentence ends: `found by ...`
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PageLane:
     """Work of a device over time, on one stream."""
@@ -199,7 +189,6 @@ class Page:
     answer: tuple[str, ...] = ()  # What the page says first where it is not about one peak
     caveat: str = ""  # What has to be said before anything else; empty for a run like any other
     alarm: tuple[str, ...] = ()  # What ended the program, in sentences: the first things that the page says
-    advice: tuple[PageAdvice, ...] = ()
     headline_notes: tuple[str, ...] = ()  # Sentences that belong to the answer itself
     notes: tuple[str, ...] = ()  # Sentences on what could not be measured
     sections: tuple[Section, ...] = ()  # Further findings, in their order

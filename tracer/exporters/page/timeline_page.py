@@ -42,7 +42,6 @@ from tracer.exporters.page.model import (
     KindBytes,
     Mark,
     Page,
-    PageAdvice,
     PageBlocks,
     PageLane,
     PagePeak,
@@ -50,7 +49,6 @@ from tracer.exporters.page.model import (
     Series,
 )
 from tracer.exporters.python_stacks import PythonStacks
-from tracer.exporters.screen.paths import source_place
 from tracer.exporters.screen.profile import finding_sentences
 from tracer.exporters.tables import Cell, Place, Section, Table, columns
 from tracer.exporters.trace_times import time_section
@@ -110,7 +108,6 @@ def timeline_page(
         bands=_bands(cycle),
         lanes=() if device_times is None else time_lanes(device_times),
         peak=_page_peak(cycle),
-        advice=(*map(_found, unneeded), *_advice(advice)),
         run=run,
         sources=_sources(cycle, known, source_of),
         alarm=() if failed is None else oom_sentences((failed.event,), peak.device),
@@ -186,25 +183,6 @@ def _title(device_times: TraceTimes | None, verdict: str) -> str:
     if verdict:
         return "Predicted memory of a training step"
     return "Memory of a training run" if device_times is None else "Memory and time of a trace"
-
-
-def _advice(report: AdviceReport | None) -> tuple[PageAdvice, ...]:
-    if report is None:
-        return ()
-    rows = [*report.rows, *([report.together] if report.together is not None else [])]
-    return tuple(
-        PageAdvice(f"{row.change} ({row.results})", row.gain_bytes, row.cost, _HOW[row.how_found]) for row in rows
-    )
-
-
-def _found(unneeded: UnneededMemory) -> PageAdvice:
-    where = f" at {source_place(unneeded.file, unneeded.line)}" if unneeded.file is not None else ""
-    holder = f", held by {unneeded.held_by}" if unneeded.held_by else ""
-    how = "looking at the recording" if unneeded.saves_bytes is None else "rehearsal"
-    return PageAdvice(f"of {unneeded.what}{where}{holder}: {unneeded.change}", unneeded.bytes, "", how)
-
-
-_HOW = {"rehearsed": "rehearsal", "replayed": "replay", "measured": "measuring"}
 
 
 def _blocks(cycle: CycleFindings, counted: CountedBlocks, known: KnownStorages | None) -> PageBlocks:

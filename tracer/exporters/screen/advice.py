@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.text import Text
 from tracer.changes.unneeded import unneeded_sentence
 from tracer.exporters.screen.paths import shorten_paths
 from tracer.exporters.screen.text import print_table, say, say_wrapped
-from tracer.exporters.tables import Cell, Table, columns
+from tracer.exporters.tables import Cell, Section, Table, columns
 from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def print_advice(report: AdviceReport, console: Console, *, context_bytes: int =
     if not report.rows:
         _print_none(report, console)
     else:
-        _print_table(report, console)
+        print_table(_table(report, NUM_ROWS), console)
     for sentence in _sentences(report, context_bytes):
         say(console, sentence)
     for row in _shown_in_full(report):
@@ -62,12 +63,27 @@ def _print_none(report: AdviceReport, console: Console) -> None:
     say(console, f"{beside} of {tried} that {was} tried saves as much as 1 % of the peak.")
 
 
+def advice_sections(
+    report: AdviceReport | None, unneeded: Sequence[UnneededMemory], peak_bytes: int
+) -> Iterator[Section]:
+    """Yield what is not needed at the peak, and the changes that would lower it."""
+    if unneeded:
+        yield Section(_UNNEEDED, tuple(unneeded_sentence(one, peak_bytes) for one in unneeded), is_answer=True)
+    if report is not None and report.rows:
+        yield Section(
+            "What would help", tuple(_sentences(report, 0)), (replace(_table(report), title=""),), is_answer=True
+        )
+
+
+_UNNEEDED = "Not needed at the peak"
+
+
 def print_unneeded(places: Sequence[UnneededMemory], peak_bytes: int, console: Console) -> None:
     """Print memory at the peak that is not needed: a sentence for each finding, and the lines to paste."""
     if not places:
         return
     say(console)
-    say(console, "Not needed at the peak", style="bold")
+    say(console, _UNNEEDED, style="bold")
     for unneeded in places[:NUM_FOUND]:
         say_wrapped(console, shorten_paths(unneeded_sentence(unneeded, peak_bytes)))
         for line in unneeded.lines:  # to be copied: whole, however long
@@ -77,14 +93,14 @@ def print_unneeded(places: Sequence[UnneededMemory], peak_bytes: int, console: C
         say(console, f"{format_bytes(rest)} more in {some(len(places) - NUM_FOUND, 'such place')}.")
 
 
-def _print_table(report: AdviceReport, console: Console) -> None:
+def _table(report: AdviceReport, most: int | None = None) -> Table:
     from tracer.changes.recommendation import Group
 
     has_reserved = report.reserved_bytes is not None
     reserved = columns("bytes", "of reserved") if has_reserved else ()
     rows: list[tuple[Cell, ...]] = []
     heading = ""
-    for row in [*report.rows[:NUM_ROWS], *([report.together] if report.together is not None else [])]:
+    for row in [*report.rows[:most], *([report.together] if report.together is not None else [])]:
         if row is not report.together and row.group != heading:
             heading = row.group
             rows.append((*[""] * (2 + has_reserved), f"{Group[heading.upper()].words}:", ""))
@@ -100,7 +116,7 @@ def _print_table(report: AdviceReport, console: Console) -> None:
         *reserved,
         *columns("text", "change", "results and cost"),
     )
-    print_table(Table("What would help", heads, tuple(rows)), console)
+    return Table("What would help", heads, tuple(rows))
 
 
 _HOW = {"replayed": "replayed", "measured": "measured"}

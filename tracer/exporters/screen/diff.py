@@ -45,7 +45,7 @@ def _print_peak_diff(diff: PeakDiff, console: Console, top: int) -> None:
     if cause := cause_of(diff):
         say(console, cause)
     for gathered_by, table in zip(diff.changes, changes_tables(diff), strict=True):
-        print_table(table.joined(), console, top=None if gathered_by in ("category", "kind") else top)
+        print_table(table, console, top=None if gathered_by in ("category", "kind") else top)
     for sentence in growth_sentences(diff):
         say(console, sentence)
 

@@ -6,20 +6,22 @@ Its page says the same sentences.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from os.path import abspath, commonpath, relpath
+from pathlib import Path
 
 from rich.console import Console
 
 from tracer.analysis.kinds import words_of
 from tracer.analysis.peak_diff import PeakDiff
 from tracer.analysis.snapshots.job import JobFinding, RankGroup, RankPeak
+from tracer.exporters.diff_sections import changes_tables
 from tracer.exporters.host import host_sentences
-from tracer.exporters.screen.diff import print_peak_diffs
 from tracer.exporters.screen.paths import behind
-from tracer.exporters.screen.text import print_table, say
-from tracer.exporters.tables import Cell, Table, columns
+from tracer.exporters.screen.text import print_section, print_table, say
+from tracer.exporters.tables import Cell, Section, Table, columns
 from tracer.results.failure import without_gpu
-from tracer.results.gpu_sums import GpuSum, fullest, recorded_sums
+from tracer.results.gpu_sums import GpuSum, Holding, fullest, recorded_sums
 from tracer.results.null_job import NullJob, RankRun
 from tracer.units import format_bytes, format_range, some
 
@@ -29,23 +31,76 @@ _MOST_NAMED = 3
 
 def print_job(finding: JobFinding, console: Console, *, top: int = 10) -> None:
     """Print what was found out about a job."""
-    sums = gpu_sentences(recorded_sums(finding.ranks))
-    for line in (*alarm_sentences(finding), *answer_sentences(finding), *sums):
+    sums = recorded_sums(finding.ranks)
+    for line in (*alarm_sentences(finding), *answer_sentences(finding), *gpu_sentences(sums)):
         say(console, line)
     if finding.worst is not None:
         say(console, f"Recording of {finding.worst.name}: {finding.worst.file}")
+    for section in job_sections(finding, sums, {}):
+        print_section(section, console, top=top)
+
+
+def job_sections(finding: JobFinding, gpus: Sequence[GpuSum], files: Mapping[str, str]) -> Iterator[Section]:
+    """Yield groups of equal ranks, what the worst has more, memory on other ranks' GPUs, and what cannot be read.
+
+    Args:
+        files: Names of recordings, where they are not shown as they are.
+    """
     if finding.groups:
-        print_table(groups_table(finding.groups), console)
-    for recording in finding.unreadable:
-        say(console, f"Not readable, {recording.name} ({recording.file}): {recording.problem}")
+        yield Section("Groups of equal ranks", (), (_groups_table(finding.groups),))
     if finding.difference is not None and finding.worst is not None and finding.typical is not None:
-        print_peak_diffs(
-            [finding.difference],
-            console,
-            before=f"typical: {finding.typical.name}",
-            after=f"worst: {finding.worst.name}",
-            top=top,
-        )
+        yield _difference(finding.difference, finding.worst.name, finding.typical.name)
+    yield from _shared(gpus)
+    yield from _not_there(finding, files)
+
+
+def job_files(finding: JobFinding) -> dict[str, str]:
+    """The recordings as they are named below the folder that all of them are in; alone in it, as they are."""
+    files = [rank.file for rank in (*finding.ranks, *finding.unreadable)]
+    if len({Path(file).parent for file in files}) < 2:
+        return {file: file for file in files}
+    folder = commonpath(map(abspath, files))
+    return {file: Path(relpath(file, folder)).as_posix() for file in files}
+
+
+def _difference(difference: PeakDiff, worst: str, typical: str) -> Section:
+    return Section(
+        f"{capitalized(worst)} beside {typical}", (), tuple(changes_tables(difference, before=typical, after=worst))
+    )
+
+
+def _shared(gpus: Sequence[GpuSum]) -> tuple[Section, ...]:
+    """Return a table of each GPU's memory by process, if a process holds memory of another rank's GPU."""
+    rows = tuple(
+        (holding.bytes, f"GPU {gpu.index} of node {gpu.node}", f"rank {holding.rank:,}", _whose(holding))
+        for gpu in gpus
+        for holding in gpu.holdings
+    )
+    if all(not gpu.guests for gpu in gpus):
+        return ()
+    table = Table(
+        "Each process at its most, with CUDA's context",
+        (*columns("bytes", "bytes"), *columns("text", "GPU", "process", "")),
+        rows,
+    )
+    return (Section("What each GPU holds in all", (), (table,)),)
+
+
+def _whose(holding: Holding) -> str:
+    place = "its own GPU" if holding.is_own else f"another rank's GPU{behind(holding.line)}"
+    return f"{place}, as the nearest rank that ran" if holding.is_assumed else place
+
+
+def _not_there(finding: JobFinding, files: Mapping[str, str]) -> tuple[Section, ...]:
+    if not finding.unreadable and not finding.missing:
+        return ()
+    sentence = f"There is no recording of rank {numbers_of(finding.missing)}." if finding.missing else ""
+    rows = tuple(
+        (recording.name, files.get(recording.file, recording.file), recording.problem)
+        for recording in finding.unreadable
+    )
+    tables = (Table("Not readable", columns("text", "rank", "file", "why"), rows),) if rows else ()
+    return (Section("What is not there", (sentence,) if sentence else (), tables),)
 
 
 def alarm_sentences(finding: JobFinding) -> tuple[str, ...]:
@@ -106,7 +161,7 @@ def capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def groups_table(groups: Sequence[RankGroup]) -> Table:
+def _groups_table(groups: Sequence[RankGroup]) -> Table:
     """Ranks that are alike, a row for each group."""
     rows: list[tuple[Cell, ...]] = []
     for group in groups:

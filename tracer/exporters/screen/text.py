@@ -49,6 +49,7 @@ def print_table(table: Table, console: Console, *, top: int | None = None, is_cl
     Args:
         is_close: Whether it stands below the line before it, without an empty one.
     """
+    table = table.joined()
     grid = rich.table.Table(box=None, padding=(0, 1), pad_edge=False, show_footer=table.footer is not None)
     for column, foot in zip(table.columns, table.footer or [""] * len(table.columns), strict=True):
         grid.add_column(

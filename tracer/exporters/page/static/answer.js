@@ -1,4 +1,4 @@
-// The first card: what ended the program, the peak and what it was made of, and what would help.
+// The first card: what ended the program, the peak and what it was made of.
 
 const showAnswer = (data, devices) => {
   const [first, ...others] = [...data.alarm, ...data.headline];
@@ -9,7 +9,6 @@ const showAnswer = (data, devices) => {
     sentenceOf("h1", first, data.alarm.length ? "alarm" : null),
     ...others.map((sentence) => sentenceOf("p", sentence, "lead")),
     data.peak && breakdown.length ? compositionBar(data, breakdown) : null,
-    data.advice.length ? adviceList(data.advice) : null,
   ].filter((child) => child));
 };
 
@@ -34,8 +33,3 @@ const compositionBar = (data, breakdown) => {
       return part;
     }));
 };
-
-const adviceList = (advice) => el("div", { class: "advice" }, el("h2", {}, "What would help"),
-  el("ul", {}, advice.map((one) => el("li", {}, el("strong", {}, formatBytes(one.saves_bytes)), " ", one.change,
-    el("span", { class: "quiet" }, [one.cost && ` Costs ${one.cost}.`, one.how_found && ` Found by ${one.how_found}.`].filter((part) => part).join(""))))));
-
