@@ -41,6 +41,13 @@ def screen(*, is_shown: bool = True) -> Iterator[Console]:
         _answer(_without_trailing_spaces(text.getvalue()))
 
 
+def text_of(print_on: Callable[[Console], None]) -> str:
+    """What is printed, as a file has it."""
+    file = io.StringIO()
+    print_on(_VisibleConsole(file=file, highlight=False))
+    return file.getvalue()
+
+
 def print_json(document: Mapping[str, Any], console: Console) -> None:
     """Print a document as text that rich neither wraps nor colours."""
     console.file.write(json.dumps(document, indent=1) + "\n")

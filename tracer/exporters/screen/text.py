@@ -7,7 +7,6 @@ they are.
 
 from __future__ import annotations
 
-import io
 import textwrap
 
 import rich.table
@@ -17,7 +16,7 @@ from rich.measure import Measurement
 from rich.text import Text
 
 from tracer.exporters.screen.paths import shorten_paths
-from tracer.exporters.screen.terminal import visible
+from tracer.exporters.screen.terminal import text_of, visible
 from tracer.exporters.tables import WORDS, Section, Table, cell_text
 from tracer.units import format_bytes
 
@@ -71,10 +70,7 @@ def print_table(table: Table, console: Console, *, top: int | None = None, is_cl
 
 def table_lines(table: Table, *, top: int | None = None) -> list[str]:
     """The lines of a table for a file, an empty one before them."""
-    console = Console(file=io.StringIO(), width=_UNLIMITED)
-    print_table(table, console, top=top)
-    assert isinstance(console.file, io.StringIO)
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+    return [line.rstrip() for line in text_of(lambda console: print_table(table, console, top=top)).splitlines()]
 
 
 def print_section(section: Section, console: Console, *, top: int | None = None) -> None:
